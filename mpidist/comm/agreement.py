@@ -1,0 +1,134 @@
+"""Agreement: what can fail on one rank is done together, and every rank raises the same error."""
+
+from __future__ import annotations
+
+import builtins
+from collections.abc import Callable
+from typing import NamedTuple, TypeVar
+
+from mpidist import errors
+from mpidist.comm.communicator import Communicator
+from mpidist.errors import MismatchError, MpidistError, RankError, mark_collective
+
+T = TypeVar("T")
+
+
+class _Report(NamedTuple):
+    """What a rank tells the others about its failure."""
+
+    kind: str
+    text: str
+    errno: int | None
+    host: str
+
+
+def together(communicator: Communicator, step: str, function: Callable[[], T]) -> T:
+    """Collective. Call `function` on every rank; if it fails on any, every rank raises the same error.
+
+    Args:
+        communicator: The ranks that have to agree.
+        step: What is being done, for the error: "creating the checkpoint directory".
+        function: Must not communicate: a rank that has failed cannot take part.
+
+    Returns:
+        What `function` returned on this rank.
+
+    Raises:
+        Exception: Of the type of the lowest failing rank's error where it is a built-in or one of mpidist's, else
+            `RankError`. The text names the rank, the host and the cause.
+    """
+    error: Exception | None = None
+    result: T | None = None
+    try:
+        result = function()
+    except Exception as caught:
+        error = caught
+    if communicator.all_reduce_max(int(error is not None)) == 0:
+        return result  # type: ignore[return-value]  # no error: the function has returned
+    if communicator.size == 1 and error is not None:
+        raise error
+    mine = None if error is None else _report(error, communicator.host)
+    reports = communicator.all_gather_object(mine)
+    raise mark_collective(_shared_error(step, reports)) from error
+
+
+def same_on_all(communicator: Communicator, subject: str, value: T, hint: str) -> None:
+    """Collective. Raise on every rank unless all of them pass an equal value.
+
+    Args:
+        communicator: The ranks that have to agree.
+        subject: What has to be the same, for the error: "shape and dtype of variable 'w'".
+        value: Picklable, comparable by `==`, readable when printed.
+        hint: The way out.
+
+    Raises:
+        MismatchError: Lists the ranks by value.
+    """
+    if communicator.size == 1:
+        return
+    require_same(communicator.all_gather_object(value), subject, hint)
+
+
+def require_same(values: list[T], subject: str, hint: str) -> None:
+    """Local. Raise unless the values, one per rank and the same list on every rank, are equal.
+
+    Raises:
+        MismatchError: Lists the ranks by value.
+    """
+    if all(value == values[0] for value in values):
+        return
+    groups: list[tuple[T, list[int]]] = []
+    for rank, value in enumerate(values):
+        for known, ranks in groups:
+            if known == value:
+                ranks.append(rank)
+                break
+        else:
+            groups.append((value, [rank]))
+    got = "; ".join(f"{value!r} on {name_ranks(ranks)}" for value, ranks in groups[:4])
+    more = f"; and {len(groups) - 4} other values" if len(groups) > 4 else ""
+    raise mark_collective(MismatchError(f"{subject} must be the same on all ranks, got {got}{more}. {hint}"))
+
+
+def name_ranks(ranks: list[int]) -> str:
+    """Local. `rank 3`, `ranks 0-2, 5`: a short name for some ranks."""
+    spans: list[list[int]] = []
+    for rank in sorted(ranks):
+        if spans and rank == spans[-1][1] + 1:
+            spans[-1][1] = rank
+        else:
+            spans.append([rank, rank])
+    text = ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in spans)
+    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+
+
+def _report(error: Exception, host: str) -> _Report:
+    errno = error.errno if isinstance(error, OSError) else None
+    text = str(error.args[0]) if isinstance(error, KeyError) and error.args else str(error)
+    return _Report(type(error).__name__, text, errno, host)
+
+
+def _shared_error(step: str, reports: list[_Report | None]) -> Exception:
+    failed = [(rank, report) for rank, report in enumerate(reports) if report is not None]
+    rank, first = failed[0]
+    if len(failed) == len(reports) and all(report[:2] == first[:2] for _, report in failed):
+        text = f"{step}: {first.text}"
+    else:
+        alike = [r for r, report in failed if report[:2] == first[:2]]
+        text = f"{step} failed on {name_ranks(alike)} (host {first.host}): {first.kind}: {first.text}"
+        others = [r for r, _ in failed if r not in alike]
+        if others:
+            text += f" (another failure on {name_ranks(others)}: {reports[others[0]]})"
+    return _rebuild(first, text)
+
+
+def _rebuild(report: _Report, text: str) -> Exception:
+    kind = getattr(errors, report.kind, None) or getattr(builtins, report.kind, None)
+    if not (isinstance(kind, type) and issubclass(kind, Exception)):
+        return RankError(text)
+    if issubclass(kind, OSError) and report.errno is not None:
+        return kind(report.errno, text)
+    if issubclass(kind, (MpidistError, ValueError, TypeError, RuntimeError, LookupError, OSError, ArithmeticError,
+                         MemoryError, AttributeError, AssertionError)) and not issubclass(kind, UnicodeError):
+        return kind(text)
+    return RankError(text)

@@ -1,0 +1,137 @@
+"""A group of ranks that the library owns, and the nodes they stand on."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+import sys
+from typing import Any, Protocol, TypeVar, cast
+
+from mpidist import launch
+from mpidist.errors import LauncherError
+
+T = TypeVar("T")
+
+
+class Communicator(Protocol):
+    """A group of ranks; what is sent on it never meets the user's own messages.
+
+    Attributes:
+        rank: This process's rank, 0 to `size` - 1.
+        size: Number of ranks.
+        host: Name of this process's host.
+        node_index: Which node this rank stands on; nodes are numbered by their lowest rank.
+        node_sizes: Number of ranks of each node.
+        mpi: The mpi4py communicator, None where the process runs alone.
+    """
+
+    rank: int
+    size: int
+    host: str
+    node_index: int
+    node_sizes: tuple[int, ...]
+    mpi: Any
+
+    @property
+    def node(self) -> Communicator:
+        """Local. The ranks of this rank's node, which share memory."""
+        ...
+
+    def barrier(self) -> None:
+        """Collective. Return when every rank has called."""
+        ...
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Collective. Every rank's picklable value, in the order of the ranks."""
+        ...
+
+    def broadcast_object(self, value: T, root: int = 0) -> T:
+        """Collective. The picklable value of rank `root`."""
+        ...
+
+    def all_reduce_max(self, value: int) -> int:
+        """Collective. The largest of the ranks' integers; the cheapest way to agree on a flag."""
+        ...
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """Collective. A communicator of the ranks with the same color, ordered by key, then by rank."""
+        ...
+
+
+class SoloCommunicator:
+    """One rank, without MPI: what a program gets that no launcher started."""
+
+    def __init__(self) -> None:
+        self.rank = 0
+        self.size = 1
+        self.host = socket.gethostname()
+        self.node_index = 0
+        self.node_sizes: tuple[int, ...] = (1,)
+        self.mpi: Any = None
+
+    @property
+    def node(self) -> Communicator:
+        """Local. Itself."""
+        return self
+
+    def barrier(self) -> None:
+        """Collective. Returns at once."""
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Collective. `[value]`."""
+        return [value]
+
+    def broadcast_object(self, value: T, root: int = 0) -> T:
+        """Collective. `value` itself."""
+        return value
+
+    def all_reduce_max(self, value: int) -> int:
+        """Collective. `value` itself."""
+        return value
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """Collective. Another communicator of one rank."""
+        return SoloCommunicator()
+
+    def __repr__(self) -> str:
+        return "SoloCommunicator()"
+
+
+def open_communicator(mpi_communicator: object | None = None, *, purpose: str = "strategy") -> Communicator:
+    """Collective. A communicator of our own over the ranks of the job, or over those of the user's communicator.
+
+    MPI is initialised here, and only here, when there is more than one rank.
+
+    Args:
+        mpi_communicator: An mpi4py intracommunicator. Programs of several executables (MPMD) must give the one of
+            their own ranks. Default: all ranks of the job.
+        purpose: Communicators are kept per user communicator and purpose, so that asking again costs nothing.
+
+    Returns:
+        A duplicate: no message of ours can be taken for one of the user's.
+
+    Raises:
+        LauncherError: The launcher started several ranks and MPI sees one, or this is a child process of
+            `multiprocessing`, where MPI must not be started.
+    """
+    if isinstance(mpi_communicator, SoloCommunicator):
+        return mpi_communicator
+    if mpi_communicator is None and not _mpi_is_wanted():
+        return SoloCommunicator()
+    if launch.is_multiprocessing_child():
+        raise LauncherError(
+            "a child process of multiprocessing asked for a communicator of several ranks: MPI started there would "
+            "end the whole job. Build strategies in the main program only (under `if __name__ == '__main__':`)"
+        )
+    # Loaded by name: importing it initialises MPI.
+    module = importlib.import_module("mpidist.comm.mpi_communicator")
+    return cast(Communicator, module.open_mpi_communicator(mpi_communicator, purpose))
+
+
+def _mpi_is_wanted() -> bool:
+    """A launcher started several ranks, or the program itself has already started MPI with several."""
+    place = launch.read()
+    if place is not None:
+        return place.size > 1
+    mpi = sys.modules.get("mpi4py.MPI")
+    return mpi is not None and bool(mpi.Is_initialized()) and mpi.COMM_WORLD.size > 1

@@ -1,0 +1,133 @@
+"""How a job ends when one rank fails: its traceback is printed once, whole, and every rank stops.
+
+MPI alone would leave the other ranks waiting for ever. `MPIDIST_ABORT=0` in the environment switches this off.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+import time
+import traceback
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any
+
+from mpidist.errors import is_collective
+
+# A rank that shares rank 0's error leaves the printing to rank 0, and ends the job itself if rank 0 does not.
+GRACE_SECONDS = 5.0
+FORWARD_SECONDS = 0.3
+# A rank that has ended and still waits for others after so long says so: one of them may wait for it in a collective.
+EXPLAIN_SECONDS = 30.0
+
+
+class _Exit(SystemExit):
+    """What `sys.exit` raises; unlike SystemExit itself it can be watched by a weak reference."""
+
+
+class _Ending:
+    """The hooks of one process; see `install`."""
+
+    def __init__(self, rank: int, size: int, host: str, abort: Callable[[int], None], farewell: Any) -> None:
+        self.rank = rank
+        self.size = size
+        self.host = host
+        self.abort = abort
+        self.farewell = farewell
+        self.previous_hook = sys.excepthook
+        self.code: int | None = None
+        self.watched: weakref.ref[_Exit] | None = None
+
+    def on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Print what this rank has to say and end the job."""
+        if isinstance(error, KeyboardInterrupt):
+            self._end(130, "interrupted" if self.rank == 0 else "")
+        if is_collective(error) and self.rank != 0:
+            time.sleep(GRACE_SECONDS)
+        if self.previous_hook is sys.__excepthook__:
+            text = "".join(traceback.format_exception(kind, error, trace))
+        else:
+            self.previous_hook(kind, error, trace)
+            text = ""
+        self._end(1, f"rank {self.rank} of {self.size} on {self.host} failed, the job ends\n{text}")
+
+    def exit(self, code: object = None) -> None:
+        """Stand in for `sys.exit`: learns whether the exception ends the program or somebody catches it."""
+        if code is None or code == 0:
+            raise SystemExit(code)
+        # Made in a function of its own: a local variable here would keep the exception alive through its traceback.
+        raise self._watched_exit(code)
+
+    def _watched_exit(self, code: object) -> _Exit:
+        error = _Exit(code)
+        number = code if isinstance(code, int) else 1
+        self.watched = weakref.ref(error, lambda _: self._on_exit_freed(number))
+        return error
+
+    def _on_exit_freed(self, code: int) -> None:
+        # CPython frees an uncaught SystemExit after the last frame is gone and before atexit; one that was caught is
+        # freed while some frame runs: besides this one and the lambda, the frame of whoever caught it.
+        if sys._getframe(1).f_back is None:
+            self.code = code
+
+    def at_exit(self) -> None:
+        """Leave together with the others, or end the job if this rank leaves with an exit code."""
+        if self.code:
+            self._end(self.code, f"rank {self.rank} of {self.size} on {self.host} exited with {self.code}, the job ends")
+        leave_together(self.farewell, self.rank, self.size, self.host)
+
+    def _end(self, code: int, text: str) -> None:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        if text:
+            # One write: lines of several ranks do not mix.
+            os.write(2, f"mpidist: {text}\n".encode(errors="replace"))
+            # Hydra was seen to drop what a rank wrote just before it aborted.
+            time.sleep(FORWARD_SECONDS)
+        self.abort(code)
+
+
+def leave_together(farewell: Any, rank: int, size: int, host: str) -> None:
+    """Collective. Wait for the other ranks before MPI is finalised, without spinning, and say so when it takes long."""
+    request = farewell.Ibarrier()
+    begin = time.monotonic()
+    explained = False
+    pause = 1e-4
+    while not request.Test():
+        time.sleep(pause)
+        pause = min(pause * 2, 0.05)
+        if not explained and time.monotonic() - begin > EXPLAIN_SECONDS:
+            explained = True
+            os.write(
+                2,
+                f"mpidist: rank {rank} of {size} on {host} has come to its end and still waits for other ranks. If "
+                "they wait for this rank in a collective call, the program's ranks took different ways; `py-spy dump` "
+                "shows where they are\n".encode(),
+            )
+
+
+_installed: list[_Ending] = []
+
+
+def install(rank: int, size: int, host: str, abort: Callable[[int], None], farewell: Any) -> None:
+    """Local. Hook into exceptions and exits of this process; only the first call counts.
+
+    Args:
+        rank: This process's rank, for the texts.
+        size: Number of ranks.
+        host: Name of the host.
+        abort: Ends all ranks, `MPI.COMM_WORLD.Abort`.
+        farewell: An MPI communicator used for nothing else.
+    """
+    if _installed or os.environ.get("MPIDIST_ABORT") == "0":
+        return
+    ending = _Ending(rank, size, host, abort, farewell)
+    _installed.append(ending)
+    sys.excepthook = ending.on_exception
+    sys.exit = ending.exit  # type: ignore[assignment]  # typeshed: NoReturn; ours always raises
+    atexit.register(ending.at_exit)

@@ -1,0 +1,153 @@
+"""The communicator over MPI; importing this module initialises MPI, and no other module imports `mpi4py.MPI`."""
+
+from __future__ import annotations
+
+import secrets
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from mpi4py import MPI
+
+from mpidist import launch
+from mpidist.comm import ending
+from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.errors import LauncherError
+
+T = TypeVar("T")
+
+SHARED_MEMORY = Path("/dev/shm")
+
+# The user's communicator carries our duplicates of it as an MPI attribute, one per purpose: no table of ours has to
+# guess when a communicator was freed and its handle used again.
+_DUPLICATES = MPI.Comm.Create_keyval()
+
+
+class MpiCommunicator:
+    """A group of MPI ranks and their nodes.
+
+    Args:
+        mpi: An intracommunicator that nobody else uses.
+        node_color: Ranks with equal colors count as one node. Default: the ranks that MPI says share memory, if each
+            can really open what another wrote to it (ranks of one host in different containers cannot).
+    """
+
+    def __init__(self, mpi: MPI.Intracomm, node_color: int | None = None) -> None:
+        self.mpi: Any = mpi
+        self.rank: int = mpi.rank
+        self.size: int = mpi.size
+        self.host = MPI.Get_processor_name()
+        if node_color is None:
+            node = mpi.Split_type(MPI.COMM_TYPE_SHARED, key=mpi.rank)
+            if not _token_is_seen(node):
+                node.Free()
+                node = mpi.Split(mpi.rank)
+        else:
+            node = mpi.Split(node_color, key=mpi.rank)
+        leaders = mpi.allgather(node.bcast(mpi.rank))
+        order = sorted(set(leaders))
+        self.node_index = order.index(leaders[mpi.rank])
+        self.node_sizes: tuple[int, ...] = tuple(leaders.count(leader) for leader in order)
+        self._node_mpi = node
+        self._node: Communicator | None = None
+        self._flag = bytearray(8)
+
+    @property
+    def node(self) -> Communicator:
+        """Local. The ranks of this rank's node."""
+        if self._node is None:
+            self._node = _NodeCommunicator(self._node_mpi, self.host)
+        return self._node
+
+    def barrier(self) -> None:
+        """Collective. Return when every rank has called."""
+        self.mpi.Barrier()
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Collective. Every rank's picklable value, in the order of the ranks."""
+        return cast("list[T]", self.mpi.allgather(value))
+
+    def broadcast_object(self, value: T, root: int = 0) -> T:
+        """Collective. The picklable value of rank `root`."""
+        return cast(T, self.mpi.bcast(value, root))
+
+    def all_reduce_max(self, value: int) -> int:
+        """Collective. The largest of the ranks' integers."""
+        self._flag[:] = value.to_bytes(8, "little", signed=True)
+        self.mpi.Allreduce(MPI.IN_PLACE, [self._flag, 1, MPI.INT64_T], MPI.MAX)
+        return int.from_bytes(self._flag, "little", signed=True)
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """Collective. A communicator of the ranks with the same color."""
+        return MpiCommunicator(self.mpi.Split(color, key))
+
+    def __repr__(self) -> str:
+        return f"MpiCommunicator(rank={self.rank}, size={self.size}, nodes={self.node_sizes})"
+
+
+class _NodeCommunicator(MpiCommunicator):
+    """The ranks of one node: their node is themselves."""
+
+    def __init__(self, mpi: MPI.Intracomm, host: str) -> None:
+        self.mpi = mpi
+        self.rank = mpi.rank
+        self.size = mpi.size
+        self.host = host
+        self.node_index = 0
+        self.node_sizes = (mpi.size,)
+        self._node = self
+        self._flag = bytearray(8)
+
+
+def open_mpi_communicator(user: MPI.Intracomm | None, purpose: str) -> Communicator:
+    """Collective. Our duplicate of `user` (default: all ranks) for `purpose`; see `communicator.open_communicator`."""
+    if user is None:
+        _check_launcher()
+        user = MPI.COMM_WORLD
+    elif not isinstance(user, MPI.Intracomm) or user == MPI.COMM_NULL:
+        raise TypeError(f"`communicator` must be an mpi4py intracommunicator, got {user!r}")
+    if user.size == 1:
+        return SoloCommunicator()
+    duplicates: dict[str, MpiCommunicator] | None = user.Get_attr(_DUPLICATES)
+    if duplicates is None:
+        duplicates = {}
+        user.Set_attr(_DUPLICATES, duplicates)
+    if purpose not in duplicates:
+        mpi = user.Dup()
+        # A communicator error on one rank becomes an exception there, which then ends the job with a traceback.
+        mpi.Set_errhandler(MPI.ERRORS_RETURN)
+        communicator = MpiCommunicator(mpi)
+        ending.install(communicator.rank, communicator.size, communicator.host, MPI.COMM_WORLD.Abort, mpi.Dup())
+        duplicates[purpose] = communicator
+    return duplicates[purpose]
+
+
+def _check_launcher() -> None:
+    place = launch.read()
+    if place is not None and place.size > 1 and MPI.COMM_WORLD.size == 1:
+        raise LauncherError(
+            f"launcher and MPI library do not match: {place.launcher} started {place.size} ranks, but "
+            f"{MPI.Get_library_version().split(chr(10))[0].strip()} sees 1. Start the program with the mpirun of the "
+            "MPI that mpi4py loads (`python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'`); under "
+            "srun choose the fitting --mpi= (pmix for Open MPI, pmi2 for MPICH)"
+        )
+
+
+def _token_is_seen(node: MPI.Intracomm) -> bool:
+    """Whether every rank of the node can open a file that its first rank wrote to shared memory."""
+    token = secrets.token_hex(16) if node.rank == 0 else ""
+    token = node.bcast(token)
+    path = SHARED_MEMORY / f"mpidist-token-{token}"
+    if node.rank == 0:
+        try:
+            path.write_text(token)
+        except OSError:
+            pass  # the others then find nothing, and the ranks count as nodes of their own
+    node.Barrier()
+    try:
+        seen = path.read_text() == token
+    except OSError:
+        seen = False
+    everywhere = bool(node.allreduce(seen, MPI.LAND))
+    if node.rank == 0:
+        path.unlink(missing_ok=True)
+    return everywhere

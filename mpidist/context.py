@@ -1,0 +1,54 @@
+"""The per-thread stack that says which strategy is current and in which of its two contexts the code runs.
+
+The stack knows no types: an entry holds the strategy and its replica context as plain objects. Empty means what
+tf.distribute means at program start: the default strategy, in replica context.
+"""
+
+from __future__ import annotations
+
+import threading
+from typing import NamedTuple
+
+
+class Entry(NamedTuple):
+    """One level of the stack.
+
+    Attributes:
+        strategy: The strategy that is current on this level.
+        replica_context: Its replica context while inside `run`; None in cross-replica context.
+    """
+
+    strategy: object
+    replica_context: object | None
+
+
+class _Stack(threading.local):
+    """One list per thread; a thread started inside a scope sees the default state, as in tf.distribute."""
+
+    def __init__(self) -> None:
+        self.entries: list[Entry] = []
+
+
+_stack = _Stack()
+
+
+def innermost() -> Entry | None:
+    """Local. The top of this thread's stack, or None at program start."""
+    entries = _stack.entries
+    return entries[-1] if entries else None
+
+
+def push(entry: Entry) -> None:
+    """Local. Enter a level."""
+    _stack.entries.append(entry)
+
+
+def pop() -> None:
+    """Local. Leave the level entered last."""
+    _stack.entries.pop()
+
+
+def in_replica_context_of(strategy: object) -> bool:
+    """Local. Whether this thread runs inside `strategy.run`."""
+    entries = _stack.entries
+    return bool(entries) and entries[-1].strategy is strategy and entries[-1].replica_context is not None

@@ -1,0 +1,101 @@
+"""What the launcher's environment says about this process; pure, without MPI.
+
+The truth about ranks and nodes is MPI's. These variables serve what has to be known before MPI starts, or without it:
+whether to start MPI at all, which GPU to take, and whether the launcher and the MPI library fit together.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """One row of the table: the variables in which a launcher tells a process its place.
+
+    Attributes:
+        name: What a user calls it.
+        rank: Variable with the rank.
+        size: Variables with the number of ranks, the first one that is set counts.
+        node_rank: Variable with the rank within the node.
+    """
+
+    name: str
+    rank: str
+    size: tuple[str, ...]
+    node_rank: str
+
+
+# Innermost launcher first: under `sbatch` + `mpirun` every rank inherits the batch step's SLURM_PROCID=0, so what
+# mpirun itself says comes before what SLURM says.
+LAUNCHERS: tuple[Launcher, ...] = (
+    Launcher("Open MPI mpirun", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), "OMPI_COMM_WORLD_LOCAL_RANK"),
+    Launcher("MVAPICH mpirun", "MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",), "MV2_COMM_WORLD_LOCAL_RANK"),
+    Launcher("PALS mpiexec", "PALS_RANKID", ("PALS_SIZE", "PMI_SIZE"), "PALS_LOCAL_RANKID"),
+    Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), "FLUX_TASK_LOCAL_ID"),
+    Launcher("jsrun", "JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_SIZE",), "JSM_NAMESPACE_LOCAL_RANK"),
+    Launcher("MPICH mpirun (Hydra)", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID"),
+    Launcher("srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), "SLURM_LOCALID"),
+)
+
+
+@dataclass(frozen=True)
+class Launch:
+    """This process's place as its launcher tells it.
+
+    Attributes:
+        launcher: Name of the launcher.
+        rank: Rank of this process in the job.
+        size: Number of ranks of the job.
+        node_rank: Rank within the node, None where the launcher does not say.
+    """
+
+    launcher: str
+    rank: int
+    size: int
+    node_rank: int | None
+
+
+def read(environment: Mapping[str, str] | None = None) -> Launch | None:
+    """Local. The innermost launcher's word, or None where no launcher started this process.
+
+    Args:
+        environment: Defaults to `os.environ`.
+
+    Returns:
+        The place, or None: then the program runs alone and MPI is not started.
+    """
+    environment = os.environ if environment is None else environment
+    for launcher in LAUNCHERS:
+        rank = _number(environment.get(launcher.rank))
+        size = next((n for n in (_number(environment.get(name)) for name in launcher.size) if n is not None), None)
+        if rank is not None and size is not None:
+            return Launch(launcher.name, rank, size, _number(environment.get(launcher.node_rank)))
+    return None
+
+
+def world_rank() -> int:
+    """Local. This process's rank in the whole job, 0 without a launcher; says who writes for independent programs."""
+    launch = read()
+    return 0 if launch is None else launch.rank
+
+
+def world_size() -> int:
+    """Local. Number of ranks in the whole job, 1 without a launcher."""
+    launch = read()
+    return 1 if launch is None else launch.size
+
+
+def is_multiprocessing_child() -> bool:
+    """Local. Whether `multiprocessing` started this process: such a child must never start MPI.
+
+    A spawn or forkserver child that initialises MPI kills the job (MPICH) or segfaults its parent (Open MPI).
+    """
+    return multiprocessing.parent_process() is not None
+
+
+def _number(text: str | None) -> int | None:
+    return int(text) if text is not None and text.isdecimal() else None

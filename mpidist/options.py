@@ -1,0 +1,167 @@
+"""Enums and frozen option classes: the vocabulary of arguments, with tf.distribute's names and values."""
+
+from __future__ import annotations
+
+import enum
+from dataclasses import dataclass
+from typing import TypeVar
+
+E = TypeVar("E", bound=enum.Enum)
+
+
+class ReduceOp(enum.Enum):
+    """How components of several replicas are combined."""
+
+    SUM = "SUM"
+    MEAN = "MEAN"
+    MIN = "MIN"
+    MAX = "MAX"
+    PROD = "PROD"
+
+    @staticmethod
+    def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
+        """Local. The reduction that an aggregation stands for.
+
+        Raises:
+            ValueError: `aggregation` is neither SUM nor MEAN.
+        """
+        if aggregation is VariableAggregation.SUM:
+            return ReduceOp.SUM
+        if aggregation is VariableAggregation.MEAN:
+            return ReduceOp.MEAN
+        raise ValueError(f"no ReduceOp stands for {aggregation!r}; only SUM and MEAN have one")
+
+
+class VariableSynchronization(enum.Enum):
+    """When the components of a variable are brought together."""
+
+    AUTO = 0
+    NONE = 1
+    ON_WRITE = 2
+    ON_READ = 3
+
+
+class VariableAggregation(enum.Enum):
+    """How values that replicas write to, or keep in, one variable are combined."""
+
+    NONE = 0
+    SUM = 1
+    MEAN = 2
+    ONLY_FIRST_REPLICA = 3
+
+
+class CommunicationImplementation(enum.Enum):
+    """Which collective is used; `AUTO` picks and logs why."""
+
+    AUTO = "AUTO"
+    MPI = "MPI"
+    RING = "RING"
+    NCCL = "NCCL"
+    NODE = "NODE"
+    STAGED = "STAGED"
+
+
+class InputReplicationMode(enum.Enum):
+    """How many input pipelines there are. One rank is one worker and one replica, so both mean the same here."""
+
+    PER_WORKER = "PER_WORKER"
+    PER_REPLICA = "PER_REPLICA"
+
+
+class AutoShardPolicy(enum.IntEnum):
+    """Which part of a dataset a rank reads."""
+
+    OFF = -1
+    AUTO = 0
+    FILE = 1
+    DATA = 2
+    HINT = 3
+
+
+def parse_enum(kind: type[E], value: object, argument: str) -> E:
+    """Local. A member of `kind` from itself or from its name in any case.
+
+    Args:
+        kind: The enum.
+        value: A member, or its name as a string.
+        argument: The caller's name for it, for the error.
+
+    Returns:
+        The member.
+
+    Raises:
+        ValueError: A string that names no member.
+        TypeError: Neither a string nor a member.
+    """
+    if isinstance(value, kind):
+        return value
+    names = ", ".join(member.name for member in kind)
+    if isinstance(value, str):
+        try:
+            return kind[value.upper()]
+        except KeyError:
+            raise ValueError(
+                f"`{argument}`: {value!r} is not a valid {kind.__name__}; expected one of {names}"
+            ) from None
+    raise TypeError(
+        f"Expected `{argument}` to be a `mpidist.{kind.__name__}` or its name ({names}), "
+        f"got {value!r} of type {type(value).__name__}"
+    )
+
+
+@dataclass(frozen=True)
+class CommunicationOptions:
+    """How a strategy communicates.
+
+    Attributes:
+        bytes_per_pack: Chunk of a large reduction in bytes; 0 lets the library choose.
+        timeout_seconds: After so long without an answer a collective fails; None waits for ever.
+        implementation: The collective, or its name; `AUTO` lets the library choose.
+        check: Compare shapes, dtypes and values over the ranks at every call, not only at the first ones.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
+    check: bool = False
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
+            raise TypeError(f"`bytes_per_pack` must be an int, got {self.bytes_per_pack!r}")
+        if self.bytes_per_pack < 0:
+            raise ValueError(f"`bytes_per_pack` must be 0 (automatic) or positive, got {self.bytes_per_pack}")
+        if self.timeout_seconds is not None and not self.timeout_seconds >= 0:
+            raise ValueError(f"`timeout_seconds` must be None or not negative, got {self.timeout_seconds!r}")
+        member = parse_enum(CommunicationImplementation, self.implementation, "implementation")
+        object.__setattr__(self, "implementation", member)
+
+
+@dataclass(frozen=True)
+class RunOptions:
+    """Options of `Strategy.run`, kept for code written for tf.distribute; they change nothing here."""
+
+    experimental_enable_dynamic_batch_size: bool = True
+    experimental_bucketizing_dynamic_shape: bool = False
+    experimental_xla_options: object = None
+
+
+@dataclass(frozen=True)
+class InputOptions:
+    """Options of `experimental_distribute_dataset`.
+
+    Attributes:
+        experimental_fetch_to_device: Kept for code written for tf.distribute.
+        experimental_replication_mode: Both modes mean the same here: one rank is one pipeline and one replica.
+        experimental_place_dataset_on_device: Kept for code written for tf.distribute.
+        experimental_per_replica_buffer_size: Batches that are prepared ahead in a thread; 0 turns prefetching off.
+    """
+
+    experimental_fetch_to_device: bool | None = None
+    experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
+    experimental_place_dataset_on_device: bool = False
+    experimental_per_replica_buffer_size: int = 1
+
+    def __post_init__(self) -> None:
+        size = self.experimental_per_replica_buffer_size
+        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+            raise ValueError(f"`experimental_per_replica_buffer_size` must be an int >= 0, got {size!r}")
