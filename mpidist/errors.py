@@ -18,7 +18,7 @@ class LauncherError(MpidistError, RuntimeError):
     """The launcher, the MPI library and the described cluster do not fit together."""
 
 
-class Unavailable(MpidistError, LookupError):
+class UnavailableError(MpidistError, LookupError):
     """Something was asked for by name that cannot be had here; the text lists what can, and the reasons."""
 
 

@@ -110,7 +110,7 @@ def _report(error: Exception, host: str) -> _Report:
 
 def _shared_error(step: str, reports: list[_Report | None]) -> Exception:
     failed = [(rank, report) for rank, report in enumerate(reports) if report is not None]
-    rank, first = failed[0]
+    _, first = failed[0]
     if len(failed) == len(reports) and all(report[:2] == first[:2] for _, report in failed):
         text = f"{step}: {first.text}"
     else:

@@ -78,7 +78,8 @@ class _Ending:
     def at_exit(self) -> None:
         """Leave together with the others, or end the job if this rank leaves with an exit code."""
         if self.code:
-            self._end(self.code, f"rank {self.rank} of {self.size} on {self.host} exited with {self.code}, the job ends")
+            place = f"rank {self.rank} of {self.size} on {self.host}"
+            self._end(self.code, f"{place} exited with {self.code}, the job ends")
         leave_together(self.farewell, self.rank, self.size, self.host)
 
     def _end(self, code: int, text: str) -> None:

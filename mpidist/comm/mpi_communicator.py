@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import secrets
 from pathlib import Path
 from typing import Any, TypeVar, cast
@@ -138,10 +139,9 @@ def _token_is_seen(node: MPI.Intracomm) -> bool:
     token = node.bcast(token)
     path = SHARED_MEMORY / f"mpidist-token-{token}"
     if node.rank == 0:
-        try:
+        # Where it cannot be written the others find nothing, and the ranks count as nodes of their own.
+        with contextlib.suppress(OSError):
             path.write_text(token)
-        except OSError:
-            pass  # the others then find nothing, and the ranks count as nodes of their own
     node.Barrier()
     try:
         seen = path.read_text() == token

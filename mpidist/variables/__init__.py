@@ -1,0 +1,1 @@
+"""Variables: arrays that span ranks, and where they live."""

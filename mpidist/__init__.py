@@ -1,0 +1,145 @@
+"""The programming model of tf.distribute on MPI.
+
+    import mpidist
+
+    strategy = mpidist.MultiWorkerMirroredStrategy()     # every rank of `mpirun -n 8` is one replica
+    with strategy.scope():
+        weights = mpidist.Variable(np.zeros(10, "float32"))
+        optimizer = mpidist.optimizers.SGD(0.1)
+
+Layers, from top to bottom; a module imports from lower rows only:
+
+    strategy | checkpoint       what a user calls: scope, run, reduce, gather, data | save and restore
+    optimizers metrics data     state with arithmetic | input
+    variables                   arrays that span ranks, and where they live (the arena)
+    cluster                     who takes part
+    comm                        communicators, collectives, node memory
+    observe                     progress
+    errors options tree launch context      vocabulary; no MPI
+
+Words: a *communicator* is a group of ranks that we own; a *collective* combines arrays of all ranks; the *arena* holds
+a node's variables once, in *slabs*; a *plan* says where gradients and state of some variables lie and which *slice*
+each rank updates; a *strategy* is the user's entry. One MPI rank is one replica. Importing this package starts no MPI.
+
+Where a new thing goes: a collective is one module in `comm/` and a line in `comm/selection.py`; a resolver one module
+in `cluster/` and a line in `cluster/detect.py`; an optimizer or a metric one module and a line in the package's
+`__init__`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mpidist import cluster_resolver, data, experimental, metrics, observe, optimizers, testing
+    from mpidist.checkpoint.checkpoint import Checkpoint
+    from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
+    from mpidist.cluster.spec import ClusterSpec
+    from mpidist.data.distributed import DistributedDataset, DistributedIterator, InputContext
+    from mpidist.options import (
+        AutoShardPolicy,
+        InputOptions,
+        InputReplicationMode,
+        ReduceOp,
+        RunOptions,
+        VariableAggregation,
+        VariableSynchronization,
+    )
+    from mpidist.strategy.base import ReplicaContext, Strategy
+    from mpidist.strategy.default import (
+        Variable,
+        get_replica_context,
+        get_strategy,
+        has_strategy,
+        in_cross_replica_context,
+    )
+    from mpidist.strategy.mirrored import MirroredStrategy
+    from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
+    from mpidist.strategy.one_device import OneDeviceStrategy
+    from mpidist.strategy.values import DistributedValues, compute_average_loss
+    from mpidist.variables.module import Module
+
+# Public name -> the module that has it. Loaded at first use: a program that only reads a checkpoint loads no strategy.
+_HOMES = {
+    "AutoShardPolicy": "mpidist.options",
+    "Checkpoint": "mpidist.checkpoint.checkpoint",
+    "CheckpointManager": "mpidist.checkpoint.manager",
+    "ClusterSpec": "mpidist.cluster.spec",
+    "DistributedDataset": "mpidist.data.distributed",
+    "DistributedIterator": "mpidist.data.distributed",
+    "DistributedValues": "mpidist.strategy.values",
+    "InputContext": "mpidist.data.distributed",
+    "InputOptions": "mpidist.options",
+    "InputReplicationMode": "mpidist.options",
+    "MirroredStrategy": "mpidist.strategy.mirrored",
+    "Module": "mpidist.variables.module",
+    "MultiWorkerMirroredStrategy": "mpidist.strategy.multi_worker",
+    "OneDeviceStrategy": "mpidist.strategy.one_device",
+    "ReduceOp": "mpidist.options",
+    "ReplicaContext": "mpidist.strategy.base",
+    "RunOptions": "mpidist.options",
+    "Strategy": "mpidist.strategy.base",
+    "Variable": "mpidist.strategy.default",
+    "VariableAggregation": "mpidist.options",
+    "VariableSynchronization": "mpidist.options",
+    "compute_average_loss": "mpidist.strategy.values",
+    "get_replica_context": "mpidist.strategy.default",
+    "get_strategy": "mpidist.strategy.default",
+    "has_strategy": "mpidist.strategy.default",
+    "in_cross_replica_context": "mpidist.strategy.default",
+    "latest_checkpoint": "mpidist.checkpoint.manager",
+}
+_MODULES = ("cluster_resolver", "data", "experimental", "metrics", "observe", "optimizers", "testing")
+
+__all__ = [
+    "AutoShardPolicy",
+    "Checkpoint",
+    "CheckpointManager",
+    "ClusterSpec",
+    "DistributedDataset",
+    "DistributedIterator",
+    "DistributedValues",
+    "InputContext",
+    "InputOptions",
+    "InputReplicationMode",
+    "MirroredStrategy",
+    "Module",
+    "MultiWorkerMirroredStrategy",
+    "OneDeviceStrategy",
+    "ReduceOp",
+    "ReplicaContext",
+    "RunOptions",
+    "Strategy",
+    "Variable",
+    "VariableAggregation",
+    "VariableSynchronization",
+    "cluster_resolver",
+    "compute_average_loss",
+    "data",
+    "experimental",
+    "get_replica_context",
+    "get_strategy",
+    "has_strategy",
+    "in_cross_replica_context",
+    "latest_checkpoint",
+    "metrics",
+    "observe",
+    "optimizers",
+    "testing",
+]
+__version__ = "0.1.0"
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f"mpidist.{name}")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'mpidist' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_HOMES[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

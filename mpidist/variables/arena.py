@@ -1,0 +1,287 @@
+"""The arena: the slabs in which a node's variables live, once per node, each at an address that never changes.
+
+Where memory cannot be shared (no /dev/shm, a full or small one, ranks in different containers, or on request) a slab
+is private to each rank and holds the same values everywhere. All ranks agree on which it is, slab by slab.
+"""
+
+from __future__ import annotations
+
+import errno
+import functools
+import logging
+import os
+from collections import deque
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpidist.comm import node_memory, selection
+from mpidist.comm.agreement import require_same
+from mpidist.comm.collective import AnyArray, Collective
+from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.node_memory import NodeMemory
+from mpidist.options import CommunicationOptions
+
+logger = logging.getLogger("mpidist")
+
+# A cache line: two ranks never write to the same one, and vector instructions start on a border.
+ALIGNMENT = 64
+FIRST_SLAB_BYTES = 1 << 20
+LARGEST_SLAB_BYTES = 1 << 26
+# Containers get 64 MB of /dev/shm unless told otherwise: enough for parameters, not for the gradients of their ranks.
+SMALL_BYTES = 1 << 28
+
+
+class Slab:
+    """A piece of node memory, or of private memory, of one dtype.
+
+    Args:
+        dtype: Of its elements.
+        count: Number of elements.
+        memory: Node memory of that size; None makes it private.
+
+    Attributes:
+        writable: All elements, flat.
+        readable: The same elements, read-only.
+        is_shared: Whether all ranks of a node see the same bytes.
+        free: Free ranges [start, stop), sorted, never touching one another.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], count: int, memory: NodeMemory | None) -> None:
+        self.dtype = dtype
+        self.is_shared = memory is not None
+        if memory is None:
+            self.writable: AnyArray = aligned_zeros(count, dtype)
+            self.readable: AnyArray = self.writable.view()
+            self.readable.flags.writeable = False
+        else:
+            self.writable = memory.bytes[: count * dtype.itemsize].view(dtype)
+            self.readable = memory.readable[: count * dtype.itemsize].view(dtype)
+        self.free = [(0, count)]
+
+    def take(self, count: int) -> int | None:
+        """Local. The start of `count` elements that are free, or None."""
+        for i, (start, stop) in enumerate(self.free):
+            if stop - start >= count:
+                self.free[i : i + 1] = [(start + count, stop)] if stop - start > count else []
+                return start
+        return None
+
+    def give_back(self, start: int, count: int) -> None:
+        """Local. Make a range free again."""
+        merged: list[tuple[int, int]] = []
+        for low, high in sorted([*self.free, (start, start + count)]):
+            if merged and merged[-1][1] == low:
+                merged[-1] = (merged[-1][0], high)
+            else:
+                merged.append((low, high))
+        self.free = merged
+
+
+class Address(NamedTuple):
+    """Where a variable lives.
+
+    Attributes:
+        slab: The slab.
+        start: First element in it.
+        size: Number of elements.
+    """
+
+    slab: Slab
+    start: int
+    size: int
+
+    @property
+    def writable(self) -> AnyArray:
+        """Local. The elements, flat; written only as the arena's rules allow."""
+        return self.slab.writable[self.start : self.start + self.size]
+
+    @property
+    def readable(self) -> AnyArray:
+        """Local. The elements, flat and read-only."""
+        return self.slab.readable[self.start : self.start + self.size]
+
+
+class Arena:
+    """Where the variables of one strategy live.
+
+    Args:
+        communicator: The strategy's ranks.
+        options: Of the strategy's communication.
+        shared: True demands node memory (an error where it cannot be had), False refuses it, None takes it where
+            /dev/shm is large enough. With one rank in all, memory is private.
+
+    Attributes:
+        communicator: The strategy's ranks.
+        collective: Over all of them.
+        lane: Between nodes: over the ranks that own the same lane, one per node; None on ranks without a lane.
+        lane_count: As many as the smallest node has ranks.
+    """
+
+    def __init__(
+        self, communicator: Communicator, options: CommunicationOptions | None = None, *, shared: bool | None = None
+    ) -> None:
+        self.options = options or CommunicationOptions()
+        self.communicator = communicator
+        self.collective: Collective = selection.choose(communicator, self.options)
+        self.lane_count = min(communicator.node_sizes)
+        self.lane: Collective | None = None
+        if len(communicator.node_sizes) > 1:
+            self.lane = self._open_lane()
+        self._demanded = shared is True
+        self.shares_memory = communicator.size > 1 and self._agree_to_share(shared)
+        self._slabs: dict[np.dtype[Any], list[Slab]] = {}
+        self._addresses: dict[int, Address] = {}
+        self._released: deque[int] = deque()
+        self._releases: dict[int, int] = {}
+        self._serial = 0
+
+    def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, Address]:
+        """Collective. An address for a variable, zero or what was there before.
+
+        Args:
+            name: For the error.
+            shape: Of the variable, as this rank sees it.
+            dtype: Of the variable, as this rank sees it.
+
+        Returns:
+            A number for `release`, and the address.
+
+        Raises:
+            MismatchError: Shape or dtype differ between ranks.
+        """
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        replies = self.communicator.all_gather_object(((shape, dtype.name), released))
+        for _, numbers in replies:
+            self._reuse(numbers)
+        require_same(
+            [described for described, _ in replies], f"shape and dtype of variable {name!r}",
+            "Build the same model on every rank: from the same options, in the same order.",
+        )
+        size = int(np.prod(shape, dtype=np.int64))
+        per_line = max(1, ALIGNMENT // dtype.itemsize)
+        padded = max(per_line, -(-size // per_line) * per_line)
+        self._serial += 1
+        self._addresses[self._serial] = Address(*self._place(dtype, padded), size)
+        return self._serial, self._addresses[self._serial]
+
+    def release(self, number: int) -> None:
+        """Local. Note that this rank has no more use for an address.
+
+        The garbage collector may call this at any time, and at another time on each rank: the memory is used again
+        when, at a later `create`, every rank is seen to have released it.
+        """
+        self._released.append(number)
+
+    def reserve(self, count: int, dtype: np.dtype[Any], *, shared: bool) -> Slab:
+        """Collective. A slab of its own, of zeros, for a plan's gradients or state.
+
+        Raises:
+            OSError: There is no room, on every rank.
+        """
+        memory = NodeMemory(self.communicator, max(1, count) * dtype.itemsize) if shared else None
+        return Slab(dtype, count, memory)
+
+    def write(self, slab: Slab, function: Callable[[], object]) -> None:
+        """Collective. Call `function`, which writes to the slab, on exactly one rank per copy of it.
+
+        No rank may be reading while another writes, so a barrier stands before and after.
+        """
+        if not slab.is_shared:
+            function()
+            return
+        node = self.communicator.node
+        node.barrier()
+        if node.rank == 0:
+            function()
+        node.barrier()
+
+    def first_value(self, array: AnyArray, slab: Slab) -> AnyArray:
+        """Collective. The first replica's array, on each rank that `write` lets write to the slab."""
+        if slab.is_shared and len(self.communicator.node_sizes) == 1:
+            return array
+        return self.collective.broadcast(array)
+
+    def _place(self, dtype: np.dtype[Any], count: int) -> tuple[Slab, int]:
+        slabs = self._slabs.setdefault(dtype, [])
+        for slab in slabs:
+            start = slab.take(count)
+            if start is not None:
+                return slab, start
+        byte_count = min(FIRST_SLAB_BYTES << len(slabs), LARGEST_SLAB_BYTES)
+        slab = self._new_slab(dtype, max(count, byte_count // dtype.itemsize))
+        slabs.append(slab)
+        start = slab.take(count)
+        if start is None:
+            raise MemoryError(f"a new slab of {slab.writable.size} elements holds no {count}")
+        return slab, start
+
+    def _new_slab(self, dtype: np.dtype[Any], count: int) -> Slab:
+        if self.shares_memory:
+            try:
+                return self.reserve(count, dtype, shared=True)
+            except OSError as error:
+                # Every rank is here with the same error: the next slabs are private on all of them.
+                if self._demanded:
+                    raise
+                self.shares_memory = False
+                if self.communicator.rank == 0:
+                    logger.warning("variables made from now on are private to each rank: %s", error)
+        return Slab(dtype, count, None)
+
+    def _reuse(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._releases[number] = self._releases.get(number, 0) + 1
+            if self._releases[number] == self.communicator.size:
+                address = self._addresses.pop(number)
+                per_line = max(1, ALIGNMENT // address.slab.dtype.itemsize)
+                padded = max(per_line, -(-address.size // per_line) * per_line)
+                address.slab.give_back(address.start, padded)
+                del self._releases[number]
+
+    def _agree_to_share(self, shared: bool | None) -> bool:
+        refused = 1 if shared is False or (shared is None and _is_small(node_memory.directory())) else 0
+        if self.communicator.all_reduce_max(refused) == 1:
+            return False
+        try:
+            NodeMemory(self.communicator, ALIGNMENT)
+        except OSError as error:
+            if shared is True:
+                raise
+            if self.communicator.rank == 0:
+                logger.warning("variables are private to each rank: %s", error)
+            return False
+        return True
+
+    def _open_lane(self) -> Collective | None:
+        node_rank = self.communicator.node.rank
+        # Ranks beyond the smallest node's have no lane; they are split off together, on a number no lane has.
+        lane = self.communicator.split(min(node_rank, self.lane_count), self.communicator.node_index)
+        return selection.choose(lane, self.options) if node_rank < self.lane_count else None
+
+    def __repr__(self) -> str:
+        slabs = [slab for kind in self._slabs.values() for slab in kind]
+        held = sum(slab.writable.nbytes for slab in slabs)
+        return f"Arena({len(self._addresses)} variables in {len(slabs)} slabs, {held} bytes, {self.communicator!r})"
+
+
+@functools.cache
+def solo_arena() -> Arena:
+    """Local. Where variables live that no strategy of several ranks owns."""
+    return Arena(SoloCommunicator())
+
+
+def aligned_zeros(count: int, dtype: np.dtype[Any]) -> AnyArray:
+    """Local. Private zeros that start on an aligned address."""
+    raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % ALIGNMENT
+    return raw[begin : begin + count * dtype.itemsize].view(dtype)
+
+
+def _is_small(path: os.PathLike[str]) -> bool:
+    try:
+        status = os.statvfs(path)
+    except OSError as error:
+        return error.errno == errno.ENOENT
+    return status.f_blocks * status.f_frsize < SMALL_BYTES

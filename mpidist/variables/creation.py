@@ -1,0 +1,77 @@
+"""Making a variable of the right kind in an arena, with tf.Variable's arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.comm.agreement import together
+from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
+from mpidist.variables.arena import Arena
+from mpidist.variables.mirrored import create_mirrored
+from mpidist.variables.sync_on_read import SyncOnReadVariable
+from mpidist.variables.variable import AnyArray, Variable, default_array
+
+
+def create_variable(
+    arena: Arena,
+    initial_value: npt.ArrayLike | Variable | Callable[[], npt.ArrayLike],
+    *,
+    name: str | None = None,
+    dtype: npt.DTypeLike | None = None,
+    trainable: bool | None = None,
+    synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+    aggregation: VariableAggregation | str = VariableAggregation.NONE,
+) -> Variable:
+    """Collective. A variable over the arena's ranks; its value is the first replica's.
+
+    Args:
+        arena: Of the current strategy.
+        initial_value: An array, a number, nested lists, or a function without arguments that gives one.
+        name: For people; default "Variable".
+        dtype: Default: of an array its own; Python floats become float32, ints int32.
+        trainable: Default: True for ON_WRITE, False for ON_READ.
+        synchronization: AUTO is ON_WRITE.
+        aggregation: How replicas' values are combined.
+
+    Returns:
+        The variable.
+
+    Raises:
+        ValueError: No or an impossible synchronization, MEAN of a dtype that has no fractions.
+        TypeError: An initial value that is no array of numbers.
+        MismatchError: Shape or dtype differ between ranks.
+    """
+    name = "Variable" if name is None else name
+    sync = parse_enum(VariableSynchronization, synchronization, "synchronization")
+    aggregation = parse_enum(VariableAggregation, aggregation, "aggregation")
+    if sync is VariableSynchronization.NONE:
+        raise ValueError(
+            f"variable {name!r}: synchronization NONE is not supported with a strategy; use ON_WRITE or ON_READ"
+        )
+    initial = together(
+        arena.communicator, f"computing the initial value of variable {name!r}",
+        lambda: _initial_array(initial_value, dtype, name),
+    )
+    if aggregation is VariableAggregation.MEAN and initial.dtype.kind in "iub":
+        raise ValueError(
+            f"variable {name!r}: aggregation MEAN needs a floating dtype, got {initial.dtype}; use dtype='float32'"
+        )
+    if sync is VariableSynchronization.ON_READ:
+        return SyncOnReadVariable(arena, initial, name=name, trainable=bool(trainable), aggregation=aggregation)
+    return create_mirrored(
+        arena, initial, name=name, trainable=trainable is None or trainable, aggregation=aggregation
+    )
+
+
+def _initial_array(value: Any, dtype: npt.DTypeLike | None, name: str) -> AnyArray:
+    array = np.asarray(default_array(value() if callable(value) else value, dtype), order="C")
+    if array.dtype.kind not in "biufcV" or array.dtype.hasobject or array.dtype.names is not None:
+        raise TypeError(
+            f"expected an array of numbers as initial value of variable {name!r}, got dtype {array.dtype} "
+            f"from {type(value).__name__}"
+        )
+    return array

@@ -1,0 +1,133 @@
+"""The mirrored variable: one value for all replicas, kept the same by collective writes (ON_WRITE)."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.comm.agreement import same_on_all, together
+from mpidist.comm.communicator import Communicator
+from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
+from mpidist.variables.arena import Address, Arena
+from mpidist.variables.variable import AnyArray, Read, Variable, in_replica_context
+
+
+class MirroredVariable(Variable):
+    """A variable of an arena.
+
+    Made by `mpidist.Variable` in a strategy's scope. On one rank, or without a strategy, it is a plain variable.
+
+    Args:
+        arena: Where it lives.
+        address: Its memory there.
+        shape: Of the value.
+        name: For people.
+        trainable: Whether `trainable_variables` lists it.
+        aggregation: How the replicas' values are combined when they write in replica context. NONE writes the first
+            replica's: replicas cannot drift apart.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        address: Address,
+        shape: tuple[int, ...],
+        *,
+        name: str,
+        trainable: bool = True,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        self.arena = arena
+        self.address = address
+        self.shape = shape
+        self.dtype: np.dtype[Any] = address.slab.dtype
+        self.name = name
+        self.trainable = trainable
+        self.synchronization = VariableSynchronization.ON_WRITE
+        self.aggregation = aggregation
+        self._view = address.readable.reshape(shape)
+
+    @property
+    def group(self) -> Communicator:
+        """Local. The strategy's ranks."""
+        return self.arena.communicator
+
+    def value(self) -> AnyArray:
+        """Local. A live view, read-only, valid until the next write or optimizer step."""
+        return self._view
+
+    def assign(self, value: npt.ArrayLike) -> Variable:
+        """Collective. See `Variable.assign`."""
+        return self._write(self.coerce(value), np.copyto)
+
+    def assign_add(self, delta: npt.ArrayLike) -> Variable:
+        """Collective. See `Variable.assign_add`."""
+        return self._write(self.coerce(delta), lambda target, array: np.add(target, array, out=target))
+
+    def state(self) -> AnyArray:
+        """Local. The live view."""
+        return self._view
+
+    def load(self, read: Read) -> None:
+        """Collective. Each rank of a node reads and writes its part of the node's copy."""
+        node = self.group.node
+        start, stop = 0, self.size
+        if self.address.slab.is_shared:
+            start, stop = self.size * node.rank // node.size, self.size * (node.rank + 1) // node.size
+        data = together(self.group, f"reading variable {self.name!r}", lambda: read(start, stop))
+        self.group.node.barrier()
+        np.copyto(self.address.writable[start:stop], data)
+        self.group.node.barrier()
+
+    def _write(self, array: AnyArray, change: Callable[[AnyArray, AnyArray], object]) -> Variable:
+        if in_replica_context():
+            array = self._aggregate(array)
+        elif self.arena.options.check:
+            same_on_all(
+                self.group, f"the value written to variable {self.name!r} in cross-replica context", array.tobytes(),
+                "Compute it the same way on every rank, or write it inside `run` with an aggregation.",
+            )
+        array = self.arena.first_value(array, self.address.slab)
+        target = self.address.writable.reshape(self.shape)
+        self.arena.write(self.address.slab, lambda: change(target, array))
+        return self
+
+    def _aggregate(self, array: AnyArray) -> AnyArray:
+        if self.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
+            op = ReduceOp.from_variable_aggregation(self.aggregation)
+            return self.arena.collective.all_reduce(array, op).astype(self.dtype, copy=False)
+        return array
+
+    def __repr__(self) -> str:
+        return (
+            f"<mpidist.{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, "
+            f"numpy={self._view!s}>"
+        )
+
+
+def create_mirrored(
+    arena: Arena,
+    initial: AnyArray,
+    *,
+    name: str,
+    trainable: bool = True,
+    aggregation: VariableAggregation = VariableAggregation.NONE,
+) -> MirroredVariable:
+    """Collective. A new variable whose value is the first replica's `initial`.
+
+    Raises:
+        MismatchError: Shape or dtype of `initial` differ between ranks.
+        TypeError: A dtype that holds no numbers.
+    """
+    number, address = arena.create(name, initial.shape, initial.dtype)
+    variable = MirroredVariable(
+        arena, address, initial.shape, name=name, trainable=trainable, aggregation=aggregation
+    )
+    weakref.finalize(variable, arena.release, number).atexit = False
+    array = arena.first_value(initial, address.slab)
+    arena.write(address.slab, lambda: np.copyto(address.writable.reshape(initial.shape), array))
+    return variable

@@ -1,0 +1,137 @@
+"""The sync-on-read variable: each replica has its own value; reading it across replicas aggregates (ON_READ)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.comm.agreement import same_on_all, together
+from mpidist.comm.communicator import Communicator
+from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
+from mpidist.variables.arena import Arena
+from mpidist.variables.variable import AnyArray, Read, Variable, in_replica_context
+
+
+class SyncOnReadVariable(Variable):
+    """A variable of which every replica keeps its own component, in private memory.
+
+    Collective. Made by `mpidist.Variable(..., synchronization=ON_READ)` in a strategy's scope. In replica context
+    reads and writes touch this replica's component. In cross-replica context `value()` aggregates.
+
+    Args:
+        arena: Of the strategy.
+        initial: First component, the same on every replica.
+        name: For people.
+        trainable: Whether `trainable_variables` lists it.
+        aggregation: SUM, MEAN, ONLY_FIRST_REPLICA; NONE cannot be read in cross-replica context.
+
+    Raises:
+        MismatchError: Shape or dtype of `initial` differ between ranks.
+    """
+
+    def __init__(
+        self,
+        arena: Arena,
+        initial: AnyArray,
+        *,
+        name: str,
+        trainable: bool = False,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        self.arena = arena
+        self.shape = initial.shape
+        self.dtype: np.dtype[Any] = initial.dtype
+        self.name = name
+        self.trainable = trainable
+        self.synchronization = VariableSynchronization.ON_READ
+        self.aggregation = aggregation
+        same_on_all(
+            arena.communicator, f"shape and dtype of variable {name!r}", (initial.shape, initial.dtype.name),
+            "Build the same model on every rank: from the same options, in the same order.",
+        )
+        self._component = np.array(arena.collective.broadcast(initial), order="C")
+
+    @property
+    def group(self) -> Communicator:
+        """Local. The strategy's ranks."""
+        return self.arena.communicator
+
+    @property
+    def component(self) -> AnyArray:
+        """Local. This replica's own value, read-only, whatever the context."""
+        view = self._component.view()
+        view.flags.writeable = False
+        return view
+
+    def value(self) -> AnyArray:
+        """This replica's component in replica context (Local), the aggregate in cross-replica context (Collective)."""
+        return self.component if in_replica_context() else self.aggregate()
+
+    def aggregate(self) -> AnyArray:
+        """Collective. The components of all replicas, combined; in either context.
+
+        Raises:
+            ValueError: The aggregation is NONE.
+        """
+        if self.aggregation is VariableAggregation.NONE:
+            raise ValueError(
+                f"variable {self.name!r} is ON_READ with aggregation NONE: its components have no common value. "
+                "Create it with aggregation SUM, MEAN or ONLY_FIRST_REPLICA, or read it inside `run`"
+            )
+        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+            return self.arena.collective.broadcast(self._component)
+        op = ReduceOp.from_variable_aggregation(self.aggregation)
+        return self.arena.collective.all_reduce(self._component, op)
+
+    def assign(self, value: npt.ArrayLike) -> Variable:
+        """Set this replica's component (Local in replica context), or all so that `value` is read (Collective)."""
+        array = self.coerce(value)
+        if in_replica_context():
+            self._component[...] = array
+        else:
+            self._spread(self.arena.collective.broadcast(array))
+        return self
+
+    def assign_add(self, delta: npt.ArrayLike) -> Variable:
+        """Add to this replica's component (Local), or to all components (Collective).
+
+        Raises:
+            ValueError: In cross-replica context with aggregation SUM: it would be added once per replica.
+        """
+        array = self.coerce(delta)
+        if not in_replica_context():
+            if self.aggregation is VariableAggregation.SUM:
+                raise ValueError(
+                    f"variable {self.name!r}: assign_add in cross-replica context is not defined for ON_READ with "
+                    "aggregation SUM. Call it inside `run`, or assign(value + delta)"
+                )
+            array = self.arena.collective.broadcast(array)
+        np.add(self._component, array, out=self._component)
+        return self
+
+    def state(self) -> AnyArray:
+        """Collective. The aggregate."""
+        return self.aggregate()
+
+    def load(self, read: Read) -> None:
+        """Collective. Set the components so that the aggregate is what was saved."""
+        data = together(self.group, f"reading variable {self.name!r}", lambda: read(0, self.size))
+        self._spread(np.asarray(data).reshape(self.shape))
+
+    def _spread(self, array: AnyArray) -> None:
+        """Set the components so that their aggregate is `array`; of integers under SUM nothing is lost."""
+        if self.aggregation is not VariableAggregation.SUM:
+            self._component[...] = array
+        elif self.dtype.kind in "iu":
+            share, rest = np.divmod(array, self.group.size)
+            self._component[...] = share + (self.group.rank < rest)
+        else:
+            self._component[...] = array / self.group.size
+
+    def __repr__(self) -> str:
+        return (
+            f"<mpidist.{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, "
+            f"component on rank {self.group.rank}={self._component!s}>"
+        )

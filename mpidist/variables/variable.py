@@ -1,0 +1,194 @@
+"""The variable: an array with a policy for writes and reads; what all kinds share."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+from numpy.lib.mixins import NDArrayOperatorsMixin
+
+from mpidist import context
+from mpidist.comm.communicator import Communicator
+from mpidist.options import VariableAggregation, VariableSynchronization
+
+AnyArray = npt.NDArray[Any]
+Read = Callable[[int, int], AnyArray]
+
+
+class Variable(NDArrayOperatorsMixin, ABC):
+    """An array that is written by `assign` and read like a NumPy array.
+
+    Arithmetic, NumPy functions, comparison and indexing work on the value and give plain arrays.
+
+    Attributes:
+        name: For people; need not be unique.
+        shape: Fixed when the variable is made.
+        dtype: Fixed when the variable is made.
+        trainable: Whether `trainable_variables` lists it.
+        synchronization: ON_WRITE or ON_READ.
+        aggregation: How replicas' values are combined.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    trainable: bool
+    synchronization: VariableSynchronization
+    aggregation: VariableAggregation
+
+    @property
+    @abstractmethod
+    def group(self) -> Communicator:
+        """Local. The ranks over which the variable spans."""
+
+    @abstractmethod
+    def value(self) -> AnyArray:
+        """The value as an array of `shape` in host memory, read-only.
+
+        Local for ON_WRITE variables: a live view, valid until the next write or optimizer step; `numpy()` copies.
+        Collective for ON_READ variables in cross-replica context, where it is the aggregate over the replicas.
+        """
+
+    @abstractmethod
+    def assign(self, value: npt.ArrayLike) -> Variable:
+        """Collective. Set the value.
+
+        In cross-replica context the first replica's value counts (under `CommunicationOptions(check=True)` differing
+        values are an error); in replica context the replicas' values are aggregated first.
+
+        Args:
+            value: Shape of the variable; a dtype that NumPy's "same_kind" rule casts to the variable's.
+
+        Returns:
+            The variable.
+
+        Raises:
+            ValueError: Another shape.
+            TypeError: A dtype that does not cast.
+        """
+
+    @abstractmethod
+    def assign_add(self, delta: npt.ArrayLike) -> Variable:
+        """Collective. Add to the value, once, whatever the number of replicas; see `assign`."""
+
+    def assign_sub(self, delta: npt.ArrayLike) -> Variable:
+        """Collective. Subtract from the value; see `assign_add`."""
+        return self.assign_add(np.negative(self.coerce(delta)))
+
+    @abstractmethod
+    def state(self) -> AnyArray:
+        """Collective. What a checkpoint stores: one array of `shape`, the same on every rank; do not change it."""
+
+    @abstractmethod
+    def load(self, read: Read) -> None:
+        """Collective. Set the value from what `state` once gave, on any number of ranks.
+
+        Args:
+            read: `read(start, stop)` gives the elements [start, stop) of the flattened array; each rank asks only
+                for what it writes.
+        """
+
+    def numpy(self) -> AnyArray:
+        """A copy of `value()`; Local or Collective as that is."""
+        return np.array(self.value())
+
+    def read_value(self) -> AnyArray:
+        """The same as `numpy()`."""
+        return self.numpy()
+
+    @property
+    def ndim(self) -> int:
+        """Local. Number of dimensions."""
+        return len(self.shape)
+
+    @property
+    def size(self) -> int:
+        """Local. Number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    def coerce(self, value: npt.ArrayLike) -> AnyArray:
+        """Local. `value` as an array of this variable's shape and dtype.
+
+        Raises:
+            ValueError: Another shape.
+            TypeError: A dtype that does not cast.
+        """
+        array = np.asarray(value)
+        if array.shape != self.shape:
+            raise ValueError(f"variable {self.name!r}: expected a value of shape {self.shape}, got {array.shape}")
+        if array.dtype == self.dtype:
+            return array
+        # A Python number takes the variable's dtype, as in NumPy's own arithmetic.
+        weak = isinstance(value, (bool, int, float, complex)) and _weak_cast(array.dtype.kind, self.dtype.kind)
+        if not weak and not np.can_cast(array.dtype, self.dtype, "same_kind"):
+            raise TypeError(
+                f"variable {self.name!r}: expected a value of dtype {self.dtype}, got {array.dtype}; convert it with "
+                f".astype({self.dtype.name!r}) if that is meant"
+            )
+        return array.astype(self.dtype)
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
+        if copy is False and (dtype is None or np.dtype(dtype) == self.dtype):
+            return self.value()
+        return np.array(self.value(), dtype)
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
+        if any(isinstance(out, Variable) for out in kwargs.get("out", ())):
+            raise TypeError(
+                f"variable {self.name!r} cannot be written by `+=` and the like or by `out=`: "
+                "use assign, assign_add or assign_sub"
+            )
+        plain = [x.value() if isinstance(x, Variable) else x for x in inputs]
+        return getattr(ufunc, method)(*plain, **kwargs)
+
+    def __getitem__(self, key: Any) -> Any:
+        return self.value()[key]
+
+    def __len__(self) -> int:
+        if not self.shape:
+            raise TypeError("len() of a variable without dimensions")
+        return self.shape[0]
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.value())
+
+    def __bool__(self) -> bool:
+        return bool(self.value())
+
+    def __int__(self) -> int:
+        return int(self.value())
+
+    def __float__(self) -> float:
+        return float(self.value())
+
+    def __hash__(self) -> int:
+        # Variables are told apart by identity, although `==` compares values element by element.
+        return id(self)
+
+
+def _weak_cast(have: str, want: str) -> bool:
+    order = "biufc"
+    return have in order and want in order and order.index(have) <= order.index(want)
+
+
+def default_array(value: Any, dtype: npt.DTypeLike | None = None) -> AnyArray:
+    """Local. An initial value as an array: Python floats become float32 and ints int32, arrays keep their dtype."""
+    array = value.value() if isinstance(value, Variable) else np.asarray(value)
+    if dtype is not None:
+        return array.astype(dtype)
+    if isinstance(value, (np.ndarray, np.generic, Variable)):
+        return array
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype == np.int64 and array.size and np.abs(array).max() < 2**31:
+        return array.astype(np.int32)
+    return array
+
+
+def in_replica_context() -> bool:
+    """Local. Whether this thread runs inside `run` of some strategy."""
+    entry = context.innermost()
+    return entry is not None and entry.replica_context is not None
