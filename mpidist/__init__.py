@@ -32,11 +32,13 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpidist import cluster_resolver, data, experimental, metrics, observe, optimizers, testing
+    from mpidist import cluster_resolver, data, experimental, launch, metrics, observe, optimizers, testing
     from mpidist.checkpoint.checkpoint import Checkpoint
     from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
     from mpidist.cluster.spec import ClusterSpec
-    from mpidist.data.distributed import DistributedDataset, DistributedIterator, InputContext
+    from mpidist.data.distributed import DistributedDataset
+    from mpidist.data.distributed_iterator import DistributedIterator
+    from mpidist.data.input_context import InputContext
     from mpidist.options import (
         AutoShardPolicy,
         InputOptions,
@@ -58,7 +60,6 @@ if TYPE_CHECKING:
     from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
     from mpidist.strategy.one_device import OneDeviceStrategy
     from mpidist.strategy.values import DistributedValues, compute_average_loss
-    from mpidist.variables.module import Module
 
 # Public name -> the module that has it. Loaded at first use: a program that only reads a checkpoint loads no strategy.
 _HOMES = {
@@ -67,13 +68,12 @@ _HOMES = {
     "CheckpointManager": "mpidist.checkpoint.manager",
     "ClusterSpec": "mpidist.cluster.spec",
     "DistributedDataset": "mpidist.data.distributed",
-    "DistributedIterator": "mpidist.data.distributed",
+    "DistributedIterator": "mpidist.data.distributed_iterator",
     "DistributedValues": "mpidist.strategy.values",
-    "InputContext": "mpidist.data.distributed",
+    "InputContext": "mpidist.data.input_context",
     "InputOptions": "mpidist.options",
     "InputReplicationMode": "mpidist.options",
     "MirroredStrategy": "mpidist.strategy.mirrored",
-    "Module": "mpidist.variables.module",
     "MultiWorkerMirroredStrategy": "mpidist.strategy.multi_worker",
     "OneDeviceStrategy": "mpidist.strategy.one_device",
     "ReduceOp": "mpidist.options",
@@ -90,7 +90,7 @@ _HOMES = {
     "in_cross_replica_context": "mpidist.strategy.default",
     "latest_checkpoint": "mpidist.checkpoint.manager",
 }
-_MODULES = ("cluster_resolver", "data", "experimental", "metrics", "observe", "optimizers", "testing")
+_MODULES = ("cluster_resolver", "data", "experimental", "launch", "metrics", "observe", "optimizers", "testing")
 
 __all__ = [
     "AutoShardPolicy",
@@ -104,7 +104,6 @@ __all__ = [
     "InputOptions",
     "InputReplicationMode",
     "MirroredStrategy",
-    "Module",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ReduceOp",
@@ -123,6 +122,7 @@ __all__ = [
     "has_strategy",
     "in_cross_replica_context",
     "latest_checkpoint",
+    "launch",
     "metrics",
     "observe",
     "optimizers",

@@ -16,10 +16,12 @@ class Entry(NamedTuple):
     Attributes:
         strategy: The strategy that is current on this level.
         replica_context: Its replica context while inside `run`; None in cross-replica context.
+        arena: Where its variables live.
     """
 
     strategy: object
     replica_context: object | None
+    arena: object
 
 
 class _Stack(threading.local):
@@ -46,9 +48,3 @@ def push(entry: Entry) -> None:
 def pop() -> None:
     """Local. Leave the level entered last."""
     _stack.entries.pop()
-
-
-def in_replica_context_of(strategy: object) -> bool:
-    """Local. Whether this thread runs inside `strategy.run`."""
-    entries = _stack.entries
-    return bool(entries) and entries[-1].strategy is strategy and entries[-1].replica_context is not None

@@ -8,12 +8,19 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import context
 from mpidist.comm.agreement import together
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
-from mpidist.variables.arena import Arena
+from mpidist.variables.arena import Arena, solo_arena
 from mpidist.variables.mirrored import create_mirrored
 from mpidist.variables.sync_on_read import SyncOnReadVariable
 from mpidist.variables.variable import AnyArray, Variable, default_array
+
+
+def current_arena() -> Arena:
+    """Local. Where variables live that are made now: the current strategy's arena, or that of this process alone."""
+    entry = context.innermost()
+    return entry.arena if entry is not None and isinstance(entry.arena, Arena) else solo_arena()
 
 
 def create_variable(

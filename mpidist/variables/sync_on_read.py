@@ -61,7 +61,7 @@ class SyncOnReadVariable(Variable):
     @property
     def component(self) -> AnyArray:
         """Local. This replica's own value, read-only, whatever the context."""
-        view = self._component.view()
+        view: AnyArray = self._component.view()
         view.flags.writeable = False
         return view
 
@@ -84,6 +84,14 @@ class SyncOnReadVariable(Variable):
             return self.arena.collective.broadcast(self._component)
         op = ReduceOp.from_variable_aggregation(self.aggregation)
         return self.arena.collective.all_reduce(self._component, op)
+
+    def accumulate(self, delta: AnyArray) -> None:
+        """Local. Add to this replica's own component, whatever the context."""
+        np.add(self._component, delta, out=self._component)
+
+    def clear(self) -> None:
+        """Local. Set this replica's own component to zero, whatever the context."""
+        self._component[...] = 0
 
     def assign(self, value: npt.ArrayLike) -> Variable:
         """Set this replica's component (Local in replica context), or all so that `value` is read (Collective)."""
@@ -108,7 +116,7 @@ class SyncOnReadVariable(Variable):
                     "aggregation SUM. Call it inside `run`, or assign(value + delta)"
                 )
             array = self.arena.collective.broadcast(array)
-        np.add(self._component, array, out=self._component)
+        self.accumulate(array)
         return self
 
     def state(self) -> AnyArray:

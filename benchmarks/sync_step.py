@@ -1,0 +1,267 @@
+"""How fast is a synchronous step: reduction of ResNet-50's gradients, alone and with SGD and Adam?
+
+    mpirun -n 2 python benchmarks/sync_step.py --plot sync_step.png --json sync_step.json
+
+Measured in one run, in turns: the memory limit (`numpy.add` of the same bytes by all ranks at once), mpidist's arena,
+raw `MPI_Allreduce` in one call, in place and in chunks of 256 KB to 16 MB with the same NumPy update after it, and
+PyTorch (gloo, buckets of 25 MB, gradients as views of the buckets, `torch.optim` plain, foreach and fused).
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+import measure
+import numpy as np
+import numpy.typing as npt
+from measure import WORLD, Case, say
+from mpi4py import MPI
+
+import mpidist
+from mpidist.optimizers.adam import AdamKernel
+from mpidist.optimizers.optimizer import Kernel, Optimizer
+from mpidist.optimizers.sgd import SGDKernel
+from mpidist.variables.plan import BLOCK_BYTES, Update
+
+Array = npt.NDArray[Any]
+RATE = 1e-3
+
+
+def resnet50_shapes() -> list[tuple[int, ...]]:
+    """The 161 parameter shapes of ResNet-50, 25,557,032 elements."""
+    shapes: list[tuple[int, ...]] = [(64, 3, 7, 7), (64,), (64,)]
+    channels = 64
+    for width, count in ((64, 3), (128, 4), (256, 6), (512, 3)):
+        for number in range(count):
+            shapes += [(width, channels, 1, 1), (width,), (width,), (width, width, 3, 3), (width,), (width,)]
+            shapes += [(width * 4, width, 1, 1), (width * 4,), (width * 4,)]
+            if number == 0:
+                shapes += [(width * 4, channels, 1, 1), (width * 4,), (width * 4,)]
+            channels = width * 4
+    return [*shapes, (1000, 2048), (1000,)]
+
+
+SHAPES = resnet50_shapes()
+COUNT = sum(int(np.prod(shape)) for shape in SHAPES)
+
+
+@dataclass(frozen=True)
+class StoreSum:
+    """Reduction alone: the sum of the gradients is written where every rank of the node sees it."""
+
+    slots: Mapping[str, float]
+    scratch_count: int = 0
+
+    def prepare(self, step: int, learning_rate: float) -> Update:
+        """Copy the sum from the cache to node memory."""
+
+        def update(parameter: Array, gradient: Array, slots: Sequence[Array], scratch: Sequence[Array]) -> None:
+            np.copyto(parameter, gradient)
+
+        return update
+
+
+def arena_case(kernel: Kernel, *, shared: bool | None = None) -> tuple[Case, list[Any]]:
+    """A step of mpidist with gradients written in place; also the strategy, kept alive."""
+    strategy = mpidist.MultiWorkerMirroredStrategy(shared=shared)
+    with strategy.scope():
+        variables = [mpidist.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
+    optimizer = Optimizer(kernel, RATE, name="benchmark")
+    gradients = optimizer.gradients(variables)
+    for gradient in gradients:
+        gradient[...] = 1e-3
+    pairs = list(zip(gradients, variables, strict=True))
+    return lambda: optimizer.apply_gradients(pairs), [strategy, variables, optimizer]
+
+
+def limit_case() -> Case:
+    """Each rank adds its share of the bytes: two streams read, one written, in the best block size."""
+    share = COUNT // WORLD.size
+    a, b, c = (np.ones(share, np.float32) for _ in range(3))
+    block = BLOCK_BYTES // 4
+    pieces = [(a[i : i + block], b[i : i + block], c[i : i + block]) for i in range(0, share, block)]
+
+    def case() -> None:
+        for x, y, out in pieces:
+            np.add(x, y, out=out)
+
+    return case
+
+
+def mpi_cases(kernel: Kernel | None) -> dict[str, Case]:
+    """Raw Allreduce at its best; with a kernel, the same update after each chunk, while it is in the cache."""
+    flat = np.ones(COUNT, np.float32)
+    total = np.empty_like(flat)
+    parameter = np.zeros(COUNT, np.float32)
+    slots = [np.zeros(COUNT, np.float32) for _ in (kernel.slots if kernel else ())]
+    block = BLOCK_BYTES // 4
+    scratch = [np.empty(block, np.float32) for _ in range(kernel.scratch_count if kernel else 0)]
+
+    def updated(gradient: Array, begin: int) -> None:
+        if kernel is None:
+            return
+        update = kernel.prepare(1, RATE)
+        for at in range(0, gradient.size, block):
+            g = gradient[at : at + block]
+            here = slice(begin + at, begin + at + g.size)
+            update(parameter[here], g, [s[here] for s in slots], [s[: g.size] for s in scratch])
+
+    def one_call() -> None:
+        WORLD.Allreduce(flat, total)
+        updated(total, 0)
+
+    def in_place() -> None:
+        WORLD.Allreduce(MPI.IN_PLACE, total)
+        updated(total, 0)
+
+    def chunked(chunk: int) -> Case:
+        def case() -> None:
+            for at in range(0, COUNT, chunk):
+                WORLD.Allreduce(MPI.IN_PLACE, total[at : at + chunk])
+                updated(total[at : at + chunk], at)
+
+        return case
+
+    cases: dict[str, Case] = {"one call": one_call, "in place": in_place}
+    cases.update({f"chunks of {kb} KB": chunked(kb * 256) for kb in (256, 1024, 4096, 16384)})
+    return cases
+
+
+def torch_cases(algorithm: str | None) -> dict[str, Case]:
+    """PyTorch over gloo in buckets of 25 MB, with the optimizer's plain, foreach and fused forms."""
+    torch = importlib.import_module("torch")
+    gloo = importlib.import_module("torch.distributed")
+    torch.set_num_threads(1)
+    if not gloo.is_initialized():
+        folder = WORLD.bcast(tempfile.mkdtemp() if WORLD.rank == 0 else "")
+        gloo.init_process_group("gloo", init_method=f"file://{folder}/store", rank=WORLD.rank, world_size=WORLD.size)
+    buckets: list[Any] = []
+    parameters: list[Any] = []
+    chosen: list[tuple[int, ...]] = []
+    for number, shape in enumerate(SHAPES):
+        chosen.append(shape)
+        size = sum(int(np.prod(s)) for s in chosen)
+        if size * 4 < 25 << 20 and number < len(SHAPES) - 1:
+            continue
+        bucket = torch.full((size,), 1e-3)
+        begin = 0
+        for one in chosen:
+            parameter = torch.zeros(one, requires_grad=True)
+            end = begin + parameter.numel()
+            parameter.grad = bucket[begin:end].view(one)
+            parameters.append(parameter)
+            begin = end
+        buckets.append(bucket)
+        chosen = []
+
+    def reduced() -> None:
+        for work in [gloo.all_reduce(bucket, async_op=True) for bucket in buckets]:
+            work.wait()
+
+    if algorithm is None:
+        return {"gloo": reduced}
+    cases: dict[str, Case] = {}
+    for name, options in {"plain": {"foreach": False}, "foreach": {"foreach": True}, "fused": {"fused": True}}.items():
+        try:
+            optimizer = getattr(torch.optim, algorithm)(parameters, lr=RATE, **options)
+        except (RuntimeError, TypeError) as error:
+            say(f"torch.optim.{algorithm}({options}) is not to be had: {error}")
+            continue
+
+        def case(optimizer: Any = optimizer) -> None:
+            reduced()
+            optimizer.step()
+
+        cases[f"gloo, {name}"] = case
+    return cases
+
+
+def compare(what: str, kernel: Kernel, raw_kernel: Kernel | None, algorithm: str | None, rounds: int) -> dict[str, Any]:
+    """One figure: mpidist, its private fallback, MPI and PyTorch, each at its best."""
+    ours, keep = arena_case(kernel)
+    private, keep_private = arena_case(kernel, shared=False)
+    cases: dict[str, Case] = {"memory limit": limit_case(), "mpidist": ours, "mpidist, shared=False": private}
+    cases.update({f"MPI {name}": case for name, case in mpi_cases(raw_kernel).items()})
+    if importlib.util.find_spec("torch"):
+        cases.update({f"PyTorch {name}": case for name, case in torch_cases(algorithm).items()})
+    times = measure.interleaved(cases, rounds)
+    del keep, keep_private
+    say(f"\n{what}: {COUNT} float32, {WORLD.size} ranks")
+    say(f"{'':28}{'min ms':>9}{'median':>9}{'/ mpidist':>11}")
+    for name, t in times.items():
+        say(f"{name:28}{t['min']:9.2f}{t['median']:9.2f}{t['median'] / times['mpidist']['median']:11.2f}")
+    best = {
+        peer: min((t["median"], name) for name, t in times.items() if name.startswith(peer))
+        for peer in ("memory limit", "MPI", "PyTorch")
+        if any(name.startswith(peer) for name in times)
+    }
+    mine = times["mpidist"]["median"]
+    ratios = {peer: round(value / mine, 3) for peer, (value, _) in best.items()}
+    say("ratios of medians, peer at its best / mpidist: " + ", ".join(f"{p} {r:.2f}" for p, r in ratios.items()))
+    return {"times_ms": times, "ratios": ratios, "best": {peer: name for peer, (_, name) in best.items()}}
+
+
+def memory() -> dict[str, float]:
+    """Bytes that parameters, gradients and Adam's state take on the node, against private copies."""
+    result: dict[str, float] = {}
+    for name, shared in (("shared", None), ("private", False)):
+        WORLD.Barrier()
+        before = WORLD.allreduce(measure.proportional_memory())
+        step, keep = arena_case(AdamKernel(0.9, 0.999, 1e-7), shared=shared)
+        step()
+        WORLD.Barrier()
+        result[name] = (WORLD.allreduce(measure.proportional_memory()) - before) / (COUNT * 4)
+        WORLD.Barrier()
+        del step, keep
+    n = WORLD.size
+    say(
+        f"\nmemory of the node with Adam, in copies of the {COUNT * 4 / 1e6:.0f} MB of parameters: shared "
+        f"{result['shared']:.2f} (expected 3 + {n} gradients = {3 + n}), private {result['private']:.2f} "
+        f"(expected {n} x 4 = {4 * n})"
+    )
+    return result
+
+
+def plot(path: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
+    """Bars: milliseconds of each way, its best setting."""
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, axes = pyplot.subplots(1, len(figures), figsize=(4.2 * len(figures), 4), constrained_layout=True)
+    for axis, (title, result) in zip(axes, figures.items(), strict=True):
+        names = ["memory limit", "mpidist", *(name for peer, name in result["best"].items() if peer != "memory limit")]
+        heights = [result["times_ms"][name]["median"] for name in names]
+        bars = axis.bar([name.replace(", ", "\n").replace("of ", "of\n") for name in names], heights)
+        axis.bar_label(bars, [f"{h:.1f}" for h in heights])
+        axis.set_title(title)
+        axis.tick_params(axis="x", labelsize=7)
+        axis.set_ylabel("ms per step (median)")
+    figure.suptitle(f"ResNet-50's gradients (102 MB float32), {WORLD.size} ranks, {measure.machine()['mpi'][:40]}")
+    figure.savefig(path, dpi=110)
+    say(f"wrote {Path(path)}")
+
+
+@click.command(help=__doc__)
+@click.option("--rounds", default=15, show_default=True, help="Repetitions of each case.")
+@click.option("--plot", "plot_path", help="Write a bar chart.")
+@click.option("--json", "json_path", help="Write the figures.")
+def main(rounds: int, plot_path: str | None, json_path: str | None) -> None:
+    adam = AdamKernel(0.9, 0.999, 1e-7)
+    figures = {
+        "reduction": compare("reduction", StoreSum({}), None, None, rounds),
+        "with SGD": compare("reduction and SGD", SGDKernel(), SGDKernel(), "SGD", rounds),
+        "with Adam": compare("reduction and Adam", adam, adam, "Adam", rounds),
+    }
+    results = {"figures": figures, "memory_in_parameter_copies": memory()}
+    measure.record(json_path, results)
+    if plot_path and WORLD.rank == 0:
+        plot(plot_path, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,204 @@
+"""Train a classifier of handwritten digits: a network with two hidden layers in NumPy, gradients by hand.
+
+    mpirun -n 8 python examples/train.py
+    python examples/train.py --strategy default
+    mpirun -n 4 python examples/train.py --checkpoint-dir checkpoints --plot curve.png
+
+The data are the 1797 digits that scikit-learn carries, or those of --data: an .npz or .h5 file with `x_train`,
+`y_train`, `x_test`, `y_test`. With --checkpoint-dir a run that was killed goes on from its last checkpoint when it is
+started again, on any number of ranks, and ends where an undisturbed run ends.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import click
+import h5py
+import numpy as np
+import numpy.typing as npt
+
+import mpidist
+
+Array = npt.NDArray[Any]
+STRATEGIES = {
+    "multi-worker": mpidist.MultiWorkerMirroredStrategy,
+    "mirrored": mpidist.MirroredStrategy,
+    "one-device": lambda: mpidist.OneDeviceStrategy("cpu:0"),
+    "default": mpidist.get_strategy,
+}
+
+
+class Network:
+    """Dense layers with ReLU between them, and softmax cross-entropy at the end."""
+
+    def __init__(self, sizes: Sequence[int], seed: int) -> None:
+        random = np.random.default_rng(seed)
+        self.kernels = []
+        self.biases = []
+        for number, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+            start = (random.standard_normal((fan_in, fan_out)) * np.sqrt(2 / fan_in)).astype(np.float32)
+            self.kernels.append(mpidist.Variable(start, name=f"kernel_{number}"))
+            self.biases.append(mpidist.Variable(np.zeros(fan_out, np.float32), name=f"bias_{number}"))
+
+    @property
+    def variables(self) -> list[Any]:
+        return [*self.kernels, *self.biases]
+
+    def forward(self, x: Array) -> list[Array]:
+        """The activations of all layers; the last are the logits."""
+        activations = [x]
+        for number, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
+            x = x @ kernel.value() + bias.value()
+            if number < len(self.kernels) - 1:
+                x = np.maximum(x, 0)
+            activations.append(x)
+        return activations
+
+    def backward(self, activations: list[Array], delta: Array, gradients: Sequence[Array]) -> None:
+        """Write the gradients in place; `delta` is that of the logits."""
+        layers = len(self.kernels)
+        for number in reversed(range(layers)):
+            np.matmul(activations[number].T, delta, out=gradients[number])
+            np.sum(delta, axis=0, out=gradients[layers + number])
+            if number:
+                delta = (delta @ self.kernels[number].value().T) * (activations[number] > 0)
+
+
+class History:
+    """The loss of every step, kept in checkpoints, so that the curve of a resumed run is whole."""
+
+    def __init__(self) -> None:
+        self.losses: list[float] = []
+
+    def state(self) -> dict[str, Any]:
+        return {"losses": np.array(self.losses)}
+
+    def load_state(self, saved: Any) -> None:
+        self.losses = list(saved["losses"].numpy())
+
+
+def load_data(path: str | None) -> tuple[Array, Array, Array, Array]:
+    """Images as rows of floats from 0 to 1, and labels, for training and test."""
+    if path is None:
+        digits = importlib.import_module("sklearn.datasets").load_digits()
+        order = np.random.default_rng(0).permutation(len(digits.target))
+        x, y = digits.data[order].astype(np.float32) / 16, digits.target[order]
+        return x[360:], y[360:], x[:360], y[:360]
+    names = ("x_train", "y_train", "x_test", "y_test")
+    with np.load(path) if path.endswith(".npz") else h5py.File(path) as file:
+        missing = [name for name in names if name not in file]
+        if missing:
+            raise click.BadParameter(f"{path} has no {', '.join(missing)}; expected {', '.join(names)}")
+        x_train, y_train, x_test, y_test = (np.asarray(file[name]) for name in names)
+    scale = np.float32(255 if x_train.max() > 1 else 1)
+    flat = [x.reshape(len(x), -1).astype(np.float32) / scale for x in (x_train, x_test)]
+    return flat[0], y_train.astype(np.int64), flat[1], y_test.astype(np.int64)
+
+
+def plot_losses(path: str, losses: Sequence[float], title: str) -> None:
+    pyplot = importlib.import_module("matplotlib.pyplot")
+    figure, axis = pyplot.subplots(figsize=(6, 4), constrained_layout=True)
+    axis.semilogy(losses)
+    axis.set(xlabel="step", ylabel="loss", title=title)
+    figure.savefig(path, dpi=120)
+
+
+@click.command(help=__doc__, context_settings={"max_content_width": 120})
+@click.option("--strategy", "strategy_name", type=click.Choice(list(STRATEGIES)), default="multi-worker")
+@click.option("--data", type=click.Path(exists=True, dir_okay=False), help="An .npz or .h5 file instead of the digits.")
+@click.option("--epochs", default=30, show_default=True, type=click.IntRange(1))
+@click.option("--batch", default=64, show_default=True, type=click.IntRange(1), help="Examples per step, of all ranks.")
+@click.option("--learning-rate", default=2e-3, show_default=True)
+@click.option("--checkpoint-dir", type=click.Path(file_okay=False), help="Where checkpoints go, one per epoch.")
+@click.option("--resume/--no-resume", default=True, show_default=True, help="Go on from the last checkpoint.")
+@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Draw the loss curve into a PNG.")
+@click.option("--losses", "losses_path", type=click.Path(dir_okay=False), help="Write the loss of each step as text.")
+@click.option("--seed", default=0, show_default=True)
+def main(
+    strategy_name: str,
+    data: str | None,
+    epochs: int,
+    batch: int,
+    learning_rate: float,
+    checkpoint_dir: str | None,
+    resume: bool,
+    plot_path: str | None,
+    losses_path: str | None,
+    seed: int,
+) -> None:
+    strategy = STRATEGIES[strategy_name]()
+    x_train, y_train, x_test, y_test = load_data(data)
+    train = mpidist.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(len(x_train), seed=seed).batch(batch)
+    test = mpidist.data.Dataset.from_tensor_slices((x_test, y_test)).batch(512)
+    batches = iter(strategy.experimental_distribute_dataset(train.repeat(epochs)))
+    test_batches = strategy.experimental_distribute_dataset(test)
+    steps_per_epoch = -(-len(x_train) // batch)
+
+    with strategy.scope():
+        network = Network([x_train.shape[1], 256, 128, int(y_train.max()) + 1], seed)
+        optimizer = mpidist.optimizers.Adam(
+            mpidist.optimizers.CosineDecay(learning_rate, epochs * steps_per_epoch)
+        )
+        accuracy = mpidist.metrics.SparseCategoricalAccuracy()
+    gradients = optimizer.gradients(network.variables)
+    history = History()
+
+    def train_step(x: Array, y: Array) -> Any:
+        activations = network.forward(x)
+        logits = activations[-1] - activations[-1].max(axis=1, keepdims=True)
+        exponentials = np.exp(logits)
+        probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
+        losses = -np.log(probabilities[np.arange(len(y)), y] + 1e-12)
+        # The mean over the global batch: its size, since the last one is smaller, comes from all replicas.
+        size = mpidist.get_replica_context().all_reduce("SUM", len(y))
+        probabilities[np.arange(len(y)), y] -= 1
+        network.backward(activations, probabilities / np.float32(size), gradients)
+        optimizer.apply_gradients(zip(gradients, network.variables, strict=True))
+        return mpidist.compute_average_loss(losses, global_batch_size=size)
+
+    def evaluate() -> float:
+        accuracy.reset_state()
+        for x, y in test_batches:
+            accuracy.update_state(y, network.forward(x)[-1])
+        return float(accuracy.result())
+
+    manager = None
+    if checkpoint_dir:
+        checkpoint = mpidist.Checkpoint(network=network, optimizer=optimizer, batches=batches, history=history)
+        manager = mpidist.CheckpointManager(checkpoint, checkpoint_dir, max_to_keep=3)
+        if resume and manager.latest_checkpoint:
+            checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+
+    first = optimizer.iterations // steps_per_epoch
+    with mpidist.observe.Progress(
+        epochs * steps_per_epoch, description="training", initial=optimizer.iterations
+    ) as progress:
+        ranks = strategy.num_replicas_in_sync
+        progress.write(f"{type(strategy).__name__}: {ranks} replica(s), {len(x_train)} training examples")
+        if first:
+            progress.write(f"resumed after epoch {first} from {manager.latest_checkpoint if manager else ''}")
+        for epoch in range(first, epochs):
+            for _ in range(steps_per_epoch):
+                loss = strategy.reduce("SUM", strategy.run(train_step, args=next(batches)), axis=None)
+                history.losses.append(float(loss))
+                progress.update(loss=float(loss))
+            if manager:
+                manager.save()
+            if (epoch + 1) % 5 == 0 or epoch + 1 == epochs:
+                progress.write(f"epoch {epoch + 1}: loss {history.losses[-1]:.5f}, test accuracy {evaluate():.4f}")
+    final = evaluate()
+    if mpidist.launch.world_rank() == 0:
+        click.echo(f"test accuracy {final:.4f}")
+        if losses_path:
+            Path(losses_path).write_text("".join(f"{loss!r}\n" for loss in history.losses))
+        if plot_path:
+            plot_losses(plot_path, history.losses, f"{type(strategy).__name__}, test accuracy {final:.4f}")
+            click.echo(f"wrote {plot_path}")
+
+
+if __name__ == "__main__":
+    main()

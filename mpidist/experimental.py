@@ -1,0 +1,35 @@
+"""Names of tf.distribute.experimental, with tf's arguments in tf's order."""
+
+from __future__ import annotations
+
+from mpidist.cluster.resolver import ClusterResolver
+from mpidist.options import CommunicationImplementation, CommunicationOptions
+from mpidist.strategy import multi_worker
+from mpidist.strategy.values import ValueContext
+
+CollectiveCommunication = CommunicationImplementation
+
+
+class MultiWorkerMirroredStrategy(multi_worker.MultiWorkerMirroredStrategy):
+    """`mpidist.MultiWorkerMirroredStrategy` with the older order of arguments.
+
+    Collective. Args:
+        communication: Which collective is used.
+        cluster_resolver: What describes the cluster.
+    """
+
+    def __init__(
+        self,
+        communication: CommunicationImplementation | str = CommunicationImplementation.AUTO,
+        cluster_resolver: ClusterResolver | None = None,
+    ) -> None:
+        super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
+
+
+__all__ = [
+    "CollectiveCommunication",
+    "CommunicationImplementation",
+    "CommunicationOptions",
+    "MultiWorkerMirroredStrategy",
+    "ValueContext",
+]

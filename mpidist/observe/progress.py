@@ -1,0 +1,104 @@
+"""Progress on rank 0: a bar on a terminal, plain lines in a log file, nothing on other ranks."""
+
+from __future__ import annotations
+
+import sys
+import time
+from types import TracebackType
+from typing import Any, TextIO
+
+from tqdm import tqdm
+
+from mpidist import launch
+
+
+class Progress:
+    """Shows how far a loop has come; Local, and harmless on every rank.
+
+    Args:
+        total: Number of steps, None where unknown.
+        description: In front of the bar or line.
+        initial: Steps done before, by an earlier run for instance.
+        interval_seconds: In a log file, at most one line per so long; the last step always gives one.
+        stream: Where to write; default: stderr.
+
+    Example:
+        >>> with Progress(2, description="epoch 1", stream=sys.stdout) as progress:
+        ...     progress.update(loss=0.5)
+        ...     progress.update(loss=0.25)
+        epoch 1: 2/2 loss=0.25
+    """
+
+    def __init__(
+        self,
+        total: int | None = None,
+        *,
+        description: str = "",
+        initial: int = 0,
+        interval_seconds: float = 10.0,
+        stream: TextIO | None = None,
+    ) -> None:
+        self.total = total
+        self.description = description
+        self.done = initial
+        self.interval_seconds = interval_seconds
+        self._stream = sys.stderr if stream is None else stream
+        # By the launcher's word, not by a communicator: independent programs on several ranks show one bar, too.
+        self._is_shown = launch.world_rank() == 0
+        self._values: dict[str, Any] = {}
+        self._last_line = time.monotonic()
+        self._last_shown = initial
+        self._bar: Any = None
+        if self._is_shown and self._stream.isatty():
+            self._bar = tqdm(
+                total=total, initial=initial, desc=description, file=self._stream, dynamic_ncols=True, leave=False
+            )
+
+    def update(self, steps: int = 1, **values: Any) -> None:
+        """Local. Note that some more steps are done.
+
+        Args:
+            steps: How many.
+            values: Shown behind; floats are rounded.
+        """
+        self.done += steps
+        if not self._is_shown:
+            return
+        self._values.update(values)
+        if self._bar is not None:
+            self._bar.set_postfix_str(self._format_values(), refresh=False)
+            self._bar.update(steps)
+        elif self.done == self.total or time.monotonic() - self._last_line >= self.interval_seconds:
+            self._show_line()
+
+    def write(self, text: str) -> None:
+        """Root only, harmless elsewhere. Print a line above the bar, or into the log."""
+        if not self._is_shown:
+            return
+        if self._bar is not None:
+            self._bar.write(text, file=self._stream)
+        else:
+            print(text, file=self._stream, flush=True)  # noqa: T201
+
+    def close(self) -> None:
+        """Local. Remove the bar; in a log, show where it ended."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None
+        elif self._is_shown and self.done > self._last_shown:
+            self._show_line()
+
+    def _show_line(self) -> None:
+        self._last_line = time.monotonic()
+        self._last_shown = self.done
+        place = f"{self.done}/{self.total}" if self.total is not None else str(self.done)
+        print(f"{self.description}: {place} {self._format_values()}".rstrip(), file=self._stream, flush=True)  # noqa: T201
+
+    def _format_values(self) -> str:
+        return " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self._values.items())
+
+    def __enter__(self) -> Progress:
+        return self
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        self.close()

@@ -1,0 +1,80 @@
+"""Stochastic gradient descent, with momentum and Nesterov's form of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mpidist.optimizers.optimizer import Optimizer, Schedule, positive
+from mpidist.variables.plan import Update
+from mpidist.variables.variable import AnyArray
+
+
+@dataclass(frozen=True)
+class SGDKernel:
+    """`m = momentum * m + g; p -= rate * m`; Nesterov: `p -= rate * (g + momentum * m)`, as in PyTorch.
+
+    Attributes:
+        momentum: 0 is plain descent, without state.
+        nesterov: Look ahead along the momentum.
+    """
+
+    momentum: float = 0.0
+    nesterov: bool = False
+
+    @property
+    def slots(self) -> Mapping[str, float]:
+        """Local. The momentum, if any."""
+        return {"momentum": 0.0} if self.momentum else {}
+
+    @property
+    def scratch_count(self) -> int:
+        """Local. One block for Nesterov's look ahead."""
+        return 1 if self.nesterov else 0
+
+    def prepare(self, step: int, learning_rate: float) -> Update:
+        """Local. See `Kernel.prepare`."""
+
+        def update(
+            parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+        ) -> None:
+            if self.momentum:
+                velocity = slots[0]
+                np.multiply(velocity, self.momentum, out=velocity)
+                np.add(velocity, gradient, out=velocity)
+                if self.nesterov:
+                    np.multiply(velocity, self.momentum, out=scratch[0])
+                    np.add(gradient, scratch[0], out=gradient)
+                    np.multiply(gradient, learning_rate, out=gradient)
+                else:
+                    np.multiply(velocity, learning_rate, out=gradient)
+            else:
+                np.multiply(gradient, learning_rate, out=gradient)
+            np.subtract(parameter, gradient, out=parameter)
+
+        return update
+
+
+def SGD(
+    learning_rate: float | Schedule = 0.01, momentum: float = 0.0, nesterov: bool = False, *, name: str = "SGD"
+) -> Optimizer:
+    """Local. Gradient descent with momentum.
+
+    Args:
+        learning_rate: A number or a schedule.
+        momentum: 0 to 1.
+        nesterov: Nesterov momentum; needs `momentum`.
+        name: Shown in errors.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ValueError: A negative rate or momentum, or Nesterov without momentum.
+    """
+    positive(momentum=momentum)
+    if nesterov and not momentum:
+        raise ValueError("`nesterov=True` needs a `momentum` above 0")
+    return Optimizer(SGDKernel(momentum, nesterov), learning_rate, name=name)

@@ -1,0 +1,170 @@
+"""The default strategy, which distributes nothing, and the functions that ask which strategy is current."""
+
+from __future__ import annotations
+
+import functools
+import logging
+from abc import ABC, ABCMeta
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar, cast
+
+import numpy.typing as npt
+
+from mpidist import context, launch
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.data.dataset import Dataset
+from mpidist.data.distributed import DistributedDataset
+from mpidist.options import InputOptions, ReduceOp, RunOptions, VariableAggregation, VariableSynchronization
+from mpidist.strategy.base import ReplicaContext, Strategy
+from mpidist.variables import variable as variables
+from mpidist.variables.arena import solo_arena
+from mpidist.variables.creation import create_variable, current_arena
+
+logger = logging.getLogger("mpidist")
+T = TypeVar("T")
+
+
+@functools.cache
+def warn_about_independent_programs(name: str) -> None:
+    """Local. Say once, on the first rank, that a strategy of one replica runs on several ranks."""
+    size = launch.world_size()
+    if size > 1 and launch.world_rank() == 0:
+        logger.warning(
+            "%s runs %d independent programs, one on each rank: nothing is summed over them, and only rank 0 writes "
+            "checkpoints. To train one model on all ranks use MultiWorkerMirroredStrategy()", name, size,
+        )
+
+
+class DefaultStrategy(Strategy):
+    """What is current where no strategy is: `run` calls the function, `reduce` and `gather` return their input.
+
+    There is one, `get_strategy()` gives it outside any scope.
+    """
+
+    def __init__(self) -> None:
+        super().__init__(SoloCommunicator())
+        # Variables made without a strategy live where plain ones do, whether this object exists or not.
+        self.arena = solo_arena()
+
+    @contextmanager
+    def scope(self) -> Iterator[Strategy]:
+        """Local. Changes nothing: code behaves as without any strategy."""
+        yield self
+
+    def run(
+        self,
+        fn: Callable[..., T],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> T:
+        """Local. `fn(*args, **kwargs)`."""
+        warn_about_independent_programs("the default strategy")
+        return fn(*args, **(kwargs or {}))
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
+        """Local. `value`."""
+        return value
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Local. `value`."""
+        return value
+
+    def experimental_distribute_dataset(
+        self, dataset: Dataset, options: InputOptions | None = None
+    ) -> DistributedDataset:
+        """Local. All of the dataset."""
+        warn_about_independent_programs("the default strategy")
+        return super().experimental_distribute_dataset(dataset, options)
+
+    def __copy__(self) -> Strategy:
+        raise RuntimeError("there is one default strategy; get_strategy() gives it")
+
+    def __deepcopy__(self, _: object) -> Strategy:
+        raise RuntimeError("there is one default strategy; get_strategy() gives it")
+
+
+@functools.cache
+def default_strategy() -> DefaultStrategy:
+    """Local. The one default strategy."""
+    return DefaultStrategy()
+
+
+def get_strategy() -> Strategy:
+    """Local. The current strategy of this thread: of the innermost scope or `run`, else the default strategy."""
+    entry = context.innermost()
+    return default_strategy() if entry is None else cast(Strategy, entry.strategy)
+
+
+def has_strategy() -> bool:
+    """Local. Whether a strategy other than the default one is current."""
+    return context.innermost() is not None
+
+
+def in_cross_replica_context() -> bool:
+    """Local. True in a scope and in `merge_call`, False in `run` and at program start."""
+    entry = context.innermost()
+    return entry is not None and entry.replica_context is None
+
+
+def get_replica_context() -> ReplicaContext | None:
+    """Local. The replica context inside `run` and at program start, None in cross-replica context."""
+    entry = context.innermost()
+    if entry is None:
+        return default_strategy()._replica_context
+    return cast("ReplicaContext | None", entry.replica_context)
+
+
+class _VariableMeta(ABCMeta):
+    """Lets `Variable(...)` make a variable of the kind that the current strategy wants."""
+
+    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
+        return cls.__new__(cls, *args, **kwargs)
+
+
+class Variable(ABC, metaclass=_VariableMeta):
+    """An array that all replicas of the current strategy share.
+
+    Collective in a strategy's scope: every rank makes the same variables in the same order. The value is the first
+    replica's. Outside any scope the variable belongs to this process alone. All variables are instances of this
+    class; `mpidist.variables.variable.Variable` says what they can do.
+
+    Args:
+        initial_value: An array, a number, nested lists, or a function without arguments that gives one.
+        trainable: Whether it counts as trainable; default True for ON_WRITE, False for ON_READ.
+        name: For people.
+        dtype: Default: an array's own; Python floats become float32, ints int32.
+        synchronization: ON_WRITE (AUTO): one value for all replicas. ON_READ: each replica has its own.
+        aggregation: How replicas' values are combined.
+
+    Raises:
+        MismatchError: Shape or dtype differ between ranks.
+        ValueError: Arguments that do not fit together.
+        TypeError: No array of numbers.
+
+    Example:
+        >>> import mpidist
+        >>> v = mpidist.Variable(1.0)
+        >>> v.assign_add(2.0)
+        <mpidist.MirroredVariable 'Variable' shape=() dtype=float32, numpy=3.0>
+    """
+
+    def __new__(
+        cls,
+        initial_value: npt.ArrayLike | variables.Variable | Callable[[], npt.ArrayLike],
+        trainable: bool | None = None,
+        *,
+        name: str | None = None,
+        dtype: npt.DTypeLike | None = None,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+    ) -> variables.Variable:
+        """Collective. See the class."""
+        return create_variable(
+            current_arena(), initial_value, name=name, dtype=dtype, trainable=trainable,
+            synchronization=synchronization, aggregation=aggregation,
+        )
+
+
+Variable.register(variables.Variable)

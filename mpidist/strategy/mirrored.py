@@ -1,0 +1,47 @@
+"""Synchronous training on the ranks of one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mpidist.cluster.devices import node_device
+from mpidist.comm.agreement import together
+from mpidist.comm.communicator import open_communicator
+from mpidist.options import CommunicationOptions
+from mpidist.strategy.base import Strategy
+
+
+class MirroredStrategy(Strategy):
+    """Every rank of the node is one replica; variables are the same on all, gradients are summed.
+
+    Collective. Args:
+        devices: One device per rank of the node, rank 0's first; default: each rank's own. Arrays are in host memory.
+        communicator: An mpi4py communicator of the replicas; default: all ranks of the job.
+        communication_options: How ranks communicate.
+        shared: False keeps a private copy of the variables on each rank; True makes shared memory a must.
+
+    Raises:
+        ValueError: The ranks are on several nodes, or `devices` does not name one per rank.
+    """
+
+    def __init__(
+        self,
+        devices: Sequence[str] | None = None,
+        *,
+        communicator: object | None = None,
+        communication_options: CommunicationOptions | None = None,
+        shared: bool | None = None,
+    ) -> None:
+        ranks = open_communicator(communicator)
+        if len(ranks.node_sizes) > 1:
+            raise ValueError(
+                f"MirroredStrategy trains on the ranks of one node, and this job's {ranks.size} ranks are on "
+                f"{len(ranks.node_sizes)} nodes with {list(ranks.node_sizes)} ranks. "
+                "Use MultiWorkerMirroredStrategy(), which takes the ranks of all nodes"
+            )
+        self.device = None
+        if devices:
+            self.device = together(
+                ranks, "choosing this rank's device", lambda: node_device(devices, ranks.rank, ranks.size)
+            )
+        super().__init__(ranks, options=communication_options, shared=shared)

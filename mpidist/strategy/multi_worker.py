@@ -1,0 +1,49 @@
+"""Synchronous training on the ranks of all nodes."""
+
+from __future__ import annotations
+
+from mpidist.cluster.detect import detect
+from mpidist.cluster.placement import place
+from mpidist.cluster.resolver import ClusterResolver
+from mpidist.comm.communicator import open_communicator
+from mpidist.options import CommunicationOptions
+from mpidist.strategy.base import Strategy
+
+
+class MultiWorkerMirroredStrategy(Strategy):
+    """Every rank is one replica; variables are the same on all, gradients are summed.
+
+    Collective. With TF_CONFIG, or another cluster, replicas are in the order of its tasks: the chief, then the workers.
+    An evaluator's rank gets a strategy of its own with one replica.
+
+    Args:
+        cluster_resolver: What describes the cluster; default: TF_CONFIG where it is set, else the ranks themselves.
+        communication_options: How ranks communicate.
+        communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
+        shared: False keeps a private copy of the variables on each rank; True makes shared memory a must.
+
+    Raises:
+        LauncherError: Tasks and ranks do not fit together, or a launcher is missing.
+        ValueError: The cluster has parameter servers, or arguments of wrong types.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        communication_options: CommunicationOptions | None = None,
+        *,
+        communicator: object | None = None,
+        shared: bool | None = None,
+    ) -> None:
+        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
+            raise ValueError(f"`cluster_resolver` must be a ClusterResolver, got {cluster_resolver!r}")
+        if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
+            raise ValueError(f"`communication_options` must be CommunicationOptions, got {communication_options!r}")
+        ranks = open_communicator(communicator)
+        resolver = detect(ranks) if cluster_resolver is None else cluster_resolver
+        placement = place(ranks, resolver)
+        self.task_type = placement.task_type
+        self.task_id = placement.task_id
+        if not placement.as_launched:
+            ranks = ranks.split(placement.group, placement.replica_key)
+        super().__init__(ranks, options=communication_options, shared=shared, cluster_resolver=resolver)

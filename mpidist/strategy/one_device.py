@@ -1,0 +1,24 @@
+"""The strategy of one replica on one device: for testing code before it is distributed."""
+
+from __future__ import annotations
+
+from mpidist.cluster.devices import parse_device
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.strategy.base import Strategy
+from mpidist.strategy.default import warn_about_independent_programs
+
+
+class OneDeviceStrategy(Strategy):
+    """One replica. Under several ranks each runs a program of its own, and a warning says so.
+
+    Local. Args:
+        device: "cpu:0", "/gpu:0", "/job:worker/device:CPU:0" and the like. Arrays are in host memory.
+
+    Raises:
+        ValueError: The device cannot be parsed.
+    """
+
+    def __init__(self, device: str) -> None:
+        self.device = parse_device(device)
+        super().__init__(SoloCommunicator())
+        warn_about_independent_programs("OneDeviceStrategy")

@@ -1,0 +1,169 @@
+"""Values of replicas: the arithmetic of reduce, and losses averaged over the global batch."""
+
+from __future__ import annotations
+
+from abc import ABC
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist import context
+from mpidist.comm.collective import AnyArray, Collective
+from mpidist.options import ReduceOp
+from mpidist.variables.creation import current_arena
+from mpidist.variables.sync_on_read import SyncOnReadVariable
+from mpidist.variables.variable import Variable, default_array
+
+
+class DistributedValues(ABC):  # noqa: B024  (for isinstance and annotations only: a plain array is a component)
+    """For `isinstance` and annotations: whatever `run` takes and returns. A plain array is this rank's component."""
+
+
+DistributedValues.register(np.ndarray)
+DistributedValues.register(np.generic)
+DistributedValues.register(Variable)
+
+
+@dataclass(frozen=True)
+class ValueContext:
+    """A replica's place, for `experimental_distribute_values_from_function`.
+
+    Attributes:
+        replica_id_in_sync_group: This replica's number.
+        num_replicas_in_sync: Number of replicas.
+    """
+
+    replica_id_in_sync_group: int = 0
+    num_replicas_in_sync: int = 1
+
+    def __str__(self) -> str:
+        return (
+            f"mpidist.ValueContext(replica id {self.replica_id_in_sync_group}, "
+            f" total replicas in sync: {self.num_replicas_in_sync})"
+        )
+
+
+def as_array(leaf: Any) -> AnyArray:
+    """Local. A component as an array: Python floats become float32 and ints int32, arrays stay what they are.
+
+    Raises:
+        TypeError: Something that holds no numbers.
+    """
+    if isinstance(leaf, SyncOnReadVariable):
+        return leaf.component
+    array = leaf if isinstance(leaf, np.ndarray) else default_array(leaf)
+    if array.dtype.kind in "OSU":
+        raise TypeError(f"expected arrays or numbers, got {leaf!r} of type {type(leaf).__name__}")
+    return array
+
+
+_LOCAL = {
+    ReduceOp.SUM: np.sum,
+    ReduceOp.MEAN: np.sum,
+    ReduceOp.MIN: np.min,
+    ReduceOp.MAX: np.max,
+    ReduceOp.PROD: np.prod,
+}
+
+
+def reduce_leaf(collective: Collective, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
+    """Collective. One array or number combined over all replicas; see `Strategy.reduce`.
+
+    Args:
+        collective: Over the replicas.
+        op: The operation.
+        leaf: This rank's component.
+        axis: Dimensions reduced within the component first, or None.
+
+    Returns:
+        An array, or a NumPy scalar where no dimension is left.
+    """
+    array = leaf if type(leaf) is np.ndarray and leaf.dtype.kind in "fi" else as_array(leaf)
+    if axis is None:
+        return collective.all_reduce(array, op)[()]
+    axes = _axes(array, axis)
+    if op is ReduceOp.MEAN:
+        dtype = np.dtype(np.float64) if array.dtype.kind in "iub" else array.dtype
+        count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
+        total = collective.all_reduce(np.asarray(array.sum(axes, dtype=dtype)))
+        elements = int(collective.all_reduce(np.array(count)))
+        with np.errstate(invalid="ignore", divide="ignore"):
+            return np.asarray(np.true_divide(total, elements, dtype=dtype))[()]
+    return collective.all_reduce(np.asarray(_reduce_locally(array, op, axes)), op)[()]
+
+
+def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any:
+    # The identities stand for a replica without data: the empty part of a partial batch.
+    if op is ReduceOp.SUM or op is ReduceOp.PROD:
+        return _LOCAL[op](array, axis=axes, dtype=array.dtype)
+    if array.dtype.kind == "f":
+        identity: Any = np.inf if op is ReduceOp.MIN else -np.inf
+    elif array.dtype.kind == "b":
+        identity = op is ReduceOp.MIN
+    else:
+        limits = np.iinfo(array.dtype)
+        identity = limits.max if op is ReduceOp.MIN else limits.min
+    return _LOCAL[op](array, axis=axes, initial=identity)
+
+
+def _axes(array: AnyArray, axis: int | Sequence[int]) -> tuple[int, ...]:
+    axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    for one in axes:
+        if isinstance(one, bool) or not isinstance(one, (int, np.integer)):
+            raise TypeError(f"`axis` must be None, an int or a sequence of ints, got {axis!r}")
+        if not -array.ndim <= one < array.ndim:
+            raise ValueError(f"`axis` is out of range for a component of shape {array.shape}, got {axis!r}")
+    return tuple(int(one) % array.ndim for one in axes)
+
+
+def compute_average_loss(
+    per_example_loss: npt.ArrayLike,
+    sample_weight: npt.ArrayLike | None = None,
+    global_batch_size: int | None = None,
+) -> Any:
+    """Local. Sum of the losses of this replica's examples divided by the global batch size.
+
+    Summed over replicas, by `reduce` or in the gradients by `apply_gradients`, it is the mean over the global batch.
+
+    Args:
+        per_example_loss: One loss per example, or more dimensions.
+        sample_weight: Weights that broadcast against the losses.
+        global_batch_size: Number of examples on all replicas. Default: this replica's times the number of replicas.
+
+    Returns:
+        A NumPy scalar of the losses' dtype.
+
+    Raises:
+        ValueError: A scalar loss, or a size that is not positive.
+    """
+    losses = np.asarray(default_array(per_example_loss))
+    if losses.ndim == 0:
+        raise ValueError("`per_example_loss` must have one loss per example, got a scalar; do not average it before")
+    if sample_weight is not None:
+        losses = losses * np.asarray(sample_weight, losses.dtype)
+    if global_batch_size is None:
+        global_batch_size = losses.shape[0] * current_arena().communicator.size
+    if not global_batch_size > 0:
+        raise ValueError(f"`global_batch_size` must be positive, got {global_batch_size!r}")
+    return losses.sum(dtype=losses.dtype) / losses.dtype.type(global_batch_size)
+
+
+def scale_regularization_loss(regularization_loss: npt.ArrayLike) -> Any:
+    """Local. The loss divided by the number of replicas, since gradients are summed over them.
+
+    Args:
+        regularization_loss: The sum of all terms, the same on every replica.
+
+    Returns:
+        A NumPy scalar or array.
+
+    Raises:
+        RuntimeError: In cross-replica context, where there is no loss of one replica.
+    """
+    entry = context.innermost()
+    if entry is not None and entry.replica_context is None:
+        raise RuntimeError("scale_regularization_loss belongs into `run`: call it where the loss is computed")
+    return default_array(regularization_loss) / current_arena().communicator.size
