@@ -95,14 +95,13 @@ def parse_enum(kind: type[E], value: object, argument: str) -> E:
     """
     if isinstance(value, kind):
         return value
-    names = ", ".join(member.name for member in kind)
+    if isinstance(value, str) and value.upper() in kind.__members__:
+        return kind[value.upper()]
+    names = ", ".join(kind.__members__)
     if isinstance(value, str):
-        try:
-            return kind[value.upper()]
-        except KeyError:
-            raise ValueError(
-                f"`{argument}`: {value!r} is not a valid {kind.__name__}; expected one of {names}"
-            ) from None
+        raise ValueError(
+            f"`{argument}`: {value!r} is not a valid {kind.__name__}; expected one of {names}"
+        )
     raise TypeError(
         f"Expected `{argument}` to be a `mpidist.{kind.__name__}` or its name ({names}), "
         f"got {value!r} of type {type(value).__name__}"
