@@ -1,0 +1,165 @@
+"""Elements: nested structures of arrays, made as tf.data makes them, stacked into batches and cut out of them.
+
+Tuples and dictionaries (and named tuples) are structure; a list is an array written down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpidist import tree
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Shape and dtype of one array of an element.
+
+    Attributes:
+        shape: None stands for a length that differs between elements.
+        dtype: NumPy's.
+    """
+
+    shape: tuple[int | None, ...]
+    dtype: np.dtype[Any]
+
+
+def convert(value: Any) -> Any:
+    """Local. The structure with its leaves as arrays.
+
+    Arrays keep their dtype. Python numbers, and lists of them, become what they become in tf.data: float32, int32
+    (int64 where int32 is too small) or bool.
+
+    Raises:
+        TypeError: A leaf is no array and cannot become one.
+        ValueError: A list is ragged.
+    """
+    if isinstance(value, (np.ndarray, np.generic)):
+        return value
+    return _rebuild(value, [convert(part) for part in _parts(value)]) if _is_node(value) else _to_array(value)
+
+
+def convert_loaded(value: Any) -> Any:
+    """Local. `convert`, for elements of somebody else's loader: there, a list of arrays is a tuple.
+
+    A PyTorch `DataLoader`, for one, gives `[inputs, labels]`.
+    """
+    if isinstance(value, list) and any(_is_node(part) or len(getattr(part, "shape", ())) > 0 for part in value):
+        value = tuple(value)
+    return _rebuild(value, [convert_loaded(part) for part in _parts(value)]) if _is_node(value) else convert(value)
+
+
+def is_array(value: Any) -> bool:
+    """Local. Whether the value is an array that can stay as it is: NumPy's, h5py's, CuPy's."""
+    return isinstance(getattr(value, "dtype", None), np.dtype) and hasattr(value, "shape")
+
+
+def call(function: Callable[..., Any], element: Any) -> Any:
+    """Local. `function` of an element; the parts of a tuple are passed as several arguments, as tf.data does."""
+    return convert(function(*element) if type(element) is tuple else function(element))
+
+
+def stack(elements: Sequence[Any]) -> Any:
+    """Local. One batch of elements of the same structure, at least one.
+
+    Raises:
+        ValueError: Structures, shapes or dtypes differ.
+    """
+    if isinstance(elements[0], (np.ndarray, np.generic)):
+        return _stack_leaf(elements)
+    flat = [tree.flatten(element) for element in elements]
+    spec = flat[0][1]
+    for leaves, other in flat:
+        if other != spec:
+            raise ValueError(f"batch: elements must have the same structure, got {spec} and {other} ({leaves!r})")
+    return tree.unflatten(spec, [_stack_leaf(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)])
+
+
+def split(batch: Any) -> Iterator[Any]:
+    """Local. The elements of a batch, in order: views of it.
+
+    Raises:
+        ValueError: The arrays do not have the same first dimension.
+    """
+    leaves, spec = tree.flatten(batch)
+    for row in range(first_dimension(batch)):
+        yield tree.unflatten(spec, [leaf[row] for leaf in leaves])
+
+
+def cut(batch: Any, piece: slice) -> Any:
+    """Local. Some rows of every array of a batch: views of it."""
+    return tree.map_leaves(lambda leaf: leaf[piece], batch)
+
+
+def first_dimension(batch: Any) -> int:
+    """Local. The number of rows that all arrays of the structure have.
+
+    Raises:
+        ValueError: They differ, or there is an array without dimensions, or none at all.
+    """
+    shapes = {path or "the array": tuple(leaf.shape) for path, leaf in tree.leaf_paths(batch)}
+    counts = {shape[:1] for shape in shapes.values()}
+    if len(counts) == 1 and () not in counts:
+        return int(counts.pop()[0])
+    got = ", ".join(f"{shape!r} for {path}" for path, shape in shapes.items()) or "no array"
+    raise ValueError(f"all arrays must have the same first dimension, got shapes {got}")
+
+
+def spec_of(element: Any) -> Any:
+    """Local. The structure with an `ArraySpec` for each array."""
+    return tree.map_leaves(lambda leaf: ArraySpec(tuple(leaf.shape), np.dtype(leaf.dtype)), element)
+
+
+def _is_node(value: Any) -> bool:
+    return isinstance(value, (tuple, dict))
+
+
+def _parts(value: Any) -> list[Any]:
+    return list(value.values()) if isinstance(value, dict) else list(value)
+
+
+def _rebuild(value: Any, parts: list[Any]) -> Any:
+    if isinstance(value, dict):
+        return dict(zip(value, parts, strict=True))
+    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+
+
+def _to_array(value: Any) -> Any:
+    if is_array(value):
+        return value
+    if hasattr(value, "to_numpy"):
+        return value.to_numpy()
+    array = np.asarray(value)
+    if array.dtype == object:
+        raise TypeError(
+            f"expected arrays, numbers, or tuples and dictionaries of them, got {value!r} of type "
+            f"{type(value).__name__}"
+        )
+    if not _is_python_number(value):
+        return array
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype == np.int64 and (array.size == 0 or (array.min() >= -(2**31) and array.max() < 2**31)):
+        return array.astype(np.int32)
+    return array
+
+
+def _is_python_number(value: Any) -> bool:
+    """Whether the first number in nested lists is Python's own; `np.float64` is a subclass of float."""
+    while isinstance(value, (list, tuple)) and value:
+        value = value[0]
+    return isinstance(value, (int, float, list)) and not isinstance(value, np.generic)
+
+
+def _stack_leaf(leaves: Sequence[Any]) -> Any:
+    kinds = {(tuple(leaf.shape), leaf.dtype) for leaf in leaves}
+    if len(kinds) > 1:
+        (first, first_dtype), (second, second_dtype) = sorted(kinds, key=str)[:2]
+        raise ValueError(
+            "batch: elements must have the same shape and dtype, got "
+            f"{first!r} {first_dtype} and {second!r} {second_dtype}. Pad or cut them in a map before batch"
+        )
+    return np.stack(leaves)

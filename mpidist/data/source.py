@@ -1,0 +1,166 @@
+"""Sources: where the items of a stream are read from, one or many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist import tree
+from mpidist.data import element as elements
+from mpidist.data.stream import Items
+
+
+class Source(Protocol):
+    """Reads items."""
+
+    @property
+    def in_memory(self) -> bool:
+        """Local. Whether reading is no more than a copy in memory."""
+        ...
+
+    def row(self, item: Any) -> Any:
+        """Local. One element."""
+        ...
+
+    def rows(self, items: Items) -> Any:
+        """Local. The elements of the items, at least one, as one batch, which nobody else holds."""
+        ...
+
+    def each(self, items: Items) -> Iterable[Any]:
+        """Local. The elements of the items, one by one."""
+        ...
+
+    def sample(self) -> Any:
+        """Local. An element, for its shapes and dtypes.
+
+        Raises:
+            ValueError: There is none.
+        """
+        ...
+
+
+class ArraySource:
+    """Rows of a nested structure of arrays.
+
+    Args:
+        arrays: NumPy arrays, or what has `shape`, `dtype` and `__getitem__`, such as an h5py dataset: that is read
+            only when, and as far as, rows are asked for.
+
+    Raises:
+        ValueError: The first dimensions differ, or there is no array.
+    """
+
+    def __init__(self, arrays: Any) -> None:
+        self.count = elements.first_dimension(arrays)
+        self._leaves, self._spec = tree.flatten(arrays)
+
+    @property
+    def in_memory(self) -> bool:
+        """Local. Whether all arrays are NumPy's and in memory."""
+        return all(isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap) for leaf in self._leaves)
+
+    def row(self, item: Any) -> Any:
+        """Local. One element: a copy, since what the user does to it must not reach the data."""
+        return tree.unflatten(self._spec, [_read_row(leaf, item) for leaf in self._leaves])
+
+    def rows(self, items: Items) -> Any:
+        """Local. One read per array."""
+        indices = np.asarray(items)
+        return tree.unflatten(self._spec, [_read_rows(leaf, indices) for leaf in self._leaves])
+
+    def each(self, items: Items) -> Iterator[Any]:
+        """Local. One read per array, then views of it."""
+        return elements.split(self.rows(items))
+
+    def sample(self) -> Any:
+        """Local. The first element; zeros where there are no rows."""
+        if self.count == 0:
+            leaves = [np.zeros(leaf.shape[1:], leaf.dtype)[()] for leaf in self._leaves]
+            return tree.unflatten(self._spec, leaves)
+        return self.row(0)
+
+
+@dataclass(frozen=True)
+class RangeSource:
+    """The numbers `start + step * i`, computed, not stored."""
+
+    numbers: range
+    dtype: np.dtype[Any]
+
+    @property
+    def in_memory(self) -> bool:
+        """Local. True: cheaper than memory."""
+        return True
+
+    def row(self, item: Any) -> Any:
+        """Local. A NumPy scalar."""
+        return self.dtype.type(self.numbers[int(item)])
+
+    def rows(self, items: Items) -> npt.NDArray[Any]:
+        """Local. A vector."""
+        return (self.numbers.start + np.asarray(items) * self.numbers.step).astype(self.dtype)
+
+    def each(self, items: Items) -> Iterator[Any]:
+        """Local. NumPy scalars."""
+        return iter(self.rows(items))
+
+    def sample(self) -> Any:
+        """Local. A zero: an empty range has a dtype too."""
+        return self.dtype.type(0)
+
+
+@dataclass(frozen=True)
+class ElementSource:
+    """Items that are elements already.
+
+    Attributes:
+        convert: Makes one of what the iterable gave.
+        first: Gives a first element, for its shapes and dtypes.
+    """
+
+    convert: Callable[[Any], Any]
+    first: Callable[[], Any]
+
+    @property
+    def in_memory(self) -> bool:
+        """Local. False: what an iterable does to give its next element is unknown."""
+        return False
+
+    def row(self, item: Any) -> Any:
+        """Local. The item, with its leaves as arrays."""
+        return self.convert(item)
+
+    def rows(self, items: Items) -> Any:
+        """Local. Stacks the items."""
+        return elements.stack([self.convert(item) for item in items])
+
+    def each(self, items: Items) -> Iterator[Any]:
+        """Local. The items themselves."""
+        return (self.convert(item) for item in items)
+
+    def sample(self) -> Any:
+        """Local. Reads the first element."""
+        return self.convert(self.first())
+
+
+def _read_row(leaf: Any, item: Any) -> Any:
+    row = leaf[item]
+    return row.copy() if isinstance(leaf, np.ndarray) else row
+
+
+def _read_rows(leaf: Any, indices: npt.NDArray[np.int64]) -> Any:
+    """Some rows, at least one, in the order asked for, in memory of their own."""
+    first, last = int(indices[0]), int(indices[-1])
+    # The cheap half of the test turns away nearly every shuffled batch.
+    is_run = last - first == len(indices) - 1 and bool((indices[1:] > indices[:-1]).all())
+    if isinstance(leaf, np.ndarray):
+        return np.array(leaf[first : last + 1]) if is_run else leaf.take(indices, axis=0)
+    if is_run:
+        return leaf[first : last + 1]
+    # HDF5 wants increasing, distinct row numbers.
+    increasing, places = np.unique(indices, return_inverse=True)
+    return leaf[increasing][places]

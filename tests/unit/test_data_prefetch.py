@@ -1,0 +1,95 @@
+"""The prefetching thread: order, errors, bounds, and its end."""
+
+import gc
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from mpidist.data import Dataset
+from mpidist.data.prefetch import Prefetcher
+
+
+def ended(thread: threading.Thread) -> bool:
+    thread.join(5)
+    return not thread.is_alive()
+
+
+def threads() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "mpidist-prefetch"]
+
+
+def test_elements_come_in_order_and_then_the_end() -> None:
+    prefetcher = Prefetcher(iter(range(1000)), 3)
+    assert list(prefetcher) == list(range(1000))
+    with pytest.raises(StopIteration):
+        next(prefetcher)
+
+
+def test_an_error_comes_after_the_elements_before_it() -> None:
+    def fails() -> Iterator[int]:
+        yield 1
+        raise KeyError("lost")
+
+    prefetcher = Prefetcher(fails(), 5)
+    assert next(prefetcher) == 1
+    with pytest.raises(KeyError, match="lost"):
+        next(prefetcher)
+    with pytest.raises(StopIteration):
+        next(prefetcher)
+
+
+def test_no_more_is_read_than_depth_and_one_in_hand() -> None:
+    read = []
+
+    def source() -> Iterator[int]:
+        for i in range(100):
+            read.append(i)
+            yield i
+
+    prefetcher = Prefetcher(source(), 2)
+    time.sleep(0.1)
+    assert len(read) == 3
+    next(prefetcher)
+    time.sleep(0.1)
+    assert len(read) == 4
+    prefetcher.close()
+
+
+def test_close_ends_the_thread_and_is_safe_twice() -> None:
+    before = threads()
+    prefetcher = Prefetcher(iter(range(100)), 1)
+    (thread,) = [thread for thread in threads() if thread not in before]
+    next(prefetcher)
+    prefetcher.close()
+    prefetcher.close()
+    assert not thread.is_alive()
+    with pytest.raises(RuntimeError, match="already closed"):
+        next(prefetcher)
+
+
+def test_a_forgotten_prefetcher_ends_its_thread() -> None:
+    before = threads()
+    iterator = iter(Dataset.range(10**9).batch(2).prefetch(4))
+    next(iterator)
+    (thread,) = [thread for thread in threads() if thread not in before]
+    del iterator
+    gc.collect()
+    assert ended(thread)
+
+
+def test_the_position_counts_what_was_taken_not_what_was_read() -> None:
+    iterator = iter(Dataset.range(100).batch(2).prefetch(8))
+    next(iterator)
+    time.sleep(0.05)
+    assert iterator.state() == {"iteration": 0, "batch": 1}
+    iterator.load_state({"iteration": 0, "batch": 40})
+    assert next(iterator).tolist() == [80, 81]
+    iterator.close()
+    assert next(iterator).tolist() == [82, 83]
+
+
+def test_depth_must_be_positive() -> None:
+    with pytest.raises(ValueError, match="depth"):
+        Prefetcher(iter([1]), 0)
