@@ -198,6 +198,13 @@ class Ranks:
             self.communicator = open_communicator(purpose="testing")
         self.watchdog.communicator = self.communicator
 
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        """Limit the collection: a module that communicates when imported may hang."""
+        # Longer than a test: ranks that read large packages from one slow disk take their time.
+        with self.watchdog.limit("the collection of tests", 5 * self.watchdog.seconds):
+            return (yield)
+
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Keep what could not be collected here."""
         if report.failed:
@@ -209,10 +216,9 @@ class Ranks:
         names = [item.nodeid for item in session.items]
         tests = "\n".join([*names, "errors:", *self.collection_errors])
         digest = hashlib.sha256(tests.encode()).hexdigest()
-        with self.watchdog.limit("the collection of tests"):
-            if len(set(self.meet("collection", digest))) == 1:
-                return
-            lists = self.meet("difference of collections", (names, list(self.collection_errors.values())))
+        if len(set(self.meet("collection", digest))) == 1:
+            return
+        lists = self.meet("difference of collections", (names, list(self.collection_errors.values())))
         text = collection_difference([names for names, _ in lists], [errors for _, errors in lists])
         pytest.exit(text, returncode=pytest.ExitCode.USAGE_ERROR)
 

@@ -1,0 +1,1 @@
+"""Who takes part: clusters, the resolvers that find them, tasks, and devices."""

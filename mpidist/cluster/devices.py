@@ -1,0 +1,144 @@
+"""Devices: their names, which rank of a node gets which, and how many GPUs there are."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from mpidist.cluster.command import mpirun_line
+
+_DEVICE = re.compile(
+    r"(?:/job:(?P<job>[A-Za-z][A-Za-z0-9_]*))?(?:/replica:(?P<replica>\d+))?(?:/task:(?P<task>\d+))?"
+    r"/?(?:device:)?(?P<kind>cpu|gpu)(?::(?P<index>\d+))?",
+    re.IGNORECASE,
+)
+
+
+@dataclass(frozen=True)
+class Device:
+    """A device by name.
+
+    Attributes:
+        kind: "CPU" or "GPU".
+        index: Index among the visible devices of the kind. CPUs are all the same memory; their index only counts.
+        job: Job of the task that has it, None where the name does not say.
+        replica: Replica in the name, which is always 0 in tf.distribute.
+        task: Index of the task that has it.
+    """
+
+    kind: str
+    index: int
+    job: str | None = None
+    replica: int | None = None
+    task: int | None = None
+
+    def __str__(self) -> str:
+        parts = (("job", self.job), ("replica", self.replica), ("task", self.task))
+        place = "".join(f"/{name}:{value}" for name, value in parts if value is not None)
+        return f"{place}/device:{self.kind}:{self.index}"
+
+
+def parse_device(name: str) -> Device:
+    """Local. Read a device's name in any of tf.distribute's spellings.
+
+    Args:
+        name: `/gpu:0`, `GPU:0`, `cpu:1`, `/device:CPU:0`, `/job:worker/replica:0/task:1/device:GPU:0`; without an
+            index, 0.
+
+    Raises:
+        TypeError: Not a string.
+        ValueError: Not a device's name, or of a kind that is not supported.
+    """
+    if not isinstance(name, str):
+        raise TypeError(f"a device must be named by a string as 'GPU:0', got {type(name).__name__}: {name!r}")
+    match = _DEVICE.fullmatch(name.strip())
+    if match is None:
+        raise ValueError(f"not the name of a device: {name!r}. Expected 'CPU:0', 'GPU:0' or '/job:worker/task:0/gpu:0'")
+    return Device(
+        kind=match["kind"].upper(),
+        index=int(match["index"] or 0),
+        job=match["job"],
+        replica=None if match["replica"] is None else int(match["replica"]),
+        task=None if match["task"] is None else int(match["task"]),
+    )
+
+
+def node_device(devices: Sequence[str], node_rank: int, node_size: int) -> Device:
+    """Local. This rank's device, where a program names one device for each rank of the node.
+
+    Args:
+        devices: Names, in the order of the node's ranks.
+        node_rank: This rank's place on its node.
+        node_size: Number of ranks on this node.
+
+    Raises:
+        ValueError: A name is none, two are the same, or there is not one per rank.
+    """
+    if isinstance(devices, str):
+        raise TypeError(f"`devices` must be a list of device names, got the string {devices!r}")
+    parsed = [parse_device(name) for name in devices]
+    if len(set(parsed)) < len(parsed):
+        twice = sorted({str(device) for device in parsed if parsed.count(device) > 1})
+        raise ValueError(
+            f"`devices` must not name a device twice, got {list(devices)!r} with {', '.join(twice)} repeated. One rank "
+            f"is one replica: name {node_size} different device{'s' if node_size > 1 else ''}, or start fewer ranks: "
+            f"{mpirun_line(len(set(parsed)))}"
+        )
+    if len(parsed) != node_size:
+        raise ValueError(
+            f"`devices` names one device per rank of the node: expected {node_size}, got {len(parsed)}: "
+            f"{list(devices)!r}. To use all of them, start one rank for each device of a node: "
+            f"{mpirun_line(len(parsed))}"
+        )
+    return parsed[node_rank]
+
+
+def visible_gpus(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[str]:
+    """Local. The NVIDIA GPUs that this process may use, found without CUDA, so that no context is created.
+
+    Args:
+        environment: Defaults to `os.environ`; `CUDA_VISIBLE_DEVICES` limits and orders the list.
+        root: Where /proc and /dev stand.
+
+    Returns:
+        Their names as `CUDA_VISIBLE_DEVICES` has them: indices or UUIDs. Empty without a driver.
+    """
+    environment = os.environ if environment is None else environment
+    count = _installed_gpus(root)
+    wanted = environment.get("CUDA_VISIBLE_DEVICES")
+    if count == 0 or wanted is None:
+        return [str(index) for index in range(count)]
+    visible: list[str] = []
+    for name in (part.strip() for part in wanted.split(",")):
+        # CUDA's rule: the first name that fits no device ends the list, so -1 and "" mean none.
+        if not (name.isdecimal() and int(name) < count) and not name.startswith(("GPU-", "MIG-")):
+            break
+        visible.append(name)
+    return visible
+
+
+def _installed_gpus(root: Path) -> int:
+    for folder, pattern in ((root / "proc/driver/nvidia/gpus", "*"), (root / "dev", "nvidia[0-9]*")):
+        count = sum(1 for _ in folder.glob(pattern))
+        if count:
+            return count
+    return 0
+
+
+def idle_gpus_warning(gpu_count: int, node_size: int) -> str | None:
+    """Local. What to tell a user who runs fewer ranks than the node has GPUs, None where there is nothing to tell.
+
+    Args:
+        gpu_count: Number of GPUs that the ranks of the node can see.
+        node_size: Number of ranks on the node.
+    """
+    if gpu_count <= max(node_size, 1):
+        return None
+    ranks = "1 rank runs" if node_size <= 1 else f"{node_size} ranks run"
+    return (
+        f"{gpu_count} GPUs are visible and {ranks} on this node: one rank uses one GPU, so the others stay idle. To "
+        f"use all of them: {mpirun_line(gpu_count)}"
+    )

@@ -1,0 +1,71 @@
+"""The resolver for a cluster that the program itself describes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from mpidist.cluster.resolver import ClusterResolver, format_address
+from mpidist.cluster.spec import ClusterSpec
+
+
+class SimpleClusterResolver(ClusterResolver):
+    """Says what it was told.
+
+    Args:
+        cluster_spec: The cluster.
+        master: What `master()` gives when no task is named.
+        task_type: This process's job.
+        task_id: This process's index in its job.
+        environment: A word for where the cluster runs.
+        num_accelerators: What `num_accelerators()` gives. Default: none.
+        rpc_layer: Prefix of the addresses.
+
+    Raises:
+        TypeError: `cluster_spec` is not a `ClusterSpec`, or `master` is not a string.
+    """
+
+    def __init__(  # tf.distribute's signature
+        self,
+        cluster_spec: ClusterSpec,
+        master: str = "",
+        task_type: str | None = None,
+        task_id: int | None = None,
+        environment: str = "",
+        num_accelerators: Mapping[str, int] | None = None,
+        rpc_layer: str | None = None,
+    ) -> None:
+        if not isinstance(cluster_spec, ClusterSpec):
+            raise TypeError(
+                f"`cluster_spec` must be a ClusterSpec, got {type(cluster_spec).__name__}: {cluster_spec!r}. Wrap a "
+                "dict: ClusterSpec({...})"
+            )
+        if not isinstance(master, str):
+            raise TypeError(f"`master` must be a string, got {type(master).__name__}: {master!r}")
+        self._cluster_spec = cluster_spec
+        self._master = master
+        self._task_type = task_type
+        self._task_id = task_id
+        self._environment = environment
+        self._num_accelerators = dict(num_accelerators or {})
+        self._rpc_layer = rpc_layer
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Local. The cluster given at construction."""
+        return self._cluster_spec
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """Local. Address of the task, or the constructor's `master` unless both arguments are given.
+
+        Raises:
+            ValueError: There is no such task.
+        """
+        layer = rpc_layer or self._rpc_layer
+        if task_type is None or task_id is None:
+            return format_address(self._master, layer)
+        return format_address(self._cluster_spec.task_address(task_type, task_id), layer)
+
+    def num_accelerators(
+        self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
+    ) -> dict[str, int]:
+        """Local. What was given at construction."""
+        return dict(self._num_accelerators)

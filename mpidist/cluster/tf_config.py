@@ -1,0 +1,156 @@
+"""The resolver that reads the environment variable TF_CONFIG."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from mpidist.cluster.resolver import ClusterResolver, find_master
+from mpidist.cluster.spec import ClusterSpec
+
+_FORM = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
+
+
+@dataclass(frozen=True)
+class TFConfig:
+    """What TF_CONFIG says.
+
+    Attributes:
+        cluster: The cluster, empty where it is not said.
+        task_type: This process's job, None where it is not said.
+        task_id: This process's index in its job, None where it is not said.
+        rpc_layer: Prefix of addresses.
+        session_master: Address that replaces the task's.
+    """
+
+    cluster: ClusterSpec
+    task_type: str | None
+    task_id: int | None
+    rpc_layer: str | None
+    session_master: str | None
+
+
+def read_tf_config(environment: Mapping[str, str] | None = None) -> TFConfig:
+    """Local. Read TF_CONFIG; absent, blank and `{}` give an empty cluster.
+
+    Args:
+        environment: Defaults to `os.environ`.
+
+    Raises:
+        ValueError: It is not JSON, or has another form.
+    """
+    environment = os.environ if environment is None else environment
+    text = environment.get("TF_CONFIG", "").strip() or "{}"
+    try:
+        config = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ValueError(f"TF_CONFIG must be JSON of the form {_FORM}, got {text!r}: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"TF_CONFIG must be a JSON object of the form {_FORM}, got {text!r}")
+    task = config.get("task") or {}
+    if not isinstance(task, dict):
+        raise ValueError(f'"task" in TF_CONFIG must be {{"type": "worker", "index": 0}}, got {task!r}')
+    try:
+        cluster = ClusterSpec(config.get("cluster") or {})
+    except (TypeError, ValueError) as error:
+        raise ValueError(f'"cluster" in TF_CONFIG must have the form {_FORM}: {error}') from error
+    return TFConfig(
+        cluster=cluster,
+        task_type=_text(task.get("type")),
+        task_id=_index(task.get("index")),
+        rpc_layer=_text(config.get("rpc_layer")),
+        session_master=_text(config.get("session_master")),
+    )
+
+
+def _text(value: Any) -> str | None:
+    return None if value is None else str(value)
+
+
+def _index(value: Any) -> int | None:
+    if value is None:
+        return None
+    try:
+        index = int(value)
+    except (TypeError, ValueError):
+        index = -1
+    if index < 0:
+        raise ValueError(f'"index" of "task" in TF_CONFIG must be an integer from 0, got {value!r}')
+    return index
+
+
+class TFConfigClusterResolver(ClusterResolver):
+    """Reads TF_CONFIG whenever it is asked, as in tf.distribute, so that a program may set it late.
+
+    Args:
+        task_type: Overrides the variable's.
+        task_id: Overrides the variable's.
+        rpc_layer: Overrides the variable's.
+        environment: A word for where the cluster runs.
+    """
+
+    def __init__(
+        self,
+        task_type: str | None = None,
+        task_id: int | None = None,
+        rpc_layer: str | None = None,
+        environment: str | None = None,
+    ) -> None:
+        self._task_type = task_type
+        self._task_id = task_id
+        self._rpc_layer = rpc_layer
+        self._environment = environment
+
+    def cluster_spec(self) -> ClusterSpec:
+        """Local. The cluster in TF_CONFIG, empty where there is none.
+
+        Raises:
+            ValueError: TF_CONFIG is malformed.
+        """
+        return read_tf_config().cluster
+
+    def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
+        """Local. `session_master` where TF_CONFIG has it, else the address of the named or this process's task.
+
+        Raises:
+            ValueError: There is no such task, or TF_CONFIG is malformed.
+        """
+        config = read_tf_config()
+        if config.session_master is not None:
+            return config.session_master
+        return find_master(
+            config.cluster,
+            self.task_type if task_type is None else task_type,
+            self.task_id if task_id is None else task_id,
+            rpc_layer or self.rpc_layer,
+        )
+
+    @property
+    def task_type(self) -> str | None:
+        """Local. This process's job."""
+        return read_tf_config().task_type if self._task_type is None else str(self._task_type)
+
+    @task_type.setter
+    def task_type(self, task_type: str | None) -> None:
+        self._task_type = task_type
+
+    @property
+    def task_id(self) -> int | None:
+        """Local. This process's index in its job."""
+        return read_tf_config().task_id if self._task_id is None else int(self._task_id)
+
+    @task_id.setter
+    def task_id(self, task_id: int | None) -> None:
+        self._task_id = task_id
+
+    @property
+    def rpc_layer(self) -> str | None:
+        """Local. Prefix of the addresses."""
+        return read_tf_config().rpc_layer if self._rpc_layer is None else self._rpc_layer
+
+    @rpc_layer.setter
+    def rpc_layer(self, rpc_layer: str | None) -> None:
+        self._rpc_layer = rpc_layer

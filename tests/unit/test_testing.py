@@ -1,0 +1,107 @@
+"""The plugin in a single process, and how it makes one outcome of several."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.testing import fake_nodes
+from mpidist.testing_outcome import Outcome, collection_difference, combine, outcome_of
+from tests.launching import launch_environment
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+
+
+def make_report(outcome: str = "passed", longrepr: object = None) -> pytest.TestReport:
+    return pytest.TestReport(
+        nodeid="t", location=("t", 0, "t"), keywords={}, outcome=outcome, longrepr=longrepr, when="call"  # type: ignore[arg-type]
+    )
+
+
+def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    # Registered once, by its entry point where mpidist is installed, else by name.
+    (folder / "conftest.py").write_text("from tests.conftest import pytest_plugins\n")
+    environment = {**launch_environment(), "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, str(folder)],
+        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=50,
+    )
+
+
+def test_a_failure_elsewhere_fails_here_and_brings_the_traceback() -> None:
+    report = make_report()
+    combine(report, [Outcome("passed"), Outcome("failed", "the traceback", "ValueError: x")], rank=0)
+    assert report.failed
+    assert "failed on rank 1 of 2" in report.longreprtext
+    assert "the traceback" in report.longreprtext
+    assert report.longrepr.reprcrash.message == "rank 1: ValueError: x"  # type: ignore[union-attr]
+
+
+def test_a_failure_here_keeps_its_traceback_and_adds_others() -> None:
+    report = make_report("failed", "mine")
+    outcomes = [Outcome("failed", "mine", "A"), Outcome("failed", "theirs", "B"), Outcome("failed", "theirs", "B")]
+    combine(report, outcomes, rank=0)
+    assert report.longreprtext == "mine"
+    assert report.sections == [("failed on ranks 1-2 of 3", "theirs")]
+
+
+def test_the_same_failure_everywhere_is_told_once() -> None:
+    report = make_report("failed", "mine")
+    combine(report, [Outcome("failed", "mine", "A"), Outcome("failed", "mine", "A")], rank=0)
+    assert report.sections == []
+
+
+def test_skips_must_agree() -> None:
+    skip = ("test.py", 1, "Skipped: no")
+    report = make_report("skipped", skip)
+    mine = outcome_of(report)
+    combine(report, [mine, mine], rank=0)
+    assert report.skipped
+    combine(report, [mine, Outcome("passed")], rank=0)
+    assert report.failed
+    assert "skipped on rank 0 (Skipped: no), run on the others" in report.longreprtext
+
+
+def test_an_expected_failure_on_one_rank_is_expected() -> None:
+    report = make_report()
+    combine(report, [Outcome("passed", wasxfail="why"), Outcome("skipped", "why", "why", "why")], rank=0)
+    assert report.skipped
+    assert report.wasxfail == "why"
+
+
+def test_difference_of_collections_names_the_first() -> None:
+    text = collection_difference([["a", "b"], ["a"], ["a", "b"]], [[], ["ImportError: x"], []])
+    assert "on rank 1 they are not the 2 of rank 0" in text
+    assert "'b' on rank 0, 'nothing' on rank 1" in text
+    assert "rank 1: ImportError: x" in text
+
+
+def test_one_rank_is_one_node() -> None:
+    solo = SoloCommunicator()
+    assert fake_nodes(solo, 2) is solo
+
+
+def test_a_hang_ends_the_run_with_stacks(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest, threading\n"
+        "def test_quick(communicator):\n    assert communicator.size == 1\n"
+        "@pytest.mark.timeout_seconds(0.5)\n"
+        "def test_slow():\n    threading.Event().wait(40)\n"
+    )
+    result = run_pytest(tmp_path)
+    assert result.returncode == 1
+    assert "rank 0 of 1" in result.stderr
+    assert "test_it.py::test_slow after 0.5 s" in result.stderr
+    assert "in test_slow" in result.stderr
+
+
+def test_a_single_process_has_no_limit_unless_asked(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import threading\ndef test_threads():\n    assert threading.active_count() == 1\n"
+    )
+    assert run_pytest(tmp_path).returncode == 0
+    assert run_pytest(tmp_path, "--mpi-timeout", "20").returncode == 1
