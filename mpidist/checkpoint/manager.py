@@ -1,0 +1,202 @@
+"""The manager of a directory of checkpoints: numbers them, keeps the last ones, and restores the latest."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import time
+from collections.abc import Callable
+from types import TracebackType
+
+from mpidist.checkpoint.checkpoint import Checkpoint, is_writer
+from mpidist.checkpoint.directory import (
+    DirectoryState,
+    Entry,
+    delete_checkpoints,
+    file_of,
+    latest_checkpoint,
+    read_state,
+    remove_leftovers,
+    retire,
+    write_state,
+)
+from mpidist.checkpoint.lock import DirectoryLock
+from mpidist.comm.agreement import together
+from mpidist.variables.variable import Variable
+
+__all__ = ["CheckpointManager", "latest_checkpoint"]
+
+SECONDS_PER_HOUR = 3600.0
+
+
+class CheckpointManager:
+    """Saves a checkpoint again and again to one directory, and deletes the oldest.
+
+    Local. The directory is locked from the first save until `close`, or until the program ends; restoring needs no
+    lock. Files are called `ckpt-1.h5`, `ckpt-2.h5`, …; the file `checkpoint` says which is the latest.
+
+    Args:
+        checkpoint: What to save.
+        directory: Where; it is made at the first save.
+        max_to_keep: How many checkpoints stay; None keeps all.
+        keep_checkpoint_every_n_hours: A checkpoint that would be deleted stays for ever when it was saved so many
+            hours after the last such one.
+        checkpoint_name: First part of the files' names.
+        step_counter: A variable that counts the steps; needed for `checkpoint_interval`.
+        checkpoint_interval: `save` does nothing until so many steps have been made since the last save.
+        init_fn: `restore_or_initialize` calls it when there is nothing to restore.
+
+    Raises:
+        ValueError: An impossible argument, or an empty state file.
+    """
+
+    def __init__(  # noqa: PLR0913  # tf.train.CheckpointManager's signature
+        self,
+        checkpoint: Checkpoint,
+        directory: str | os.PathLike[str],
+        max_to_keep: int | None,
+        keep_checkpoint_every_n_hours: float | None = None,
+        checkpoint_name: str = "ckpt",
+        step_counter: Variable | None = None,
+        checkpoint_interval: int | None = None,
+        init_fn: Callable[[], object] | None = None,
+    ) -> None:
+        if max_to_keep is not None and max_to_keep <= 0:
+            raise ValueError(f"`max_to_keep` must be a positive integer, or None to keep all, got {max_to_keep!r}")
+        if checkpoint_interval is not None and step_counter is None:
+            raise ValueError(f"`checkpoint_interval={checkpoint_interval!r}` needs a `step_counter`, got None")
+        if os.sep in checkpoint_name or not checkpoint_name:
+            raise ValueError(f"`checkpoint_name` must be a plain file name, got {checkpoint_name!r}; see `directory`")
+        self._checkpoint = checkpoint
+        self._directory = os.fspath(directory)
+        self._max_to_keep = max_to_keep
+        hours = keep_checkpoint_every_n_hours
+        self._keep_every_seconds = None if hours is None else hours * SECONDS_PER_HOUR
+        self._name = checkpoint_name
+        self._step_counter = step_counter
+        self._interval = checkpoint_interval
+        self._init_fn = init_fn
+        self._last_step: int | None = None
+        self._lock = DirectoryLock(self._directory)
+        state = read_state(self._directory) or DirectoryState((), time.time())
+        present = tuple(entry for entry in state.entries if os.path.isfile(self._path(entry.name)))
+        self._state = DirectoryState(present, state.last_preserved)
+
+    @property
+    def checkpoint(self) -> Checkpoint:
+        """Local. What is saved."""
+        return self._checkpoint
+
+    @property
+    def directory(self) -> str:
+        """Local. Where it is saved."""
+        return self._directory
+
+    @property
+    def checkpoint_interval(self) -> int | None:
+        """Local. Least number of steps between two saves."""
+        return self._interval
+
+    @property
+    def latest_checkpoint(self) -> str | None:
+        """Local. Path of the checkpoint saved last, also by an earlier program; None if there is none."""
+        return self.checkpoints[-1] if self._state.entries else None
+
+    @property
+    def checkpoints(self) -> list[str]:
+        """Local. Paths of the checkpoints that are kept for now, the latest last."""
+        return [self._path(entry.name) for entry in self._state.entries]
+
+    def save(self, checkpoint_number: int | None = None, check_interval: bool = True) -> str | None:
+        """Collective. Save the next checkpoint, and delete those that are too many.
+
+        Args:
+            checkpoint_number: Number in the file's name; default: how often was saved.
+            check_interval: Save only when `checkpoint_interval` steps have been made since the last save.
+
+        Returns:
+            The path, or None where it is too early to save.
+
+        Raises:
+            CheckpointError: On every rank: another job saves to the directory.
+            OSError: On every rank, if any rank cannot write. The checkpoints and the state file are as before.
+            MismatchError: The ranks hold different objects.
+        """
+        communicator = self._checkpoint.communicator
+        step = self._step()
+        if not communicator.broadcast_object(self._is_due(step, check_interval)):
+            return None
+        writes = is_writer(communicator)
+        together(
+            communicator, f"preparing directory {self._directory!r}", lambda: self._prepare() if writes else None
+        )
+        number = self._checkpoint.save_counter + 1 if checkpoint_number is None else checkpoint_number
+        path = self._checkpoint.save_as(self._path(f"{self._name}-{number}"))
+        entry = Entry(os.path.basename(path), time.time())
+        entries = tuple(old for old in self._state.entries if old.name != entry.name)
+        state = DirectoryState((*entries, entry), self._state.last_preserved)
+        kept, gone = retire(state, self._max_to_keep, self._keep_every_seconds)
+        together(
+            communicator, f"updating directory {self._directory!r}",
+            lambda: self._update(state, kept, gone) if writes else None,
+        )
+        self._state = communicator.broadcast_object(kept)
+        self._last_step = step
+        return path
+
+    def restore_or_initialize(self) -> str | None:
+        """Collective. Restore the latest checkpoint, or call `init_fn` when there is none.
+
+        Returns:
+            The path, or None.
+
+        Raises:
+            CheckpointError: On every rank: it is damaged, or does not fit the objects.
+        """
+        path = self._checkpoint.communicator.broadcast_object(self.latest_checkpoint)
+        if path is None:
+            if self._init_fn is not None:
+                self._init_fn()
+            return None
+        self._checkpoint.restore(path)
+        self._last_step = self._step()
+        return path
+
+    def close(self) -> None:
+        """Local. Let another job save to the directory; a later `save` locks it again."""
+        self._lock.release()
+
+    def __enter__(self) -> CheckpointManager:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _path(self, name: str) -> str:
+        return file_of(os.path.join(self._directory, name))
+
+    def _step(self) -> int | None:
+        return None if self._step_counter is None else int(self._step_counter.value())
+
+    def _is_due(self, step: int | None, check_interval: bool) -> bool:
+        if self._interval is None or step is None or self._last_step is None:
+            return True
+        return step != self._last_step and not (check_interval and step < self._last_step + self._interval)
+
+    def _prepare(self) -> None:
+        self._lock.acquire()
+        remove_leftovers(self._directory, self._name)
+
+    def _update(self, state: DirectoryState, kept: DirectoryState, gone: list[str]) -> None:
+        try:
+            write_state(self._directory, state)
+        except OSError:
+            # No state file will ever name it, so nobody would delete it.
+            with contextlib.suppress(OSError):
+                os.unlink(self._path(state.entries[-1].name))
+            raise
+        if kept != state:
+            delete_checkpoints(self._directory, gone)
+            write_state(self._directory, kept)

@@ -1,0 +1,52 @@
+"""Bytes at a place of a file: reading and writing whole ranges, whatever one system call can do."""
+
+from __future__ import annotations
+
+import os
+
+from mpidist.errors import CheckpointError
+
+# One call moves 2 GiB at most.
+_CALL_BYTES = 1 << 30
+
+
+def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
+    """Local. Write all of `data` at `offset`.
+
+    Raises:
+        OSError: The disk is full, or another failure of the system.
+    """
+    view = memoryview(data)
+    while view:
+        count = os.pwrite(descriptor, view[:_CALL_BYTES], offset)
+        view, offset = view[count:], offset + count
+
+
+def read_at(descriptor: int, count: int, offset: int) -> bytearray:
+    """Local. Exactly `count` bytes from `offset`.
+
+    Raises:
+        CheckpointError: The file ends before.
+        OSError: A failure of the system.
+    """
+    data = bytearray(count)
+    view = memoryview(data)
+    while view:
+        got = os.preadv(descriptor, [view[:_CALL_BYTES]], offset)
+        if got == 0:
+            raise CheckpointError(f"expected {len(view)} more bytes at {offset}, but the file ends: it was cut")
+        view, offset = view[got:], offset + got
+    return data
+
+
+def sync_directory(path: str) -> None:
+    """Local. Make the names in a directory durable.
+
+    Raises:
+        OSError: A failure of the system.
+    """
+    descriptor = os.open(path or ".", os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

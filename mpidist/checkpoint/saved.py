@@ -1,0 +1,165 @@
+"""What a checkpoint file gives to the objects that are restored: arrays that are read when asked for."""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.checkpoint.hdf5 import Contents
+from mpidist.checkpoint.layout import Record, resolve, split
+from mpidist.checkpoint.positional import read_at
+from mpidist.errors import CheckpointError
+
+AnyArray = npt.NDArray[Any]
+# A nested dictionary, or a single array.
+Saved = Any
+
+
+class _Opened:
+    """A file descriptor for reading, closed with the last array that reads from it."""
+
+    def __init__(self, path: str) -> None:
+        self.descriptor = os.open(path, os.O_RDONLY)
+        weakref.finalize(self, os.close, self.descriptor)
+
+
+class SavedFile:
+    """An open checkpoint file; it stays readable after its name is gone.
+
+    Local. Closed when the last array that was taken from it is gone.
+
+    Args:
+        contents: What is where in it.
+
+    Attributes:
+        contents: The same.
+        opened: The open file.
+        arrays: Every array by its path.
+
+    Raises:
+        OSError: This rank cannot open the file.
+        CheckpointError: This rank sees another file than the one that was looked into.
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        self.contents = contents
+        self.opened = _Opened(contents.path)
+        size = os.fstat(self.opened.descriptor).st_size
+        if size != contents.file_bytes:
+            raise CheckpointError(
+                f"{contents.path!r}: expected {contents.file_bytes} bytes as on rank 0, got {size}; a checkpoint must "
+                "lie on a file system that all hosts share"
+            )
+        self.arrays = {
+            record.path: SavedArray(self.opened, record, offset)
+            for record, offset in zip(contents.records, contents.offsets, strict=True)
+        }
+        self._tree = self._build_tree()
+
+    def find(self, path: str) -> Saved | None:
+        """Local. The array stored at a path, or everything below it as nested dictionaries, or None.
+
+        Args:
+            path: Escaped, see `layout`; it may lead through shared objects.
+        """
+        node: Any = self._tree
+        for part in split(resolve(path, self.contents.shared)):
+            if not isinstance(node, dict) or part not in node:
+                return None
+            node = node[part]
+        return node
+
+    def _build_tree(self) -> dict[str, Saved]:
+        tree: dict[str, Saved] = {}
+        leaves = dict(self.arrays)
+        # A variable that belongs to two objects is stored once, and both find it.
+        leaves.update({alias: self.arrays[path] for alias, path in self.contents.shared.items() if path in self.arrays})
+        for path, array in leaves.items():
+            *way, last = split(path)
+            node = tree
+            for part in way:
+                node = node.setdefault(part, {})
+            node[last] = array
+        return tree
+
+
+class SavedArray:
+    """One array of a checkpoint, or one scalar or text as an array without dimensions.
+
+    `int`, `float`, `str` and NumPy's functions take it as the value that was saved.
+
+    Attributes:
+        name: Its path in the checkpoint.
+        shape: The full, global shape.
+        dtype: Of what `read` and `numpy` give; of a text the type of its bytes in UTF-8, which `numpy` decodes.
+    """
+
+    def __init__(self, opened: _Opened, record: Record, offset: int) -> None:
+        self.name = record.path
+        self.shape = record.shape
+        self.dtype: np.dtype[Any] = record.dtype.newbyteorder("=")
+        self.size = record.size
+        self._record = record
+        self._offset = offset
+        self._opened: _Opened | None = opened
+        self._data: AnyArray | None = None
+
+    def read(self, start: int, stop: int) -> AnyArray:
+        """Local. A new one-dimensional array of the elements [start, stop) of the flattened array.
+
+        Raises:
+            IndexError: Outside the array.
+            CheckpointError: The file was cut meanwhile.
+            OSError: It cannot be read.
+        """
+        if not 0 <= start <= stop <= self.size:
+            raise IndexError(f"{self.name!r}: expected a range within [0, {self.size}), got [{start}, {stop})")
+        if self._data is not None:
+            return np.array(self._data[start:stop])
+        if self._opened is None:
+            raise CheckpointError(f"{self.name!r} has no content")
+        step = self._record.dtype.itemsize
+        data = read_at(self._opened.descriptor, (stop - start) * step, self._offset + start * step)
+        array: AnyArray = np.frombuffer(data, self._record.dtype).astype(self.dtype, copy=False)
+        return array
+
+    def numpy(self) -> AnyArray:
+        """Local. The whole array as a new one; a text becomes a string array without dimensions."""
+        array = self.read(0, self.size).reshape(self.shape)
+        return np.array(array.item().decode()) if self.dtype.kind == "S" else array
+
+    def detach(self) -> SavedArray:
+        """Local. Read everything into memory, so that the file is no longer needed; gives the array itself."""
+        if self._data is None:
+            self._data = self.read(0, self.size)
+            self._opened = None
+        return self
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
+        return np.asarray(self.numpy(), dtype)
+
+    def __int__(self) -> int:
+        return int(self.numpy())
+
+    def __float__(self) -> float:
+        return float(self.numpy())
+
+    def __str__(self) -> str:
+        return str(self.numpy())
+
+    def __repr__(self) -> str:
+        return f"<SavedArray {self.name!r} shape={self.shape} dtype={self.dtype}>"
+
+
+def arrays_in(saved: Saved) -> Iterator[SavedArray]:
+    """Local. All arrays of what `SavedFile.find` gave."""
+    if isinstance(saved, dict):
+        for child in saved.values():
+            yield from arrays_in(child)
+    else:
+        yield saved

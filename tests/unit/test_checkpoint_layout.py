@@ -1,0 +1,81 @@
+"""Names of datasets and who handles which bytes."""
+
+from __future__ import annotations
+
+import string
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.checkpoint import layout
+from mpidist.checkpoint.layout import PAGE_BYTES, PIECE_BYTES, Record
+
+AWKWARD = st.text(st.sampled_from("%/.\0_é\ud800aF2" + string.digits), max_size=8)
+PARTS = st.one_of(st.text(max_size=8), AWKWARD, st.sampled_from(["", ".", "..", "_mpidist", "%5Fmpidist", "%"]))
+
+
+@given(PARTS)
+def test_escape_is_reversible_and_gives_what_hdf5_takes(part: str) -> None:
+    name = layout.escape(part)
+    assert layout.unescape(name) == part
+    assert name
+    assert "/" not in name
+    assert "\0" not in name
+    assert not name.startswith(".")
+    assert name != layout.OWN_GROUP
+    name.encode()
+
+
+@given(st.lists(PARTS, min_size=1, max_size=5))
+def test_join_is_reversible(parts: list[str]) -> None:
+    assert layout.split(layout.join(parts)) == tuple(parts)
+
+
+def test_escape_leaves_common_names_alone() -> None:
+    for name in ("kernel", "layer1.0.weight", "größe", "a b", "x-1", "0"):
+        assert layout.escape(name) == name
+    assert layout.join(["model", "layers", 0, "a/b"]) == "model/layers/0/a%2Fb"
+    assert layout.escape(".x") == "%2Ex"
+
+
+@given(
+    sizes=st.lists(st.one_of(st.integers(0, 5000), st.integers(0, 9 * PIECE_BYTES)), max_size=6),
+    ranks=st.integers(1, 7),
+)
+def test_share_gives_each_byte_to_one_rank(sizes: list[int], ranks: int) -> None:
+    for number, size in enumerate(sizes):
+        record = Record("x", (size,), np.dtype("u1"))
+        dealt = [piece for rank in range(ranks) for piece in layout.share(record, number, rank, ranks)]
+        assert sorted(dealt) == list(range(record.piece_count))
+        edges = [record.piece(piece) for piece in range(record.piece_count)]
+        assert sum(stop - start for start, stop in edges) == size
+        assert all(start % PAGE_BYTES == 0 for start, _ in edges)
+
+
+def test_share_deals_small_arrays_in_turn_and_tiny_ones_to_rank_0() -> None:
+    small = Record("x", (PAGE_BYTES,), np.dtype("u1"))
+    owners = [[rank for rank in range(3) if layout.share(small, number, rank, 3)] for number in range(6)]
+    assert sorted(owner for (owner,) in owners) == [0, 0, 1, 1, 2, 2]
+    tiny = Record("x", (), np.dtype("f8"))
+    assert [len(layout.share(tiny, 5, rank, 3)) for rank in range(3)] == [1, 0, 0]
+
+
+def test_share_of_a_large_array_is_even() -> None:
+    large = Record("x", (10 * PIECE_BYTES,), np.dtype("u1"))
+    assert sorted(len(layout.share(large, 1, rank, 4)) for rank in range(4)) == [2, 2, 3, 3]
+
+
+def test_index_is_reversible() -> None:
+    kinds = {"a/ü": ((2, 3), "<f4"), "s": ((), "S5"), "b": ((0,), "?")}
+    records = [Record(path, shape, np.dtype(kind)) for path, (shape, kind) in kinds.items()]
+    assert layout.decode_index(layout.encode_index(records, {"z": "a"})) == (records, {"z": "a"})
+
+
+@pytest.mark.parametrize(
+    ("path", "stored"),
+    [("a/x", "a/x"), ("z/x", "a/x"), ("a/self/self/x", "a/x"), ("z/self/x", "a/x"), ("zz/x", "zz/x")],
+)
+def test_resolve_follows_shared_objects_also_in_circles(path: str, stored: str) -> None:
+    assert layout.resolve(path, {"z": "a", "a/self": "a"}) == stored
