@@ -78,7 +78,7 @@ class History:
         return {"losses": np.array(self.losses)}
 
     def load_state(self, saved: Any) -> None:
-        self.losses = list(saved["losses"].numpy())
+        self.losses = saved["losses"].numpy().tolist()
 
 
 def load_data(path: str | None) -> tuple[Array, Array, Array, Array]:

@@ -60,3 +60,31 @@ def mpirun_command(ranks: int, mpirun: str) -> list[str]:
     is_open_mpi = "Open MPI" in version.stdout or "PRRTE" in version.stdout or "open-mpi" in version.stdout
     options = ["--oversubscribe"] if is_open_mpi else []
     return [mpirun, *options, "-n", str(ranks)]
+
+
+def start_program(ranks: int, program: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
+    """Start a Python program on so many ranks, in a process group of its own; 1 means without a launcher."""
+    launcher = mpirun_command(ranks, find_mpirun()) if ranks > 1 else []
+    command = [*launcher, sys.executable, str(program), *map(str, arguments)]
+    root = str(Path(__file__).resolve().parent.parent)
+    # The program's own folder comes first on its path, so a checkout that is not installed has to be named.
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    return subprocess.Popen(
+        command,
+        env={**launch_environment(), "PYTHONPATH": path, **environment},
+        stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )
+
+
+def run_program(
+    ranks: int, program: Path, *arguments: object, timeout_seconds: float = 60, **environment: str
+) -> subprocess.CompletedProcess[str]:
+    """Run a Python program on so many ranks to its end; after the time limit the test fails with its output."""
+    process = start_program(ranks, program, *arguments, **environment)
+    try:
+        out, err = process.communicate(timeout=timeout_seconds)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        out, err = process.communicate(timeout=30)
+        raise AssertionError(f"{program.name} did not end within {timeout_seconds} s\n{out}\n{err}") from None
+    return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -13,16 +13,17 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpidist.comm.agreement import require_same, same_on_all
+from mpidist.comm.agreement import same_on_all
 from mpidist.comm.collective import AnyArray, Collective
+from mpidist.comm.communicator import Communicator
 from mpidist.errors import mark_collective
 from mpidist.options import ReduceOp
 from mpidist.variables.arena import ALIGNMENT, Address, Arena, Slab
 from mpidist.variables.mirrored import MirroredVariable
 
-# All that a kernel touches of one block should stay in the L2 cache. Measured on two machines (L2 of 1 and 2 MB) 128
-# and 256 KB are equally good for SGD and Adam; 16 KB costs a factor of 1.5 to 2 in calls.
-BLOCK_BYTES = 1 << 17
+# What a kernel touches of one block should stay in a cache near the core. Measured on two machines (L2 of 1 and 2 MB)
+# 256 KB is best for SGD and for Adam, 128 KB up to a tenth slower; 16 KB costs a factor of 1.5 to 2 in calls.
+BLOCK_BYTES = 1 << 18
 # What goes to another node, or through a collective, at a time.
 CHUNK_BYTES = 1 << 20
 
@@ -185,7 +186,8 @@ class Plan:
         self._numbers = {variable: number for number, variable in enumerate(self.variables)}
         same_on_all(
             self.arena.communicator, "the variables of an optimizer",
-            [(v.name, v.shape, v.dtype.name) for v in self.variables],
+            # Many variables have the same name and shape; where they start tells them apart.
+            [(v.name, v.shape, v.dtype.name, v.address.start) for v in self.variables],
             "Build the model the same way on every rank and pass its variables in the same order.",
         )
         kinds: dict[tuple[np.dtype[Any], bool], list[tuple[int, MirroredVariable]]] = {}
@@ -218,22 +220,47 @@ class Plan:
         """Collective. Reduce the gradients of some variables over all ranks and apply `update` to them.
 
         Args:
-            numbers: Of the variables, increasing; the same on every rank.
+            numbers: Of the variables, increasing; the same on every rank, and not empty.
             update: `update(parameter, gradient, slots, scratch)` on flat blocks, in place; may overwrite `gradient`.
 
         Raises:
             MismatchError: The ranks do not pass the same variables, or are not at the same step.
+            ValueError: No variables, on every rank.
         """
+        self._run(numbers, update)
+
+    def _run(self, numbers: tuple[int, ...], update: Update | None) -> None:
         self._count += 1
         steps = self._steps.get(numbers)
         self._enter(numbers)
+        if not numbers:
+            raise mark_collective(
+                ValueError(f"no gradients for any of {[v.name for v in self.variables]}; all are None")
+            )
         if steps is None:
             steps = [_PartStep(part, chosen) for part in self.parts if (chosen := _within(part, numbers))]
             self._steps[numbers] = steps
         for step in steps:
-            step.apply(update)
+            if update is None:
+                step.reduce()
+            else:
+                step.apply(update)
         if self._header is not None:
             self.arena.communicator.node.barrier()
+
+    def reduce(self, numbers: tuple[int, ...]) -> None:
+        """Collective. Sum the gradients of some variables over all ranks, without changing anything else.
+
+        The sums stand in the first gradient segment of each node, and this rank's slice of them may be read until it
+        leaves: the half of a step for those who must see all gradients before they change a parameter.
+
+        Args:
+            numbers: As for `step`.
+
+        Raises:
+            MismatchError: As `step`.
+        """
+        self._run(numbers, None)
 
     def _open_header(self) -> AnyArray | None:
         if not any(part.is_shared for part in self.parts):
@@ -244,28 +271,27 @@ class Plan:
 
     def _enter(self, numbers: tuple[int, ...]) -> None:
         """The barrier that begins a step; on the way the ranks compare what they are about to do."""
-        node = self.arena.communicator.node
-        checksum = zlib.crc32(np.asarray(numbers, np.int64).tobytes())
+        communicator = self.arena.communicator
+        agrees = True
         if self._header is not None:
-            mine = self._header[node.rank]
-            mine[0], mine[1] = self._count, checksum
-            node.barrier()
-            if (self._header[:, :2] != mine[:2]).any():
-                described = node.all_gather_object((self._count, [self.variables[n].name for n in numbers]))
-                try:
-                    require_same(
-                        described, "the step's number and the variables with gradients",
-                        "Every rank must apply gradients for the same variables, in the same order of calls.",
-                    )
-                except ValueError as error:
-                    raise mark_collective(error) from None
-        crosses = self._header is None or len(self.arena.communicator.node_sizes) > 1
+            mine = self._header[communicator.node.rank]
+            mine[0], mine[1] = self._count, zlib.crc32(np.asarray(numbers, np.int64).tobytes())
+            communicator.node.barrier()
+            agrees = bool((self._header[:, :2] == mine[:2]).all())
+        crosses = self._header is None or len(communicator.node_sizes) > 1
+        # Only at a step that all ranks know may all of them compare; at others a node that sees a difference is on
+        # its own, and the job ends with its error.
         if crosses and (self.arena.options.check or self._count <= 16 or self._count & (self._count - 1) == 0):
-            same_on_all(
-                self.arena.communicator, "the step's number and the variables with gradients",
-                (self._count, [self.variables[n].name for n in numbers]),
-                "Every rank must apply gradients for the same variables, in the same order of calls.",
-            )
+            self._compare(communicator, numbers)
+        elif not agrees:
+            self._compare(communicator.node, numbers)
+
+    def _compare(self, communicator: Communicator, numbers: tuple[int, ...]) -> None:
+        same_on_all(
+            communicator, "the step's number and the variables with gradients",
+            (self._count, {number: self.variables[number].name for number in numbers}),
+            "Every rank must apply gradients for the same variables, in the same order of calls.",
+        )
 
 
 class _PartStep:
@@ -299,23 +325,30 @@ class _PartStep:
                 for parameter, gradients, slots, scratch in blocks:
                     update(parameter, _add(gradients, scratch[0]), slots, scratch[1:])
         elif self._is_fused or not self._is_shared:
-            between = self._arena.lane if self._is_shared else self._arena.collective
             for chunk, blocks in self._chunks:
-                _add_in_place(blocks)
-                _reduce(between, chunk)
+                self._reduce_chunk(chunk, blocks)
                 _update_all(blocks, update)
         else:
-            self._apply_in_phases(update)
+            self.reduce()
+            for _, blocks in self._chunks:
+                _update_all(blocks, update)
 
-    def _apply_in_phases(self, update: Update) -> None:
+    def reduce(self) -> None:
+        """Collective. Put the sums into the first segment, between the barriers of `Plan.step`."""
+        if self._is_fused or not self._is_shared:
+            for chunk, blocks in self._chunks:
+                self._reduce_chunk(chunk, blocks)
+            return
         for _, blocks in self._chunks:
             _add_in_place(blocks)
         self._node.barrier()
         for chunk in self._lane_chunks:
             _reduce(self._arena.lane, chunk)
         self._node.barrier()
-        for _, blocks in self._chunks:
-            _update_all(blocks, update)
+
+    def _reduce_chunk(self, chunk: AnyArray, blocks: Sequence[Block]) -> None:
+        _add_in_place(blocks)
+        _reduce(self._arena.lane if self._is_shared else self._arena.collective, chunk)
 
 
 def _add_in_place(blocks: Sequence[Block]) -> None:

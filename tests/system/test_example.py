@@ -1,0 +1,112 @@
+"""The training example, as a user starts it: one command under mpirun, killed, started again."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.launching import run_program, start_program
+
+EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+
+
+def train(ranks: int, *options: object) -> str:
+    """The output of the example, which must end well."""
+    result = run_program(ranks, EXAMPLE, *options, timeout_seconds=100)
+    assert result.returncode == 0, result.stderr + result.stdout
+    return result.stdout + result.stderr
+
+
+def test_accuracy_of_97_percent_on_8_ranks(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    output = train(8, "--plot", tmp_path / "curve.png")
+    assert time.monotonic() - begin < 60
+    assert float(re.findall("test accuracy ([0-9.]+)", output)[-1]) >= 0.97
+    assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+def test_losses_do_not_depend_on_the_number_of_ranks(ranks: int, tmp_path: Path) -> None:
+    for count in (1, ranks):
+        train(count, "--epochs", 8, "--losses", tmp_path / str(count))
+    alone, together = (np.loadtxt(tmp_path / str(count)) for count in (1, ranks))
+    assert alone.shape == together.shape == (8 * 23,)
+    np.testing.assert_allclose(together, alone, rtol=2e-5)
+
+
+@pytest.mark.parametrize("ranks_after", [2, 3])
+def test_a_killed_run_goes_on_and_ends_where_an_undisturbed_one_does(ranks_after: int, tmp_path: Path) -> None:
+    options = ("--epochs", 60)
+    train(2, *options, "--losses", tmp_path / "undisturbed")
+    folder = tmp_path / "checkpoints"
+    process = start_program(2, EXAMPLE, *options, "--checkpoint-dir", folder)
+    wait_for(folder / "ckpt-3.h5", process)
+    kill_all_ranks(process)
+    assert not list(Path("/dev/shm").glob("mpidist-*"))
+    output = train(ranks_after, *options, "--checkpoint-dir", folder, "--losses", tmp_path / "resumed")
+    assert "resumed after epoch" in output
+    undisturbed, resumed = np.loadtxt(tmp_path / "undisturbed"), np.loadtxt(tmp_path / "resumed")
+    if ranks_after == 2:
+        np.testing.assert_array_equal(resumed, undisturbed)
+    else:
+        np.testing.assert_allclose(resumed, undisturbed, rtol=1e-2, atol=1e-4)
+
+
+@pytest.mark.parametrize("strategy", ["one-device", "default"])
+def test_independent_programs_warn_once_and_show_one_progress(strategy: str, tmp_path: Path) -> None:
+    output = train(3, "--strategy", strategy, "--epochs", 2, "--checkpoint-dir", tmp_path / "checkpoints")
+    assert output.count("runs 3 independent programs") == 1
+    assert output.count("training: 46/46") == 1
+    with h5py.File(tmp_path / "checkpoints" / "ckpt-2.h5") as file:
+        assert file["network/kernels/0"].shape == (64, 256)
+
+
+@pytest.mark.parametrize("kind", ["npz", "h5"])
+def test_data_from_a_file_without_a_launcher(kind: str, tmp_path: Path) -> None:
+    random = np.random.default_rng(1)
+    images = random.integers(0, 256, (120, 5, 5), dtype=np.uint8)
+    labels = (images.reshape(120, -1).mean(1) > 127).astype(np.uint8)
+    arrays = {"x_train": images[:90], "y_train": labels[:90], "x_test": images[90:], "y_test": labels[90:]}
+    path = tmp_path / f"data.{kind}"
+    if kind == "npz":
+        np.savez(path, **arrays)
+    else:
+        with h5py.File(path, "w") as file:
+            file.update(arrays)
+    assert "test accuracy" in train(1, "--data", path, "--epochs", 2)
+
+
+def test_a_file_without_the_arrays_is_named(tmp_path: Path) -> None:
+    np.savez(tmp_path / "wrong.npz", x=np.zeros(3))
+    result = run_program(1, EXAMPLE, "--data", tmp_path / "wrong.npz", timeout_seconds=60)
+    assert result.returncode != 0
+    assert "wrong.npz has no x_train, y_train, x_test, y_test" in result.stderr
+
+
+def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert process.poll() is None, f"the run ended before it wrote {path.name}"
+        assert time.monotonic() < end, f"{path.name} was not written within a minute"
+        time.sleep(0.01)
+
+
+def kill_all_ranks(process: subprocess.Popen[str]) -> None:
+    """SIGKILL to the launcher and to everything that it started, whose process groups may be others."""
+    found = descendants(process.pid)
+    for pid in [process.pid, *found]:
+        os.kill(pid, signal.SIGKILL)
+    process.communicate(timeout=30)
+
+
+def descendants(pid: int) -> list[int]:
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [found for child in children for found in (int(child), *descendants(int(child)))]
