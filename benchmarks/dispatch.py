@@ -1,6 +1,6 @@
-"""What does a call cost beyond its work: an empty `strategy.run`, a scalar `strategy.reduce` against raw `Allreduce`?
+"""What does a call cost beyond its work, of an empty `strategy.run` and of a scalar `strategy.reduce`?
 
-    mpirun -n 2 python benchmarks/dispatch.py --json dispatch.json
+mpirun -n 2 python benchmarks/dispatch.py --json dispatch.json
 """
 
 from __future__ import annotations

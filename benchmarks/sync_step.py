@@ -28,6 +28,7 @@ import mpidist
 from mpidist.optimizers.adam import AdamKernel
 from mpidist.optimizers.optimizer import Kernel, Optimizer
 from mpidist.optimizers.sgd import SGDKernel
+from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.plan import BLOCK_BYTES, Plan
 
 Array = npt.NDArray[Any]
@@ -58,7 +59,7 @@ def arena_case(kernel: Kernel | None, *, shared: bool | None = None) -> tuple[Ca
     with strategy.scope():
         variables = [mpidist.Variable(np.zeros(shape, np.float32)) for shape in SHAPES]
     if kernel is None:
-        plan = Plan(variables, {})
+        plan = Plan([v for v in variables if isinstance(v, MirroredVariable)], {})
         for gradient in plan.gradients:
             gradient[...] = 0
         everything = tuple(range(len(variables)))
@@ -72,7 +73,7 @@ def arena_case(kernel: Kernel | None, *, shared: bool | None = None) -> tuple[Ca
 
 
 def limit_case() -> Case:
-    """Each rank adds its share of the bytes in place, as the arena does, which moves a quarter less than a third array."""
+    """Each rank adds its share of the bytes in place, as the arena does: two streams read, one of them written."""
     share = COUNT // WORLD.size
     a, b = (np.ones(share, np.float32) for _ in range(2))
     block = BLOCK_BYTES // 4
@@ -132,24 +133,7 @@ def torch_cases(algorithm: str | None) -> dict[str, Case]:
     if not gloo.is_initialized():
         folder = WORLD.bcast(tempfile.mkdtemp() if WORLD.rank == 0 else "")
         gloo.init_process_group("gloo", init_method=f"file://{folder}/store", rank=WORLD.rank, world_size=WORLD.size)
-    buckets: list[Any] = []
-    parameters: list[Any] = []
-    chosen: list[tuple[int, ...]] = []
-    for number, shape in enumerate(SHAPES):
-        chosen.append(shape)
-        size = sum(int(np.prod(s)) for s in chosen)
-        if size * 4 < 25 << 20 and number < len(SHAPES) - 1:
-            continue
-        bucket = torch.full((size,), 1e-3)
-        begin = 0
-        for one in chosen:
-            parameter = torch.zeros(one, requires_grad=True)
-            end = begin + parameter.numel()
-            parameter.grad = bucket[begin:end].view(one)
-            parameters.append(parameter)
-            begin = end
-        buckets.append(bucket)
-        chosen = []
+    buckets, parameters = torch_buckets(torch)
 
     def reduced() -> None:
         for work in [gloo.all_reduce(bucket, async_op=True) for bucket in buckets]:
@@ -171,6 +155,29 @@ def torch_cases(algorithm: str | None) -> dict[str, Case]:
 
         cases[f"gloo, {name}"] = case
     return cases
+
+
+def torch_buckets(torch: Any) -> tuple[list[Any], list[Any]]:
+    """Buckets of 25 MB, and parameters whose gradients are views of them, as in DDP."""
+    buckets: list[Any] = []
+    parameters: list[Any] = []
+    chosen: list[tuple[int, ...]] = []
+    for number, shape in enumerate(SHAPES):
+        chosen.append(shape)
+        size = sum(int(np.prod(s)) for s in chosen)
+        if size * 4 < 25 << 20 and number < len(SHAPES) - 1:
+            continue
+        bucket = torch.full((size,), 1e-3)
+        begin = 0
+        for one in chosen:
+            parameter = torch.zeros(one, requires_grad=True)
+            end = begin + parameter.numel()
+            parameter.grad = bucket[begin:end].view(one)
+            parameters.append(parameter)
+            begin = end
+        buckets.append(bucket)
+        chosen = []
+    return buckets, parameters
 
 
 def compare(what: str, kernel: Kernel | None, algorithm: str | None, rounds: int) -> dict[str, Any]:

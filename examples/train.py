@@ -12,7 +12,8 @@ started again, on any number of ranks, and ends where an undisturbed run ends.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Sequence
+import itertools
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ import numpy.typing as npt
 import mpidist
 
 Array = npt.NDArray[Any]
-STRATEGIES = {
+STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
     "multi-worker": mpidist.MultiWorkerMirroredStrategy,
     "mirrored": mpidist.MirroredStrategy,
     "one-device": lambda: mpidist.OneDeviceStrategy("cpu:0"),
@@ -39,7 +40,7 @@ class Network:
         random = np.random.default_rng(seed)
         self.kernels = []
         self.biases = []
-        for number, (fan_in, fan_out) in enumerate(zip(sizes, sizes[1:], strict=False)):
+        for number, (fan_in, fan_out) in enumerate(itertools.pairwise(sizes)):
             start = (random.standard_normal((fan_in, fan_out)) * np.sqrt(2 / fan_in)).astype(np.float32)
             self.kernels.append(mpidist.Variable(start, name=f"kernel_{number}"))
             self.biases.append(mpidist.Variable(np.zeros(fan_out, np.float32), name=f"bias_{number}"))
@@ -149,18 +150,16 @@ def main(
     gradients = optimizer.gradients(network.variables)
     history = History()
 
-    def train_step(x: Array, y: Array) -> Any:
+    def train_step(x: Array, y: Array, global_size: int) -> Any:
         activations = network.forward(x)
         logits = activations[-1] - activations[-1].max(axis=1, keepdims=True)
         exponentials = np.exp(logits)
         probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
         losses = -np.log(probabilities[np.arange(len(y)), y] + 1e-12)
-        # The mean over the global batch: its size, since the last one is smaller, comes from all replicas.
-        size = mpidist.get_replica_context().all_reduce("SUM", len(y))
         probabilities[np.arange(len(y)), y] -= 1
-        network.backward(activations, probabilities / np.float32(size), gradients)
+        network.backward(activations, probabilities / np.float32(global_size), gradients)
         optimizer.apply_gradients(zip(gradients, network.variables, strict=True))
-        return mpidist.compute_average_loss(losses, global_batch_size=size)
+        return mpidist.compute_average_loss(losses, global_batch_size=global_size)
 
     def evaluate() -> float:
         accuracy.reset_state()
@@ -185,7 +184,10 @@ def main(
             progress.write(f"resumed after epoch {first} from {manager.latest_checkpoint if manager else ''}")
         for epoch in range(first, epochs):
             for _ in range(steps_per_epoch):
-                loss = strategy.reduce("SUM", strategy.run(train_step, args=next(batches)), axis=None)
+                x, y = next(batches)
+                # Gradients are those of the mean over the global batch, and the last batch of an epoch is smaller.
+                global_size = strategy.reduce("SUM", len(y), axis=None)
+                loss = strategy.reduce("SUM", strategy.run(train_step, args=(x, y, global_size)), axis=None)
                 history.losses.append(float(loss))
                 progress.update(loss=float(loss))
             if manager:

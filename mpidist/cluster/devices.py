@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import functools
+import logging
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from mpidist import launch
 from mpidist.cluster.command import mpirun_line
+
+_logger = logging.getLogger("mpidist")
 
 _DEVICE = re.compile(
     r"(?:/job:(?P<job>[A-Za-z][A-Za-z0-9_]*))?(?:/replica:(?P<replica>\d+))?(?:/task:(?P<task>\d+))?"
@@ -142,3 +147,10 @@ def idle_gpus_warning(gpu_count: int, node_size: int) -> str | None:
         f"{gpu_count} GPUs are visible and {ranks} on this node: one rank uses one GPU, so the others stay idle. To "
         f"use all of them: {mpirun_line(gpu_count)}"
     )
+
+
+@functools.cache
+def warn_about_host_memory(device: Device) -> None:
+    """Local. Say once, on the first rank, that a GPU is named but not used: arrays are NumPy's, in host memory."""
+    if device.kind == "GPU" and launch.world_rank() == 0:
+        _logger.warning("%s is named, but arrays are in host memory and are computed by the CPU", device)

@@ -58,6 +58,11 @@ def place(communicator: Communicator, resolver: ClusterResolver) -> Placement:
         MismatchError: The ranks were told different clusters.
         ValueError: The cluster has jobs that a synchronous strategy has no use for, or the resolver's is malformed.
     """
+    # Before tasks are compared with ranks: else a cluster with servers is met with advice on the number of ranks.
+    together(
+        communicator, "reading the cluster",
+        lambda: _refuse_servers([task.job for task in resolver.cluster_spec().tasks]),
+    )
     tasks = agree_on_tasks(communicator, resolver)
     try:
         return placements(tasks)[communicator.rank]
@@ -125,11 +130,7 @@ def placements(tasks: list[Task]) -> list[Placement]:
             nobody who trains.
     """
     jobs = [task.job for task in tasks]
-    if "ps" in jobs:
-        raise ValueError(
-            f"the cluster has parameter servers (job 'ps' with {jobs.count('ps')} task(s)), for which a synchronous "
-            "strategy has no use. Use ParameterServerStrategy, or take the job out of the cluster"
-        )
+    _refuse_servers(jobs)
     unknown = sorted(set(jobs) - {"chief", "worker", "evaluator"})
     if unknown:
         raise ValueError(
@@ -152,6 +153,14 @@ def placements(tasks: list[Task]) -> list[Placement]:
         )
         for task in tasks
     ]
+
+
+def _refuse_servers(jobs: list[str]) -> None:
+    if "ps" in jobs:
+        raise ValueError(
+            f"the cluster has parameter servers (job 'ps' with {jobs.count('ps')} task(s)), for which a "
+            "synchronous strategy has no use. Use ParameterServerStrategy, or take the job out of the cluster"
+        )
 
 
 def _claim(resolver: ClusterResolver) -> _Claim:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpidist.cluster.devices import node_device
+from mpidist.cluster.devices import node_device, warn_about_host_memory
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import open_communicator
+from mpidist.errors import mark_collective
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 
@@ -34,14 +35,15 @@ class MirroredStrategy(Strategy):
     ) -> None:
         ranks = open_communicator(communicator)
         if len(ranks.node_sizes) > 1:
-            raise ValueError(
+            raise mark_collective(ValueError(
                 f"MirroredStrategy trains on the ranks of one node, and this job's {ranks.size} ranks are on "
                 f"{len(ranks.node_sizes)} nodes with {list(ranks.node_sizes)} ranks. "
                 "Use MultiWorkerMirroredStrategy(), which takes the ranks of all nodes"
-            )
+            ))
         self.device = None
         if devices:
             self.device = together(
                 ranks, "choosing this rank's device", lambda: node_device(devices, ranks.rank, ranks.size)
             )
+            warn_about_host_memory(self.device)
         super().__init__(ranks, options=communication_options, shared=shared)

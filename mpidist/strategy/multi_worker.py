@@ -42,6 +42,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         ranks = open_communicator(communicator)
         resolver = detect(ranks) if cluster_resolver is None else cluster_resolver
         placement = place(ranks, resolver)
+        if cluster_resolver is None and resolver.task_type is None:
+            # Programs branch by `strategy.cluster_resolver.task_type`: tell it the task that was dealt.
+            resolver.task_type, resolver.task_id = placement.task_type, placement.task_id
         self.task_type = placement.task_type
         self.task_id = placement.task_id
         if not placement.as_launched:
