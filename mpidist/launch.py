@@ -10,6 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 
 @dataclass(frozen=True)
@@ -40,6 +41,10 @@ LAUNCHERS: tuple[Launcher, ...] = (
     Launcher("MPICH mpirun (Hydra)", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID"),
     Launcher("srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), "SLURM_LOCALID"),
 )
+
+
+# Names of launchers as processes; the outermost ancestor of these names is the one a person started.
+LAUNCHER_PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun", "orterun", "srun", "jsrun", "flux")
 
 
 @dataclass(frozen=True)
@@ -87,6 +92,28 @@ def world_size() -> int:
     """Local. Number of ranks in the whole job, 1 without a launcher."""
     launch = read()
     return 1 if launch is None else launch.size
+
+
+def terminal() -> str | None:
+    """Local. The terminal on which this process's stderr ends up, None where it goes into a file or pipe.
+
+    Behind a launcher a rank cannot ask its own stderr: MPICH gives it a pipe on a terminal, and Open MPI a
+    pseudo-terminal in front of a file. What counts is the stderr of the launcher itself, if it runs on this host.
+    """
+    if read() is None:
+        return os.ttyname(2) if os.isatty(2) else None
+    found: str | None = None
+    pid = os.getppid()
+    while pid > 1:
+        try:
+            status = Path(f"/proc/{pid}/stat").read_text()
+            name, rest = status[status.index("(") + 1 :].rsplit(") ", 1)
+            if name in LAUNCHER_PROGRAMS:
+                found = os.readlink(f"/proc/{pid}/fd/2")
+        except (OSError, ValueError):
+            return None
+        pid = int(rest.split()[1])
+    return found if found is not None and found.startswith(("/dev/pts/", "/dev/tty")) else None
 
 
 def is_multiprocessing_child() -> bool:

@@ -1,4 +1,4 @@
-"""Run all tests: those without MPI, then the parallel ones on 1, 2, 3 and 4 ranks.
+"""Run all tests: those without MPI, the parallel ones on 1, 2, 3 and 4 ranks, then those that start whole programs.
 
     python tests/run_all.py [--ranks 1,2,3,4] [-k EXPRESSION] [--skip-unit] [pytest's own options]
 
@@ -12,6 +12,7 @@ import argparse
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -31,7 +32,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", default=os.environ.get("MPIDIST_TEST_RANKS", "1,2,3,4"), metavar="N,N")
     parser.add_argument("-k", default=None, metavar="EXPRESSION", help="only tests that match, as in pytest")
-    parser.add_argument("--skip-unit", action="store_true", help="only the parallel tests")
+    parser.add_argument("--skip-unit", action="store_true", help="leave out the tests without MPI")
     options, others = parser.parse_known_args(arguments)
     try:
         ranks = [int(n) for n in options.ranks.split(",")]
@@ -47,6 +48,7 @@ def main(arguments: list[str] | None = None) -> int:
         for count in ranks:
             command = [*mpirun_command(count, mpirun), *pytest, "--with-mpi", "tests/parallel", *chosen]
             parts[f"{count} rank{'s' if count > 1 else ''}"] = command
+        parts["programs"] = [*pytest, "tests/system", *chosen]
     except NoLauncherError as error:
         print(f"run_all: {error}", file=sys.stderr)
         return 1
@@ -68,24 +70,34 @@ def run(name: str, command: list[str], *, selected: bool) -> str:
     """
     print(f"\n===== {name}: {' '.join(command)}", flush=True)
     begin = time.monotonic()
-    process = subprocess.Popen(command, cwd=ROOT, env=launch_environment())
-    try:
-        code = process.wait(PART_SECONDS)
-    except subprocess.TimeoutExpired:
-        process.terminate()
-        process.wait(30)
-        return f"FAILED: not done after {PART_SECONDS} s"
-    except KeyboardInterrupt:
-        process.terminate()
-        process.wait(30)
-        raise
+    # A folder of its own: pytest cleans up those of earlier runs, and ranks that do so at once get in each other's way.
+    with tempfile.TemporaryDirectory(prefix="mpidist-tests-", ignore_cleanup_errors=True) as folder:
+        environment = {**launch_environment(), "PYTEST_DEBUG_TEMPROOT": folder}
+        process = subprocess.Popen(command, cwd=ROOT, env=environment)
+        code = wait(process)
     seconds = time.monotonic() - begin
+    if code is None:
+        return f"FAILED: not done after {PART_SECONDS} s"
     if code == 0:
         return f"passed in {seconds:.0f} s"
     # pytest's code for "no tests collected".
     if code == 5 and selected:
         return f"passed in {seconds:.0f} s (no test chosen)"
     return f"FAILED with code {code} after {seconds:.0f} s"
+
+
+def wait(process: subprocess.Popen[bytes]) -> int | None:
+    """The exit code, or None after the time limit."""
+    try:
+        return process.wait(PART_SECONDS)
+    except subprocess.TimeoutExpired:
+        process.terminate()
+        process.wait(30)
+        return None
+    except KeyboardInterrupt:
+        process.terminate()
+        process.wait(30)
+        raise
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ from mpidist.errors import is_collective
 # A rank that shares rank 0's error leaves the printing to rank 0, and ends the job itself if rank 0 does not.
 GRACE_SECONDS = 5.0
 FORWARD_SECONDS = 0.3
+# A mistake in the program fails on every rank alike: rank 0 speaks first, and its end silences most of the others.
+TURN_SECONDS = 1.0
 # A rank that has ended and still waits for others after so long says so: one of them may wait for it in a collective.
 EXPLAIN_SECONDS = 30.0
 
@@ -47,8 +49,8 @@ class _Ending:
         """Print what this rank has to say and end the job."""
         if isinstance(error, KeyboardInterrupt):
             self._end(130, "interrupted" if self.rank == 0 else "")
-        if is_collective(error) and self.rank != 0:
-            time.sleep(GRACE_SECONDS)
+        if self.rank != 0:
+            time.sleep(GRACE_SECONDS if is_collective(error) else TURN_SECONDS * (1 + self.rank / self.size))
         if self.previous_hook is sys.__excepthook__:
             text = "".join(traceback.format_exception(kind, error, trace))
         else:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from types import TracebackType
 from typing import Any, TextIO
 
+import numpy as np
 from tqdm import tqdm
 
 from mpidist import launch
@@ -49,9 +52,10 @@ class Progress:
         self._last_line = time.monotonic()
         self._last_shown = initial
         self._bar: Any = None
-        if self._is_shown and self._stream.isatty():
+        columns = _columns(stream) if self._is_shown else None
+        if columns is not None:
             self._bar = tqdm(
-                total=total, initial=initial, desc=description, file=self._stream, dynamic_ncols=True, leave=False
+                total=total, initial=initial, desc=description, file=self._stream, ncols=columns, leave=False
             )
 
     def update(self, steps: int = 1, **values: Any) -> None:
@@ -78,7 +82,7 @@ class Progress:
         if self._bar is not None:
             self._bar.write(text, file=self._stream)
         else:
-            print(text, file=self._stream, flush=True)  # noqa: T201
+            print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
         """Local. Remove the bar; in a log, show where it ended."""
@@ -92,13 +96,34 @@ class Progress:
         self._last_line = time.monotonic()
         self._last_shown = self.done
         place = f"{self.done}/{self.total}" if self.total is not None else str(self.done)
-        print(f"{self.description}: {place} {self._format_values()}".rstrip(), file=self._stream, flush=True)  # noqa: T201
+        before = f"{self.description}: " if self.description else ""
+        print(f"{before}{place} {self._format_values()}".rstrip(), file=self._stream, flush=True)
 
     def _format_values(self) -> str:
-        return " ".join(f"{k}={v:.4g}" if isinstance(v, float) else f"{k}={v}" for k, v in self._values.items())
+        return " ".join(
+            f"{name}={value:.4g}" if isinstance(value, (float, np.floating)) else f"{name}={value}"
+            for name, value in self._values.items()
+        )
 
     def __enter__(self) -> Progress:
         return self
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
         self.close()
+
+
+def _columns(stream: TextIO | None) -> int | None:
+    """Width of the terminal that is written to, None where it is none."""
+    if stream is not None:
+        return shutil.get_terminal_size().columns if stream.isatty() else None
+    path = launch.terminal()
+    if path is None:
+        return None
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOCTTY)
+    except OSError:
+        return shutil.get_terminal_size().columns
+    try:
+        return os.get_terminal_size(descriptor).columns or shutil.get_terminal_size().columns
+    finally:
+        os.close(descriptor)
