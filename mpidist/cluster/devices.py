@@ -144,9 +144,17 @@ def idle_gpus_warning(gpu_count: int, node_size: int) -> str | None:
         return None
     ranks = "1 rank runs" if node_size <= 1 else f"{node_size} ranks run"
     return (
-        f"{gpu_count} GPUs are visible and {ranks} on this node: one rank uses one GPU, so the others stay idle. To "
-        f"use all of them: {mpirun_line(gpu_count)}"
+        f"{gpu_count} GPUs are visible and {ranks} on this node, so some stay idle: one rank is one replica. For a "
+        f"replica per GPU: {mpirun_line(gpu_count)}"
     )
+
+
+@functools.cache
+def warn_about_idle_gpus(node_size: int) -> None:
+    """Local. Say once, on the first rank, that the node has more visible GPUs than ranks."""
+    text = idle_gpus_warning(len(visible_gpus()), node_size)
+    if text is not None and launch.world_rank() == 0:
+        _logger.warning("%s", text)
 
 
 @functools.cache

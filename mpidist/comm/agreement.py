@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from mpidist import errors
 from mpidist.comm.communicator import Communicator
-from mpidist.errors import MismatchError, MpidistError, RankError, mark_collective
+from mpidist.errors import MismatchError, RankError, mark_collective
 
 T = TypeVar("T")
 
@@ -118,7 +118,8 @@ def _shared_error(step: str, reports: list[_Report | None]) -> Exception:
         text = f"{step} failed on {name_ranks(alike)} (host {first.host}): {first.kind}: {first.text}"
         others = [r for r, _ in failed if r not in alike]
         if others:
-            text += f" (another failure on {name_ranks(others)}: {reports[others[0]]})"
+            other = next(report for rank, report in failed if rank == others[0])
+            text += f" (another failure on {name_ranks(others)}, host {other.host}: {other.kind}: {other.text})"
     return _rebuild(first, text)
 
 
@@ -128,7 +129,8 @@ def _rebuild(report: _Report, text: str) -> Exception:
         return RankError(text)
     if issubclass(kind, OSError) and report.errno is not None:
         return kind(report.errno, text)
-    if issubclass(kind, (MpidistError, ValueError, TypeError, RuntimeError, LookupError, OSError, ArithmeticError,
-                         MemoryError, AttributeError, AssertionError)) and not issubclass(kind, UnicodeError):
+    try:
         return kind(text)
-    return RankError(text)
+    except TypeError:
+        # A few take more than a text: UnicodeDecodeError, ExceptionGroup.
+        return RankError(text)

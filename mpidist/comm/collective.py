@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from mpidist.comm.agreement import require_same
 from mpidist.comm.communicator import Communicator
+from mpidist.errors import mark_collective
 from mpidist.options import ReduceOp
 
 AnyArray = npt.NDArray[Any]
@@ -36,12 +37,13 @@ class Collective(Protocol):
             in_place: Write the result into `array`, which must be C-contiguous; not for `MEAN` of integers.
 
         Returns:
-            Shape of `array`; dtype of `array`, except for `MEAN` of integers.
+            Shape of `array`; dtype of `array`, except for `MEAN` of integers. A new array, unless `in_place`.
 
         Raises:
             MismatchError: Shapes, dtypes or operations differ; looked at in the first calls and then ever more
                 rarely, or at each call under `CommunicationOptions(check=True)`.
             TypeError: A dtype that cannot be combined so: booleans under SUM, MEAN or PROD, or objects.
+            ValueError: `in_place` of an array that is not C-contiguous, or is read-only.
         """
         ...
 
@@ -54,6 +56,10 @@ class Collective(Protocol):
 
         Returns:
             A new array on ranks other than `root`, `array` itself there.
+
+        Raises:
+            MismatchError: Shapes, dtypes or roots differ; looked at as in `all_reduce`.
+            ValueError: `root` is no rank.
         """
         ...
 
@@ -68,8 +74,8 @@ class Collective(Protocol):
             A new array, the same on every rank.
 
         Raises:
-            MismatchError: Dtypes, numbers of dimensions or other sizes differ.
-            ValueError: A scalar, or an axis out of range.
+            MismatchError: Dtypes, axes, numbers of dimensions or other sizes differ.
+            ValueError: Scalars, or an axis out of range.
         """
         ...
 
@@ -79,26 +85,30 @@ class Collective(Protocol):
 
 
 class SoloCollective:
-    """One rank: every operation returns its input, checked as the others would."""
+    """One rank: every operation is a copy of its input, checked as the others would."""
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
 
     def all_reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, *, in_place: bool = False) -> AnyArray:
-        """Collective. `array`, as float64 for the MEAN of integers."""
+        """Collective. A copy of `array`, as float64 for the MEAN of integers."""
         check_reducible(array, op)
+        if in_place:
+            check_in_place(array, op)
+            return array
         if op is ReduceOp.MEAN and array.dtype.kind in "iu":
             return array.astype(np.float64)
-        return array
+        return np.array(array)
 
     def broadcast(self, array: AnyArray, root: int = 0) -> AnyArray:
         """Collective. `array`."""
+        check_root(root, 1)
         return array
 
     def all_gather(self, array: AnyArray, axis: int = 0) -> AnyArray:
-        """Collective. `array`."""
-        check_axis(array, axis)
-        return array
+        """Collective. A copy of `array`."""
+        check_axis(array.shape, axis)
+        return np.array(array)
 
     def barrier(self) -> None:
         """Collective. Returns at once."""
@@ -118,21 +128,53 @@ def check_reducible(array: AnyArray, op: ReduceOp) -> None:
         raise TypeError(f"{op.name} of complex numbers is not defined")
 
 
-def check_axis(array: AnyArray, axis: int) -> int:
-    """Local. The axis as a number from 0, or ValueError."""
-    if array.ndim == 0:
-        raise ValueError("gather needs arrays of at least one dimension, got a scalar; use np.atleast_1d(value)")
-    if not -array.ndim <= axis < array.ndim:
+def check_in_place(array: AnyArray, op: ReduceOp) -> None:
+    """Local. Raise where a result cannot be written into `array`."""
+    if not (array.flags.c_contiguous and array.flags.writeable):
         raise ValueError(
-            f"`axis` is out of range: expected {-array.ndim} to {array.ndim - 1} for shape {array.shape}, got {axis}"
+            f"`in_place` needs a writable C-contiguous array, got one of shape {array.shape} with strides "
+            f"{array.strides}, writeable={array.flags.writeable}; use the returned array instead"
         )
-    return axis % array.ndim
+    if op is ReduceOp.MEAN and array.dtype.kind in "iu":
+        raise TypeError(f"the MEAN of {array.dtype} is float64 and cannot be written in place")
 
 
-def check_gatherable(described: list[tuple[tuple[int, ...], str]], axis: int) -> None:
-    """Local. Raise MismatchError unless shapes agree everywhere but along `axis`, the same list on every rank."""
-    others = [((*shape[:axis], "any", *shape[axis + 1 :]), dtype) for shape, dtype in described]
+def check_root(root: int, size: int) -> None:
+    """Local. Raise ValueError unless `root` is a rank."""
+    if not 0 <= root < size:
+        raise ValueError(f"`root` must be a rank, 0 to {size - 1}, got {root!r}")
+
+
+def check_axis(shape: tuple[int, ...], axis: int) -> int:
+    """Local. The axis as a number from 0, or ValueError."""
+    ndim = len(shape)
+    if ndim == 0:
+        raise ValueError("gather needs arrays of at least one dimension, got a scalar; use np.atleast_1d(value)")
+    if not -ndim <= axis < ndim:
+        raise ValueError(f"`axis` is out of range: expected {-ndim} to {ndim - 1} for shape {shape}, got {axis}")
+    return axis % ndim
+
+
+def check_gatherable(described: list[tuple[tuple[int, ...], str, int]]) -> int:
+    """Local. The gathered axis as a number from 0; what is wrong is wrong on every rank.
+
+    Args:
+        described: Shape, dtype and axis of each rank, the same list on every rank.
+
+    Raises:
+        MismatchError: They do not agree, apart from the sizes along the axis.
+        ValueError: Scalars, or an axis out of range.
+    """
     require_same(
-        others, "gather: dtype and shape apart from the gathered axis",
-        f"Sizes may differ along axis {axis} only.",
+        [(len(shape), dtype, axis + len(shape) if axis < 0 else axis) for shape, dtype, axis in described],
+        "gather: number of dimensions, dtype and axis", "Only sizes along the axis may differ.",
     )
+    try:
+        axis = check_axis(described[0][0], described[0][2])
+    except ValueError as error:
+        raise mark_collective(error) from None
+    require_same(
+        [(*shape[:axis], "any", *shape[axis + 1 :]) for shape, _, _ in described],
+        "gather: shape apart from the gathered axis", f"Sizes may differ along axis {axis} only.",
+    )
+    return axis

@@ -6,6 +6,7 @@ MPI alone would leave the other ranks waiting for ever. `MPIDIST_ABORT=0` in the
 from __future__ import annotations
 
 import atexit
+import builtins
 import os
 import sys
 import time
@@ -33,12 +34,21 @@ class _Exit(SystemExit):
 class _Ending:
     """The hooks of one process; see `install`."""
 
-    def __init__(self, rank: int, size: int, host: str, abort: Callable[[int], None], farewell: Any) -> None:
+    def __init__(
+        self,
+        rank: int,
+        size: int,
+        host: str,
+        abort: Callable[[int], None],
+        farewell: Any,
+        is_finalized: Callable[[], bool],
+    ) -> None:
         self.rank = rank
         self.size = size
         self.host = host
         self.abort = abort
         self.farewell = farewell
+        self.is_finalized = is_finalized
         self.previous_hook = sys.excepthook
         self.code: int | None = None
         self.watched: weakref.ref[_Exit] | None = None
@@ -79,6 +89,9 @@ class _Ending:
 
     def at_exit(self) -> None:
         """Leave together with the others, or end the job if this rank leaves with an exit code."""
+        if self.is_finalized():
+            # The program has done it itself, and nobody can wait for this rank any more.
+            return
         if self.code:
             place = f"rank {self.rank} of {self.size} on {self.host}"
             self._end(self.code, f"{place} exited with {self.code}, the job ends")
@@ -92,7 +105,8 @@ class _Ending:
             os.write(2, f"mpidist: {text}\n".encode(errors="replace"))
             # Hydra was seen to drop what a rank wrote just before it aborted.
             time.sleep(FORWARD_SECONDS)
-        self.abort(code)
+        if not self.is_finalized():
+            self.abort(code)
 
 
 def leave_together(farewell: Any, rank: int, size: int, host: str) -> None:
@@ -117,7 +131,14 @@ def leave_together(farewell: Any, rank: int, size: int, host: str) -> None:
 _installed: list[_Ending] = []
 
 
-def install(rank: int, size: int, host: str, abort: Callable[[int], None], farewell: Any) -> None:
+def install(
+    rank: int,
+    size: int,
+    host: str,
+    abort: Callable[[int], None],
+    farewell: Any,
+    is_finalized: Callable[[], bool],
+) -> None:
     """Local. Hook into exceptions and exits of this process; only the first call counts.
 
     Args:
@@ -126,11 +147,15 @@ def install(rank: int, size: int, host: str, abort: Callable[[int], None], farew
         host: Name of the host.
         abort: Ends all ranks, `MPI.COMM_WORLD.Abort`.
         farewell: An MPI communicator used for nothing else.
+        is_finalized: Whether the program has ended MPI itself.
     """
     if _installed or os.environ.get("MPIDIST_ABORT") == "0":
         return
-    ending = _Ending(rank, size, host, abort, farewell)
+    ending = _Ending(rank, size, host, abort, farewell, is_finalized)
     _installed.append(ending)
     sys.excepthook = ending.on_exception
+    # `raise SystemExit(1)` goes past these; the rank then waits for the others, and says so after a while.
     sys.exit = ending.exit  # type: ignore[assignment]  # typeshed: NoReturn; ours always raises
+    for name in ("exit", "quit"):
+        setattr(builtins, name, ending.exit)
     atexit.register(ending.at_exit)

@@ -6,8 +6,8 @@ from typing import Any, cast
 
 import numpy as np
 
-from mpidist.comm.agreement import same_on_all
-from mpidist.comm.collective import AnyArray, check_axis, check_gatherable, check_reducible
+from mpidist.comm.agreement import require_same, same_on_all
+from mpidist.comm.collective import AnyArray, check_gatherable, check_in_place, check_reducible, check_root
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.mpi_communicator import MPI
 from mpidist.options import CommunicationOptions, ReduceOp
@@ -25,6 +25,7 @@ CHUNK_BYTES = 1 << 20
 # Shapes and dtypes are compared in so many first calls, then at powers of two: whether a check runs may depend only
 # on what all ranks share, and the number of calls is that.
 CHECKED_CALLS = 16
+_HINT = "Give `axis=0` to reduce a batch whose size differs between ranks, and make the same calls on all ranks."
 
 
 class MpiCollective:
@@ -44,10 +45,11 @@ class MpiCollective:
 
     def all_reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, *, in_place: bool = False) -> AnyArray:
         """Collective. See `Collective.all_reduce`; half precision is added up in float32."""
-        self._calls = calls = self._calls + 1
-        if self._check or calls <= CHECKED_CALLS or calls & (calls - 1) == 0:
-            self._compare(array, op)
+        self._enter(f"all_reduce {op.name}", array)
+        if in_place:
+            check_in_place(array, op)
         dtype = array.dtype
+        check_reducible(array, op)
         wire = _wire_dtype(dtype, op)
         if wire is None and array.nbytes <= self._chunk_bytes and op is not ReduceOp.MEAN:
             if in_place:
@@ -63,24 +65,26 @@ class MpiCollective:
         self, array: AnyArray, op: ReduceOp, wire: np.dtype[Any] | None, in_place: bool
     ) -> AnyArray:
         total = array if in_place and wire is None else np.array(array, wire or array.dtype, order="C", copy=True)
-        # A bool view has no MPI reduction of its own: its bytes are 0 and 1.
-        flat = total.reshape(-1).view(np.uint8) if total.dtype == np.bool_ else total.reshape(-1)
+        flat = total.reshape(-1)
         chunk = max(1, self._chunk_bytes // flat.itemsize)
         for begin in range(0, flat.size, chunk):
             self._mpi.Allreduce(MPI.IN_PLACE, flat[begin : begin + chunk], _OPERATIONS[op])
         if op is ReduceOp.MEAN:
-            if total.dtype.kind in "iu":
-                total = total.astype(np.float64)
             np.divide(total, self.communicator.size, out=total)
+            if array.dtype.kind in "iu":
+                return total
         if in_place and total is not array:
-            np.copyto(array, total, casting="same_kind" if array.dtype.kind != "V" else "unsafe")
+            np.copyto(array, total, casting="unsafe")
             return array
         return total if wire is None else total.astype(array.dtype)
 
     def broadcast(self, array: AnyArray, root: int = 0) -> AnyArray:
         """Collective. See `Collective.broadcast`."""
+        self._enter(f"broadcast from rank {root}", array)
+        check_root(root, self.communicator.size)
         is_root = self.communicator.rank == root
-        result = np.ascontiguousarray(array).reshape(array.shape) if is_root else np.empty(array.shape, array.dtype)
+        dtype = array.dtype.newbyteorder("=")
+        result = np.ascontiguousarray(array, dtype).reshape(array.shape) if is_root else np.empty(array.shape, dtype)
         self._broadcast_bytes(_as_bytes(result), root)
         return array if is_root else result
 
@@ -91,13 +95,13 @@ class MpiCollective:
 
     def all_gather(self, array: AnyArray, axis: int = 0) -> AnyArray:
         """Collective. See `Collective.all_gather`."""
-        described = self.communicator.all_gather_object((array.shape, array.dtype.str, axis, array.dtype.name))
-        axis = check_axis(array, axis)
-        same_axis = [(shape, f"{name} gathered along axis {at}") for shape, _, at, name in described]
-        check_gatherable([(s, d) for s, d in same_axis], axis)
-        mine = np.ascontiguousarray(np.moveaxis(array, axis, 0))
-        lengths = [shape[axis] for shape, _, _, _ in described]
-        gathered = np.empty((sum(lengths), *mine.shape[1:]), array.dtype)
+        calls = self.communicator.all_gather_object(("all_gather", array.shape, array.dtype.name, axis))
+        require_same([call[0] for call in calls], "the collective call", _HINT)
+        axis = check_gatherable([call[1:] for call in calls])
+        dtype = array.dtype.newbyteorder("=")
+        mine = np.ascontiguousarray(np.moveaxis(array, axis, 0), dtype)
+        lengths = [call[1][axis] for call in calls]
+        gathered = np.empty((sum(lengths), *mine.shape[1:]), dtype)
         row_bytes = mine.itemsize * int(np.prod(mine.shape[1:], dtype=np.int64))
         counts = [length * row_bytes for length in lengths]
         data = _as_bytes(gathered)
@@ -120,12 +124,14 @@ class MpiCollective:
         """Collective. Return when every rank has called."""
         self._mpi.Barrier()
 
-    def _compare(self, array: AnyArray, op: ReduceOp) -> None:
-        same_on_all(
-            self.communicator, "all_reduce: operation, shape and dtype", (op.name, array.shape, array.dtype.name),
-            "Give `axis=0` to reduce a batch whose size differs between ranks.",
-        )
-        check_reducible(array, op)
+    def _enter(self, call: str, array: AnyArray) -> None:
+        """Compare, now and then, what the ranks are about to do."""
+        self._calls = calls = self._calls + 1
+        if self._check or calls <= CHECKED_CALLS or calls & (calls - 1) == 0:
+            same_on_all(
+                self.communicator, "the collective call, its shape and dtype",
+                (call, array.shape, array.dtype.name), _HINT,
+            )
 
     def __repr__(self) -> str:
         return f"MpiCollective({self.communicator!r}, chunk_bytes={self._chunk_bytes})"
@@ -136,11 +142,11 @@ def _wire_dtype(dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any] | None:
     if dtype == np.float16 or dtype.kind == "V":
         return np.dtype(np.float32)
     if dtype.kind == "b":
-        check_reducible(np.empty(0, dtype), op)
         return np.dtype(np.uint8)
-    if dtype.kind not in "iufc":
-        check_reducible(np.empty(0, dtype), op)
-    return None
+    if op is ReduceOp.MEAN and dtype.kind in "iu":
+        # The sum of small integers may not fit their own dtype.
+        return np.dtype(np.float64)
+    return None if dtype.isnative else dtype.newbyteorder("=")
 
 
 def _as_bytes(array: AnyArray) -> AnyArray:

@@ -14,6 +14,8 @@ from mpidist.comm import ending
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import LauncherError
 
+__all__ = ["MPI", "MpiCommunicator", "open_mpi_communicator"]
+
 T = TypeVar("T")
 
 SHARED_MEMORY = Path("/dev/shm")
@@ -38,12 +40,12 @@ class MpiCommunicator:
         self.size: int = mpi.size
         self.host = MPI.Get_processor_name()
         if node_color is None:
-            node = mpi.Split_type(MPI.COMM_TYPE_SHARED, key=mpi.rank)
+            node = cast(MPI.Intracomm, mpi.Split_type(MPI.COMM_TYPE_SHARED, key=mpi.rank))
             if not _token_is_seen(node):
                 node.Free()
-                node = mpi.Split(mpi.rank)
+                node = cast(MPI.Intracomm, mpi.Split(mpi.rank))
         else:
-            node = mpi.Split(node_color, key=mpi.rank)
+            node = cast(MPI.Intracomm, mpi.Split(node_color, key=mpi.rank))
         leaders = mpi.allgather(node.bcast(mpi.rank))
         order = sorted(set(leaders))
         self.node_index = order.index(leaders[mpi.rank])
@@ -108,7 +110,7 @@ def open_mpi_communicator(user: MPI.Intracomm | None, purpose: str) -> Communica
         raise TypeError(f"`communicator` must be an mpi4py intracommunicator, got {user!r}")
     if user.size == 1:
         return SoloCommunicator()
-    duplicates: dict[str, MpiCommunicator] | None = user.Get_attr(_DUPLICATES)
+    duplicates = cast("dict[str, MpiCommunicator] | None", user.Get_attr(_DUPLICATES))
     if duplicates is None:
         duplicates = {}
         user.Set_attr(_DUPLICATES, duplicates)
@@ -117,7 +119,9 @@ def open_mpi_communicator(user: MPI.Intracomm | None, purpose: str) -> Communica
         # A communicator error on one rank becomes an exception there, which then ends the job with a traceback.
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
         communicator = MpiCommunicator(mpi)
-        ending.install(communicator.rank, communicator.size, communicator.host, MPI.COMM_WORLD.Abort, mpi.Dup())
+        ending.install(
+            communicator.rank, communicator.size, communicator.host, MPI.COMM_WORLD.Abort, mpi.Dup(), MPI.Is_finalized
+        )
         duplicates[purpose] = communicator
     return duplicates[purpose]
 

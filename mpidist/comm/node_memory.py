@@ -6,6 +6,7 @@ as soon as every rank has it, so that a kill leaves nothing behind.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import mmap
 import os
@@ -48,39 +49,30 @@ class NodeMemory:
         token = node.broadcast_object(secrets.token_hex(8) if node.rank == 0 else "")
         path = directory() / f"mpidist-{token}"
         try:
-            # The first rank makes the file, then the others open it: two steps, each agreed by all ranks.
-            made = together(
+            # The first rank makes the file, then all map it: two steps, each agreed by all ranks.
+            together(
                 communicator, f"reserving {byte_count} bytes of node memory in {path.parent}",
                 lambda: _create(path, byte_count) if node.rank == 0 else None,
             )
-            descriptor = together(
-                communicator, "opening node memory", lambda: os.open(path, os.O_RDWR) if made is None else made
-            )
+            maps = together(communicator, "opening node memory", lambda: _open(path, byte_count))
         finally:
-            # Nobody leaves `together` before every rank has entered it, so every rank has opened or failed by now.
+            # Nobody leaves `together` before every rank has entered it, so every rank has mapped or failed by now.
             if node.rank == 0:
-                path.unlink(missing_ok=True)
-        try:
-            self._map = mmap.mmap(descriptor, byte_count)
-            protect = os.environ.get(PROTECT_VARIABLE) == "1"
-            read_map = mmap.mmap(descriptor, byte_count, prot=mmap.PROT_READ) if protect else self._map
-        finally:
-            os.close(descriptor)
-        self.bytes: AnyArray = np.frombuffer(self._map, np.uint8)
-        self.readable: AnyArray = np.frombuffer(read_map, np.uint8)
+                with contextlib.suppress(OSError):
+                    path.unlink()
+        self.bytes: AnyArray = np.frombuffer(maps[0], np.uint8)
+        self.readable: AnyArray = np.frombuffer(maps[1], np.uint8)
         self.readable.flags.writeable = False
 
     def __repr__(self) -> str:
         return f"NodeMemory({self.bytes.size} bytes)"
 
 
-def _create(path: Path, byte_count: int) -> int:
+def _create(path: Path, byte_count: int) -> None:
     descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
     try:
         os.posix_fallocate(descriptor, 0, byte_count)
     except OSError as error:
-        os.close(descriptor)
-        path.unlink()
         if error.errno == errno.ENOSPC:
             free = os.statvfs(path.parent)
             raise OSError(
@@ -89,4 +81,16 @@ def _create(path: Path, byte_count: int) -> int:
                 "or build the strategy with shared=False",
             ) from error
         raise
-    return descriptor
+    finally:
+        os.close(descriptor)
+
+
+def _open(path: Path, byte_count: int) -> tuple[mmap.mmap, mmap.mmap]:
+    """The memory to write to, and to read from."""
+    descriptor = os.open(path, os.O_RDWR)
+    try:
+        writable = mmap.mmap(descriptor, byte_count)
+        protect = os.environ.get(PROTECT_VARIABLE) == "1"
+        return writable, mmap.mmap(descriptor, byte_count, prot=mmap.PROT_READ) if protect else writable
+    finally:
+        os.close(descriptor)

@@ -26,7 +26,7 @@ class SparseCategoricalAccuracyMeasure:
         if len(values) != 2:
             raise TypeError(f"an accuracy takes (y_true, y_pred), got {len(values)} arguments")
         labels, scores = np.asarray(values[0]), np.asarray(values[1])
-        if labels.ndim == scores.ndim and labels.shape[-1] == 1:
+        if labels.ndim == scores.ndim and labels.shape[-1:] == (1,):
             labels = labels[..., 0]
         if scores.ndim == 0 or scores.shape[:-1] != labels.shape:
             raise ValueError(

@@ -102,7 +102,8 @@ class Optimizer:
         """
         chosen = [self._checked(variable) for variable in variables]
         if self._plan is not None:
-            if tuple(chosen) != self._plan.variables:
+            # By identity: `==` of variables compares their values.
+            if [id(v) for v in chosen] != [id(v) for v in self._plan.variables]:
                 raise ValueError(f"{self.name} is already built on other variables; create a second optimizer")
             return
         self._plan = Plan(chosen, self.kernel.slots, self.kernel.scratch_count)
@@ -139,6 +140,8 @@ class Optimizer:
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
         if self._plan is None:
             self.build([variable for _, variable in pairs])
+        else:
+            self._require_current(self._plan.variables[0])
         numbers: list[int] = []
         for gradient, variable in pairs:
             number = self._number(variable)
@@ -148,14 +151,12 @@ class Optimizer:
             if gradient is not view:
                 np.copyto(view, variable.coerce(gradient))
             numbers.append(number)
-        if not numbers:
-            raise ValueError(f"{self.name}: no gradients for any of {[v.name for _, v in pairs]}; all are None")
         chosen = self._all if numbers == list(self._all) else tuple(sorted(set(numbers)))
         if len(chosen) < len(numbers):
             raise ValueError(f"{self.name}: a variable stands twice in the list {[v.name for _, v in pairs]}")
         rate = self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate
+        cast(Plan, self._plan).step(chosen, self.kernel.prepare(self.iterations + 1, float(rate)))
         self.iterations += 1
-        cast(Plan, self._plan).step(chosen, self.kernel.prepare(self.iterations, float(rate)))
 
     @property
     def variables(self) -> list[Variable]:
@@ -172,15 +173,16 @@ class Optimizer:
         Raises:
             CheckpointError: The state of another kind of optimizer, or of other shapes.
         """
-        missing = [name for name in ("iterations", *self.kernel.slots) if name not in saved]
-        if missing and missing != list(self.kernel.slots):
+        expected = {"iterations", *self.kernel.slots}
+        # Before the first step there are no slots to save.
+        if set(saved) not in (expected, {"iterations"}):
             raise CheckpointError(
-                f"the checkpoint holds {sorted(saved)} for {self.name}, but {missing} are missing: it was saved with "
+                f"{self.name} needs {sorted(expected)}, but the checkpoint holds {sorted(saved)}: it was saved with "
                 "another optimizer"
             )
-        if self._plan is not None and not missing:
+        if self._plan is not None:
             self._load_slots(self._plan, saved)
-        elif self._plan is None:
+        else:
             self._pending = {
                 name: {key: array.detach() for key, array in saved[name].items()}
                 for name in self.kernel.slots if name in saved
@@ -195,9 +197,11 @@ class Optimizer:
 
     def _load_slots(self, plan: Plan, saved: Mapping[str, Mapping[str, Saved]]) -> None:
         for name in self.kernel.slots:
-            if name not in saved:
-                continue  # saved before the first step: the slot keeps its initial value
             for number, variable in enumerate(plan.variables):
+                if name not in saved:
+                    # Saved before the first step: the initial value.
+                    plan.slot(name, number).load(self._initial(name, variable))
+                    continue
                 array = saved[name].get(str(number))
                 if array is None or tuple(array.shape) != variable.shape:
                     got = "nothing" if array is None else f"shape {tuple(array.shape)}"
@@ -207,16 +211,27 @@ class Optimizer:
                     )
                 plan.slot(name, number).load(array.read)
 
+    def _initial(self, name: str, variable: Variable) -> Callable[[int, int], AnyArray]:
+        return lambda start, stop: np.full(stop - start, self.kernel.slots[name], variable.dtype)
+
     def _checked(self, variable: Variable) -> MirroredVariable:
         if not isinstance(variable, MirroredVariable):
             raise TypeError(f"{self.name} updates ON_WRITE variables of mpidist, got {variable!r}")
+        if variable.dtype.kind in "biu":
+            raise TypeError(
+                f"{self.name} updates variables of floating dtype, got {variable.name!r} of dtype {variable.dtype}: "
+                "create it with dtype='float32', or leave it out"
+            )
+        self._require_current(variable)
+        return variable
+
+    def _require_current(self, variable: MirroredVariable) -> None:
         entry = context.innermost()
         if entry is not None and entry.arena is not variable.arena:
             raise ValueError(
                 f"variable {variable.name!r} does not belong to the current strategy, so every replica would update "
                 "its own copy: create it inside `with strategy.scope():`"
             )
-        return variable
 
     def _number(self, variable: Variable) -> int:
         number = self._plan.number(variable) if self._plan and isinstance(variable, MirroredVariable) else None
@@ -240,5 +255,3 @@ def positive(**values: float) -> None:
     for name, value in values.items():
         if not value >= 0:
             raise ValueError(f"`{name}` must not be negative, got {value!r}")
-
-

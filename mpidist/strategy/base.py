@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from types import TracebackType
 from typing import Any, TypeVar
 
 from mpidist import context, tree
@@ -105,12 +106,39 @@ class ReplicaContext:
 
         Returns:
             What `merge_fn` returns on this rank.
+
+        Raises:
+            RuntimeError: This context is not the current one.
         """
+        entry = context.innermost()
+        if entry is not None and entry.replica_context is not self:
+            raise RuntimeError("merge_call belongs into the `run` whose context this is; it is not the current one")
         with self._strategy.cross_replica():
             return merge_fn(self._strategy, *args, **(kwargs or {}))
 
     def __repr__(self) -> str:
         return f"<mpidist.ReplicaContext {self._replica_id} of {self.num_replicas_in_sync} of {self._strategy!r}>"
+
+
+class Scope:
+    """Makes a strategy current while it is entered, which may be any number of times.
+
+    Args:
+        strategy: The strategy.
+    """
+
+    __slots__ = ("_strategy",)
+
+    def __init__(self, strategy: Strategy) -> None:
+        self._strategy = strategy
+
+    def __enter__(self) -> Strategy:
+        self._strategy._require_cross_replica()
+        context.push(self._strategy._cross_entry)
+        return self._strategy
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        context.pop()
 
 
 class Strategy:
@@ -149,16 +177,12 @@ class Strategy:
         """Local. What describes the cluster, None for strategies of one node."""
         return self._cluster_resolver
 
-    @contextmanager
-    def scope(self) -> Iterator[Strategy]:
-        """Local. Make this strategy current: variables made inside belong to it.
+    def scope(self) -> AbstractContextManager[Strategy]:
+        """Local. Make this strategy current in a `with` statement: variables made inside belong to it.
 
-        Raises:
-            RuntimeError: Another strategy is current, or inside `run`.
+        Entering it raises RuntimeError where another strategy is current, and inside `run`.
         """
-        self._require_cross_replica()
-        with self.cross_replica():
-            yield self
+        return Scope(self)
 
     @contextmanager
     def cross_replica(self) -> Iterator[None]:

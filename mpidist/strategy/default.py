@@ -5,14 +5,15 @@ from __future__ import annotations
 import functools
 import logging
 from abc import ABC, ABCMeta
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
 from mpidist import context, launch
 from mpidist.comm.communicator import SoloCommunicator
+from mpidist.context import Entry
 from mpidist.data.dataset import Dataset
 from mpidist.data.distributed import DistributedDataset
 from mpidist.options import InputOptions, ReduceOp, RunOptions, VariableAggregation, VariableSynchronization
@@ -46,11 +47,11 @@ class DefaultStrategy(Strategy):
         super().__init__(SoloCommunicator())
         # Variables made without a strategy live where plain ones do, whether this object exists or not.
         self.arena = solo_arena()
+        self._cross_entry = Entry(self, None, self.arena)
 
-    @contextmanager
-    def scope(self) -> Iterator[Strategy]:
+    def scope(self) -> AbstractContextManager[Strategy]:
         """Local. Changes nothing: code behaves as without any strategy."""
-        yield self
+        return nullcontext(self)
 
     def run(
         self,
@@ -99,7 +100,9 @@ def get_strategy() -> Strategy:
 
 def has_strategy() -> bool:
     """Local. Whether a strategy other than the default one is current."""
-    return context.innermost() is not None
+    entry = context.innermost()
+    # In `merge_call` of the default context the default strategy itself is on the stack.
+    return entry is not None and not isinstance(entry.strategy, DefaultStrategy)
 
 
 def in_cross_replica_context() -> bool:
@@ -120,7 +123,7 @@ class _VariableMeta(ABCMeta):
     """Lets `Variable(...)` make a variable of the kind that the current strategy wants."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return cls.__new__(cls, *args, **kwargs)
+        return cls.__new__(cls, *args, **kwargs)  # type: ignore[arg-type]  # mypy takes `cls` for the metaclass
 
 
 class Variable(ABC, metaclass=_VariableMeta):
@@ -150,7 +153,7 @@ class Variable(ABC, metaclass=_VariableMeta):
         <mpidist.MirroredVariable 'Variable' shape=() dtype=float32, numpy=3.0>
     """
 
-    def __new__(
+    def __new__(  # type: ignore[misc]  # by design: a variable of the kind that the strategy wants
         cls,
         initial_value: npt.ArrayLike | variables.Variable | Callable[[], npt.ArrayLike],
         trainable: bool | None = None,
@@ -167,4 +170,4 @@ class Variable(ABC, metaclass=_VariableMeta):
         )
 
 
-Variable.register(variables.Variable)
+Variable.register(variables.Variable)  # type: ignore[type-abstract]  # register takes abstract classes, too

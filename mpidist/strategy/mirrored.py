@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpidist.cluster.devices import node_device, warn_about_host_memory
+from mpidist.cluster.devices import node_device, warn_about_host_memory, warn_about_idle_gpus
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import open_communicator
 from mpidist.errors import mark_collective
@@ -46,4 +46,5 @@ class MirroredStrategy(Strategy):
                 ranks, "choosing this rank's device", lambda: node_device(devices, ranks.rank, ranks.size)
             )
             warn_about_host_memory(self.device)
+        warn_about_idle_gpus(ranks.node.size)
         super().__init__(ranks, options=communication_options, shared=shared)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpidist.cluster.detect import detect
+from mpidist.cluster.devices import warn_about_idle_gpus
 from mpidist.cluster.placement import place
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.communicator import open_communicator
@@ -49,4 +50,5 @@ class MultiWorkerMirroredStrategy(Strategy):
         self.task_id = placement.task_id
         if not placement.as_launched:
             ranks = ranks.split(placement.group, placement.replica_key)
+        warn_about_idle_gpus(ranks.node.size)
         super().__init__(ranks, options=communication_options, shared=shared, cluster_resolver=resolver)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import context
-from mpidist.comm.collective import AnyArray, Collective
+from mpidist.comm.collective import AnyArray, Collective, check_reducible
 from mpidist.options import ReduceOp
 from mpidist.variables.creation import current_arena
 from mpidist.variables.sync_on_read import SyncOnReadVariable
@@ -23,8 +23,8 @@ class DistributedValues(ABC):  # noqa: B024  (for isinstance and annotations onl
 
 
 DistributedValues.register(np.ndarray)
-DistributedValues.register(np.generic)
-DistributedValues.register(Variable)
+DistributedValues.register(np.generic)  # type: ignore[type-abstract]  # register takes abstract classes, too
+DistributedValues.register(Variable)  # type: ignore[type-abstract]
 
 
 @dataclass(frozen=True)
@@ -60,7 +60,7 @@ def as_array(leaf: Any) -> AnyArray:
     return array
 
 
-_LOCAL = {
+_LOCAL: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.SUM: np.sum,
     ReduceOp.MEAN: np.sum,
     ReduceOp.MIN: np.min,
@@ -92,6 +92,7 @@ def reduce_leaf(collective: Collective, op: ReduceOp, leaf: Any, axis: int | Seq
         elements = int(collective.all_reduce(np.array(count)))
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.asarray(np.true_divide(total, elements, dtype=dtype))[()]
+    check_reducible(array, op)
     return collective.all_reduce(np.asarray(_reduce_locally(array, op, axes)), op)[()]
 
 
@@ -99,7 +100,7 @@ def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any
     # The identities stand for a replica without data: the empty part of a partial batch.
     if op is ReduceOp.SUM or op is ReduceOp.PROD:
         return _LOCAL[op](array, axis=axes, dtype=array.dtype)
-    if array.dtype.kind == "f":
+    if array.dtype.kind in "fV":
         identity: Any = np.inf if op is ReduceOp.MIN else -np.inf
     elif array.dtype.kind == "b":
         identity = op is ReduceOp.MIN
@@ -130,22 +131,29 @@ def compute_average_loss(
 
     Args:
         per_example_loss: One loss per example, or more dimensions.
-        sample_weight: Weights that broadcast against the losses.
+        sample_weight: A number, or one weight per example; further dimensions broadcast against the losses.
         global_batch_size: Number of examples on all replicas. Default: this replica's times the number of replicas.
 
     Returns:
         A NumPy scalar of the losses' dtype.
 
     Raises:
-        ValueError: A scalar loss, or a size that is not positive.
+        ValueError: A scalar loss, weights of another shape, or a size that is not positive.
     """
     losses = np.asarray(default_array(per_example_loss))
     if losses.ndim == 0:
         raise ValueError("`per_example_loss` must have one loss per example, got a scalar; do not average it before")
     if sample_weight is not None:
-        losses = losses * np.asarray(sample_weight, losses.dtype)
+        weight = np.asarray(sample_weight, losses.dtype)
+        if weight.ndim > losses.ndim:
+            raise ValueError(
+                f"`sample_weight` must not have more dimensions than the losses, got shapes {weight.shape} and "
+                f"{losses.shape}"
+            )
+        losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim))
     if global_batch_size is None:
-        global_batch_size = losses.shape[0] * current_arena().communicator.size
+        # A replica without examples adds nothing to the loss.
+        global_batch_size = max(1, losses.shape[0]) * current_arena().communicator.size
     if not global_batch_size > 0:
         raise ValueError(f"`global_batch_size` must be positive, got {global_batch_size!r}")
     return losses.sum(dtype=losses.dtype) / losses.dtype.type(global_batch_size)

@@ -21,7 +21,7 @@ from mpidist.comm.agreement import require_same
 from mpidist.comm.collective import AnyArray, Collective
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.comm.node_memory import NodeMemory
-from mpidist.options import CommunicationOptions
+from mpidist.options import CommunicationImplementation, CommunicationOptions
 
 logger = logging.getLogger("mpidist")
 
@@ -110,7 +110,11 @@ class Arena:
         communicator: The strategy's ranks.
         options: Of the strategy's communication.
         shared: True demands node memory (an error where it cannot be had), False refuses it, None takes it where
-            /dev/shm is large enough. With one rank in all, memory is private.
+            /dev/shm is large enough. With one rank in all, memory is private. So it is with an explicit
+            `implementation`: then that collective reduces the gradients, and not the arena.
+
+    Raises:
+        ValueError: Shared memory and a collective are both demanded.
 
     Attributes:
         communicator: The strategy's ranks.
@@ -129,6 +133,13 @@ class Arena:
         self.lane: Collective | None = None
         if len(communicator.node_sizes) > 1:
             self.lane = self._open_lane()
+        explicit = self.options.implementation is not CommunicationImplementation.AUTO
+        if explicit and shared:
+            raise ValueError(
+                f"shared=True makes the arena reduce gradients in node memory, and implementation="
+                f"{self.options.implementation!r} makes a collective do it: choose one of them"
+            )
+        shared = False if explicit else shared
         self._demanded = shared is True
         self.shares_memory = communicator.size > 1 and self._agree_to_share(shared)
         self._slabs: dict[np.dtype[Any], list[Slab]] = {}

@@ -61,12 +61,8 @@ def create_variable(
         )
     initial = together(
         arena.communicator, f"computing the initial value of variable {name!r}",
-        lambda: _initial_array(initial_value, dtype, name),
+        lambda: _initial_array(initial_value, dtype, name, aggregation),
     )
-    if aggregation is VariableAggregation.MEAN and initial.dtype.kind in "iub":
-        raise ValueError(
-            f"variable {name!r}: aggregation MEAN needs a floating dtype, got {initial.dtype}; use dtype='float32'"
-        )
     if sync is VariableSynchronization.ON_READ:
         return SyncOnReadVariable(arena, initial, name=name, trainable=bool(trainable), aggregation=aggregation)
     return create_mirrored(
@@ -74,11 +70,18 @@ def create_variable(
     )
 
 
-def _initial_array(value: Any, dtype: npt.DTypeLike | None, name: str) -> AnyArray:
-    array = np.asarray(default_array(value() if callable(value) else value, dtype), order="C")
+def _initial_array(
+    value: Any, dtype: npt.DTypeLike | None, name: str, aggregation: VariableAggregation
+) -> AnyArray:
+    array = default_array(value() if callable(value) else value, dtype)
     if array.dtype.kind not in "biufcV" or array.dtype.hasobject or array.dtype.names is not None:
         raise TypeError(
             f"expected an array of numbers as initial value of variable {name!r}, got dtype {array.dtype} "
             f"from {type(value).__name__}"
         )
-    return array
+    if aggregation is VariableAggregation.MEAN and array.dtype.kind in "iub":
+        raise ValueError(
+            f"variable {name!r}: aggregation MEAN needs a floating dtype, got {array.dtype}; use dtype='float32'"
+        )
+    # Files hold arrays in other byte orders; slabs and MPI only know the machine's own.
+    return np.asarray(array, array.dtype.newbyteorder("="), order="C")

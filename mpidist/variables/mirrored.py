@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import weakref
+import zlib
 from collections.abc import Callable
 from typing import Any
 
@@ -87,8 +88,10 @@ class MirroredVariable(Variable):
         if in_replica_context():
             array = self._aggregate(array)
         elif self.arena.options.check:
+            text = np.array2string(array, threshold=8, edgeitems=2)
             same_on_all(
-                self.group, f"the value written to variable {self.name!r} in cross-replica context", array.tobytes(),
+                self.group, f"the value written to variable {self.name!r} in cross-replica context",
+                f"{text} (checksum {zlib.crc32(array.tobytes()):#x})",
                 "Compute it the same way on every rank, or write it inside `run` with an aggregation.",
             )
         array = self.arena.first_value(array, self.address.slab)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -18,150 +18,14 @@ from mpidist.comm.collective import AnyArray, Collective
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import mark_collective
 from mpidist.options import ReduceOp
-from mpidist.variables.arena import ALIGNMENT, Address, Arena, Slab
+from mpidist.variables.arena import Address, Arena
 from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.part import Block, Part
 
-# What a kernel touches of one block should stay in a cache near the core. Measured on two machines (L2 of 1 and 2 MB)
-# 256 KB is best for SGD and for Adam, 128 KB up to a tenth slower; 16 KB costs a factor of 1.5 to 2 in calls.
-BLOCK_BYTES = 1 << 18
 # What goes to another node, or through a collective, at a time.
 CHUNK_BYTES = 1 << 20
 
 Update = Callable[[AnyArray, AnyArray, Sequence[AnyArray], Sequence[AnyArray]], None]
-
-
-class Block(NamedTuple):
-    """One cache-sized piece of this rank's work; every array has the same length.
-
-    Attributes:
-        parameter: Of the variables, writable.
-        gradients: One per rank of the node in a shared part, else this rank's own.
-        slots: Of the state, in the kernel's order.
-        scratch: Private; the first one takes the reduced gradient.
-    """
-
-    parameter: AnyArray
-    gradients: tuple[AnyArray, ...]
-    slots: tuple[AnyArray, ...]
-    scratch: tuple[AnyArray, ...]
-
-
-class Part:
-    """The variables of a plan that have one dtype and one kind of memory, laid end to end.
-
-    Args:
-        arena: Where they live.
-        variables: In the plan's order, with their numbers in it.
-        slots: Names of the state and its initial value.
-        scratch_count: Private blocks that the kernel wants besides the gradient's.
-
-    Attributes:
-        gradient: This rank's gradients, flat.
-        first_segment: The gradients of the node's first rank, where sums go that another node has to see.
-        spans: For each variable number its [start, stop) in the flat order.
-        slots: Node memory of the state by name.
-    """
-
-    def __init__(
-        self,
-        arena: Arena,
-        variables: Sequence[tuple[int, MirroredVariable]],
-        slots: Mapping[str, float],
-        scratch_count: int,
-    ) -> None:
-        self.arena = arena
-        first = variables[0][1].address.slab
-        self.dtype = first.dtype
-        self.is_shared = first.is_shared
-        self._per_line = max(1, ALIGNMENT // self.dtype.itemsize)
-        self._runs: list[tuple[int, Address]] = []
-        self.spans: dict[int, tuple[int, int]] = {}
-        self.size = self._lay_out(variables)
-        node = arena.communicator.node
-        count = node.size if self.is_shared else 1
-        # All ranks' gradients in one piece of memory; a rank's own segment starts on a cache line.
-        self._stride = -(-self.size // self._per_line) * self._per_line
-        memory = arena.reserve(self._stride * count, self.dtype, shared=self.is_shared).writable
-        self._segments = [memory[r * self._stride : r * self._stride + self.size] for r in range(count)]
-        self.gradient = self._segments[node.rank if self.is_shared else 0]
-        self.first_segment = self._segments[0]
-        self.slots: dict[str, Slab] = {}
-        for name, value in slots.items():
-            slab = arena.reserve(self.size, self.dtype, shared=self.is_shared)
-            if value:
-                arena.write(slab, lambda slab=slab, value=value: slab.writable.fill(value))  # type: ignore[misc]
-            self.slots[name] = slab
-        length = max(1, BLOCK_BYTES // self.dtype.itemsize)
-        self._scratch = [np.empty(length, self.dtype) for _ in range(scratch_count + 1)]
-
-    def _lay_out(self, variables: Sequence[tuple[int, MirroredVariable]]) -> int:
-        """Join variables that lie next to one another into runs; returns the length of all runs."""
-        position = 0
-        previous: Address | None = None
-        for number, variable in variables:
-            address = variable.address
-            padded = -(-address.size // self._per_line) * self._per_line
-            last = self._runs[-1] if self._runs else None
-            touches = previous is not None and last is not None and address.slab is previous.slab and (
-                address.start == last[1].start + position - last[0]
-            )
-            if touches and last is not None:
-                self._runs[-1] = (last[0], last[1]._replace(size=last[1].size + padded))
-            else:
-                self._runs.append((position, address._replace(size=padded)))
-            self.spans[number] = (position, position + address.size)
-            position += padded
-            previous = address
-        return position
-
-    def pieces(
-        self, spans: Sequence[tuple[int, int]], start: int, stop: int, byte_count: int
-    ) -> list[tuple[int, int]]:
-        """Local. Ranges of at most `byte_count` bytes that cover [start, stop), counted along `spans` end to end."""
-        length = max(self._per_line, byte_count // self.dtype.itemsize)
-        result: list[tuple[int, int]] = []
-        seen = 0
-        for low, high in spans:
-            begin, end = max(low, low + start - seen), min(high, low + stop - seen)
-            seen += high - low
-            result.extend((at, min(at + length, end)) for at in range(begin, end, length))
-        return result
-
-    def blocks(self, low: int, high: int) -> list[Block]:
-        """Local. The blocks of the elements [low, high) of the flat order."""
-        result: list[Block] = []
-        for position, address in self._runs:
-            begin, end = max(low, position), min(high, position + address.size)
-            for at in range(begin, end, len(self._scratch[0])):
-                result.append(self._block(position, address, at, min(at + len(self._scratch[0]), end)))
-        return result
-
-    def _block(self, position: int, address: Address, at: int, end: int) -> Block:
-        offset = address.start - position
-        return Block(
-            address.slab.writable[at + offset : end + offset],
-            tuple(segment[at:end] for segment in self._segments),
-            tuple(slab.writable[at:end] for slab in self.slots.values()),
-            tuple(scratch[: end - at] for scratch in self._scratch),
-        )
-
-    def merged(self, numbers: Sequence[int]) -> list[tuple[int, int]]:
-        """Local. The spans of these variables, padded to cache lines, joined where they touch."""
-        result: list[tuple[int, int]] = []
-        for number in numbers:
-            low, high = self.spans[number]
-            high = low + -(-(high - low) // self._per_line) * self._per_line
-            if result and result[-1][1] == low:
-                result[-1] = (result[-1][0], high)
-            elif high > low:
-                result.append((low, high))
-        return result
-
-    def slice_of(self, count: int, index: int, parts: int) -> tuple[int, int]:
-        """Local. Part `index` of `count` elements, cut at cache lines."""
-        lines = -(-count // self._per_line)
-        cut = [min(count, lines * i // parts * self._per_line) for i in (index, index + 1)]
-        return cut[0], cut[1]
 
 
 class Plan:

@@ -70,7 +70,7 @@ class SyncOnReadVariable(Variable):
         return self.component if in_replica_context() else self.aggregate()
 
     def aggregate(self) -> AnyArray:
-        """Collective. The components of all replicas, combined; in either context.
+        """Collective. The components of all replicas, combined; in either context. A copy, read-only.
 
         Raises:
             ValueError: The aggregation is NONE.
@@ -81,9 +81,12 @@ class SyncOnReadVariable(Variable):
                 "Create it with aggregation SUM, MEAN or ONLY_FIRST_REPLICA, or read it inside `run`"
             )
         if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            return self.arena.collective.broadcast(self._component)
-        op = ReduceOp.from_variable_aggregation(self.aggregation)
-        return self.arena.collective.all_reduce(self._component, op)
+            result = self.arena.collective.broadcast(self._component.copy())
+        else:
+            op = ReduceOp.from_variable_aggregation(self.aggregation)
+            result = self.arena.collective.all_reduce(self._component, op)
+        result.flags.writeable = False
+        return result
 
     def accumulate(self, delta: AnyArray) -> None:
         """Local. Add to this replica's own component, whatever the context."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -115,6 +115,7 @@ class Variable(NDArrayOperatorsMixin, ABC):
         Raises:
             ValueError: Another shape.
             TypeError: A dtype that does not cast.
+            OverflowError: A Python number that the dtype cannot hold.
         """
         array = np.asarray(value)
         if array.shape != self.shape:
@@ -122,8 +123,9 @@ class Variable(NDArrayOperatorsMixin, ABC):
         if array.dtype == self.dtype:
             return array
         # A Python number takes the variable's dtype, as in NumPy's own arithmetic.
-        weak = isinstance(value, (bool, int, float, complex)) and _weak_cast(array.dtype.kind, self.dtype.kind)
-        if not weak and not np.can_cast(array.dtype, self.dtype, "same_kind"):
+        if isinstance(value, (bool, int, float, complex)) and _weak_cast(array.dtype.kind, self.dtype.kind):
+            return np.asarray(value, self.dtype)
+        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise TypeError(
                 f"variable {self.name!r}: expected a value of dtype {self.dtype}, got {array.dtype}; convert it with "
                 f".astype({self.dtype.name!r}) if that is meant"
@@ -136,9 +138,11 @@ class Variable(NDArrayOperatorsMixin, ABC):
         return np.array(self.value(), dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        if any(isinstance(out, Variable) for out in kwargs.get("out", ())):
+        # NumPy's `ufunc.at` was seen to write to read-only arrays.
+        written = inputs[:1] if method == "at" else kwargs.get("out", ())
+        if any(isinstance(target, Variable) for target in written):
             raise TypeError(
-                f"variable {self.name!r} cannot be written by `+=` and the like or by `out=`: "
+                f"variable {self.name!r} cannot be written by `+=` and the like, by `out=` or by `.at`: "
                 "use assign, assign_add or assign_sub"
             )
         plain = [x.value() if isinstance(x, Variable) else x for x in inputs]
@@ -164,6 +168,13 @@ class Variable(NDArrayOperatorsMixin, ABC):
     def __float__(self) -> float:
         return float(self.value())
 
+    def __reduce__(self) -> NoReturn:
+        # A copy would share this variable's memory, which is used again when this one is gone.
+        raise TypeError(
+            f"variable {self.name!r} cannot be copied or pickled: `mpidist.Variable(v)` in the strategy's scope makes "
+            "another one with its value, `v.numpy()` gives the value"
+        )
+
     def __hash__(self) -> int:
         # Variables are told apart by identity, although `==` compares values element by element.
         return id(self)
@@ -183,7 +194,7 @@ def default_array(value: Any, dtype: npt.DTypeLike | None = None) -> AnyArray:
         return array
     if array.dtype == np.float64:
         return array.astype(np.float32)
-    if array.dtype == np.int64 and array.size and np.abs(array).max() < 2**31:
+    if array.dtype == np.int64 and array.size and array.min() >= -(2**31) and array.max() < 2**31:
         return array.astype(np.int32)
     return array
 

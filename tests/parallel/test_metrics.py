@@ -1,0 +1,43 @@
+"""Metrics over ranks: the result is that of all data, however it was dealt."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpidist.comm.communicator import Communicator
+from mpidist.metrics import Mean, SparseCategoricalAccuracy
+from tests.parallel.layouts import make_strategy
+
+pytestmark = pytest.mark.mpi
+
+
+def test_the_mean_is_of_all_values(communicator: Communicator) -> None:
+    strategy = make_strategy(communicator, "node")
+    values = np.arange(11.0)
+    parts = np.array_split(values, communicator.size)
+    with strategy.scope():
+        mean = Mean()
+    # Uneven and with an empty batch on the first rank.
+    strategy.run(mean.update_state, args=(parts[communicator.rank],))
+    if communicator.rank == 0:
+        mean.update_state(np.zeros(0))
+    assert mean.result() == pytest.approx(values.mean())
+    assert mean.result() == pytest.approx(values.mean()), "reading changes nothing"
+    mean.reset_state()
+    assert mean.result() == 0
+    strategy.run(mean.update_state, args=(5.0,), kwargs={"sample_weight": communicator.rank + 1.0})
+    assert mean.result() == 5
+
+
+def test_accuracy_of_all_examples(communicator: Communicator) -> None:
+    strategy = make_strategy(communicator, "private")
+    generator = np.random.default_rng(0)
+    labels, scores = generator.integers(0, 3, 23), generator.normal(size=(23, 3))
+    mine = np.array_split(np.arange(23), communicator.size)[communicator.rank]
+    with strategy.scope():
+        accuracy = SparseCategoricalAccuracy()
+    strategy.run(accuracy.update_state, args=(labels[mine, None], scores[mine]))
+    assert accuracy.result() == pytest.approx((scores.argmax(1) == labels).mean())
+    # Inside `run`, too.
+    assert strategy.run(accuracy.result) == accuracy.result()

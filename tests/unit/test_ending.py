@@ -1,0 +1,156 @@
+"""The hooks of one process, without MPI: who prints what, and when the job is ended."""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from mpidist.comm import ending
+from mpidist.errors import mark_collective
+
+
+class AbortedError(Exception):
+    """Stands for the end of the process."""
+
+
+class Farewell:
+    """A barrier that the others reach after a few looks."""
+
+    def __init__(self, looks: int = 3) -> None:
+        self.looks = looks
+
+    def Ibarrier(self) -> Farewell:
+        return self
+
+    def Test(self) -> bool:
+        self.looks -= 1
+        return self.looks < 0
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ending._Ending]:
+    monkeypatch.setattr(ending, "FORWARD_SECONDS", 0.0)
+    monkeypatch.setattr(ending, "GRACE_SECONDS", 0.0)
+    monkeypatch.setattr(time, "sleep", lambda _: None)
+
+    def abort(code: int) -> None:
+        raise AbortedError(code)
+
+    def build(rank: int = 0, *, finalized: bool = False) -> ending._Ending:
+        monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+        return ending._Ending(rank, 3, "host", abort, Farewell(), lambda: finalized)
+
+    return build
+
+
+def caught(error: BaseException) -> tuple[type[BaseException], BaseException, Any]:
+    try:
+        raise error
+    except BaseException as raised:
+        return type(raised), raised, raised.__traceback__
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_a_failure_is_printed_whole_and_ends_the_job(
+    make: Callable[..., ending._Ending], capfd: pytest.CaptureFixture[str], rank: int
+) -> None:
+    with pytest.raises(AbortedError, match="1"):
+        make(rank).on_exception(*caught(ValueError("the cause")))
+    text = capfd.readouterr().err
+    assert text.startswith(f"mpidist: rank {rank} of 3 on host failed, the job ends\nTraceback (most recent call last)")
+    assert text.count("ValueError: the cause") == 1
+    assert "raise error" in text
+
+
+@pytest.mark.parametrize(("rank", "text"), [(0, "mpidist: interrupted\n"), (1, "")])
+def test_an_interrupt_has_no_traceback(
+    make: Callable[..., ending._Ending], capfd: pytest.CaptureFixture[str], rank: int, text: str
+) -> None:
+    with pytest.raises(AbortedError, match="130"):
+        make(rank).on_exception(*caught(KeyboardInterrupt()))
+    assert capfd.readouterr().err == text
+
+
+def test_a_rank_leaves_the_printing_of_a_shared_error_to_rank_0(
+    make: Callable[..., ending._Ending], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slept: list[float] = []
+    hooks = make(1)
+    monkeypatch.setattr(ending, "GRACE_SECONDS", 5.0)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    with pytest.raises(AbortedError):
+        hooks.on_exception(*caught(mark_collective(ValueError("shared"))))
+    assert 5.0 in slept
+    slept.clear()
+    with pytest.raises(AbortedError):
+        hooks.on_exception(*caught(ValueError("lone")))
+    assert 5.0 not in slept
+
+
+def test_exit_with_a_code_is_noticed_only_if_nobody_catches_it(make: Callable[..., ending._Ending]) -> None:
+    hooks = make()
+    for code in (3, "text", True):
+        with pytest.raises(SystemExit) as info:
+            hooks.exit(code)
+        assert info.value.code == code
+        del info
+    assert hooks.code is None
+    for harmless in (None, 0):
+        with pytest.raises(SystemExit):
+            hooks.exit(harmless)
+    hooks.at_exit()
+
+
+def test_leaving_with_a_code_ends_the_job(
+    make: Callable[..., ending._Ending], capfd: pytest.CaptureFixture[str]
+) -> None:
+    hooks = make(2)
+    hooks.code = 4
+    with pytest.raises(AbortedError, match="4"):
+        hooks.at_exit()
+    assert capfd.readouterr().err == "mpidist: rank 2 of 3 on host exited with 4, the job ends\n"
+
+
+def test_nothing_is_asked_of_an_mpi_that_has_ended(make: Callable[..., ending._Ending]) -> None:
+    hooks = make(finalized=True)
+    hooks.farewell = None
+    hooks.at_exit()
+    hooks.on_exception(*caught(ValueError("late")))
+
+
+def test_a_long_wait_is_explained_once(
+    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ending, "EXPLAIN_SECONDS", -1.0)
+    ending.leave_together(Farewell(), 1, 2, "host")
+    text = capfd.readouterr().err
+    assert text.count("mpidist: rank 1 of 2 on host has come to its end and still waits for other ranks") == 1
+
+
+def test_it_is_installed_once_and_not_when_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(ending, "_installed", [])
+    monkeypatch.setattr(atexit, "register", lambda _: None)
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
+    monkeypatch.setattr(sys, "exit", sys.exit)
+    for name in ("exit", "quit"):
+        monkeypatch.setattr(builtins, name, None, raising=False)
+
+    def install() -> None:
+        ending.install(0, 2, "host", lambda _: None, None, lambda: False)
+
+    monkeypatch.setenv("MPIDIST_ABORT", "0")
+    install()
+    assert sys.excepthook is sys.__excepthook__
+    monkeypatch.delenv("MPIDIST_ABORT")
+    install()
+    hook = sys.excepthook
+    assert hook is not sys.__excepthook__
+    assert sys.exit == builtins.exit == builtins.quit
+    install()
+    assert sys.excepthook is hook

@@ -1,0 +1,75 @@
+"""What launchers say in the environment."""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+
+import pytest
+
+from mpidist import launch
+from tests.launching import launch_environment
+
+OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
+HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1"}
+SRUN = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, None),
+        (OPEN_MPI, ("Open MPI mpirun", 2, 4, 1)),
+        (HYDRA, ("MPICH mpirun (Hydra)", 1, 3, 1)),
+        (SRUN, ("srun", 5, 8, 1)),
+        ({"MV2_COMM_WORLD_RANK": "0", "MV2_COMM_WORLD_SIZE": "2"}, ("MVAPICH mpirun", 0, 2, None)),
+        ({"PALS_RANKID": "3", "PMI_SIZE": "4"}, ("PALS mpiexec", 3, 4, None)),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1"}, ("Flux", 0, 1, None)),
+        ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"}, ("jsrun", 1, 2, None)),
+        # The batch step's own variables, inherited by ranks of an mpirun: the inner launcher counts.
+        ({**OPEN_MPI, **SRUN, "SLURM_PROCID": "0"}, ("Open MPI mpirun", 2, 4, 1)),
+        ({**HYDRA, **SRUN, "SLURM_PROCID": "0"}, ("MPICH mpirun (Hydra)", 1, 3, 1)),
+        # `sbatch` and `salloc` alone start no ranks.
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "8", "SLURM_JOB_ID": "1"}, None),
+        ({"PMI_RANK": "", "PMI_SIZE": "x"}, None),
+        ({"OMPI_COMM_WORLD_RANK": "-1", "OMPI_COMM_WORLD_SIZE": "2"}, None),
+    ],
+)
+def test_innermost_launcher_counts(environment: dict[str, str], expected: tuple[object, ...] | None) -> None:
+    place = launch.read(environment)
+    assert place == (None if expected is None else launch.Launch(*expected))  # type: ignore[arg-type]
+
+
+def test_world_is_this_process_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    for launcher in launch.LAUNCHERS:
+        monkeypatch.delenv(launcher.rank, raising=False)
+    assert (launch.world_rank(), launch.world_size()) == (0, 1)
+    for name, value in HYDRA.items():
+        monkeypatch.setenv(name, value)
+    assert (launch.world_rank(), launch.world_size()) == (1, 3)
+
+
+def test_children_of_multiprocessing_know_it() -> None:
+    assert not launch.is_multiprocessing_child()
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        assert pool.apply(launch.is_multiprocessing_child)
+
+
+def test_a_child_of_multiprocessing_must_not_start_mpi() -> None:
+    """A data loader's worker that builds a strategy gets an error, instead of killing the job."""
+    code = (
+        "import multiprocessing, os\n"
+        "def build():\n"
+        "    import mpidist\n"
+        "    try:\n        mpidist.MirroredStrategy()\n"
+        "    except Exception as error:\n        return type(error).__name__ + ': ' + str(error)\n"
+        "if __name__ == '__main__':\n"
+        "    os.environ.update(PMI_RANK='0', PMI_SIZE='2')\n"
+        "    with multiprocessing.get_context('fork').Pool(1) as pool:\n        print(pool.apply(build))\n"
+    )
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**launch_environment(), "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True, check=False, timeout=60,
+    )
+    assert "LauncherError: a child process of multiprocessing" in result.stdout, result.stderr

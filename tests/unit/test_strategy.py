@@ -1,0 +1,131 @@
+"""Strategies of one rank, and what importing the package costs."""
+
+from __future__ import annotations
+
+import copy
+import re
+import subprocess
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.errors import UnavailableError
+from mpidist.options import CommunicationOptions
+from tests.launching import launch_environment
+
+
+def run_python(code: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-c", code], env={**launch_environment(), "PYTHONPATH": ":".join(sys.path), **environment},
+        capture_output=True, text=True, check=False, timeout=60,
+    )
+
+
+def test_import_is_quick_and_starts_nothing() -> None:
+    code = (
+        "import sys, time, numpy\nbegin = time.perf_counter()\nimport mpidist\n"
+        "print(time.perf_counter() - begin, any('mpi4py' in name for name in sys.modules))"
+    )
+    results = [run_python(code).stdout.split() for _ in range(3)]
+    assert {loaded for _, loaded in results} == {"False"}
+    assert min(float(seconds) for seconds, _ in results) < 0.15
+
+
+def test_one_process_needs_no_mpi() -> None:
+    code = (
+        "import sys, mpidist\nstrategy = mpidist.MirroredStrategy()\n"
+        "with strategy.scope():\n    v = mpidist.Variable([1.0])\n    o = mpidist.optimizers.SGD(1.0)\n"
+        "strategy.run(o.apply_gradients, args=([([1.0], v)],))\n"
+        "print(v.numpy(), strategy.num_replicas_in_sync, 'mpi4py.MPI' in sys.modules)"
+    )
+    result = run_python(code)
+    assert result.stdout == "[0.] 1 False\n", result.stderr
+
+
+def test_a_launcher_that_does_not_fit_the_library_is_named() -> None:
+    result = run_python("import mpidist\nmpidist.MirroredStrategy()", PMI_RANK="", OMPI_COMM_WORLD_RANK="0",
+                        OMPI_COMM_WORLD_SIZE="4", OMPI_COMM_WORLD_LOCAL_RANK="0")
+    if "LauncherError" not in result.stderr:
+        pytest.skip("this MPI does not start under a foreign launcher's variables")
+    assert "Open MPI mpirun started 4 ranks" in result.stderr
+
+
+def test_all_names_can_be_had() -> None:
+    for name in mpidist.__all__:
+        assert getattr(mpidist, name) is not None
+    assert set(mpidist.__all__) <= set(dir(mpidist))
+    with pytest.raises(AttributeError, match="'mpidist' has no attribute 'Nonsense'"):
+        getattr(mpidist, "Nonsense")  # noqa: B009  # mypy must not look it up
+
+
+@pytest.mark.parametrize("make", [mpidist.MirroredStrategy, mpidist.MultiWorkerMirroredStrategy,
+                                  lambda: mpidist.OneDeviceStrategy("/job:worker/device:CPU:0")])
+def test_one_replica(make: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    strategy = make()
+    assert isinstance(strategy, mpidist.Strategy)
+    assert strategy.num_replicas_in_sync == 1
+    array = np.arange(4.0)
+    for op in ("SUM", "MEAN", "MIN"):
+        result = strategy.reduce(op, array, axis=None)
+        np.testing.assert_array_equal(result, array)
+        assert not np.shares_memory(result, array)
+    gathered = strategy.gather(array, axis=0)
+    assert not np.shares_memory(gathered, array)
+    assert strategy.reduce("MEAN", np.array([1, 2]), axis=0) == 1.5
+    assert strategy.experimental_local_results(array) == (array,)
+    assert strategy.run(lambda *a, **k: (a, k), args=[1], kwargs={"b": 2}) == ((1,), {"b": 2})
+    with strategy.scope():
+        live = mpidist.Variable([1.0])
+    before = strategy.reduce("SUM", live, axis=None)
+    live.assign([2.0])
+    assert before.item() == 1
+
+
+@pytest.mark.parametrize("args", [5, "ab", np.zeros(2), {"a": 1}, None])
+def test_arguments_are_a_list_or_tuple(args: Any) -> None:
+    with pytest.raises(ValueError, match=r"positional args must be a list or tuple, got"):
+        mpidist.OneDeviceStrategy("cpu:0").run(lambda *a: a, args=args)
+
+
+def test_there_is_one_default_strategy() -> None:
+    for duplicate in (copy.copy, copy.deepcopy):
+        with pytest.raises(RuntimeError, match="one default strategy"):
+            duplicate(mpidist.get_strategy())
+
+
+@pytest.mark.parametrize("device", ["tpu:0", "", "gpu:x", "/job:worker"])
+def test_one_device_wants_a_device(device: str) -> None:
+    with pytest.raises(ValueError, match="not the name of a device"):
+        mpidist.OneDeviceStrategy(device)
+
+
+def test_multi_worker_wants_its_own_kinds_of_arguments() -> None:
+    with pytest.raises(ValueError, match="`cluster_resolver` must be a ClusterResolver, got 5"):
+        mpidist.MultiWorkerMirroredStrategy(5)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(ValueError, match="`communication_options` must be CommunicationOptions"):
+        mpidist.MultiWorkerMirroredStrategy(None, "RING")  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(UnavailableError, match=re.escape("NCCL was asked for by `implementation`")):
+        mpidist.MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(implementation="NCCL"))
+
+
+def test_a_replica_context_wants_a_number() -> None:
+    strategy = mpidist.OneDeviceStrategy("cpu:0")
+    assert mpidist.ReplicaContext(strategy, 0).num_replicas_in_sync == 1
+    for number in ("0", None, True, 0.0):
+        with pytest.raises(ValueError, match="must be an int"):
+            mpidist.ReplicaContext(strategy, number)  # type: ignore[arg-type]  # that is the point
+
+
+def test_one_rank_communicates_with_itself() -> None:
+    solo = SoloCommunicator()
+    assert (solo.rank, solo.size, solo.node_sizes, solo.node) == (0, 1, (1,), solo)
+    assert solo.all_gather_object("x") == ["x"]
+    assert solo.broadcast_object("x") == "x"
+    assert solo.all_reduce_max(-3) == -3
+    assert solo.split(4).size == 1
+    solo.barrier()

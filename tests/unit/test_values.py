@@ -1,0 +1,84 @@
+"""Losses averaged over the global batch, and what counts as a component."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.strategy.values import ValueContext, as_array, compute_average_loss, scale_regularization_loss
+
+
+@pytest.mark.parametrize(
+    ("losses", "weights", "batch", "expected"),
+    [
+        ([1.0, 2.0, 3.0], None, None, 2.0),
+        ([1.0, 2.0, 3.0], None, 6, 1.0),
+        ([1, 2, 3], None, 4, 1.5),
+        ([1.0, 2.0], [1.0, 0.5], 2, 1.0),
+        ([1.0, 2.0], 2.0, 2, 3.0),
+        # A weight per example counts for all of its losses.
+        ([[1.0, 2.0], [3.0, 4.0]], [1.0, 0.0], 2, 1.5),
+        ([[1.0, 2.0], [3.0, 4.0]], [[1.0], [0.0]], 2, 1.5),
+        ([[1.0, 2.0], [3.0, 4.0]], [[1.0, 0.0], [0.0, 1.0]], 2, 2.5),
+        # A replica may be left without examples.
+        ([], None, None, 0.0),
+        ([], None, 8, 0.0),
+    ],
+)
+def test_average_loss(losses: Any, weights: Any, batch: int | None, expected: float) -> None:
+    loss = compute_average_loss(losses, weights, batch)
+    assert loss == pytest.approx(expected)
+    assert np.ndim(loss) == 0
+
+
+def test_average_loss_keeps_the_dtype() -> None:
+    for dtype in ("float16", "float32", "float64"):
+        assert compute_average_loss(np.ones(3, dtype), np.ones(3), 3).dtype == dtype
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ((1.0,), "one loss per example, got a scalar"),
+        (([1.0], None, 0), "must be positive, got 0"),
+        (([1.0], None, -3), "must be positive, got -3"),
+        (([1.0, 2.0], [[1.0], [2.0]]), "must not have more dimensions"),
+        (([1.0, 2.0], [1.0, 2.0, 3.0]), "broadcast"),
+    ],
+)
+def test_average_loss_of_nonsense(arguments: tuple[Any, ...], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        compute_average_loss(*arguments)
+
+
+def test_regularization_is_scaled_in_a_replica_only() -> None:
+    strategy = mpidist.OneDeviceStrategy("cpu:0")
+    assert strategy.run(scale_regularization_loss, args=(3.0,)) == 3
+    assert scale_regularization_loss(3.0) == 3
+    with strategy.scope(), pytest.raises(RuntimeError, match="belongs into `run`"):
+        scale_regularization_loss(3.0)
+
+
+@pytest.mark.parametrize(
+    ("leaf", "dtype"), [(1, "int32"), (1.0, "float32"), (True, "bool"), ([1.0, 2.0], "float32"), (np.int8(3), "int8")]
+)
+def test_components(leaf: Any, dtype: str) -> None:
+    assert as_array(leaf).dtype == dtype
+    array = np.zeros(3)
+    assert as_array(array) is array
+
+
+def test_what_counts_as_distributed_values() -> None:
+    values: list[Any] = [np.zeros(1), np.float32(1), mpidist.Variable(1.0)]
+    assert all(isinstance(value, mpidist.DistributedValues) for value in values)
+    assert not isinstance("text", mpidist.DistributedValues)
+
+
+def test_value_context_prints_as_in_tf() -> None:
+    context = ValueContext(1, 4)
+    assert (context.replica_id_in_sync_group, context.num_replicas_in_sync) == (1, 4)
+    assert "replica id 1" in str(context)
+    assert "total replicas in sync: 4" in str(context)
