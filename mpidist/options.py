@@ -114,7 +114,7 @@ class CommunicationOptions:
 
     Attributes:
         bytes_per_pack: Chunk of a large reduction in bytes; 0 lets the library choose.
-        timeout_seconds: After so long without an answer a collective fails; None waits for ever.
+        timeout_seconds: Kept for code written for tf.distribute: a collective waits for as long as it takes.
         implementation: The collective, or its name; `AUTO` lets the library choose.
         check: Compare shapes, dtypes and values over the ranks at every call, not only at the first ones.
     """

@@ -29,6 +29,6 @@ def map_leaves(function: Callable[..., Any], structure: Any, *others: Any) -> An
 
 
 def leaf_paths(structure: Any) -> list[tuple[str, Any]]:
-    """Local. Each leaf with its path as a user would write it, `layers[2].bias` for instance."""
+    """Local. Each leaf with its path as it is written behind the structure's name, as `['layers'][2]`."""
     paths, leaves, _ = optree.tree_flatten_with_path(structure, none_is_leaf=_NONE_IS_LEAF)
     return [("".join(f"[{part!r}]" for part in path), leaf) for path, leaf in zip(paths, leaves, strict=True)]

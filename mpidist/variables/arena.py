@@ -194,6 +194,13 @@ class Arena:
         memory = NodeMemory(self.communicator, max(1, count) * dtype.itemsize) if shared else None
         return Slab(dtype, count, memory)
 
+    def accept_private(self, what: str, error: OSError) -> None:
+        """Local. Say on the first rank what is private since node memory ran out, or raise where it is demanded."""
+        if self._demanded:
+            raise error
+        if self.communicator.rank == 0:
+            logger.warning("%s private to each rank: %s", what, error)
+
     def write(self, slab: Slab, function: Callable[[], object]) -> None:
         """Collective. Call `function`, which writes to the slab, on exactly one rank per copy of it.
 
@@ -231,14 +238,11 @@ class Arena:
     def _new_slab(self, dtype: np.dtype[Any], count: int) -> Slab:
         if self.shares_memory:
             try:
-                return self.reserve(count, dtype, shared=True)
+                return Slab(dtype, count, NodeMemory(self.communicator, count * dtype.itemsize))
             except OSError as error:
                 # Every rank is here with the same error: the next slabs are private on all of them.
-                if self._demanded:
-                    raise
+                self.accept_private("variables made from now on are", error)
                 self.shares_memory = False
-                if self.communicator.rank == 0:
-                    logger.warning("variables made from now on are private to each rank: %s", error)
         return Slab(dtype, count, None)
 
     def _reuse(self, numbers: list[int]) -> None:

@@ -46,6 +46,8 @@ class Part:
         first_segment: The gradients of the node's first rank, where sums go that another node has to see.
         spans: For each variable number its [start, stop) in the flat order.
         slots: Node memory of the state by name.
+        is_shared: Whether gradients and state are in node memory.
+        writes_back: They are private, since node memory ran out, while the variables are shared.
     """
 
     def __init__(
@@ -63,22 +65,32 @@ class Part:
         self._runs: list[tuple[int, Address]] = []
         self.spans: dict[int, tuple[int, int]] = {}
         self.size = self._lay_out(variables)
-        node = arena.communicator.node
-        count = node.size if self.is_shared else 1
-        # All ranks' gradients in one piece of memory; a rank's own segment starts on a cache line.
-        self._stride = -(-self.size // self._per_line) * self._per_line
-        memory = arena.reserve(self._stride * count, self.dtype, shared=self.is_shared).writable
-        self._segments = [memory[r * self._stride : r * self._stride + self.size] for r in range(count)]
-        self.gradient = self._segments[node.rank if self.is_shared else 0]
-        self.first_segment = self._segments[0]
+        self._segments: list[AnyArray] = []
         self.slots: dict[str, Slab] = {}
-        for name, value in slots.items():
-            slab = arena.reserve(self.size, self.dtype, shared=self.is_shared)
-            if value:
-                arena.write(slab, lambda slab=slab, value=value: slab.writable.fill(value))  # type: ignore[misc]
-            self.slots[name] = slab
+        self.writes_back = False
+        try:
+            self._reserve(slots)
+        except OSError as error:
+            # Every rank is here with the same error, and the variables stay where they are.
+            arena.accept_private("gradients and state of an optimizer are", error)
+            self.is_shared, self.writes_back = False, True
+            self._reserve(slots)
+        self.gradient = self._segments[arena.communicator.node.rank if self.is_shared else 0]
+        self.first_segment = self._segments[0]
         length = max(1, BLOCK_BYTES // self.dtype.itemsize)
         self._scratch = [np.empty(length, self.dtype) for _ in range(scratch_count + 1)]
+
+    def _reserve(self, slots: Mapping[str, float]) -> None:
+        count = self.arena.communicator.node.size if self.is_shared else 1
+        # All ranks' gradients in one piece of memory; a rank's own segment starts on a cache line.
+        stride = -(-self.size // self._per_line) * self._per_line
+        memory = self.arena.reserve(stride * count, self.dtype, shared=self.is_shared).writable
+        self._segments = [memory[r * stride : r * stride + self.size] for r in range(count)]
+        for name, value in slots.items():
+            slab = self.arena.reserve(self.size, self.dtype, shared=self.is_shared)
+            if value:
+                self.arena.write(slab, lambda slab=slab, value=value: slab.writable.fill(value))  # type: ignore[misc]
+            self.slots[name] = slab
 
     def _lay_out(self, variables: Sequence[tuple[int, MirroredVariable]]) -> int:
         """Join variables that lie next to one another into runs; returns the length of all runs."""

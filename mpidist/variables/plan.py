@@ -165,6 +165,7 @@ class _PartStep:
         self._arena = arena = part.arena
         self._node = node = arena.communicator.node
         self._is_shared = part.is_shared
+        self._writes_back = part.writes_back
         spans = part.merged(numbers)
         total = sum(high - low for low, high in spans)
         chunk_bytes = arena.options.bytes_per_pack or CHUNK_BYTES
@@ -188,6 +189,8 @@ class _PartStep:
             for _, blocks in self._chunks:
                 for parameter, gradients, slots, scratch in blocks:
                     update(parameter, _add(gradients, scratch[0]), slots, scratch[1:])
+        elif self._writes_back:
+            self._apply_and_write_back(update)
         elif self._is_fused or not self._is_shared:
             for chunk, blocks in self._chunks:
                 self._reduce_chunk(chunk, blocks)
@@ -196,6 +199,21 @@ class _PartStep:
             self.reduce()
             for _, blocks in self._chunks:
                 _update_all(blocks, update)
+
+    def _apply_and_write_back(self, update: Update) -> None:
+        """Every rank updates its private state and a copy of the parameters; one per node writes these back."""
+        for chunk, blocks in self._chunks:
+            self._reduce_chunk(chunk, blocks)
+            for parameter, gradients, slots, scratch in blocks:
+                np.copyto(scratch[0], parameter)
+                update(scratch[0], gradients[0], slots, scratch[1:])
+                np.copyto(gradients[0], scratch[0])
+        self._node.barrier()
+        if self._node.rank == 0:
+            for _, blocks in self._chunks:
+                for parameter, gradients, _, _ in blocks:
+                    np.copyto(parameter, gradients[0])
+        self._node.barrier()
 
     def reduce(self) -> None:
         """Collective. Put the sums into the first segment, between the barriers of `Plan.step`."""

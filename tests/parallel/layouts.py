@@ -2,18 +2,26 @@
 
 from __future__ import annotations
 
+import errno
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
+from mpidist.variables.arena import Arena, Slab
 
 # node: all ranks on one node. private: on one node, nothing shared. pairs: nodes of two. each: a node per rank.
 # first: rank 0 alone, the others together; last: the other way round. chunks: pairs, little at a time.
-LAYOUTS = ("node", "private", "pairs", "each", "first", "last", "chunks")
+# full: node memory runs out between the variables and the optimizer.
+LAYOUTS = ("node", "private", "pairs", "each", "first", "last", "chunks", "full")
 
 
 def node_color(layout: str, rank: int, size: int) -> int:
     """Which node a rank stands on."""
-    if layout in ("pairs", "chunks"):
+    if layout in ("pairs", "chunks", "full"):
         return rank // 2
     if layout == "each":
         return rank
@@ -41,4 +49,19 @@ def make_strategy(communicator: Communicator, layout: str, *, check: bool = Fals
     """Collective. A strategy whose variables live as the layout says."""
     options = CommunicationOptions(check=check, bytes_per_pack=512 if layout == "chunks" else 0)
     shared = False if layout == "private" else None
-    return Strategy(lay_out(communicator, layout), options=options, shared=shared)
+    strategy = Strategy(lay_out(communicator, layout), options=options, shared=shared)
+    if layout == "full":
+        strategy.arena.reserve = refuse_shared(strategy.arena)  # type: ignore[method-assign]
+    return strategy
+
+
+def refuse_shared(arena: Arena) -> Callable[..., Slab]:
+    """What stands in for `Arena.reserve` when /dev/shm is full."""
+    reserve = arena.reserve
+
+    def refusing(count: int, dtype: np.dtype[Any], *, shared: bool) -> Slab:
+        if shared:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return reserve(count, dtype, shared=False)
+
+    return refusing

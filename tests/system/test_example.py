@@ -15,6 +15,9 @@ import pytest
 
 from tests.launching import run_program, start_program
 
+# Eight ranks on two busy cores take their time.
+pytestmark = pytest.mark.timeout_seconds(240)
+
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
 
 

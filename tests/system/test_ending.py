@@ -9,10 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.comm.communicator import Communicator
-from tests.launching import NoLauncherError, find_mpirun, run_program
+from tests.launching import run_program
 
-pytestmark = [pytest.mark.mpi, pytest.mark.timeout_seconds(150)]
+pytestmark = pytest.mark.timeout_seconds(150)
 
 HEAD = """
 import os, sys, time
@@ -27,16 +26,6 @@ def bug():
 """
 # MPI jobs take a second to start; the rest is what the library takes.
 SECONDS = 20
-
-
-@pytest.fixture(autouse=True)
-def _alone(communicator: Communicator) -> None:
-    if communicator.size > 1:
-        pytest.skip("starts ranks of its own")
-    try:
-        find_mpirun()
-    except NoLauncherError as error:
-        pytest.skip(str(error))
 
 
 def run(folder: Path, code: str, *, ranks: int = 3, **environment: str) -> tuple[subprocess.CompletedProcess[str], str]:
