@@ -53,6 +53,14 @@ class Communicator(Protocol):
         """Collective. The largest of the ranks' integers; the cheapest way to agree on a flag."""
         ...
 
+    def open_lane(self) -> Communicator | None:
+        """Collective at the first call, then Local. The ranks with this node rank, one per node.
+
+        Returns:
+            None on one node, and on ranks beyond those of the smallest node.
+        """
+        ...
+
     def split(self, color: int, key: int = 0) -> Communicator:
         """Collective. A communicator of the ranks with the same color, ordered by key, then by rank."""
         ...
@@ -88,6 +96,10 @@ class SoloCommunicator:
     def all_reduce_max(self, value: int) -> int:
         """Collective. `value` itself."""
         return value
+
+    def open_lane(self) -> Communicator | None:
+        """Local. None: there is one node."""
+        return None
 
     def split(self, color: int, key: int = 0) -> Communicator:
         """Collective. Another communicator of one rank."""

@@ -52,6 +52,7 @@ class MpiCommunicator:
         self.node_sizes: tuple[int, ...] = tuple(leaders.count(leader) for leader in order)
         self._node_mpi = node
         self._node: Communicator | None = None
+        self._lane: MpiCommunicator | None = None
         self._flag = bytearray(8)
 
     @property
@@ -79,6 +80,19 @@ class MpiCommunicator:
         self.mpi.Allreduce(MPI.IN_PLACE, [self._flag, 1, MPI.INT64_T], MPI.MAX)
         return int.from_bytes(self._flag, "little", signed=True)
 
+    def open_lane(self) -> Communicator | None:
+        """Collective at the first call, then Local. The ranks with this node rank, one per node."""
+        if len(self.node_sizes) == 1:
+            return None
+        lanes = min(self.node_sizes)
+        node_rank = self._node_mpi.rank
+        if self._lane is None:
+            # Kept for good: MPI has few communicators, and strategies come and go. Ranks without a lane are split off
+            # together, on a number no lane has; each lane rank counts as a node of its own.
+            mpi = cast(MPI.Intracomm, self.mpi.Split(min(node_rank, lanes), self.node_index))
+            self._lane = MpiCommunicator(mpi, node_color=mpi.rank)
+        return self._lane if node_rank < lanes else None
+
     def split(self, color: int, key: int = 0) -> Communicator:
         """Collective. A communicator of the ranks with the same color."""
         return MpiCommunicator(self.mpi.Split(color, key))
@@ -98,6 +112,8 @@ class _NodeCommunicator(MpiCommunicator):
         self.node_index = 0
         self.node_sizes = (mpi.size,)
         self._node = self
+        self._node_mpi = mpi
+        self._lane = None
         self._flag = bytearray(8)
 
 

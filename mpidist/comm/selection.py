@@ -14,10 +14,24 @@ from mpidist.options import CommunicationImplementation, CommunicationOptions, p
 
 logger = logging.getLogger("mpidist")
 
+OVERRIDE = "MPIDIST_COLLECTIVE"
+
 # implementation: (module, class). Loaded by name, so that nothing is imported that cannot run here.
 BACKENDS: dict[CommunicationImplementation, tuple[str, str]] = {
     CommunicationImplementation.MPI: ("mpidist.comm.mpi_collective", "MpiCollective"),
 }
+
+
+def asked_for(options: CommunicationOptions) -> CommunicationImplementation:
+    """Local. The collective that the environment, or else the options, ask for; AUTO where neither does.
+
+    Raises:
+        ValueError: The environment names no collective.
+    """
+    override = os.environ.get(OVERRIDE)
+    if override:
+        return parse_enum(CommunicationImplementation, override, OVERRIDE)
+    return parse_enum(CommunicationImplementation, options.implementation, "implementation")
 
 
 def choose(communicator: Communicator, options: CommunicationOptions) -> Collective:
@@ -33,15 +47,12 @@ def choose(communicator: Communicator, options: CommunicationOptions) -> Collect
     Raises:
         UnavailableError: The backend asked for cannot be had; the text lists those that can.
     """
-    wanted = parse_enum(CommunicationImplementation, options.implementation, "implementation")
-    override = os.environ.get("MPIDIST_COLLECTIVE")
-    if override:
-        wanted = parse_enum(CommunicationImplementation, override, "MPIDIST_COLLECTIVE")
+    wanted = asked_for(options)
     if wanted is not CommunicationImplementation.AUTO and wanted not in BACKENDS:
         names = ", ".join(["AUTO", *(backend.name for backend in BACKENDS)])
         raise UnavailableError(
             f"the collective {wanted.name} was asked for by "
-            f"{'MPIDIST_COLLECTIVE' if override else '`implementation`'}, but this version has: {names}"
+            f"{OVERRIDE if os.environ.get(OVERRIDE) else '`implementation`'}, but this version has: {names}"
         )
     if communicator.size == 1:
         return SoloCollective(communicator)

@@ -130,16 +130,16 @@ class Arena:
         self.communicator = communicator
         self.collective: Collective = selection.choose(communicator, self.options)
         self.lane_count = min(communicator.node_sizes)
-        self.lane: Collective | None = None
-        if len(communicator.node_sizes) > 1:
-            self.lane = self._open_lane()
-        explicit = self.options.implementation is not CommunicationImplementation.AUTO
-        if explicit and shared:
-            raise ValueError(
-                f"shared=True makes the arena reduce gradients in node memory, and implementation="
-                f"{self.options.implementation!r} makes a collective do it: choose one of them"
-            )
-        shared = False if explicit else shared
+        lane = communicator.open_lane()
+        self.lane: Collective | None = None if lane is None else selection.choose(lane, self.options)
+        asked_for = selection.asked_for(self.options)
+        if asked_for is not CommunicationImplementation.AUTO:
+            if shared:
+                raise ValueError(
+                    "shared=True makes the arena reduce gradients in node memory, and the implementation "
+                    f"{asked_for.name} makes a collective do it: choose one of them"
+                )
+            shared = False
         self._demanded = shared is True
         self.shares_memory = communicator.size > 1 and self._agree_to_share(shared)
         self._slabs: dict[np.dtype[Any], list[Slab]] = {}
@@ -268,12 +268,6 @@ class Arena:
                 logger.warning("variables are private to each rank: %s", error)
             return False
         return True
-
-    def _open_lane(self) -> Collective | None:
-        node_rank = self.communicator.node.rank
-        # Ranks beyond the smallest node's have no lane; they are split off together, on a number no lane has.
-        lane = self.communicator.split(min(node_rank, self.lane_count), self.communicator.node_index)
-        return selection.choose(lane, self.options) if node_rank < self.lane_count else None
 
     def __repr__(self) -> str:
         slabs = [slab for kind in self._slabs.values() for slab in kind]

@@ -13,10 +13,13 @@ import pytest
 import mpidist
 from mpidist.comm import node_memory
 from mpidist.comm.communicator import Communicator
+from mpidist.errors import UnavailableError
+from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.creation import create_variable
 from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.plan import Plan
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -181,3 +184,30 @@ def test_another_shape_or_dtype_is_a_mismatch_on_all(communicator: Communicator,
             create_variable(strategy.arena, odd if last else np.zeros(3, "float32"), name="w")
         assert len(set(communicator.all_gather_object(str(caught.value)))) == 1
     assert make(strategy.arena, 3).numpy().tolist() == [1, 1, 1]
+
+
+@pytest.mark.parametrize("way", ["options", "environment"])
+def test_an_explicit_collective_reduces_instead_of_the_arena(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    options = CommunicationOptions(implementation="MPI" if way == "options" else "AUTO")
+    assert Arena(communicator).shares_memory == (communicator.size > 1)
+    if way == "environment":
+        monkeypatch.setenv("MPIDIST_COLLECTIVE", "mpi")
+    arena = Arena(communicator, options)
+    assert not arena.shares_memory
+    variable = make(arena, 100)
+    plan = Plan([variable], {})
+    plan.gradients[0][...] = 1
+    plan.step((0,), lambda parameter, gradient, *_: np.subtract(parameter, gradient, out=parameter))
+    np.testing.assert_array_equal(variable.value(), 1 - communicator.size)
+    with pytest.raises(ValueError, match="choose one of them"):
+        Arena(communicator, options, shared=True)
+
+
+def test_a_collective_that_does_not_exist(communicator: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UnavailableError, match="the collective RING was asked for by `implementation`.*AUTO, MPI"):
+        Arena(communicator, CommunicationOptions(implementation="RING"))
+    monkeypatch.setenv("MPIDIST_COLLECTIVE", "BOGUS")
+    with pytest.raises(ValueError, match=r"MPIDIST_COLLECTIVE.*'BOGUS' is not a valid"):
+        Arena(communicator)
