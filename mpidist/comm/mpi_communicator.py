@@ -145,11 +145,13 @@ def open_mpi_communicator(user: MPI.Intracomm | None, purpose: str) -> Communica
 def _check_launcher() -> None:
     place = launch.read()
     if place is not None and place.size > 1 and MPI.COMM_WORLD.size == 1:
+        # MPICH's version has many lines, Open MPI's ends in a NUL.
+        library = " ".join(MPI.Get_library_version().splitlines()[0].strip("\0").split())
         raise LauncherError(
-            f"launcher and MPI library do not match: {place.launcher} started {place.size} ranks, but "
-            f"{MPI.Get_library_version().split(chr(10))[0].strip()} sees 1. Start the program with the mpirun of the "
-            "MPI that mpi4py loads (`python -c 'from mpi4py import MPI; print(MPI.Get_library_version())'`); under "
-            "srun choose the fitting --mpi= (pmix for Open MPI, pmi2 for MPICH)"
+            f"launcher and MPI library do not match: {place.launcher} started {place.size} ranks, but {library} sees "
+            "1. Start the program with the mpirun of the MPI that mpi4py loads (`python -c 'from mpi4py import MPI; "
+            "print(MPI.Get_library_version())'`); under srun choose the fitting --mpi= (pmix for Open MPI, pmi2 for "
+            "MPICH)"
         )
 
 

@@ -206,7 +206,7 @@ def test_an_explicit_collective_reduces_instead_of_the_arena(
 
 
 def test_a_collective_that_does_not_exist(communicator: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(UnavailableError, match="the collective RING was asked for by `implementation`.*AUTO, MPI"):
+    with pytest.raises(UnavailableError, match=r"the collective RING was asked for by `implementation`.*AUTO, MPI"):
         Arena(communicator, CommunicationOptions(implementation="RING"))
     monkeypatch.setenv("MPIDIST_COLLECTIVE", "BOGUS")
     with pytest.raises(ValueError, match=r"MPIDIST_COLLECTIVE.*'BOGUS' is not a valid"):
