@@ -49,6 +49,8 @@ class _Ending:
         self.abort = abort
         self.farewell = farewell
         self.is_finalized = is_finalized
+        # A forked child inherits the hooks, and must not speak MPI.
+        self.process = os.getpid()
         self.previous_hook = sys.excepthook
         self.code: int | None = None
         self.watched: weakref.ref[_Exit] | None = None
@@ -57,6 +59,9 @@ class _Ending:
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """Print what this rank has to say and end the job."""
+        if os.getpid() != self.process:
+            self.previous_hook(kind, error, trace)
+            return
         if isinstance(error, KeyboardInterrupt):
             self._end(130, "interrupted" if self.rank == 0 else "")
         if self.rank != 0:
@@ -89,8 +94,8 @@ class _Ending:
 
     def at_exit(self) -> None:
         """Leave together with the others, or end the job if this rank leaves with an exit code."""
-        if self.is_finalized():
-            # The program has done it itself, and nobody can wait for this rank any more.
+        if os.getpid() != self.process or self.is_finalized():
+            # The program has finalized MPI itself: nobody can wait for this rank any more.
             return
         if self.code:
             place = f"rank {self.rank} of {self.size} on {self.host}"

@@ -165,3 +165,21 @@ def test_a_program_that_finalizes_mpi_itself_ends_well(tmp_path: Path) -> None:
     result, text = run(tmp_path, "from mpi4py import MPI\nwait_for_others()\nMPI.Finalize()\n")
     assert result.returncode == 0, text
     assert text == ""
+
+
+def test_a_forked_child_may_fail(tmp_path: Path) -> None:
+    code = """
+child = os.fork()
+if child == 0:
+    try:
+        sys.excepthook(ValueError, ValueError("the child's own"), None)
+    finally:
+        os._exit(3)
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+wait_for_others()
+print("the ranks go on")
+"""
+    result, text = run(tmp_path, code)
+    assert result.returncode == 0, text
+    assert text.count("the child's own") == text.count("the ranks go on") == 3
+    assert not ours(text)
