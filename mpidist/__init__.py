@@ -14,7 +14,7 @@ Layers, from top to bottom; a module imports from lower rows only:
     variables                   arrays that span ranks, and where they live (the arena)
     cluster                     who takes part
     comm                        communicators, collectives, node memory
-    observe                     progress
+    observe                     progress, summaries
     errors options tree launch context      vocabulary; no MPI
 
 Words: a *communicator* is a group of ranks that we own; a *collective* combines arrays of all ranks; the *arena* holds
@@ -32,13 +32,14 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpidist import cluster_resolver, data, experimental, launch, metrics, observe, optimizers, testing
+    from mpidist import cluster_resolver, data, experimental, launch, metrics, observe, optimizers, summary, testing
     from mpidist.checkpoint.checkpoint import Checkpoint
     from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
     from mpidist.cluster.spec import ClusterSpec
     from mpidist.data.distributed import DistributedDataset
     from mpidist.data.distributed_iterator import DistributedIterator
     from mpidist.data.input_context import InputContext
+    from mpidist.indexed_slices import IndexedSlices
     from mpidist.options import (
         AutoShardPolicy,
         InputOptions,
@@ -48,18 +49,22 @@ if TYPE_CHECKING:
         VariableAggregation,
         VariableSynchronization,
     )
-    from mpidist.strategy.base import ReplicaContext, Strategy
+    from mpidist.strategy.base import Strategy
     from mpidist.strategy.default import (
         Variable,
+        experimental_set_strategy,
         get_replica_context,
         get_strategy,
         has_strategy,
         in_cross_replica_context,
     )
+    from mpidist.strategy.extended import StrategyExtended
     from mpidist.strategy.mirrored import MirroredStrategy
     from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
     from mpidist.strategy.one_device import OneDeviceStrategy
-    from mpidist.strategy.values import DistributedValues, compute_average_loss
+    from mpidist.strategy.replica import ReplicaContext
+    from mpidist.strategy.values import DistributedValues, compute_average_loss, scale_regularization_loss
+    from mpidist.variables.module import Module
 
 # Public name -> the module that has it. Loaded at first use: a program that only reads a checkpoint loads no strategy.
 _HOMES = {
@@ -70,27 +75,34 @@ _HOMES = {
     "DistributedDataset": "mpidist.data.distributed",
     "DistributedIterator": "mpidist.data.distributed_iterator",
     "DistributedValues": "mpidist.strategy.values",
+    "IndexedSlices": "mpidist.indexed_slices",
     "InputContext": "mpidist.data.input_context",
     "InputOptions": "mpidist.options",
     "InputReplicationMode": "mpidist.options",
     "MirroredStrategy": "mpidist.strategy.mirrored",
+    "Module": "mpidist.variables.module",
     "MultiWorkerMirroredStrategy": "mpidist.strategy.multi_worker",
     "OneDeviceStrategy": "mpidist.strategy.one_device",
     "ReduceOp": "mpidist.options",
-    "ReplicaContext": "mpidist.strategy.base",
+    "ReplicaContext": "mpidist.strategy.replica",
     "RunOptions": "mpidist.options",
     "Strategy": "mpidist.strategy.base",
+    "StrategyExtended": "mpidist.strategy.extended",
     "Variable": "mpidist.strategy.default",
     "VariableAggregation": "mpidist.options",
     "VariableSynchronization": "mpidist.options",
     "compute_average_loss": "mpidist.strategy.values",
+    "experimental_set_strategy": "mpidist.strategy.default",
     "get_replica_context": "mpidist.strategy.default",
     "get_strategy": "mpidist.strategy.default",
     "has_strategy": "mpidist.strategy.default",
     "in_cross_replica_context": "mpidist.strategy.default",
     "latest_checkpoint": "mpidist.checkpoint.manager",
+    "scale_regularization_loss": "mpidist.strategy.values",
 }
-_MODULES = ("cluster_resolver", "data", "experimental", "launch", "metrics", "observe", "optimizers", "testing")
+_MODULES = (
+    "cluster_resolver", "data", "experimental", "launch", "metrics", "observe", "optimizers", "summary", "testing",
+)
 
 __all__ = [
     "AutoShardPolicy",
@@ -100,16 +112,19 @@ __all__ = [
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "IndexedSlices",
     "InputContext",
     "InputOptions",
     "InputReplicationMode",
     "MirroredStrategy",
+    "Module",
     "MultiWorkerMirroredStrategy",
     "OneDeviceStrategy",
     "ReduceOp",
     "ReplicaContext",
     "RunOptions",
     "Strategy",
+    "StrategyExtended",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
@@ -117,6 +132,7 @@ __all__ = [
     "compute_average_loss",
     "data",
     "experimental",
+    "experimental_set_strategy",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
@@ -126,6 +142,8 @@ __all__ = [
     "metrics",
     "observe",
     "optimizers",
+    "scale_regularization_loss",
+    "summary",
     "testing",
 ]
 __version__ = "0.1.0"

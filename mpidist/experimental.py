@@ -6,6 +6,7 @@ from mpidist.cluster.resolver import ClusterResolver
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategy import multi_worker
 from mpidist.strategy.values import ValueContext
+from mpidist.variables.sync_on_read import variable_sync_on_read_context
 
 CollectiveCommunication = CommunicationImplementation
 
@@ -26,10 +27,17 @@ class MultiWorkerMirroredStrategy(multi_worker.MultiWorkerMirroredStrategy):
         super().__init__(cluster_resolver, CommunicationOptions(implementation=communication))
 
 
+def CollectiveHints(bytes_per_pack: int = 0, timeout_seconds: float | None = None) -> CommunicationOptions:
+    """Local. `CommunicationOptions` under its older name."""
+    return CommunicationOptions(bytes_per_pack, timeout_seconds)
+
+
 __all__ = [
     "CollectiveCommunication",
+    "CollectiveHints",
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
     "ValueContext",
+    "variable_sync_on_read_context",
 ]

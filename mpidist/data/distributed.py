@@ -17,9 +17,10 @@ from mpidist.options import InputOptions
 class DistributedDataset:
     """What a rank iterates to get its batches.
 
-    Under the policies AUTO and DATA rank r gets the r-th contiguous piece of every global batch; sizes differ by at
-    most one (10 rows on 4 ranks: 3, 3, 2, 2), and a rank for which a small batch has no row gets an empty one, with
-    dtypes and other dimensions kept. Under OFF every rank reads all data, in batches of 1/n of the global size.
+    Under the policy DATA, and AUTO without files, rank r gets the r-th contiguous piece of every global batch; sizes
+    differ by at most one (10 rows on 4 ranks: 3, 3, 2, 2), and a rank for which a small batch has no row gets an empty
+    one, with dtypes and other dimensions kept. Under FILE, and AUTO with at least n files, a rank reads its files,
+    under OFF all data, in batches of 1/n of the global size. The whole table is in `mpidist.data`.
 
     Collective. Where lengths are known and equal, iterating does not communicate.
 

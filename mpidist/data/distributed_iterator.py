@@ -131,10 +131,11 @@ class DistributedIterator(Iterator[Any]):
         Returns:
             `iteration`, the number of the pass; `batch`, how many global batches the consumer has taken in it (what
             was only read ahead does not count); and `seed_<k>` for shuffles without a seed. Loaded under the policies
-            AUTO and DATA by any number of ranks, no example is repeated or left out. Where each rank has data of its
-            own, `batch` counts the steps.
+            AUTO, DATA, FILE and HINT by any number of ranks, no example is repeated or left out. For files, and with
+            a hint, `readers` says how many ranks shared them: the pass is finished in the batches that those would
+            have had together. Under OFF, and where each rank brings a dataset of its own, `batch` counts the steps.
         """
-        return position_state(self._share.pipeline.stream, self._iteration, self._taken)
+        return position_state(self._share.pipeline.stream, self._iteration, self._taken, self._share.readers)
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Local, but to be called by all ranks. Go on where `state` was taken.
@@ -144,7 +145,10 @@ class DistributedIterator(Iterator[Any]):
         Raises:
             ValueError: The state is that of another pipeline.
         """
-        self._iteration, self._taken = load_position(self._share.pipeline.stream, state)
+        stream, mine = self._share.pipeline.stream, self._share.readers
+        self._iteration, self._taken, readers = load_position(stream, state, mine)
+        self._share = self._share.resumed(readers)
+        self._is_even = self._share.is_even or self._communicator.size == 1
         self._set_iterations(self._iteration + 1)
         self.close()
         self._is_ended = False

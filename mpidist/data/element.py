@@ -59,7 +59,12 @@ def is_array(value: Any) -> bool:
 
 def call(function: Callable[..., Any], element: Any) -> Any:
     """Local. `function` of an element; the parts of a tuple are passed as several arguments, as tf.data does."""
-    return convert(function(*element) if type(element) is tuple else function(element))
+    return convert(plain_call(function, element))
+
+
+def plain_call(function: Callable[..., Any], element: Any) -> Any:
+    """Local. The same; the result stays what it is."""
+    return function(*element) if type(element) is tuple else function(element)
 
 
 def stack(elements: Sequence[Any]) -> Any:

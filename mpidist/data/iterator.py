@@ -69,7 +69,7 @@ class DatasetIterator(Iterator[Any]):
         Raises:
             ValueError: The state is that of another pipeline.
         """
-        self._iteration, self._taken = load_position(self._pipeline.stream, state)
+        self._iteration, self._taken, _ = load_position(self._pipeline.stream, state)
         self._set_iterations(self._iteration + 1)
         self.close()
 

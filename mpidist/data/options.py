@@ -11,8 +11,9 @@ class DistributeOptions:
     """How `experimental_distribute_dataset` shares a dataset out.
 
     Attributes:
-        auto_shard_policy: An `AutoShardPolicy` or its name. AUTO and DATA: each rank gets its piece of every global
-            batch. OFF: each rank reads all data, in batches of 1/n of the global size.
+        auto_shard_policy: An `AutoShardPolicy` or its name. DATA: each rank gets its piece of every global batch.
+            FILE: its files. HINT: its shard, where the dataset says so. AUTO: FILE where there are enough files, else
+            DATA. OFF: each rank reads all data. The table is in `mpidist.data`.
     """
 
     def __init__(self) -> None:

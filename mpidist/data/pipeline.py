@@ -13,9 +13,11 @@ from mpidist import tree
 from mpidist.data import element as elements
 from mpidist.data.batching import Batch, Rebatch
 from mpidist.data.element import ArraySpec
+from mpidist.data.padding import Padding, stack_with
 from mpidist.data.sharding import even_slice
 from mpidist.data.source import ElementSource, Source
-from mpidist.data.stream import Epoch, Items, Seed, Stream
+from mpidist.data.stream import UNKNOWN, Epoch, Items, Seed, Stream, drop_items
+from mpidist.data.workers import Workers
 
 
 @dataclass(frozen=True)
@@ -30,6 +32,9 @@ class Pipeline:
         is_loaded: The source itself gives batches; an item is one.
         batch_functions: Mapped over batches.
         prefetch: How many elements a plain iteration prepares ahead.
+        padding: How the examples of a batch are made equally large; None: they are.
+        workers: Call the functions over examples; None calls them one after the other.
+        batch_workers: Call the functions over batches.
     """
 
     source: Source
@@ -39,6 +44,9 @@ class Pipeline:
     is_loaded: bool = False
     batch_functions: tuple[Callable[..., Any], ...] = ()
     prefetch: int = 0
+    padding: Padding | None = None
+    workers: Workers | None = None
+    batch_workers: Workers | None = None
 
     @property
     def is_batched(self) -> bool:
@@ -55,39 +63,51 @@ class Pipeline:
         """Local. Whether all its batches have the same size."""
         return self.grouping is not None and self.grouping.drop_remainder
 
-    def map(self, function: Callable[..., Any]) -> Pipeline:
-        """Local. The function over its elements."""
+    def map(self, function: Callable[..., Any], workers: Workers | None = None) -> Pipeline:
+        """Local. The function over its elements; `workers` call all that is mapped at this level."""
         if self.is_batched:
-            return replace(self, batch_functions=(*self.batch_functions, function))
-        return replace(self, functions=(*self.functions, function))
+            functions = (*self.batch_functions, function)
+            return replace(self, batch_functions=functions, batch_workers=workers or self.batch_workers)
+        return replace(self, functions=(*self.functions, function), workers=workers or self.workers)
 
-    def batch(self, batch_size: int, drop_remainder: bool) -> Pipeline:
+    def batch(self, batch_size: int, drop_remainder: bool, padding: Padding | None = None) -> Pipeline:
         """Local. Groups of its elements."""
         if self.is_batched:
-            whole = Pipeline(ElementSource(lambda item: item, self.sample), _Read(self, by_rows=False))
-            return replace(whole, prefetch=self.prefetch).batch(batch_size, drop_remainder)
+            return self.in_whole().batch(batch_size, drop_remainder, padding)
         grouping = Batch(self.stream, batch_size, drop_remainder)
-        return replace(self, stream=grouping, grouping=grouping)
+        return replace(self, stream=grouping, grouping=grouping, padding=padding)
+
+    def in_whole(self) -> Pipeline:
+        """Local. Its elements as examples, read before anything further is done with them."""
+        source = ElementSource(lambda item: item, self.sample)
+        return Pipeline(source, Read(self, by_rows=False), prefetch=self.prefetch)
+
+    def unbatch(self) -> Pipeline:
+        """Local. The examples of its batches."""
+        if self.grouping is not None and not self.batch_functions and self.padding is None:
+            return replace(self, stream=Ungroup(self.stream), grouping=None)
+        source = ElementSource(lambda item: item, lambda: next(elements.split(self.sample())))
+        return Pipeline(source, Ungroup(Read(self, by_rows=True)), prefetch=self.prefetch)
 
     def rebatch(self, sizes: tuple[int, ...], drop_remainder: bool) -> Pipeline:
         """Local. Batches of other sizes, used in turn, over the examples in its batches."""
         if self.grouping is not None and not self.batch_functions:
             return replace(self, stream=Rebatch(self.stream, sizes, drop_remainder))
         source = ElementSource(lambda item: item, lambda: next(elements.split(self.sample())))
-        groups = _Read(self, by_rows=True)
+        groups = Read(self, by_rows=True)
         grouping = Batch(groups, sum(sizes), drop_remainder)
         return Pipeline(source, Rebatch(groups, sizes, drop_remainder), grouping=grouping)
 
     def read(self, item: Any) -> Any:
         """Local. The element of an item."""
         if not self.is_batched:
-            return self._map(self.source.row(item))
+            return self._map(self._load(item))
         if self.is_loaded:
-            batch = self.source.row(item)
+            batch = self._load(item)
         elif len(item) == 0:
             return elements.cut(self.sample(), slice(0, 0))
         else:
-            batch = self._rows(item)
+            batch = self.read_rows(item)
         for function in self.batch_functions:
             batch = elements.call(function, batch)
         return batch
@@ -95,9 +115,10 @@ class Pipeline:
     def read_piece(self, item: Any, parts: int, index: int) -> Any:
         """Local. Piece `index` of a batch that `parts` readers share evenly; reads that piece only where it can.
 
-        It cannot where a function was mapped after batch: that is called with the whole batch, as in tf.data.
+        It cannot where a function was mapped after batch: that is called with the whole batch, as in tf.data; nor
+        where the longest example of a batch decides how long the others get.
         """
-        if self.is_loaded or self.batch_functions:
+        if self.is_loaded or self.batch_functions or (self.padding is not None and self.padding.is_open):
             batch = self.read(item)
             return elements.cut(batch, even_slice(elements.first_dimension(batch), parts, index))
         piece = item[even_slice(len(item), parts, index)]
@@ -106,9 +127,12 @@ class Pipeline:
 
     def iterate(self, epoch: Epoch, start: int, read: Callable[[Any], Any]) -> Iterator[Any]:
         """Local. What `read` makes of its items, from number `start` on."""
-        for block in self.stream.blocks(epoch, start):
-            for item in block:
-                yield read(item)
+        items = (item for block in self.stream.blocks(epoch, start) for item in block)
+        if self.batch_functions and self.batch_workers is not None:
+            return self.batch_workers.ordered(read, items)
+        if self.workers is not None and not self.is_batched:
+            return self.workers.ordered(read, items)
+        return map(read, items)
 
     def sample(self) -> Any:
         """Local. An element, for its shapes and dtypes; reads an example, and calls what is mapped over it.
@@ -122,7 +146,7 @@ class Pipeline:
         if self.grouping is not None:
             # A function over batches may count on their size.
             in_full = self.batch_functions or self.has_fixed_batches
-            element = elements.stack([element] * (self.grouping.batch_size if in_full else 1))
+            element = stack_with(self.padding, [element] * (self.grouping.batch_size if in_full else 1))
         for function in self.batch_functions:
             element = elements.call(function, element)
         return element
@@ -133,23 +157,45 @@ class Pipeline:
         The first dimension is None where batches, or pieces, differ in size.
         """
         spec = elements.spec_of(self.sample())
+        if self.padding is not None and not self.batch_functions:
+            spec = self.padding.spec(spec)
         if not self.is_batched or (is_whole and self.has_fixed_batches):
             return spec
         return tree.map_leaves(lambda leaf: ArraySpec((None, *leaf.shape[1:])[: len(leaf.shape)], leaf.dtype), spec)
+
+    def read_rows(self, items: Items) -> Any:
+        """Local. The batch of some items of one example each, at least one.
+
+        Where batches are read side by side, the source is still read by one thread at a time.
+        """
+        if self.batch_workers is None:
+            return self._stacked(items)
+        with self.batch_workers.lock:
+            return self._stacked(items)
 
     def _map(self, element: Any) -> Any:
         for function in self.functions:
             element = elements.call(function, element)
         return element
 
-    def _rows(self, items: Items) -> Any:
-        if not self.functions:
+    def _load(self, item: Any) -> Any:
+        workers = self.batch_workers if self.is_batched else self.workers
+        if workers is None:
+            return self.source.row(item)
+        with workers.lock:
+            return self.source.row(item)
+
+    def _stacked(self, items: Items) -> Any:
+        if not self.functions and self.padding is None:
             return self.source.rows(items)
-        return elements.stack([self._map(element) for element in self.source.each(items)])
+        examples = self.source.each(items)
+        if self.workers is not None and self.functions:
+            return stack_with(self.padding, list(self.workers.ordered(self._map, examples)))
+        return stack_with(self.padding, [self._map(element) for element in examples])
 
 
 @dataclass(frozen=True)
-class _Read:
+class Read:
     """The elements of a pipeline as items: read, because what follows needs them whole.
 
     Attributes:
@@ -173,3 +219,31 @@ class _Read:
     def seeds(self) -> list[Seed]:
         """Local. Those of the pipeline's stream."""
         return self.pipeline.stream.seeds()
+
+
+@dataclass(frozen=True)
+class Ungroup:
+    """The items of a stream of groups, one by one."""
+
+    parent: Stream
+
+    @property
+    def cardinality(self) -> int:
+        """Local. Known where the parent is a `Batch` of a known number of items, else INFINITE or UNKNOWN."""
+        if not isinstance(self.parent, Batch) or self.parent.parent.cardinality < 0:
+            return UNKNOWN if self.parent.cardinality >= 0 else self.parent.cardinality
+        total = self.parent.parent.cardinality
+        return total - total % self.parent.batch_size if self.parent.drop_remainder else total
+
+    def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
+        """Local. Seeks to the batch where the parent's batches have one size, else by going over its groups."""
+        if isinstance(self.parent, Batch):
+            first, start = divmod(start, self.parent.batch_size)
+        else:
+            first = 0
+        groups = (group for block in self.parent.blocks(epoch, first) for group in block)
+        return drop_items(groups, start)
+
+    def seeds(self) -> list[Seed]:
+        """Local. Those of its parent."""
+        return self.parent.seeds()

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
 from mpidist.comm.agreement import require_same, together
 from mpidist.comm.communicator import Communicator
 from mpidist.data.dataset import Dataset
+from mpidist.data.files import file_count, file_digests, has_hint, shard_files, shard_hints
+from mpidist.data.lanes import Lanes
 from mpidist.data.pipeline import Pipeline
 from mpidist.data.sharding import rotated_sizes
 from mpidist.data.stream import INFINITE, UNKNOWN
@@ -29,12 +31,16 @@ class Share:
         read: This rank's batch of an item.
         counts: How many steps each rank has data for, or INFINITE, or UNKNOWN.
         salt: 0 where all ranks follow the same stream, else the rank: shuffles without a seed then differ.
+        readers: How many ranks share the files of this pass, or the shards of a hint; 0 where there are none.
+        others: The share of a pass that another number of readers has begun.
     """
 
     pipeline: Pipeline
     read: Callable[[Any], Any]
     counts: tuple[int, ...]
     salt: int
+    readers: int = 0
+    others: Callable[[int], Share] | None = None
 
     @property
     def steps(self) -> int:
@@ -48,6 +54,10 @@ class Share:
         """Local. Whether it is known that every rank has data for every step."""
         return UNKNOWN not in self.counts and len(set(self.counts)) == 1
 
+    def resumed(self, readers: int) -> Share:
+        """Local. The share of the rest of a pass that `readers` have begun."""
+        return self if self.others is None or readers == self.readers else self.others(readers)
+
 
 class _Facts(NamedTuple):
     """What a rank tells the others about its dataset."""
@@ -58,32 +68,39 @@ class _Facts(NamedTuple):
     is_batched: bool
     given_seeds: tuple[int | None, ...]
     drawn_seeds: tuple[int, ...]
+    files: tuple[str, ...]
 
 
 def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
     """Collective. This rank's share of a dataset that every rank gives alike, by its `auto_shard_policy`.
 
-    AUTO and DATA: the rank's contiguous piece of every global batch. OFF: all data, in batches of 1/n.
+    DATA: the rank's contiguous piece of every global batch. OFF: all data, in batches of 1/n. FILE: its files, HINT:
+    its shard, in batches of 1/n. AUTO: FILE where the dataset reads at least n files, else DATA.
 
     Raises:
         TypeError: No dataset.
         ValueError: It has no batches, or zero rows, or its policy cannot be followed.
-        MismatchError: The ranks' datasets differ in length, batch size or seeds.
+        MismatchError: The ranks' datasets differ in length, batch size, seeds or files.
     """
-    policy, pipeline = together(communicator, FROM_DATASET, lambda: _prepare(dataset, communicator))
+    rank, size = communicator.rank, communicator.size
+    policy, whole = together(communicator, FROM_DATASET, lambda: _prepare(dataset, size))
+    pipeline = _own_part(whole, policy, size, rank)
     facts = communicator.all_gather_object(_facts_of(pipeline, policy.name))
     require_same([fact.policy for fact in facts], "the auto-shard policy of a dataset", "Set it on all ranks.")
     is_alike = policy is AutoShardPolicy.DATA
-    if is_alike:
+    if policy is not AutoShardPolicy.OFF:
         require_same(
-            [(fact.cardinality, fact.batch_size, fact.given_seeds) for fact in facts],
-            f"{FROM_DATASET}: (cardinality, batch size, seeds of shuffles) of the dataset",
+            [(fact.cardinality if is_alike else None, fact.batch_size, fact.given_seeds, fact.files) for fact in facts],
+            f"{FROM_DATASET}: (cardinality, batch size, seeds of shuffles, lists of files) of the dataset",
             f"Give every rank the same dataset; where ranks have data of their own use {FROM_FUNCTION}",
         )
     _adopt_seeds(pipeline, facts)
-    rank, size = communicator.rank, communicator.size
-    read = partial(pipeline.read_piece, parts=size, index=rank) if is_alike and size > 1 else pipeline.read
-    return Share(pipeline, read, _counts(facts), 0 if is_alike else rank)
+    others = _others(whole, dataset.options().experimental_distribute.auto_shard_policy, communicator)
+    if is_alike:
+        share = _common(whole, _counts(facts), communicator)
+        return replace(share, readers=int(others is not None), others=others)
+    readers = 0 if others is None else size
+    return Share(pipeline, pipeline.read, _counts(facts), rank, readers, others)
 
 
 def take_dataset(dataset: Dataset, communicator: Communicator) -> Share:
@@ -127,7 +144,8 @@ def _checked(dataset: Any, caller: str) -> Dataset:
     return dataset
 
 
-def _prepare(dataset: Any, communicator: Communicator) -> tuple[AutoShardPolicy, Pipeline]:
+def _prepare(dataset: Any, size: int) -> tuple[AutoShardPolicy, Pipeline]:
+    """The policy that is followed (DATA, FILE, HINT or OFF), and what it is applied to."""
     checked = _checked(dataset, FROM_DATASET)
     policy = checked.options().experimental_distribute.auto_shard_policy
     pipeline = checked.pipeline
@@ -136,23 +154,67 @@ def _prepare(dataset: Any, communicator: Communicator) -> tuple[AutoShardPolicy,
             f"{FROM_DATASET}: the dataset has no batches, so there is nothing to share out between replicas. Call the "
             "`batch` method on the dataset, with the global batch size"
         )
-    if policy in (AutoShardPolicy.FILE, AutoShardPolicy.HINT):
+    files = file_count(pipeline)
+    is_enough = files is not None and (files == INFINITE or files >= size)
+    if policy is AutoShardPolicy.AUTO:
+        policy = AutoShardPolicy.FILE if is_enough and pipeline.grouping is not None else AutoShardPolicy.DATA
+    if policy is AutoShardPolicy.FILE and not is_enough:
+        cause = "this one has none" if files is None else f"this one has {max(files, 0) or 'an unknown number'}"
         raise ValueError(
-            f"{FROM_DATASET}: auto_shard_policy {policy.name} needs a dataset of "
-            f"{'files' if policy is AutoShardPolicy.FILE else 'a shard with a hint'}, and this one has none. Use DATA, "
-            f"or shard the data in {FROM_FUNCTION}"
+            f"{FROM_DATASET}: auto_shard_policy FILE needs a dataset of at least as many files as ranks, {size}, and "
+            f"{cause}. Use AUTO or DATA, or shard the data in {FROM_FUNCTION}"
         )
-    if policy is not AutoShardPolicy.OFF:
-        return AutoShardPolicy.DATA, pipeline
-    if pipeline.grouping is None:
+    if policy is AutoShardPolicy.HINT and not has_hint(pipeline):
         raise ValueError(
-            f"{FROM_DATASET}: auto_shard_policy OFF needs to know the global batch size, and the dataset was made of "
-            f"batches. Make it of examples and call `batch`, or use {FROM_FUNCTION}"
+            f"{FROM_DATASET}: auto_shard_policy HINT needs a dataset with a hint, "
+            "`dataset.shard(mpidist.data.SHARD_HINT, mpidist.data.SHARD_HINT)`, and this one has none. Put it where "
+            "the ranks' data part, or use DATA"
         )
-    if communicator.size > 1:
-        sizes = rotated_sizes(pipeline.grouping.batch_size, communicator.size, communicator.rank)
-        pipeline = pipeline.rebatch(sizes, pipeline.grouping.drop_remainder)
+    if policy is not AutoShardPolicy.DATA and pipeline.grouping is None:
+        raise ValueError(
+            f"{FROM_DATASET}: auto_shard_policy {policy.name} needs to know the global batch size, and the dataset was "
+            f"made of batches. Make it of examples and call `batch`, or use {FROM_FUNCTION}"
+        )
     return policy, pipeline
+
+
+def _own_part(pipeline: Pipeline, policy: AutoShardPolicy, parts: int, index: int) -> Pipeline:
+    """What one of several readers follows; where each has data of its own, in batches of its part of the size."""
+    if policy is AutoShardPolicy.DATA or pipeline.grouping is None or parts == 1:
+        return pipeline
+    if policy is AutoShardPolicy.FILE:
+        pipeline = shard_files(pipeline, parts, index)
+    elif policy is AutoShardPolicy.HINT:
+        pipeline = shard_hints(pipeline, parts, index)
+    grouping = pipeline.grouping
+    if grouping is None:
+        return pipeline
+    return pipeline.rebatch(rotated_sizes(grouping.batch_size, parts, index), grouping.drop_remainder)
+
+
+def _others(
+    pipeline: Pipeline, wanted: AutoShardPolicy, communicator: Communicator
+) -> Callable[[int], Share] | None:
+    """What goes on with a pass that another number of readers has begun; None where ranks do not share readers."""
+    is_by_file = wanted in (AutoShardPolicy.AUTO, AutoShardPolicy.FILE) and file_count(pipeline) is not None
+    if pipeline.grouping is None or not (is_by_file or wanted is AutoShardPolicy.HINT):
+        return None
+    policy = AutoShardPolicy.FILE if is_by_file else AutoShardPolicy.HINT
+
+    def others(readers: int) -> Share:
+        parts = [_own_part(pipeline, policy, readers, reader) for reader in range(readers)]
+        joined = pipeline if readers == 1 else replace(parts[0], stream=Lanes(tuple(part.stream for part in parts)))
+        share = _common(joined, (joined.stream.cardinality,) * communicator.size, communicator)
+        return replace(share, readers=readers, others=others)
+
+    return others
+
+
+def _common(pipeline: Pipeline, counts: tuple[int, ...], communicator: Communicator) -> Share:
+    """The rank's piece of batches that all ranks follow."""
+    rank, size = communicator.rank, communicator.size
+    read = partial(pipeline.read_piece, parts=size, index=rank) if size > 1 else pipeline.read
+    return Share(pipeline, read, counts, 0)
 
 
 def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:
@@ -164,6 +226,7 @@ def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:
         is_batched=pipeline.is_batched,
         given_seeds=tuple(None if seed.drawn else seed.value for seed in seeds),
         drawn_seeds=tuple(seed.value for seed in seeds if seed.drawn),
+        files=file_digests(pipeline),
     )
 
 

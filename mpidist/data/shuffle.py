@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import secrets
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -73,13 +74,14 @@ class Shuffle:
         if count == 0:
             return
         buffer = join(held)
-        if count == self.buffer_size:
-            places = _to_list(buffer)
-            as_rows = isinstance(buffer, np.ndarray)
-            if len(rest):
-                yield _exchange(places, rest, generator, as_rows)
-            for block in parent:
+        places: list[Any] | None = None
+        as_rows = isinstance(buffer, np.ndarray)
+        for block in itertools.chain((rest,), parent) if count == self.buffer_size else ():
+            if len(block):
+                # A list, only where something is exchanged at all: a buffer may hold everything exactly.
+                places = _to_list(buffer) if places is None else places
                 yield _exchange(places, block, generator, as_rows)
+        if places is not None:
             buffer = np.array(places) if as_rows else places
         order = generator.permutation(count)
         yield buffer[order] if isinstance(buffer, np.ndarray) else [buffer[place] for place in order]

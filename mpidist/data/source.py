@@ -56,6 +56,7 @@ class ArraySource:
 
     def __init__(self, arrays: Any) -> None:
         self.count = elements.first_dimension(arrays)
+        self.arrays = arrays
         self._leaves, self._spec = tree.flatten(arrays)
 
     @property
@@ -81,6 +82,40 @@ class ArraySource:
         if self.count == 0:
             leaves = [np.zeros(leaf.shape[1:], leaf.dtype)[()] for leaf in self._leaves]
             return tree.unflatten(self._spec, leaves)
+        return self.row(0)
+
+
+@dataclass(frozen=True)
+class IndexableSource:
+    """What `items[number]` gives: elements that somebody else makes, one at a time.
+
+    Attributes:
+        items: Has `__getitem__` for the numbers from 0 on, and `__len__`.
+    """
+
+    items: Any
+
+    @property
+    def in_memory(self) -> bool:
+        """Local. False: what the object does is unknown."""
+        return False
+
+    def row(self, item: Any) -> Any:
+        """Local. One element."""
+        return elements.convert_loaded(self.items[int(item)])
+
+    def rows(self, items: Items) -> Any:
+        """Local. Stacks elements."""
+        return elements.stack([self.row(item) for item in items])
+
+    def each(self, items: Items) -> Iterator[Any]:
+        """Local. The elements, one by one."""
+        return map(self.row, items)
+
+    def sample(self) -> Any:
+        """Local. The first element."""
+        if len(self.items) == 0:
+            raise ValueError("the source is empty and gives no element")
         return self.row(0)
 
 

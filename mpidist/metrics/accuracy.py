@@ -3,18 +3,34 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
 
-from mpidist.metrics.mean import weighted_sums
+from mpidist.metrics.argument import as_classes, as_one_hot, as_pair
+from mpidist.metrics.mean import ratio, weighted_sums
 from mpidist.metrics.metric import Metric
 from mpidist.variables.variable import AnyArray
 
 
 @dataclass(frozen=True)
-class SparseCategoricalAccuracyMeasure:
-    """Weighted number of right predictions, and sum of the weights."""
+class AccuracyMeasure:
+    """Weighted number of right predictions, and sum of the weights.
+
+    Attributes:
+        labels: What `y_true` and `y_pred` are: values to be equal, 0 or 1 with a probability, one-hot or class
+            numbers with scores.
+        threshold: Of a probability, above which it predicts 1.
+    """
+
+    labels: Literal["equal", "binary", "one-hot", "sparse"]
+    threshold: float = 0.5
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Local. Labels and predictions."""
+        return ("y_true", "y_pred")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -23,22 +39,62 @@ class SparseCategoricalAccuracyMeasure:
 
     def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
         """Local. See `Measure.contribution`."""
-        if len(values) != 2:
-            raise TypeError(f"an accuracy takes (y_true, y_pred), got {len(values)} arguments")
-        labels, scores = np.asarray(values[0]), np.asarray(values[1])
-        if labels.ndim == scores.ndim and labels.shape[-1:] == (1,):
-            labels = labels[..., 0]
-        if scores.ndim == 0 or scores.shape[:-1] != labels.shape:
-            raise ValueError(
-                f"`y_pred` must have the shape of `y_true` and a last dimension of classes, got y_true "
-                f"{labels.shape} and y_pred {scores.shape}"
-            )
-        right = (scores.argmax(-1) == labels) if scores.size else np.zeros(labels.shape, bool)
-        return weighted_sums(right.astype(np.float64), sample_weight)
+        if self.labels == "equal":
+            labels, predicted = as_pair(values[0], values[1])
+        elif self.labels == "binary":
+            labels, predicted = as_pair(values[0], values[1])
+            predicted = predicted > self.threshold
+        else:
+            read = as_one_hot if self.labels == "one-hot" else as_classes
+            labels, scores = read(values[0], values[1])
+            predicted = scores.argmax(-1) if scores.size else np.full(labels.shape, -1)
+        return weighted_sums(np.asarray(predicted == labels, np.float64), sample_weight)
 
     def compute(self, sums: AnyArray) -> float:
         """Local. The fraction; 0 before any value."""
-        return float(sums[0] / sums[1]) if sums[1] else 0.0
+        return ratio(sums)
+
+
+def Accuracy(name: str = "accuracy") -> Metric:
+    """Collective. The fraction of values of `y_pred` that equal those of `y_true`.
+
+    Args:
+        name: For people.
+
+    Returns:
+        The metric.
+    """
+    return Metric(AccuracyMeasure("equal"), name=name)
+
+
+def BinaryAccuracy(name: str = "binary_accuracy", *, threshold: float = 0.5) -> Metric:
+    """Collective. The fraction of values where `y_pred > threshold` says what `y_true`, 0 or 1, is.
+
+    Args:
+        name: For people.
+        threshold: Between 0 and 1.
+
+    Returns:
+        The metric.
+
+    Raises:
+        ValueError: The threshold is not between 0 and 1.
+    """
+    if not 0 < threshold < 1:
+        raise ValueError(f"`threshold` must be a number between 0 and 1, both excluded, got {threshold!r}")
+    return Metric(AccuracyMeasure("binary", float(threshold)), name=name)
+
+
+def CategoricalAccuracy(name: str = "categorical_accuracy") -> Metric:
+    """Collective. The fraction of examples whose highest score in `y_pred` stands at the class of `y_true`, one-hot.
+
+    Args:
+        name: For people.
+
+    Returns:
+        The metric.
+    """
+    return Metric(AccuracyMeasure("one-hot"), name=name)
 
 
 def SparseCategoricalAccuracy(name: str = "sparse_categorical_accuracy") -> Metric:
@@ -53,4 +109,4 @@ def SparseCategoricalAccuracy(name: str = "sparse_categorical_accuracy") -> Metr
     Returns:
         The metric.
     """
-    return Metric(SparseCategoricalAccuracyMeasure(), name=name)
+    return Metric(AccuracyMeasure("sparse"), name=name)

@@ -1,4 +1,4 @@
-"""The weighted mean of values."""
+"""The weighted mean of values, and their weighted sum."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.metrics.argument import as_floats, spread_weights
 from mpidist.metrics.metric import Metric
 from mpidist.variables.variable import AnyArray
 
@@ -16,20 +17,50 @@ class MeanMeasure:
     """Sum of the weighted values, and sum of the weights."""
 
     @property
+    def arguments(self) -> tuple[str, ...]:
+        """Local. Values."""
+        return ("values",)
+
+    @property
     def shape(self) -> tuple[int, ...]:
         """Local. Two sums."""
         return (2,)
 
     def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
         """Local. See `Measure.contribution`."""
-        if len(values) != 1:
-            raise TypeError(f"a mean takes one array of values, got {len(values)} arguments")
-        array = np.asarray(values[0], np.float64)
-        return weighted_sums(array, sample_weight)
+        return weighted_sums(as_floats("values", values[0]), sample_weight)
 
     def compute(self, sums: AnyArray) -> float:
         """Local. The mean; 0 before any value, as in tf.keras."""
-        return float(sums[0] / sums[1]) if sums[1] else 0.0
+        return ratio(sums)
+
+
+@dataclass(frozen=True)
+class SumMeasure:
+    """Sum of the weighted values."""
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Local. Values."""
+        return ("values",)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Local. One number."""
+        return ()
+
+    def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
+        """Local. See `Measure.contribution`."""
+        return np.asarray(weighted_sums(as_floats("values", values[0]), sample_weight)[0])
+
+    def compute(self, sums: AnyArray) -> float:
+        """Local. The sum."""
+        return float(sums)
+
+
+def ratio(sums: AnyArray) -> float:
+    """Local. The first of two sums by the second; 0 where that is 0."""
+    return float(sums[0] / sums[1]) if sums[1] else 0.0
 
 
 def weighted_sums(array: AnyArray, sample_weight: npt.ArrayLike | None) -> AnyArray:
@@ -47,14 +78,8 @@ def weighted_sums(array: AnyArray, sample_weight: npt.ArrayLike | None) -> AnyAr
     """
     if sample_weight is None:
         return np.array([array.sum(), array.size], np.float64)
-    weight = np.asarray(sample_weight, np.float64)
-    if weight.ndim > array.ndim or weight.shape != array.shape[: weight.ndim]:
-        raise ValueError(
-            f"`sample_weight` must have the shape of the values or of their leading dimensions, expected a prefix of "
-            f"{array.shape}, got {weight.shape}"
-        )
-    full = np.broadcast_to(weight.reshape(weight.shape + (1,) * (array.ndim - weight.ndim)), array.shape)
-    return np.array([(array * full).sum(), full.sum()], np.float64)
+    weight = spread_weights(sample_weight, array.shape)
+    return np.array([(array * weight).sum(), weight.sum()], np.float64)
 
 
 def Mean(name: str = "mean") -> Metric:
@@ -67,3 +92,15 @@ def Mean(name: str = "mean") -> Metric:
         The metric.
     """
     return Metric(MeanMeasure(), name=name)
+
+
+def Sum(name: str = "sum") -> Metric:
+    """Collective. The sum of all values given to `update_state(values)`, each times its weight.
+
+    Args:
+        name: For people.
+
+    Returns:
+        The metric.
+    """
+    return Metric(SumMeasure(), name=name)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,8 +18,14 @@ class Measure(Protocol):
     """The arithmetic of one metric: sums that can be added over batches and replicas; pure.
 
     Attributes:
+        arguments: Names of what `update_state` takes, in order.
         shape: Of the sums.
     """
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Local. Names of what `update_state` takes before `sample_weight`."""
+        ...
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -56,17 +63,23 @@ class Metric:
         """Local. The state."""
         return [self.sums]
 
-    def update_state(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None) -> None:
+    def update_state(
+        self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None, **named: npt.ArrayLike
+    ) -> None:
         """Local. Add a batch of this replica; an empty one changes nothing.
 
         Args:
-            values: What the metric takes: `(values)` of a mean, `(y_true, y_pred)` of an accuracy.
+            values: What the metric takes: `(values)` of a mean, `(y_true, y_pred)` of an accuracy; the weights may
+                follow.
             sample_weight: One weight per example.
+            named: The same by name.
 
         Raises:
-            ValueError: Shapes that do not fit.
+            ValueError: Shapes that do not fit, or no numbers.
+            TypeError: Another number of arguments, or other names.
         """
-        self.sums.accumulate(self.measure.contribution(*values, sample_weight=sample_weight))
+        bound, weight = self._bind(values, sample_weight, named)
+        self.sums.accumulate(self.measure.contribution(*bound, sample_weight=weight))
 
     def result(self) -> Any:
         """Collective. The metric of all data that all replicas have seen since `reset_state`."""
@@ -75,6 +88,47 @@ class Metric:
     def reset_state(self) -> None:
         """Local. Forget this replica's data; call it on every rank."""
         self.sums.clear()
+
+    def reset_states(self) -> None:
+        """Local. `reset_state` by its older name."""
+        self.reset_state()
+
+    def merge_state(self, metrics: Iterable[Metric]) -> None:
+        """Local. Add what this replica has in other metrics; call it on every rank. The others keep their data.
+
+        Args:
+            metrics: Metrics of the same kind with the same arguments, of this strategy or of none.
+
+        Raises:
+            ValueError: A metric of another kind or with other arguments; then nothing has been added.
+        """
+        others = list(metrics)
+        for other in others:
+            if not isinstance(other, Metric) or other.measure != self.measure:
+                raise ValueError(
+                    f"metric {self.name!r}: merge_state takes metrics of the same kind with the same arguments, "
+                    f"expected {self.measure!r}, got {getattr(other, 'measure', other)!r}"
+                )
+        # Summed first: the metric itself may be among them.
+        for component in [other.sums.component.copy() for other in others]:
+            self.sums.accumulate(component)
+
+    def _bind(
+        self, values: tuple[npt.ArrayLike, ...], weight: npt.ArrayLike | None, named: dict[str, npt.ArrayLike]
+    ) -> tuple[list[npt.ArrayLike], npt.ArrayLike | None]:
+        names = self.measure.arguments
+        if weight is None and len(values) == len(names) + 1:
+            values, weight = values[:-1], values[-1]
+        bound = dict(zip(names, values, strict=False))
+        if len(values) > len(names) or set(named) != set(names) - set(bound):
+            count = len(values) + len(named) + (weight is not None)
+            by_name = f", of them by name {sorted(named)}" if named else ""
+            raise TypeError(
+                f"metric {self.name!r}: update_state takes ({', '.join(names)}, sample_weight=None), got {count} "
+                f"arguments{by_name}"
+            )
+        bound.update(named)
+        return [bound[name] for name in names], weight
 
     def __repr__(self) -> str:
         return f"<mpidist.metrics.Metric {self.name!r} {self.measure!r}>"

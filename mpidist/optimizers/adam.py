@@ -9,12 +9,19 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpidist.optimizers.optimizer import Optimizer, Schedule, positive
-from mpidist.variables.plan import Update
+from mpidist.optimizers.kernel import Schedule, fraction, positive
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.variables.part import Update
 from mpidist.variables.variable import AnyArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from mpidist.optimizers.options import Options, OptionsButDecay
 
 
 @dataclass(frozen=True)
@@ -81,6 +88,7 @@ def Adam(
     epsilon: float = 1e-7,
     *,
     name: str = "Adam",
+    **options: Unpack[Options],
 ) -> Optimizer:
     """Local. Adam.
 
@@ -90,6 +98,7 @@ def Adam(
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the denominator.
         name: Shown in errors.
+        options: Of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
@@ -97,8 +106,9 @@ def Adam(
     Raises:
         ValueError: A hyperparameter out of range.
     """
-    _check(beta_1, beta_2, epsilon)
-    return Optimizer(AdamKernel(beta_1, beta_2, epsilon), learning_rate, name=name)
+    fraction(beta_1=beta_1, beta_2=beta_2)
+    positive(epsilon=epsilon)
+    return Optimizer(AdamKernel(beta_1, beta_2, epsilon), learning_rate, name=name, **options)
 
 
 def AdamW(
@@ -109,6 +119,7 @@ def AdamW(
     epsilon: float = 1e-7,
     *,
     name: str = "AdamW",
+    **options: Unpack[OptionsButDecay],
 ) -> Optimizer:
     """Local. Adam with decoupled weight decay.
 
@@ -119,6 +130,7 @@ def AdamW(
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the denominator.
         name: Shown in errors.
+        options: Of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
@@ -126,12 +138,6 @@ def AdamW(
     Raises:
         ValueError: A hyperparameter out of range.
     """
-    _check(beta_1, beta_2, epsilon)
-    positive(weight_decay=weight_decay)
-    return Optimizer(AdamKernel(beta_1, beta_2, epsilon, weight_decay), learning_rate, name=name)
-
-
-def _check(beta_1: float, beta_2: float, epsilon: float) -> None:
-    positive(beta_1=beta_1, beta_2=beta_2, epsilon=epsilon)
-    if beta_1 >= 1 or beta_2 >= 1:
-        raise ValueError(f"`beta_1` and `beta_2` must be below 1, got {beta_1!r} and {beta_2!r}")
+    fraction(beta_1=beta_1, beta_2=beta_2)
+    positive(epsilon=epsilon, weight_decay=weight_decay)
+    return Optimizer(AdamKernel(beta_1, beta_2, epsilon, weight_decay), learning_rate, name=name, **options)

@@ -2,69 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol, cast
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from mpidist import context
 from mpidist.errors import CheckpointError
+from mpidist.optimizers import average
+from mpidist.optimizers.accumulator import Accumulator
+from mpidist.optimizers.gradient import Gradient, write_gradient
+from mpidist.optimizers.kernel import Kernel as Kernel
+from mpidist.optimizers.kernel import LayerKernel, Schedule, positive
+from mpidist.optimizers.options import OptimizerOptions
+from mpidist.optimizers.saving import detach, load_list
+from mpidist.optimizers.stepping import Moment, update_variables
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.plan import Plan, Update
+from mpidist.variables.plan import Plan
 from mpidist.variables.variable import AnyArray, Variable
 
-Schedule = Callable[[int], float]
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
 
+    from mpidist.optimizers.options import Options
 
-class Kernel(Protocol):
-    """The arithmetic of one family of optimizers: element-wise, pure, and without communication.
-
-    Attributes:
-        slots: State kept for each element: name and initial value.
-        scratch_count: Private blocks that `update` wants.
-    """
-
-    @property
-    def slots(self) -> Mapping[str, float]:
-        """Local. Name and initial value of each slot, in the order in which `update` gets them."""
-        ...
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. How many scratch blocks `update` gets."""
-        ...
-
-    def prepare(self, step: int, learning_rate: float) -> Update:
-        """Local. The update of one step.
-
-        Args:
-            step: 1 in the first step.
-            learning_rate: Of this step.
-
-        Returns:
-            `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, all in place; it may overwrite
-            `gradient`, the sum over all replicas.
-        """
-        ...
-
-
-class Saved(Protocol):
-    """An array in a checkpoint."""
-
-    shape: tuple[int, ...]
-
-    def read(self, start: int, stop: int) -> AnyArray:
-        """Local. Elements [start, stop) of the flattened array."""
-        ...
-
-    def numpy(self) -> AnyArray:
-        """Local. All of it."""
-        ...
-
-    def detach(self) -> Saved:
-        """Local. The same, read into memory: the file may go away."""
-        ...
+# Of accumulated gradients in a checkpoint: the sums, and 1 for each variable that got one.
+SUMS, NUMBERS = "accumulated", "accumulates"
 
 
 class Optimizer:
@@ -74,9 +37,16 @@ class Optimizer:
         kernel: The arithmetic, for instance of `mpidist.optimizers.SGD`.
         learning_rate: A number, or a schedule: a function of the step, counted from 0.
         name: Shown in errors.
+        options: Clipping, weight decay, accumulation and averaging; see `OptimizerOptions`.
+
+    Attributes:
+        iterations: Calls of `apply_gradients` so far, with gradient accumulation those between updates too; a
+            schedule is asked for this number. A kernel's own count of steps is that of updates.
     """
 
-    def __init__(self, kernel: Kernel, learning_rate: float | Schedule, *, name: str) -> None:
+    def __init__(
+        self, kernel: Kernel | LayerKernel, learning_rate: float | Schedule, *, name: str, **options: Unpack[Options]
+    ) -> None:
         if not callable(learning_rate):
             if isinstance(learning_rate, bool) or not isinstance(learning_rate, (int, float, np.number)):
                 raise TypeError(f"`learning_rate` must be a number or a schedule, got {learning_rate!r}")
@@ -84,9 +54,13 @@ class Optimizer:
         self.kernel = kernel
         self.learning_rate: float | Schedule = learning_rate
         self.name = name
+        self.options = OptimizerOptions(**options)
         self.iterations = 0
+        # The average comes last: kernels see their own slots only.
+        self._initial = {**kernel.slots, **({average.SLOT: 0.0} if self.options.use_ema else {})}
         self._plan: Plan | None = None
         self._all: tuple[int, ...] = ()
+        self._accumulator: Accumulator | None = None
         self._pending: Mapping[str, Any] | None = None
 
     def build(self, variables: Iterable[Variable]) -> None:
@@ -106,10 +80,12 @@ class Optimizer:
             if [id(v) for v in chosen] != [id(v) for v in self._plan.variables]:
                 raise ValueError(f"{self.name} is already built on other variables; create a second optimizer")
             return
-        self._plan = Plan(chosen, self.kernel.slots, self.kernel.scratch_count)
+        self._plan = Plan(chosen, self._initial, max(self.kernel.scratch_count, int(self.options.use_ema)))
         self._all = tuple(range(len(chosen)))
+        if self.options.gradient_accumulation_steps:
+            self._accumulator = Accumulator(chosen)
         if self._pending is not None:
-            self._load_slots(self._plan, self._pending)
+            self._load(self._pending)
             self._pending = None
 
     def gradients(self, variables: Iterable[Variable]) -> tuple[AnyArray, ...]:
@@ -126,37 +102,94 @@ class Optimizer:
             self.build(wanted)
         return tuple(self._view(self._number(variable)) for variable in wanted)
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[npt.ArrayLike | None, Variable]]) -> None:
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]]) -> None:
         """Collective. Sum the gradients over all replicas and update the variables.
 
+        With gradient accumulation only every k-th call is collective and updates; the others are Local.
+
         Args:
-            grads_and_vars: Pairs (gradient, variable). Gradients are this replica's, in the shape of the variable;
-                None leaves the variable alone, on every rank alike.
+            grads_and_vars: Pairs (gradient, variable). Gradients are this replica's, in the shape of the variable or
+                `IndexedSlices` of it, of which rows named twice count twice; None leaves the variable alone, on every
+                rank alike.
 
         Raises:
             ValueError: No gradient at all, another shape, or a variable the optimizer was not built on.
             MismatchError: The ranks pass gradients for other variables.
         """
+        self._apply(grads_and_vars, None)
+
+    def apply_scaled_gradients(
+        self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], scale: float
+    ) -> bool | None:
+        """Collective. As `apply_gradients`, of a loss that was multiplied by `scale`, unless one is not finite.
+
+        If an element of the sums over all replicas is not finite, or its square not in float64, then no variable and
+        no state changes, on any rank; accumulated calls are forgotten, and `iterations` goes back to before them.
+
+        Args:
+            grads_and_vars: Pairs (gradient, variable).
+            scale: The same on every rank.
+
+        Returns:
+            Whether the variables were updated, the same on every rank; None for a call that only accumulates.
+        """
+        return self._apply(grads_and_vars, float(scale))
+
+    def finalize_variable_values(self, variables: Iterable[Variable] | None = None) -> None:
+        """Collective. Set variables to their moving average; nothing without `use_ema` or before the first update.
+
+        Args:
+            variables: Some of the optimizer's, by default all.
+        """
+        numbers = self._all if variables is None else tuple(sorted({self._number(v) for v in variables}))
+        if self._plan is not None and numbers and self.options.use_ema and self.iterations >= self.options.accumulated:
+            average.overwrite_with_average(self._plan, numbers)
+
+    def _apply(self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], scale: float | None) -> bool | None:
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
         if self._plan is None:
             self.build([variable for _, variable in pairs])
         else:
             self._require_current(self._plan.variables[0])
+        plan, options = cast(Plan, self._plan), self.options
+        factor = 1.0 if scale is None else 1 / scale
+        numbers = self._take(plan, pairs, factor)
+        if self._accumulator is not None:
+            if (self.iterations + 1) % options.accumulated:
+                self.iterations += 1
+                return None
+            numbers, factor = self._accumulator.hand_over(plan.gradients), 1 / options.accumulated
+        rate = float(self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate)
+        step = self.iterations // options.accumulated + 1
+        moment = Moment(step, rate, factor, must_be_finite=scale is not None)
+        if not update_variables(plan, numbers, self.kernel, options, moment):
+            self.iterations -= options.accumulated - 1
+            return False
+        if options.use_ema:
+            average.update_average(plan, options.ema_momentum, is_first=step == 1)
+            if options.ema_overwrite_frequency is not None and step % options.ema_overwrite_frequency == 0:
+                average.overwrite_with_average(plan, self._all)
+        self.iterations += 1
+        return True
+
+    def _take(
+        self, plan: Plan, pairs: list[tuple[Gradient | None, Variable]], factor: float
+    ) -> tuple[int, ...]:
+        """Put gradients where they are reduced, or add them to earlier ones; returns the numbers, increasing."""
         numbers: list[int] = []
         for gradient, variable in pairs:
             number = self._number(variable)
             if gradient is None:
                 continue
-            view = self._view(number)
-            if gradient is not view:
-                np.copyto(view, variable.coerce(gradient))
+            if self._accumulator is None:
+                write_gradient(plan.gradients[number], gradient, plan.variables[number])
+            else:
+                self._accumulator.add(number, gradient, factor)
             numbers.append(number)
         chosen = self._all if numbers == list(self._all) else tuple(sorted(set(numbers)))
         if len(chosen) < len(numbers):
             raise ValueError(f"{self.name}: a variable stands twice in the list {[v.name for _, v in pairs]}")
-        rate = self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate
-        cast(Plan, self._plan).step(chosen, self.kernel.prepare(self.iterations + 1, float(rate)))
-        self.iterations += 1
+        return chosen
 
     @property
     def variables(self) -> list[Variable]:
@@ -165,7 +198,10 @@ class Optimizer:
 
     def state(self) -> dict[str, Any]:
         """Local. The tree that a checkpoint stores."""
-        return {"iterations": self.iterations, **self._slots()}
+        tree: dict[str, Any] = {"iterations": self.iterations, **self._slots()}
+        if self._accumulator is not None:
+            tree[NUMBERS] = np.array([number in self._accumulator.numbers for number in self._all], np.uint8)
+        return tree
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Collective. Take the state over; what belongs to variables not yet built waits for `build`.
@@ -173,46 +209,38 @@ class Optimizer:
         Raises:
             CheckpointError: The state of another kind of optimizer, or of other shapes.
         """
-        expected = {"iterations", *self.kernel.slots}
+        expected = {"iterations", *self._initial}
+        if self.options.gradient_accumulation_steps:
+            expected |= {SUMS, NUMBERS}
         # Before the first step there are no slots to save.
         if set(saved) not in (expected, {"iterations"}):
             raise CheckpointError(
                 f"{self.name} needs {sorted(expected)}, but the checkpoint holds {sorted(saved)}: it was saved with "
-                "another optimizer"
+                "another optimizer, or with other options"
             )
         if self._plan is not None:
-            self._load_slots(self._plan, saved)
+            self._load(saved)
         else:
-            self._pending = {
-                name: {key: array.detach() for key, array in saved[name].items()}
-                for name in self.kernel.slots if name in saved
-            }
+            self._pending = detach(saved, [name for name in saved if name != "iterations"])
         self.iterations = int(saved["iterations"].numpy())
 
     def _slots(self) -> dict[str, list[Variable]]:
         if self._plan is None:
             return {}
         plan = self._plan
-        return {name: [plan.slot(name, number) for number in self._all] for name in self.kernel.slots}
+        slots: dict[str, list[Variable]] = {
+            name: [plan.slot(name, number) for number in self._all] for name in self._initial
+        }
+        if self._accumulator is not None:
+            slots[SUMS] = [*self._accumulator.sums]
+        return slots
 
-    def _load_slots(self, plan: Plan, saved: Mapping[str, Mapping[str, Saved]]) -> None:
-        for name in self.kernel.slots:
-            for number, variable in enumerate(plan.variables):
-                if name not in saved:
-                    # Saved before the first step: the initial value.
-                    plan.slot(name, number).load(self._initial(name, variable))
-                    continue
-                array = saved[name].get(str(number))
-                if array is None or tuple(array.shape) != variable.shape:
-                    got = "nothing" if array is None else f"shape {tuple(array.shape)}"
-                    raise CheckpointError(
-                        f"{self.name}: slot {name!r} of variable {variable.name!r} needs shape {variable.shape}, the "
-                        f"checkpoint has {got}"
-                    )
-                plan.slot(name, number).load(array.read)
-
-    def _initial(self, name: str, variable: Variable) -> Callable[[int, int], AnyArray]:
-        return lambda start, stop: np.full(stop - start, self.kernel.slots[name], variable.dtype)
+    def _load(self, saved: Mapping[str, Any]) -> None:
+        for name, targets in self._slots().items():
+            load_list(targets, saved, name, self._initial.get(name, 0.0), self.name)
+        if self._accumulator is not None:
+            flags = saved[NUMBERS].numpy() if NUMBERS in saved else []
+            self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}
 
     def _checked(self, variable: Variable) -> MirroredVariable:
         if not isinstance(variable, MirroredVariable):
@@ -248,10 +276,3 @@ class Optimizer:
     def __repr__(self) -> str:
         count = len(self._all)
         return f"<{self.name} iterations={self.iterations} variables={count if self._plan else 'not built'}>"
-
-
-def positive(**values: float) -> None:
-    """Local. Raise ValueError for a negative hyperparameter."""
-    for name, value in values.items():
-        if not value >= 0:
-            raise ValueError(f"`{name}` must not be negative, got {value!r}")

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from mpidist.optimizers.optimizer import Schedule
+from mpidist.optimizers.kernel import Schedule
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 
-from mpidist.optimizers.optimizer import Optimizer, Schedule, positive
-from mpidist.variables.plan import Update
+from mpidist.optimizers.kernel import Schedule, positive
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.variables.part import Update
 from mpidist.variables.variable import AnyArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from mpidist.optimizers.options import Options
 
 
 @dataclass(frozen=True)
@@ -58,7 +65,12 @@ class SGDKernel:
 
 
 def SGD(
-    learning_rate: float | Schedule = 0.01, momentum: float = 0.0, nesterov: bool = False, *, name: str = "SGD"
+    learning_rate: float | Schedule = 0.01,
+    momentum: float = 0.0,
+    nesterov: bool = False,
+    *,
+    name: str = "SGD",
+    **options: Unpack[Options],
 ) -> Optimizer:
     """Local. Gradient descent with momentum.
 
@@ -67,6 +79,7 @@ def SGD(
         momentum: 0 to 1.
         nesterov: Nesterov momentum; needs `momentum`.
         name: Shown in errors.
+        options: Of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
@@ -77,4 +90,4 @@ def SGD(
     positive(momentum=momentum)
     if nesterov and not momentum:
         raise ValueError("`nesterov=True` needs a `momentum` above 0")
-    return Optimizer(SGDKernel(momentum, nesterov), learning_rate, name=name)
+    return Optimizer(SGDKernel(momentum, nesterov), learning_rate, name=name, **options)

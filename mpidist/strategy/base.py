@@ -1,4 +1,4 @@
-"""The strategy: what all of them share, that is scope, run, reduce, gather and data; and the replica context."""
+"""The strategy: what all of them share, that is scope, run, reduce, gather and data."""
 
 from __future__ import annotations
 
@@ -15,109 +15,20 @@ from mpidist.data.dataset import Dataset
 from mpidist.data.distributed import DistributedDataset, distribute_datasets_from_function
 from mpidist.data.input_context import InputContext
 from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
+from mpidist.strategy.extended import StrategyExtended
+from mpidist.strategy.replica import ReplicaContext
 from mpidist.strategy.threads import share_cores
-from mpidist.strategy.values import ValueContext, as_array, reduce_leaf
+from mpidist.strategy.values import ValueContext, gather_nest, gather_object, reduce_leaf
 from mpidist.variables.arena import Arena
+from mpidist.variables.drift import DriftCheck
 
 T = TypeVar("T")
+
 
 _MIXING = "Mixing different tf.distribute.Strategy objects"
 _NEEDS_CROSS_REPLICA = (
     "Method requires being in cross-replica context, use get_replica_context().merge_call() or call it outside `run`"
 )
-
-
-class ReplicaContext:
-    """What `get_replica_context()` gives inside `run`: this replica's place, and collectives.
-
-    Args:
-        strategy: The strategy that runs.
-        replica_id_in_sync_group: 0 to `num_replicas_in_sync` - 1, in the order of the ranks.
-
-    Raises:
-        ValueError: The id is no int.
-    """
-
-    __slots__ = ("_replica_id", "_strategy")
-
-    def __init__(self, strategy: Strategy, replica_id_in_sync_group: int) -> None:
-        if isinstance(replica_id_in_sync_group, bool) or not isinstance(replica_id_in_sync_group, int):
-            raise ValueError(f"`replica_id_in_sync_group` must be an int, got {replica_id_in_sync_group!r}")
-        self._strategy = strategy
-        self._replica_id = replica_id_in_sync_group
-
-    @property
-    def strategy(self) -> Strategy:
-        """Local. The strategy that runs."""
-        return self._strategy
-
-    @property
-    def replica_id_in_sync_group(self) -> int:
-        """Local. This replica's number over all nodes."""
-        return self._replica_id
-
-    @property
-    def num_replicas_in_sync(self) -> int:
-        """Local. Number of replicas over all nodes."""
-        return self._strategy.num_replicas_in_sync
-
-    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """Collective. Combine `value` over all replicas; every replica gets the result.
-
-        Args:
-            reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
-            value: Any nest of arrays and numbers, of the same structure, shapes and dtypes on every replica.
-            options: Kept for code written for tf.distribute; the strategy's options hold.
-
-        Returns:
-            The same structure. MEAN of integers is float64.
-        """
-        op = parse_enum(ReduceOp, reduce_op, "reduce_op")
-        collective = self._strategy.arena.collective
-        return tree.map_leaves(lambda leaf: reduce_leaf(collective, op, leaf, None), value)
-
-    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Collective. Concatenate `value` over all replicas along `axis`, in their order.
-
-        Args:
-            value: Any nest of arrays of at least one dimension; sizes may differ along `axis` only.
-            axis: Along which to concatenate.
-            options: Kept for code written for tf.distribute.
-
-        Returns:
-            The same structure.
-
-        Raises:
-            MismatchError: Other dimensions or dtypes differ.
-            ValueError: A scalar, or an axis out of range.
-        """
-        collective = self._strategy.arena.collective
-        return tree.map_leaves(lambda leaf: collective.all_gather(as_array(leaf), axis), value)
-
-    def merge_call(
-        self, merge_fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
-    ) -> T:
-        """Collective. Call `merge_fn(strategy, *args)` in cross-replica context, once on every rank.
-
-        Args:
-            merge_fn: Sees this replica's values and, through collectives, all the others'.
-            args: Further arguments.
-            kwargs: Keyword arguments.
-
-        Returns:
-            What `merge_fn` returns on this rank.
-
-        Raises:
-            RuntimeError: This context is not the current one.
-        """
-        entry = context.innermost()
-        if entry is not None and entry.replica_context is not self:
-            raise RuntimeError("merge_call belongs into the `run` whose context this is; it is not the current one")
-        with self._strategy.cross_replica():
-            return merge_fn(self._strategy, *args, **(kwargs or {}))
-
-    def __repr__(self) -> str:
-        return f"<mpidist.ReplicaContext {self._replica_id} of {self.num_replicas_in_sync} of {self._strategy!r}>"
 
 
 class Scope:
@@ -162,7 +73,10 @@ class Strategy:
         share_cores(communicator)
         self.communicator = communicator
         self.arena = Arena(communicator, options, shared=shared)
+        self.arena.strategy = self
         self._cluster_resolver = cluster_resolver
+        self._extended = StrategyExtended(self)
+        self._drift = DriftCheck(self.arena) if self.arena.options.check else None
         self._replica_context = ReplicaContext(self, communicator.rank)
         self._cross_entry = Entry(self, None, self.arena)
         self._replica_entry = Entry(self, self._replica_context, self.arena)
@@ -176,6 +90,11 @@ class Strategy:
     def cluster_resolver(self) -> ClusterResolver | None:
         """Local. What describes the cluster, None for strategies of one node."""
         return self._cluster_resolver
+
+    @property
+    def extended(self) -> StrategyExtended:
+        """Local. Further methods, for libraries."""
+        return self._extended
 
     def scope(self) -> AbstractContextManager[Strategy]:
         """Local. Make this strategy current in a `with` statement: variables made inside belong to it.
@@ -202,6 +121,8 @@ class Strategy:
     ) -> T:
         """Local. Call `fn` once on this rank, in replica context; collectives inside make it Collective.
 
+        So does `CommunicationOptions(check=True)`: after each call the ranks' copies of the variables are compared.
+
         Args:
             fn: The program of one replica.
             args: Its arguments: this rank's components.
@@ -214,15 +135,19 @@ class Strategy:
         Raises:
             RuntimeError: Inside `run`, or in another strategy's scope.
             ValueError: `args` is no list or tuple.
+            MismatchError: Under `check`, variables have drifted apart.
         """
         if not isinstance(args, (list, tuple)):
             raise ValueError(f"positional args must be a list or tuple, got {type(args).__name__}: use args=(value,)")
         self._require_cross_replica()
         context.push(self._replica_entry)
         try:
-            return fn(*args, **kwargs) if kwargs else fn(*args)
+            result = fn(*args, **kwargs) if kwargs else fn(*args)
         finally:
             context.pop()
+        if self._drift is not None:
+            self._drift.after_step()
+        return result
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
         """Collective. Combine `value` over all replicas; every rank gets the result.
@@ -230,7 +155,8 @@ class Strategy:
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
             value: This rank's component: any nest of arrays and numbers. With `axis=None` shapes must be the same
-                on every rank; else they may differ along `axis`, and may be 0 there.
+                on every rank; else they may differ along `axis`, and may be 0 there. The rows of `IndexedSlices`
+                are put one after another in the order of the ranks, under MEAN divided by their number.
             axis: None combines element by element. One or several dimensions are reduced within the components
                 first; MEAN then divides by the number of elements that there really are.
 
@@ -264,6 +190,7 @@ class Strategy:
         Raises:
             MismatchError: Other dimensions or dtypes differ.
             ValueError: A scalar, or an axis out of range.
+            NotImplementedError: IndexedSlices.
             RuntimeError: Inside `run`, where `get_replica_context().all_gather` is the way.
         """
         entry = context.innermost()
@@ -272,7 +199,17 @@ class Strategy:
                 "gather requires cross-replica context, use get_replica_context().all_gather() instead"
             )
         self._require_cross_replica()
-        return self._replica_context.all_gather(value, axis)
+        return gather_nest(self.arena.collective, value, axis, "gather")
+
+    def gather_object(self, value: T) -> list[T]:
+        """Collective. The picklable values of all ranks, in their order; `get_replica_context().all_gather_object` too.
+
+        Raises:
+            TypeError: A value that cannot be pickled, on every rank.
+            RuntimeError: Inside `run`.
+        """
+        self._require_cross_replica()
+        return gather_object(self.communicator, value)
 
     def experimental_local_results(self, value: T) -> tuple[T, ...]:
         """Local. The components on this rank: `(value,)`, since one rank is one replica."""
@@ -310,6 +247,8 @@ class Strategy:
         """
         return distribute_datasets_from_function(dataset_fn, self.communicator, options=options)
 
+    experimental_distribute_datasets_from_function = distribute_datasets_from_function
+
     def _require_cross_replica(self) -> None:
         entry = context.innermost()
         if entry is None:
@@ -318,6 +257,13 @@ class Strategy:
             raise RuntimeError(f"{_MIXING}: {entry.strategy!r} is current and a method of {self!r} was called")
         if entry.replica_context is not None:
             raise RuntimeError(_NEEDS_CROSS_REPLICA)
+
+    def __copy__(self) -> Strategy:
+        raise RuntimeError("Must only deepcopy DistributionStrategy. It owns memory and communicators: share it")
+
+    def __deepcopy__(self, _: object) -> Strategy:
+        # Objects that hold a strategy can be copied, and go on sharing it.
+        return self
 
     def __repr__(self) -> str:
         where = f"rank={self.communicator.rank}, num_replicas_in_sync={self.num_replicas_in_sync}"

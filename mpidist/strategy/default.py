@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import logging
+import threading
 from abc import ABC, ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -16,8 +17,17 @@ from mpidist.comm.communicator import SoloCommunicator
 from mpidist.context import Entry
 from mpidist.data.dataset import Dataset
 from mpidist.data.distributed import DistributedDataset
-from mpidist.options import InputOptions, ReduceOp, RunOptions, VariableAggregation, VariableSynchronization
-from mpidist.strategy.base import ReplicaContext, Strategy
+from mpidist.options import (
+    CommunicationOptions,
+    InputOptions,
+    ReduceOp,
+    RunOptions,
+    VariableAggregation,
+    VariableSynchronization,
+)
+from mpidist.strategy.base import Strategy
+from mpidist.strategy.extended import StrategyExtended
+from mpidist.strategy.replica import ReplicaContext
 from mpidist.variables import variable as variables
 from mpidist.variables.arena import solo_arena
 from mpidist.variables.creation import create_variable, current_arena
@@ -37,6 +47,48 @@ def warn_about_independent_programs(name: str) -> None:
         )
 
 
+class _DefaultReplicaContext(ReplicaContext):
+    """The context outside any strategy: there is one replica, and values are returned as they are."""
+
+    __slots__ = ()
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
+        """Local. `value`."""
+        return value
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Local. `value`."""
+        return value
+
+    def _require_current(self) -> None:
+        if context.innermost() is not None:
+            super()._require_current()
+
+
+class _DefaultExtended(StrategyExtended):
+    """What the default strategy can say: nothing is distributed, so there are no devices to name."""
+
+    __slots__ = ()
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Local. Not there.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError("worker_devices unsupported by default tf.distribute.Strategy: enter a strategy's scope")
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Local. Not there.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        raise RuntimeError("parameter_devices unsupported by default tf.distribute.Strategy: enter a strategy's scope")
+
+
 class DefaultStrategy(Strategy):
     """What is current where no strategy is: `run` calls the function, `reduce` and `gather` return their input.
 
@@ -48,6 +100,8 @@ class DefaultStrategy(Strategy):
         # Variables made without a strategy live where plain ones do, whether this object exists or not.
         self.arena = solo_arena()
         self._cross_entry = Entry(self, None, self.arena)
+        self._replica_context = _DefaultReplicaContext(self, 0)
+        self._extended = _DefaultExtended(self)
 
     def scope(self) -> AbstractContextManager[Strategy]:
         """Local. Changes nothing: code behaves as without any strategy."""
@@ -96,6 +150,38 @@ def get_strategy() -> Strategy:
     """Local. The current strategy of this thread: of the innermost scope or `run`, else the default strategy."""
     entry = context.innermost()
     return default_strategy() if entry is None else cast(Strategy, entry.strategy)
+
+
+class _Chosen(threading.local):
+    """What `experimental_set_strategy` has entered on this thread."""
+
+    entry: Entry | None = None
+
+
+_chosen = _Chosen()
+
+
+def experimental_set_strategy(strategy: Strategy | None) -> None:
+    """Local. Enter a strategy's scope for the rest of the program, for notebooks; a second call replaces the first.
+
+    Args:
+        strategy: The strategy; None leaves the scope, as the default strategy does.
+
+    Raises:
+        RuntimeError: Inside `with strategy.scope()` or `run`.
+    """
+    if context.innermost() is not _chosen.entry:
+        raise RuntimeError(
+            "Must not be called inside a `tf.distribute.Strategy` scope. Leave it first, or use "
+            "`with strategy.scope():` alone"
+        )
+    if _chosen.entry is not None:
+        context.pop()
+        _chosen.entry = None
+    if strategy is not None and not isinstance(strategy, DefaultStrategy):
+        # An entry of its own: scopes of the same strategy that are entered later are told apart from it.
+        _chosen.entry = Entry(strategy, None, strategy.arena)
+        context.push(_chosen.entry)
 
 
 def has_strategy() -> bool:

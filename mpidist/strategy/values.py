@@ -2,20 +2,26 @@
 
 from __future__ import annotations
 
+import pickle
 from abc import ABC
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mpidist import context
-from mpidist.comm.collective import AnyArray, Collective, check_reducible
+from mpidist import context, tree
+from mpidist.comm.agreement import together
+from mpidist.comm.collective import AnyArray, Collective, check_reducible, reduce_slices
+from mpidist.comm.communicator import Communicator
+from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
 from mpidist.variables.creation import current_arena
 from mpidist.variables.sync_on_read import SyncOnReadVariable
 from mpidist.variables.variable import Variable, default_array
+
+T = TypeVar("T")
 
 
 class DistributedValues(ABC):  # noqa: B024  (for isinstance and annotations only: a plain array is a component)
@@ -81,19 +87,60 @@ def reduce_leaf(collective: Collective, op: ReduceOp, leaf: Any, axis: int | Seq
     Returns:
         An array, or a NumPy scalar where no dimension is left.
     """
-    array = leaf if type(leaf) is np.ndarray and leaf.dtype.kind in "fi" else as_array(leaf)
+    is_array = type(leaf) is np.ndarray and leaf.dtype.kind in "fi"
+    if not is_array and isinstance(leaf, IndexedSlices):
+        if axis is not None:
+            raise ValueError(f"IndexedSlices are reduced with axis=None, got {axis!r}; use their `to_dense()`")
+        return reduce_slices(collective, op, leaf)
+    array = leaf if is_array else as_array(leaf)
     if axis is None:
         return collective.all_reduce(array, op)[()]
     axes = _axes(array, axis)
     if op is ReduceOp.MEAN:
-        dtype = np.dtype(np.float64) if array.dtype.kind in "iub" else array.dtype
-        count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
-        total = collective.all_reduce(np.asarray(array.sum(axes, dtype=dtype)))
-        elements = int(collective.all_reduce(np.array(count)))
-        with np.errstate(invalid="ignore", divide="ignore"):
-            return np.asarray(np.true_divide(total, elements, dtype=dtype))[()]
+        return _mean(collective, array, axes)
     check_reducible(array, op)
     return collective.all_reduce(np.asarray(_reduce_locally(array, op, axes)), op)[()]
+
+
+def _mean(collective: Collective, array: AnyArray, axes: tuple[int, ...]) -> Any:
+    dtype = np.dtype(np.float64) if array.dtype.kind in "iub" else array.dtype
+    # The sum of half-precision numbers may be too large for them when their mean is not.
+    wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
+    total = collective.all_reduce(np.asarray(array.sum(axes, dtype=wide)))
+    elements = int(collective.all_reduce(np.array(count)))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.asarray(np.true_divide(total, elements, dtype=wide)).astype(dtype, copy=False)[()]
+
+
+def gather_nest(collective: Collective, value: Any, axis: int, method: str) -> Any:
+    """Collective. A nest of arrays concatenated over all replicas; see `Strategy.gather`.
+
+    Args:
+        collective: Over the replicas.
+        value: This rank's component.
+        axis: Along which to concatenate.
+        method: Its name, for errors.
+
+    Returns:
+        The same structure.
+    """
+    leaves, spec = tree.flatten(value)
+    arrays = together(collective.communicator, method, lambda: [_gatherable(leaf, method) for leaf in leaves])
+    return tree.unflatten(spec, [collective.all_gather(array, axis) for array in arrays])
+
+
+def gather_object(communicator: Communicator, value: T) -> list[T]:
+    """Collective. The values of all ranks, in their order; what cannot be pickled is an error on every rank."""
+    mine = together(communicator, "pickling this rank's object", lambda: pickle.dumps(value))
+    everyone = communicator.all_gather_object(mine)
+    return together(communicator, "unpickling the ranks' objects", lambda: [pickle.loads(one) for one in everyone])
+
+
+def _gatherable(leaf: Any, method: str) -> AnyArray:
+    if isinstance(leaf, IndexedSlices):
+        raise NotImplementedError(f"{method} does not support IndexedSlices; all_reduce and reduce put rows together")
+    return as_array(leaf)
 
 
 def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any:

@@ -10,9 +10,11 @@ import errno
 import functools
 import logging
 import os
+import weakref
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from dataclasses import replace
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -103,6 +105,22 @@ class Address(NamedTuple):
         return self.slab.readable[self.start : self.start + self.size]
 
 
+class Resident(Protocol):
+    """A variable of an arena.
+
+    Attributes:
+        name: For people.
+        address: Its memory.
+    """
+
+    name: str
+    address: Address
+
+    def value(self) -> AnyArray:
+        """Local. A live view, read-only."""
+        ...
+
+
 class Arena:
     """Where the variables of one strategy live.
 
@@ -121,13 +139,18 @@ class Arena:
         collective: Over all of them.
         lane: Between nodes: over the ranks that own the same lane, one per node; None on ranks without a lane.
         lane_count: As many as the smallest node has ranks.
+        strategy: The strategy whose variables live here, None for those without one.
     """
 
     def __init__(
         self, communicator: Communicator, options: CommunicationOptions | None = None, *, shared: bool | None = None
     ) -> None:
-        self.options = options or CommunicationOptions()
+        options = options or CommunicationOptions()
+        # A check that one rank asks for is made by all of them.
+        checks = options.check or os.environ.get("MPIDIST_CHECK", "") not in ("", "0")
+        self.options = replace(options, check=communicator.all_reduce_max(int(checks)) == 1)
         self.communicator = communicator
+        self.strategy: object | None = None
         self.collective: Collective = selection.choose(communicator, self.options)
         self.lane_count = min(communicator.node_sizes)
         lane = communicator.open_lane()
@@ -144,6 +167,7 @@ class Arena:
         self.shares_memory = communicator.size > 1 and self._agree_to_share(shared)
         self._slabs: dict[np.dtype[Any], list[Slab]] = {}
         self._addresses: dict[int, Address] = {}
+        self._variables: weakref.WeakValueDictionary[int, Resident] = weakref.WeakValueDictionary()
         self._released: deque[int] = deque()
         self._releases: dict[int, int] = {}
         self._serial = 0
@@ -176,6 +200,19 @@ class Arena:
         self._serial += 1
         self._addresses[self._serial] = Address(*self._place(dtype, padded), size)
         return self._serial, self._addresses[self._serial]
+
+    def register(self, number: int, variable: Resident) -> None:
+        """Local. Note which variable has the address of this number, for `variables`."""
+        self._variables[number] = variable
+
+    def variables(self) -> list[tuple[int, Resident]]:
+        """Local. The variables that this rank holds now, with their numbers, which are the same on every rank."""
+        return sorted(self._variables.items(), key=lambda item: item[0])
+
+    def holds_copies(self) -> bool:
+        """Local. Whether there is more than one copy of some variable; the same on every rank."""
+        private = any(not slab.is_shared for slabs in self._slabs.values() for slab in slabs)
+        return self.communicator.size > 1 and (private or len(self.communicator.node_sizes) > 1)
 
     def release(self, number: int) -> None:
         """Local. Note that this rank has no more use for an address.

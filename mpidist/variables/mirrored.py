@@ -5,16 +5,21 @@ from __future__ import annotations
 import weakref
 import zlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mpidist.comm.agreement import same_on_all, together
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.collective import reduce_slices
+from mpidist.errors import mark_collective
+from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.arena import Address, Arena
+from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
 from mpidist.variables.variable import AnyArray, Read, Variable, in_replica_context
+
+S = TypeVar("S", bound="MirroredVariable")
 
 
 class MirroredVariable(Variable):
@@ -52,20 +57,19 @@ class MirroredVariable(Variable):
         self.aggregation = aggregation
         self._view = address.readable.reshape(shape)
 
-    @property
-    def group(self) -> Communicator:
-        """Local. The strategy's ranks."""
-        return self.arena.communicator
-
     def value(self) -> AnyArray:
         """Local. A live view, read-only, valid until the next write or optimizer step."""
         return self._view
 
-    def assign(self, value: npt.ArrayLike) -> Variable:
+    def assign(
+        self, value: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Collective. See `Variable.assign`."""
         return self._write(self.coerce(value), np.copyto)
 
-    def assign_add(self, delta: npt.ArrayLike) -> Variable:
+    def assign_add(
+        self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Collective. See `Variable.assign_add`."""
         return self._write(self.coerce(delta), lambda target, array: np.add(target, array, out=target))
 
@@ -88,16 +92,45 @@ class MirroredVariable(Variable):
         if in_replica_context():
             array = self._aggregate(array)
         elif self.arena.options.check:
-            text = np.array2string(array, threshold=8, edgeitems=2)
-            same_on_all(
-                self.group, f"the value written to variable {self.name!r} in cross-replica context",
-                f"{text} (checksum {zlib.crc32(array.tobytes()):#x})",
-                "Compute it the same way on every rank, or write it inside `run` with an aggregation.",
-            )
+            self._require_same(array, array.tobytes())
         array = self.arena.first_value(array, self.address.slab)
         target = self.address.writable.reshape(self.shape)
         self.arena.write(self.address.slab, lambda: change(target, array))
         return self
+
+    def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
+        """Collective. See `Scatter.scatter`."""
+        in_replica = in_replica_context()
+        aggregates = in_replica and self.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
+        if aggregates and kind in ONE_WRITER:
+            raise mark_collective(NotImplementedError(
+                f"variable {self.name!r}: scatter_{kind} inside `run` is defined for the aggregations NONE and "
+                f"ONLY_FIRST_REPLICA, which take the first replica's rows, not for {self.aggregation.name}"
+            ))
+        rows = together(
+            self.group, f"scatter_{kind} of variable {self.name!r}", lambda: checked_rows(self, kind, sparse_delta)
+        )
+        slab = self.address.slab
+        if aggregates:
+            rows = reduce_slices(
+                self.arena.collective, ReduceOp.from_variable_aggregation(self.aggregation), rows
+            )
+        else:
+            if self.arena.options.check and not in_replica:
+                self._require_same(rows.values, rows.values.tobytes() + rows.indices.tobytes())
+            if not (slab.is_shared and len(self.group.node_sizes) == 1):
+                rows = self.group.broadcast_object(rows)
+        target = self.address.writable.reshape(self.shape)
+        self.arena.write(slab, lambda: apply_rows(kind, target, rows))
+        return self
+
+    def _require_same(self, array: AnyArray, content: bytes) -> None:
+        text = np.array2string(array, threshold=8, edgeitems=2)
+        same_on_all(
+            self.group, f"the value written to variable {self.name!r} in cross-replica context",
+            f"{text} (checksum {zlib.crc32(content):#x})",
+            "Compute it the same way on every rank, or write it inside `run` with an aggregation.",
+        )
 
     def _aggregate(self, array: AnyArray) -> AnyArray:
         if self.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN):
@@ -131,6 +164,7 @@ def create_mirrored(
         arena, address, initial.shape, name=name, trainable=trainable, aggregation=aggregation
     )
     weakref.finalize(variable, arena.release, number).atexit = False
+    arena.register(number, variable)
     array = arena.first_value(initial, address.slab)
     arena.write(address.slab, lambda: np.copyto(address.writable.reshape(initial.shape), array))
     return variable

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -14,6 +14,9 @@ from mpidist.variables.mirrored import MirroredVariable
 # What a kernel touches of one block should stay in a cache near the core. Measured on two machines (L2 of 1 and 2 MB)
 # 256 KB is best for SGD and for Adam, 128 KB up to a tenth slower; 16 KB costs a factor of 1.5 to 2 in calls.
 BLOCK_BYTES = 1 << 18
+
+# `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, in place.
+Update = Callable[[AnyArray, AnyArray, Sequence[AnyArray], Sequence[AnyArray]], None]
 
 
 class Block(NamedTuple):
@@ -132,6 +135,20 @@ class Part:
             begin, end = max(low, position), min(high, position + address.size)
             for at in range(begin, end, len(self._scratch[0])):
                 result.append(self._block(position, address, at, min(at + len(self._scratch[0]), end)))
+        return result
+
+    def variable_blocks(self, numbers: Sequence[int], index: int, parts: int) -> list[tuple[int, Block]]:
+        """Local. Slice `index` of `parts` of these variables as blocks with the variable's number; none spans two."""
+        padded = {n: -(-(stop - start) // self._per_line) * self._per_line for n, (start, stop) in self.spans.items()}
+        first, last = self.slice_of(sum(padded[number] for number in numbers), index, parts)
+        result: list[tuple[int, Block]] = []
+        seen = 0
+        for number in numbers:
+            low, high = self.spans[number]
+            begin, end = max(low, low + first - seen), min(high, low + last - seen)
+            seen += padded[number]
+            if begin < end:
+                result.extend((number, block) for block in self.blocks(begin, end))
         return result
 
     def _block(self, position: int, address: Address, at: int, end: int) -> Block:

@@ -8,7 +8,7 @@ slice is a lane, reduced with the same lane of the other nodes.
 from __future__ import annotations
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,11 @@ from mpidist.errors import mark_collective
 from mpidist.options import ReduceOp
 from mpidist.variables.arena import Address, Arena
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.part import Block, Part
+from mpidist.variables.part import Block, Part, Update
+from mpidist.variables.sweep import Sweep
 
 # What goes to another node, or through a collective, at a time.
 CHUNK_BYTES = 1 << 20
-
-Update = Callable[[AnyArray, AnyArray, Sequence[AnyArray], Sequence[AnyArray]], None]
 
 
 class Plan:
@@ -64,6 +63,7 @@ class Plan:
             for n, v in enumerate(self.variables)
         )
         self._steps: dict[tuple[int, ...], list[_PartStep]] = {}
+        self._sweeps: dict[tuple[int, ...], Sweep] = {}
         self._header = self._open_header()
         self._count = 0
 
@@ -115,8 +115,8 @@ class Plan:
     def reduce(self, numbers: tuple[int, ...]) -> None:
         """Collective. Sum the gradients of some variables over all ranks, without changing anything else.
 
-        The sums stand in the first gradient segment of each node, and this rank's slice of them may be read until it
-        leaves: the half of a step for those who must see all gradients before they change a parameter.
+        The sums stand in the first gradient segment of each node, for `sweep`: the half of a step for those who must
+        see all gradients before they change a parameter.
 
         Args:
             numbers: As for `step`.
@@ -125,6 +125,15 @@ class Plan:
             MismatchError: As `step`.
         """
         self._run(numbers, None)
+
+    def sweep(self, numbers: tuple[int, ...]) -> Sweep:
+        """Local. How this rank goes over some variables one by one, after `reduce`."""
+        sweep = self._sweeps.get(numbers)
+        if sweep is None:
+            sweep = self._sweeps[numbers] = Sweep(
+                self.arena, [(part, chosen) for part in self.parts if (chosen := _within(part, numbers))], numbers
+            )
+        return sweep
 
     def _open_header(self) -> AnyArray | None:
         if not any(part.is_shared for part in self.parts):

@@ -2,16 +2,40 @@
 
 from __future__ import annotations
 
-from typing import Any
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mpidist.comm.agreement import same_on_all, together
-from mpidist.comm.communicator import Communicator
+from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.arena import Arena
 from mpidist.variables.variable import AnyArray, Read, Variable, in_replica_context
+
+S = TypeVar("S", bound="SyncOnReadVariable")
+
+
+class _Reading(threading.local):
+    """Whether this thread's reads in replica context aggregate."""
+
+    aggregates = False
+
+
+_reading = _Reading()
+
+
+@contextmanager
+def variable_sync_on_read_context() -> Iterator[None]:
+    """Local. Inside, reading an ON_READ variable in replica context aggregates, too, which is Collective."""
+    before, _reading.aggregates = _reading.aggregates, True
+    try:
+        yield
+    finally:
+        _reading.aggregates = before
 
 
 class SyncOnReadVariable(Variable):
@@ -54,11 +78,6 @@ class SyncOnReadVariable(Variable):
         self._component = np.array(arena.collective.broadcast(initial), order="C")
 
     @property
-    def group(self) -> Communicator:
-        """Local. The strategy's ranks."""
-        return self.arena.communicator
-
-    @property
     def component(self) -> AnyArray:
         """Local. This replica's own value, read-only, whatever the context."""
         view: AnyArray = self._component.view()
@@ -66,8 +85,11 @@ class SyncOnReadVariable(Variable):
         return view
 
     def value(self) -> AnyArray:
-        """This replica's component in replica context (Local), the aggregate in cross-replica context (Collective)."""
-        return self.component if in_replica_context() else self.aggregate()
+        """This replica's component in replica context (Local), the aggregate in cross-replica context (Collective).
+
+        Inside `variable_sync_on_read_context` it is the aggregate in replica context, too.
+        """
+        return self.component if in_replica_context() and not _reading.aggregates else self.aggregate()
 
     def aggregate(self) -> AnyArray:
         """Collective. The components of all replicas, combined; in either context. A copy, read-only.
@@ -96,7 +118,9 @@ class SyncOnReadVariable(Variable):
         """Local. Set this replica's own component to zero, whatever the context."""
         self._component[...] = 0
 
-    def assign(self, value: npt.ArrayLike) -> Variable:
+    def assign(
+        self, value: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Set this replica's component (Local in replica context), or all so that `value` is read (Collective)."""
         array = self.coerce(value)
         if in_replica_context():
@@ -105,7 +129,9 @@ class SyncOnReadVariable(Variable):
             self._spread(self.arena.collective.broadcast(array))
         return self
 
-    def assign_add(self, delta: npt.ArrayLike) -> Variable:
+    def assign_add(
+        self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Add to this replica's component (Local), or to all components (Collective).
 
         Raises:
@@ -121,6 +147,17 @@ class SyncOnReadVariable(Variable):
             array = self.arena.collective.broadcast(array)
         self.accumulate(array)
         return self
+
+    def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
+        """Not there for ON_READ variables.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            f"variable {self.name!r}: scatter_{kind} is not there for ON_READ variables; change a copy of `v.value()` "
+            "inside `run` and assign it"
+        )
 
     def state(self) -> AnyArray:
         """Collective. The aggregate."""

@@ -13,12 +13,14 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from mpidist import context
 from mpidist.comm.communicator import Communicator
 from mpidist.options import VariableAggregation, VariableSynchronization
+from mpidist.variables.arena import Arena
+from mpidist.variables.scatter import Scatter
 
 AnyArray = npt.NDArray[Any]
 Read = Callable[[int, int], AnyArray]
 
 
-class Variable(NDArrayOperatorsMixin, ABC):
+class Variable(NDArrayOperatorsMixin, Scatter, ABC):
     """An array that is written by `assign` and read like a NumPy array.
 
     Arithmetic, NumPy functions, comparison and indexing work on the value and give plain arrays.
@@ -30,8 +32,10 @@ class Variable(NDArrayOperatorsMixin, ABC):
         trainable: Whether `trainable_variables` lists it.
         synchronization: ON_WRITE or ON_READ.
         aggregation: How replicas' values are combined.
+        arena: Where its strategy's variables live.
     """
 
+    arena: Arena
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -40,9 +44,19 @@ class Variable(NDArrayOperatorsMixin, ABC):
     aggregation: VariableAggregation
 
     @property
-    @abstractmethod
     def group(self) -> Communicator:
         """Local. The ranks over which the variable spans."""
+        return self.arena.communicator
+
+    @property
+    def distribute_strategy(self) -> Any:
+        """Local. The strategy in whose scope it was made, None without one."""
+        return self.arena.strategy
+
+    @property
+    def device(self) -> str:
+        """Local. Where the value is: in host memory."""
+        return "/device:CPU:0"
 
     @abstractmethod
     def value(self) -> AnyArray:
@@ -53,7 +67,9 @@ class Variable(NDArrayOperatorsMixin, ABC):
         """
 
     @abstractmethod
-    def assign(self, value: npt.ArrayLike) -> Variable:
+    def assign(
+        self, value: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Collective. Set the value.
 
         In cross-replica context the first replica's value counts (under `CommunicationOptions(check=True)` differing
@@ -61,6 +77,9 @@ class Variable(NDArrayOperatorsMixin, ABC):
 
         Args:
             value: Shape of the variable; a dtype that NumPy's "same_kind" rule casts to the variable's.
+            use_locking: Kept for code written for tf.distribute, as the next two.
+            name: Not used.
+            read_value: Not used: the variable is returned.
 
         Returns:
             The variable.
@@ -71,10 +90,14 @@ class Variable(NDArrayOperatorsMixin, ABC):
         """
 
     @abstractmethod
-    def assign_add(self, delta: npt.ArrayLike) -> Variable:
+    def assign_add(
+        self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Collective. Add to the value, once, whatever the number of replicas; see `assign`."""
 
-    def assign_sub(self, delta: npt.ArrayLike) -> Variable:
+    def assign_sub(
+        self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
+    ) -> Variable:
         """Collective. Subtract from the value; see `assign_add`."""
         return self.assign_add(np.negative(self.coerce(delta)))
 

@@ -8,15 +8,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from mpidist.comm.collective import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import MismatchError, is_collective
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.creation import create_variable
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.part import Part
+from mpidist.variables.part import Part, Update
 from mpidist.variables.plan import Plan
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
@@ -160,3 +162,77 @@ def test_state_lives_once_per_node(communicator: Communicator) -> None:
     slab: Any = plan.parts[0].slots["momentum"]
     assert slab.is_shared == (communicator.size > 1)
     assert slab.writable.size < 1100
+
+
+def test_a_sweep_measures_and_changes_variables_one_by_one(strategy: Strategy) -> None:
+    arena, n = strategy.arena, strategy.num_replicas_in_sync
+    variables = [make(arena, size, "float64" if i % 2 else "float32") for i, size in enumerate(SIZES)]
+    plan = Plan(variables, {"visits": 5.0}, scratch_count=2)
+    numbers = (0, 1, 2, 5, 6, 7)
+    for view in plan.gradients:
+        view[...] = strategy.communicator.rank + 1
+    plan.reduce(numbers)
+    sweep = plan.sweep(numbers)
+    assert sweep is plan.sweep(numbers)
+    total = n * (n + 1) / 2
+
+    def check(parameter: AnyArray, gradient: AnyArray) -> list[float]:
+        return [float(parameter.sum(dtype=np.float64)), float((gradient == total).sum()), 1 - 1]
+
+    measured = sweep.measure(check, 3)
+    expected = [[sum(range(SIZES[number])), SIZES[number], 0] for number in numbers]
+    np.testing.assert_array_equal(measured, expected)
+
+    def change(number: int) -> Update:
+        def double(
+            parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+        ) -> None:
+            gradient *= 2
+            slots[0][...] += number
+            scratch[0][...] = -1
+        return double
+
+    def apply(number: int) -> Update:
+        def add(
+            parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+        ) -> None:
+            scratch[1][...] = -1
+            parameter += gradient + number
+            slots[0][...] += 1
+            gradient[...] = -99
+        return add
+
+    sweep.change(change)
+    np.testing.assert_array_equal(
+        sweep.measure(lambda _, gradient: [float((gradient == 2 * total).sum())], 1)[:, 0], [SIZES[n] for n in numbers]
+    )
+    sweep.apply(apply)
+    for number, variable in enumerate(variables):
+        moved, visits = (2 * total + number, 6 + number) if number in numbers else (0, 5)
+        np.testing.assert_array_equal(variable.numpy(), np.arange(SIZES[number]) + moved)
+        assert (plan.slot("visits", number).numpy() == visits).all()
+
+
+@given(
+    sizes=st.lists(st.integers(0, 200), min_size=1, max_size=6), parts=st.integers(1, 5), data=st.data(),
+)
+@settings(max_examples=50, deadline=None)
+def test_blocks_of_variables_cover_them_once(sizes: list[int], parts: int, data: st.DataObject) -> None:
+    arena = Arena(SoloCommunicator())
+    variables = [(number, make(arena, size)) for number, size in enumerate(sizes)]
+    part = Part(arena, variables, {}, 0)
+    chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(sizes))))))
+    visits = np.zeros(part.size)
+    for index in range(parts):
+        for number, block in part.variable_blocks(chosen, index, parts):
+            variable = variables[number][1]
+            inside = np.flatnonzero([np.shares_memory(block.gradients[0], part.gradient[i : i + 1])
+                                     for i in range(*part.spans[number])])
+            assert len(inside) == len(block.gradients[0]), "a block lies inside its variable"
+            np.testing.assert_array_equal(block.parameter, variable.numpy()[inside])
+            start = part.spans[number][0] + inside[0]
+            assert start % 16 == 0, "no two ranks write to one cache line"
+            visits[start : start + len(inside)] += 1
+    for number, (low, high) in part.spans.items():
+        assert (visits[low:high] == (number in chosen)).all()
+    assert visits.sum() == sum(sizes[number] for number in chosen)

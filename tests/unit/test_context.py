@@ -11,6 +11,7 @@ import pytest
 import mpidist
 from mpidist import context
 from mpidist.context import Entry
+from mpidist.strategy.default import experimental_set_strategy
 
 
 def state() -> tuple[bool, bool, bool]:
@@ -120,15 +121,67 @@ def test_a_context_belongs_to_its_run() -> None:
     strategy = mpidist.OneDeviceStrategy("cpu:0")
     replica = strategy.run(mpidist.get_replica_context)
     assert replica is not None
-    with strategy.scope(), pytest.raises(RuntimeError, match="not the current one"):
-        replica.merge_call(lambda _: None)
+    other = mpidist.OneDeviceStrategy("cpu:0")
+    calls: list[Callable[[], object]] = [
+        lambda: replica.merge_call(lambda _: None), lambda: replica.all_reduce("SUM", 1.0),
+        lambda: replica.all_gather([1.0], axis=0), lambda: replica.all_gather_object("x"),
+    ]
+    for call in calls:
+        with pytest.raises(RuntimeError, match=r"Need to be inside `call_for_each_replica\(\)`.*not the current one"):
+            call()
+        with strategy.scope(), pytest.raises(RuntimeError, match="Need to be inside"):
+            call()
+        with pytest.raises(RuntimeError, match=r"Mismatching tf.distribute.Strategy objects"):
+            other.run(call)
+    stranger = mpidist.ReplicaContext(strategy, 0)
+    with pytest.raises(RuntimeError, match=r"Mismatching ReplicaContext\."):
+        strategy.run(lambda: stranger.merge_call(lambda _: None))
+    default = mpidist.get_strategy().run(mpidist.get_replica_context)
+    assert default is not None
+    with strategy.scope(), pytest.raises(RuntimeError, match="Need to be inside"):
+        default.merge_call(lambda _: None)
+    assert state() == START
+
+
+def test_a_strategy_is_set_for_the_rest() -> None:
+    first, second = mpidist.OneDeviceStrategy("cpu:0"), mpidist.OneDeviceStrategy("cpu:0")
+    try:
+        experimental_set_strategy(first)
+        assert state() == SCOPE
+        assert mpidist.get_strategy() is first
+        assert mpidist.Variable(1.0).distribute_strategy is first
+        assert first.run(state) == RUN
+        with pytest.raises(RuntimeError, match="Mixing different"), second.scope():
+            pass
+        with first.scope():
+            assert state() == SCOPE
+            for strategy in (first, second, None):
+                with pytest.raises(RuntimeError, match=r"Must not be called inside a `tf.distribute.Strategy` scope"):
+                    experimental_set_strategy(strategy)
+        with pytest.raises(RuntimeError, match="Must not be called inside"):
+            first.run(lambda: experimental_set_strategy(None))
+        experimental_set_strategy(second)
+        assert mpidist.get_strategy() is second
+        seen: list[Any] = []
+        thread = threading.Thread(target=lambda: seen.append(state()))
+        thread.start()
+        thread.join()
+        assert seen == [START]
+    finally:
+        experimental_set_strategy(None)
+    assert state() == START
+    experimental_set_strategy(None)
+    with first.scope(), pytest.raises(RuntimeError, match="Must not be called inside"):
+        experimental_set_strategy(None)
+    experimental_set_strategy(mpidist.get_strategy())
+    assert state() == START
 
 
 def test_the_default_strategy() -> None:
     strategy = mpidist.get_strategy()
     assert strategy is mpidist.get_strategy()
     assert strategy.num_replicas_in_sync == 1
-    value = object()
+    value = (1, "two")
     assert strategy.run(lambda x: x, args=(value,)) is value
     assert strategy.reduce("any", value, axis=None) is value
     assert strategy.gather(value, axis=0) is value
@@ -138,6 +191,13 @@ def test_the_default_strategy() -> None:
     assert replica is not None
     assert replica.replica_id_in_sync_group == 0
     assert replica.all_reduce("SUM", 2.5) == 2.5
+    assert replica.all_gather(value, axis=0) is value
+    assert replica.all_gather_object(value) != []
+    for devices in ("worker_devices", "parameter_devices"):
+        with pytest.raises(RuntimeError, match=f"{devices} unsupported by default"):
+            getattr(strategy.extended, devices)
+    assert strategy.extended.variable_created_in_scope(mpidist.Variable(1.0))
+    assert strategy.extended.reduce_to("any", value, "cpu:0") is value
     variable = mpidist.Variable(1.0)
 
     def merge_fn(given: Any, x: Any) -> Any:

@@ -2,14 +2,31 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
+import sklearn.metrics as sklearn_metrics
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.metrics import Mean, SparseCategoricalAccuracy
+from mpidist.metrics import (
+    Accuracy,
+    BinaryAccuracy,
+    CategoricalAccuracy,
+    ConfusionMatrix,
+    Mean,
+    MeanAbsoluteError,
+    MeanSquaredError,
+    Metric,
+    RootMeanSquaredError,
+    SparseCategoricalAccuracy,
+    SparseTopKCategoricalAccuracy,
+    Sum,
+    TopKCategoricalAccuracy,
+)
+from mpidist.metrics.top_k import in_top_k
 
 
 @given(st.lists(st.lists(st.floats(-1e3, 1e3), max_size=5), max_size=5))
@@ -39,7 +56,7 @@ def test_weighted_mean(values: Any, weights: Any, expected: float) -> None:
     assert [v.name for v in mean.variables] == ["loss/sums"]
 
 
-@pytest.mark.parametrize("weights", [[1.0], [1.0, 2.0, 3.0], [[1.0], [2.0]]])
+@pytest.mark.parametrize("weights", [[1.0], [1.0, 2.0, 3.0], [[1.0, 2.0]]])
 def test_weights_that_do_not_fit(weights: Any) -> None:
     mean = Mean()
     with pytest.raises(ValueError, match=r"`sample_weight` must have the shape .* expected a prefix of \(2,\)"):
@@ -67,8 +84,146 @@ def test_accuracy_of_shapes_that_do_not_fit(labels: Any, scores: Any) -> None:
 
 
 def test_numbers_of_arguments() -> None:
-    with pytest.raises(TypeError, match="a mean takes one array of values, got 2"):
-        Mean().update_state([1.0], [2.0])
-    with pytest.raises(TypeError, match=r"an accuracy takes \(y_true, y_pred\), got 1"):
-        SparseCategoricalAccuracy().update_state([1])
+    with pytest.raises(TypeError, match=r"'mean': update_state takes \(values, sample_weight=None\), got 3 arguments"):
+        Mean().update_state([1.0], [2.0], [3.0])
+    accuracy = SparseCategoricalAccuracy()
+    with pytest.raises(TypeError, match=r"takes \(y_true, y_pred, sample_weight=None\), got 1 arguments"):
+        accuracy.update_state([1])
+    with pytest.raises(TypeError, match=r"got 2 arguments, of them by name \['y_true'\]"):
+        accuracy.update_state([1], y_true=[1])
     assert "'mean'" in repr(Mean())
+
+
+def test_weights_and_arguments_by_position_and_by_name() -> None:
+    mean, accuracy = Mean(), Accuracy()
+    mean.update_state([1.0, 3.0], [1.0, 3.0])
+    assert mean.result() == 2.5
+    accuracy.update_state([1, 2], [1, 3], [[1.0], [3.0]])
+    accuracy.update_state(y_true=[1], y_pred=[1], sample_weight=4.0)
+    assert accuracy.result() == 5 / 8
+
+
+def test_merging_and_resetting() -> None:
+    total, others = Sum(), [Sum(), Sum(name="other")]
+    for n, metric in enumerate((total, *others)):
+        metric.update_state([10.0**n, 10.0**n], sample_weight=[1.0, 2.0])
+    total.merge_state(others)
+    assert (total.result(), others[0].result()) == (333, 30)
+    total.merge_state([total])
+    assert total.result() == 666
+    with pytest.raises(ValueError, match=r"'sum': merge_state takes metrics of the same kind .* got MeanMeasure"):
+        total.merge_state([others[0], Mean()])
+    with pytest.raises(ValueError, match="expected TopKMeasure\\(k=5, sparse=True\\), got TopKMeasure\\(k=4"):
+        SparseTopKCategoricalAccuracy().merge_state([SparseTopKCategoricalAccuracy(k=4)])
+    assert total.result() == 666
+    total.reset_states()
+    assert total.result() == 0
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "predictions", "weights", "expected"),
+    [
+        # From the docstrings of tf.keras.
+        (Accuracy, [[1], [2], [3], [4]], [[0], [2], [3], [4]], None, 0.75),
+        (Accuracy, [[1], [2], [3], [4]], [[0], [2], [3], [4]], [1, 1, 0, 0], 0.5),
+        (BinaryAccuracy, [[1], [1], [0], [0]], [[0.98], [1], [0], [0.6]], None, 0.75),
+        (BinaryAccuracy, [[1], [1], [0], [0]], [[0.98], [1], [0], [0.6]], [1, 0, 0, 1], 0.5),
+        (CategoricalAccuracy, [[0, 0, 1], [0, 1, 0]], [[0.1, 0.9, 0.8], [0.05, 0.95, 0]], None, 0.5),
+        (CategoricalAccuracy, [[0, 0, 1], [0, 1, 0]], [[0.1, 0.9, 0.8], [0.05, 0.95, 0]], [0.7, 0.3], 0.3),
+        (lambda: TopKCategoricalAccuracy(k=1), [[0, 0, 1], [0, 1, 0]], [[0.1, 0.9, 0.8], [0.05, 0.95, 0]], None, 0.5),
+        (lambda: SparseTopKCategoricalAccuracy(k=1), [2, 1], [[0.1, 0.9, 0.8], [0.05, 0.95, 0]], [0.7, 0.3], 0.3),
+        (lambda: SparseTopKCategoricalAccuracy(k=2), [[2], [1]], [[0.1, 0.9, 0.8], [0.05, 0.95, 0]], None, 1.0),
+        (MeanSquaredError, [[0, 1], [0, 0]], [[1, 1], [0, 0]], None, 0.25),
+        (MeanSquaredError, [[0, 1], [0, 0]], [[1, 1], [0, 0]], [1, 0], 0.5),
+        (RootMeanSquaredError, [[0, 1], [0, 0]], [[1, 1], [0, 0]], None, 0.5),
+        (RootMeanSquaredError, [[0, 1], [0, 0]], [[1, 1], [0, 0]], [1, 0], 0.70710677),
+        (MeanAbsoluteError, [[0, 1], [0, 0]], [[1, 1], [0, 0]], None, 0.25),
+        (MeanAbsoluteError, np.array([0, 255], "uint8"), np.array([255, 0], "uint8"), None, 255),
+        (MeanSquaredError, [1.0, 2.0], [[1.0], [3.0]], None, 0.5),
+    ],
+)
+def test_values_of_keras(
+    metric: Callable[[], Metric], labels: Any, predictions: Any, weights: Any, expected: float
+) -> None:
+    whole, batches = metric(), metric()
+    assert whole.result() == 0
+    whole.update_state(labels, predictions, sample_weight=weights)
+    assert type(whole.result()) is float
+    assert whole.result() == pytest.approx(expected)
+    for n in range(len(labels)):
+        part = slice(n, n + 1)
+        share: Any = weights[part] if weights else None
+        batches.update_state(labels[part], predictions[part], share)
+    assert batches.result() == pytest.approx(expected)
+
+
+def test_ties_and_odd_scores_in_top_k() -> None:
+    scores = np.array([[1.0, 1.0, 1.0], [3.0, 2.0, 1.0], [np.nan, 2.0, 1.0], [3.0, np.inf, 1.0]])
+    # Ties at the border count as inside; scores that are not finite and labels outside never do.
+    assert in_top_k(np.array([2, 1, 1, 0]), scores, 1).tolist() == [True, False, False, False]
+    assert in_top_k(np.array([2, 1, 1, 1]), scores, 9).tolist() == [True, True, False, False]
+    assert in_top_k(np.array([-1, 3, 0, 0]), scores, 3).tolist() == [False] * 4
+
+
+@given(st.data())
+def test_top_k_is_that_of_a_sorted_row(data: st.DataObject) -> None:
+    classes, k = data.draw(st.integers(1, 6)), data.draw(st.integers(1, 7))
+    scores = np.array(data.draw(st.permutations(range(classes))), float)
+    label = data.draw(st.integers(0, classes - 1))
+    assert in_top_k(np.array([label]), scores[None], k) == (label in np.argsort(-scores)[:k])
+
+
+def test_confusion_matrix() -> None:
+    generator = np.random.default_rng(0)
+    labels, scores = generator.integers(0, 4, 60), generator.normal(size=(60, 4))
+    weights = generator.random(60)
+    expected = sklearn_metrics.confusion_matrix(labels, scores.argmax(1), sample_weight=weights)
+    for shape in ((60,), (60, 1)):
+        for predictions in (scores, scores.argmax(1), scores.argmax(1)[:, None].astype("float32")):
+            matrix = ConfusionMatrix(4)
+            matrix.update_state(labels.reshape(shape), predictions, weights)
+            assert np.allclose(matrix.result(), expected)
+    single = ConfusionMatrix(4)
+    for example in range(60):
+        single.update_state(labels[example : example + 1], scores[example : example + 1], weights[example])
+    assert np.allclose(single.result(), expected)
+    square = ConfusionMatrix(3)
+    square.update_state([[0, 1, 2]], [[0, 1, 1]])
+    square.update_state(np.zeros(0, int), np.zeros(0, int))
+    assert square.result().tolist() == [[1, 0, 0], [0, 1, 0], [0, 1, 0]]
+
+
+@pytest.mark.parametrize(
+    ("metric", "labels", "predictions", "message"),
+    [
+        (Accuracy, [1, 2], [1, 2, 3], r"`y_pred` must have the shape of `y_true`, got y_true \(2,\) and y_pred \(3,\)"),
+        (Accuracy, ["a"], ["a"], "`y_true` must be an array of real numbers, got dtype <U1"),
+        (Accuracy, [[1], [1, 2]], [1, 2], "`y_true` must be an array, got nested lists of different lengths"),
+        (MeanSquaredError, [1j], [1.0], "`y_true` must be an array of real numbers, got dtype complex128"),
+        (MeanSquaredError, [[1, 2]], [[1], [2]], "`y_pred` must have the shape"),
+        (CategoricalAccuracy, [0, 1], [[1, 0], [0, 1]], r"`y_true` must be one-hot, .* Sparse"),
+        (TopKCategoricalAccuracy, 1, 1, "`y_true` must be one-hot"),
+        (SparseTopKCategoricalAccuracy, [0, 1], [[1, 0]], "last dimension of classes"),
+        (lambda: ConfusionMatrix(3), [0, 3], [0, 1], "`y_true` must hold class numbers from 0 to 2, got 3"),
+        (lambda: ConfusionMatrix(3), [0, 1], [0.5, 1], "`y_pred` must hold class numbers from 0 to 2, got 0.5"),
+        (lambda: ConfusionMatrix(3), [0, 1], [np.nan, 1], "`y_pred` must hold class numbers from 0 to 2, got nan"),
+    ],
+)
+def test_inputs_that_do_not_fit(metric: Callable[[], Metric], labels: Any, predictions: Any, message: str) -> None:
+    made = metric()
+    with pytest.raises(ValueError, match=message):
+        made.update_state(labels, predictions)
+    assert not np.any(made.result())
+
+
+@pytest.mark.parametrize("k", [0, -1, 1.5, True, None])
+def test_numbers_that_do_not_fit(k: Any) -> None:
+    for make in (TopKCategoricalAccuracy, SparseTopKCategoricalAccuracy, ConfusionMatrix):
+        with pytest.raises(ValueError, match=f"must be an integer of at least 1, got {k}"):
+            make(k)
+
+
+@pytest.mark.parametrize("threshold", [0, 1, -0.5])
+def test_a_threshold_that_does_not_fit(threshold: float) -> None:
+    with pytest.raises(ValueError, match="`threshold` must be a number between 0 and 1"):
+        BinaryAccuracy(threshold=threshold)

@@ -98,6 +98,37 @@ def test_there_is_one_default_strategy() -> None:
             duplicate(mpidist.get_strategy())
 
 
+def test_strategies_are_shared_and_not_copied() -> None:
+    strategy = mpidist.OneDeviceStrategy("cpu:0")
+    assert copy.deepcopy({"strategy": strategy})["strategy"] is strategy
+    with pytest.raises(RuntimeError, match="Must only deepcopy"):
+        copy.copy(strategy)
+
+
+def test_experimental_arguments_are_in_tfs_order() -> None:
+    implementation = mpidist.experimental.CommunicationImplementation.AUTO
+    resolver = mpidist.cluster_resolver.TFConfigClusterResolver()
+    strategy = mpidist.experimental.MultiWorkerMirroredStrategy(implementation, resolver)
+    assert strategy.cluster_resolver is resolver
+    options = mpidist.experimental.CommunicationOptions(5, 2.5, implementation)
+    assert (options.bytes_per_pack, options.timeout_seconds, options.implementation) == (5, 2.5, implementation)
+    hints = mpidist.experimental.CollectiveHints(7, 1.0)
+    assert (hints.bytes_per_pack, hints.timeout_seconds) == (7, 1.0)
+    context = mpidist.experimental.ValueContext(1, 2)
+    assert (context.replica_id_in_sync_group, context.num_replicas_in_sync) == (1, 2)
+    options_of_run = mpidist.RunOptions(False, True, "xla")
+    assert options_of_run.experimental_bucketizing_dynamic_shape
+    assert mpidist.experimental.CollectiveCommunication is mpidist.experimental.CommunicationImplementation
+    one = mpidist.OneDeviceStrategy("/gpu:0")
+    assert one.extended.worker_devices == one.extended.parameter_devices == ("/device:GPU:0",)
+
+
+def test_the_check_can_be_switched_on_from_outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    for text, expected in (("1", True), ("0", False), ("", False)):
+        monkeypatch.setenv("MPIDIST_CHECK", text)
+        assert mpidist.OneDeviceStrategy("cpu:0").arena.options.check is expected
+
+
 @pytest.mark.parametrize("device", ["tpu:0", "", "gpu:x", "/job:worker"])
 def test_one_device_wants_a_device(device: str) -> None:
     with pytest.raises(ValueError, match="not the name of a device"):

@@ -1,0 +1,141 @@
+"""Arguments of metrics: turned into arrays of numbers, and checked against each other."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.variables.variable import AnyArray
+
+
+def as_numbers(name: str, value: npt.ArrayLike) -> AnyArray:
+    """Local. An array of booleans, integers or floats, in the dtype it came in.
+
+    Args:
+        name: Of the argument, for the error.
+        value: Anything that NumPy takes for an array.
+
+    Returns:
+        The array.
+
+    Raises:
+        ValueError: Nested lists of different lengths, or no real numbers.
+    """
+    try:
+        array = np.asarray(value)
+    except ValueError as error:
+        raise ValueError(f"`{name}` must be an array, got nested lists of different lengths: {error}") from error
+    # Dtypes of ml_dtypes, bfloat16 for instance, are of kind V.
+    if array.dtype.kind in "biuf" or (array.dtype.kind == "V" and array.dtype.names is None):
+        return array
+    raise ValueError(f"`{name}` must be an array of real numbers, got dtype {array.dtype} and shape {array.shape}")
+
+
+def as_floats(name: str, value: npt.ArrayLike) -> AnyArray:
+    """Local. The same in float64."""
+    return np.asarray(as_numbers(name, value), np.float64)
+
+
+def as_pair(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, AnyArray]:
+    """Local. Both as arrays of one shape; a last dimension of 1 that only one of them has is dropped.
+
+    Raises:
+        ValueError: The shapes differ otherwise, or no numbers.
+    """
+    labels, predictions = as_numbers("y_true", y_true), as_numbers("y_pred", y_pred)
+    got = f"got y_true {labels.shape} and y_pred {predictions.shape}"
+    if labels.ndim == predictions.ndim + 1 and labels.shape[-1] == 1:
+        labels = labels[..., 0]
+    elif predictions.ndim == labels.ndim + 1 and predictions.shape[-1] == 1:
+        predictions = predictions[..., 0]
+    if labels.shape != predictions.shape:
+        raise ValueError(f"`y_pred` must have the shape of `y_true`, {got}")
+    return labels, predictions
+
+
+def as_classes(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, AnyArray]:
+    """Local. Class numbers of shape (batch,), and scores of shape (batch, classes); (batch, 1) counts as (batch,).
+
+    Raises:
+        ValueError: Shapes that do not fit, or no numbers.
+    """
+    labels, scores = as_numbers("y_true", y_true), as_numbers("y_pred", y_pred)
+    if labels.ndim == scores.ndim and labels.shape[-1:] == (1,):
+        labels = labels[..., 0]
+    if scores.ndim == 0 or scores.shape[:-1] != labels.shape:
+        raise ValueError(
+            f"`y_pred` must have the shape of `y_true` and a last dimension of classes, got y_true "
+            f"{labels.shape} and y_pred {scores.shape}"
+        )
+    return labels, scores
+
+
+def as_one_hot(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, AnyArray]:
+    """Local. Class numbers from one-hot labels, and scores; both came with a last dimension of classes.
+
+    Raises:
+        ValueError: Shapes that differ, no dimension of classes, or no numbers.
+    """
+    labels, scores = as_numbers("y_true", y_true), as_numbers("y_pred", y_pred)
+    if labels.ndim == 0 or labels.shape != scores.shape or (labels.size == 0 and labels.shape[-1] == 0):
+        raise ValueError(
+            f"`y_true` must be one-hot, of the shape of `y_pred` with a last dimension of classes, got y_true "
+            f"{labels.shape} and y_pred {scores.shape}; for class numbers there are the Sparse... metrics"
+        )
+    return labels.argmax(-1), scores
+
+
+def spread_weights(sample_weight: npt.ArrayLike | None, shape: tuple[int, ...]) -> AnyArray:
+    """Local. One weight per value.
+
+    Args:
+        sample_weight: None for 1 each, a number, or an array whose shape is `shape` or its leading dimensions; a last
+            dimension of 1 more than that is dropped.
+        shape: Of the values.
+
+    Returns:
+        float64 of `shape`, read-only.
+
+    Raises:
+        ValueError: The weights' shape does not fit, or no numbers.
+    """
+    weight = np.ones(()) if sample_weight is None else as_floats("sample_weight", sample_weight)
+    got = weight.shape
+    if weight.ndim > 1 and weight.shape[-1] == 1 and weight.shape != shape[: weight.ndim]:
+        weight = weight[..., 0]
+    if weight.ndim > len(shape) or weight.shape != shape[: weight.ndim]:
+        raise ValueError(
+            f"`sample_weight` must have the shape of the values or of their leading dimensions, expected a prefix of "
+            f"{shape}, got {got}"
+        )
+    return np.broadcast_to(weight.reshape(weight.shape + (1,) * (len(shape) - weight.ndim)), shape)
+
+
+def as_thresholds(thresholds: float | Sequence[float], name: str = "thresholds") -> tuple[float, ...]:
+    """Local. One threshold or several, checked to lie in [0, 1].
+
+    Raises:
+        ValueError: None, or one that is outside.
+    """
+    array = as_floats(name, thresholds)
+    if array.ndim > 1 or array.size == 0 or not np.all((array >= 0) & (array <= 1)):
+        raise ValueError(f"`{name}` must be a number or a list of numbers in [0, 1], got {thresholds!r}")
+    return tuple(float(threshold) for threshold in array.reshape(-1))
+
+
+def positive(name: str, value: int, least: int = 1) -> int:
+    """Local. `value` as an int of at least `least`.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        number = operator.index(value)
+    except TypeError:
+        number = least - 1
+    if number < least or isinstance(value, bool):
+        raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}")
+    return number

@@ -1,0 +1,161 @@
+"""The area under the ROC or the precision-recall curve, from counts above fixed thresholds."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.metrics.above import positives_above, require_probabilities
+from mpidist.metrics.argument import as_numbers, as_pair, as_thresholds, positive, spread_weights
+from mpidist.metrics.metric import Metric
+from mpidist.variables.variable import AnyArray
+
+CURVES = ("ROC", "PR")
+METHODS = ("interpolation", "minoring", "majoring")
+# The outer thresholds lie this much outside [0, 1], so that all predictions are above the first and none the last.
+_MARGIN = 1e-7
+
+
+@dataclass(frozen=True)
+class AucMeasure:
+    """Weights of true and false positives above each threshold, for all predictions or for each label.
+
+    Attributes:
+        curve: "ROC" or "PR".
+        method: How the area between two points is taken.
+        thresholds: Ascending, from below 0 to above 1.
+        num_labels: If given, there is one curve for each label, and the result is the mean of the areas.
+        from_logits: Whether predictions are logits.
+    """
+
+    curve: str
+    method: str
+    thresholds: tuple[float, ...]
+    num_labels: int | None
+    from_logits: bool
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Local. Labels and predictions."""
+        return ("y_true", "y_pred")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Local. Two sums per label and threshold."""
+        return (self.num_labels or 1, 2, len(self.thresholds))
+
+    def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
+        """Local. See `Measure.contribution`."""
+        labels, predictions = self._read(values[0], values[1])
+        if self.from_logits:
+            # sigmoid(x), in a form that does not overflow.
+            predictions = 0.5 + 0.5 * np.tanh(0.5 * predictions.astype(np.float64))
+        require_probabilities(predictions, "Logits can be taken with from_logits=True")
+        weights = spread_weights(sample_weight, predictions.shape)
+        if self.num_labels is None:
+            return positives_above(labels, predictions, weights, self.thresholds)[None]
+        return np.stack([
+            positives_above(labels[:, n], predictions[:, n], weights[:, n], self.thresholds)
+            for n in range(self.num_labels)
+        ])
+
+    def compute(self, sums: AnyArray) -> float:
+        """Local. The area, between 0 and 1; 0 before any value."""
+        area = _area_under_pr if (self.curve, self.method) == CURVES[1:] + METHODS[:1] else self._area
+        return float(np.mean([area(*label) for label in sums]))
+
+    def _read(self, y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, AnyArray]:
+        if self.num_labels is None:
+            return as_pair(y_true, y_pred)
+        labels, predictions = as_numbers("y_true", y_true), as_numbers("y_pred", y_pred)
+        if labels.shape != predictions.shape or labels.ndim != 2 or labels.shape[1] != self.num_labels:
+            raise ValueError(
+                f"with multi_label `y_true` and `y_pred` must have shape (batch, {self.num_labels}), got "
+                f"{labels.shape} and {predictions.shape}"
+            )
+        return labels, predictions
+
+    def _area(self, true: AnyArray, false: AnyArray) -> float:
+        # All predictions are above the first threshold: there stand the totals.
+        recall = _divide(true, true[:1])
+        x, y = (_divide(false, false[:1]), recall) if self.curve == "ROC" else (recall, _divide(true, true + false))
+        if self.method == "interpolation":
+            heights = (y[:-1] + y[1:]) / 2
+        else:
+            heights = (np.minimum if self.method == "minoring" else np.maximum)(y[:-1], y[1:])
+        return float(np.sum((x[:-1] - x[1:]) * heights))
+
+
+def _area_under_pr(true: AnyArray, false: AnyArray) -> float:
+    # Between two thresholds true positives are taken to grow linearly with the predicted ones, not precision: Davis
+    # and Goadrich, The relationship between precision-recall and ROC curves (ICML 2006). As in tf.keras.
+    predicted = true + false
+    gained, grown = true[:-1] - true[1:], predicted[:-1] - predicted[1:]
+    slope = _divide(gained, np.maximum(grown, 0))
+    intercept = true[1:] - slope * predicted[1:]
+    both = (predicted[:-1] > 0) & (predicted[1:] > 0)
+    growth = np.where(both, _divide(predicted[:-1], np.maximum(predicted[1:], 0)), 1)
+    return float(np.sum(_divide(slope * (gained + intercept * np.log(growth)), np.maximum(true[:1], 0))))
+
+
+def _divide(numerator: AnyArray, denominator: AnyArray) -> AnyArray:
+    """The quotient, 0 where the denominator is."""
+    numerator, denominator = np.broadcast_arrays(numerator, denominator)
+    return np.divide(numerator, denominator, out=np.zeros(numerator.shape), where=denominator != 0)
+
+
+def AUC(  # noqa: PLR0913  # tf.keras.metrics.AUC's arguments
+    num_thresholds: int = 200,
+    curve: str = "ROC",
+    summation_method: str = "interpolation",
+    name: str = "auc",
+    *,
+    thresholds: Sequence[float] | None = None,
+    multi_label: bool = False,
+    num_labels: int | None = None,
+    from_logits: bool = False,
+) -> Metric:
+    """Collective. The area under a curve over thresholds that are fixed beforehand.
+
+    The more thresholds near the predictions, the closer to the exact area.
+
+    Args:
+        num_thresholds: At least 2, spaced evenly over [0, 1].
+        curve: "ROC", true over false positive rate, or "PR", precision over recall.
+        summation_method: "interpolation", "minoring" (from below) or "majoring" (from above).
+        name: For people.
+        thresholds: Instead of evenly spaced ones; 0 and 1 are added.
+        multi_label: One curve for each label, of arrays of shape (batch, `num_labels`), and the mean of their areas.
+        num_labels: How many; needed with `multi_label`, since the sums are made before data is seen.
+        from_logits: Whether `y_pred` is logits instead of probabilities.
+
+    Returns:
+        The metric.
+
+    Raises:
+        ValueError: An unknown curve or method, thresholds outside [0, 1], too few of them, or `multi_label` and
+            `num_labels` that do not come together.
+    """
+    if not isinstance(curve, str) or curve.upper() not in CURVES:
+        raise ValueError(f"`curve` must be one of {', '.join(CURVES)}, got {curve!r}")
+    if not isinstance(summation_method, str) or summation_method.lower() not in METHODS:
+        raise ValueError(f"`summation_method` must be one of {', '.join(METHODS)}, got {summation_method!r}")
+    if multi_label != (num_labels is not None):
+        raise ValueError(
+            f"`multi_label` and `num_labels` go together, got multi_label={multi_label!r}, num_labels={num_labels!r}"
+        )
+    if thresholds is None:
+        count = positive("num_thresholds", num_thresholds, least=2)
+        inner = [(n + 1) / (count - 1) for n in range(count - 2)]
+    else:
+        inner = sorted(as_thresholds(thresholds)) if len(thresholds) else []
+    return Metric(
+        AucMeasure(
+            curve.upper(), summation_method.lower(), (-_MARGIN, *inner, 1 + _MARGIN),
+            None if num_labels is None else positive("num_labels", num_labels), from_logits,
+        ),
+        name=name,
+    )

@@ -1,0 +1,79 @@
+"""Which class was taken for which."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.metrics.argument import as_classes, as_numbers, as_pair, positive, spread_weights
+from mpidist.metrics.metric import Metric
+from mpidist.variables.variable import AnyArray
+
+
+@dataclass(frozen=True)
+class ConfusionMatrixMeasure:
+    """Sum of the weights for each pair of classes.
+
+    Attributes:
+        num_classes: How many there are.
+    """
+
+    num_classes: int
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Local. Labels and predictions."""
+        return ("y_true", "y_pred")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Local. A row per class of the labels, a column per predicted class."""
+        return (self.num_classes, self.num_classes)
+
+    def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
+        """Local. See `Measure.contribution`."""
+        labels, predicted = as_numbers("y_true", values[0]), as_numbers("y_pred", values[1])
+        examples = (labels.shape, labels.shape[:-1]) if labels.shape[-1:] == (1,) else (labels.shape,)
+        if predicted.shape[-1:] == (self.num_classes,) and predicted.shape[:-1] in examples:
+            labels, scores = as_classes(labels, predicted)
+            predicted = scores.argmax(-1)
+        else:
+            labels, predicted = as_pair(labels, predicted)
+        weights = spread_weights(sample_weight, labels.shape)
+        rows, columns = self._classes("y_true", labels), self._classes("y_pred", predicted)
+        count = self.num_classes
+        return np.bincount(rows * count + columns, weights.reshape(-1), count * count).reshape(self.shape)
+
+    def compute(self, sums: AnyArray) -> AnyArray:
+        """Local. The matrix."""
+        return np.array(sums)
+
+    def _classes(self, name: str, array: AnyArray) -> AnyArray:
+        numbers = array.reshape(-1)
+        is_class = (numbers >= 0) & (numbers < self.num_classes) & (numbers == np.floor(numbers))
+        if not is_class.all():
+            raise ValueError(
+                f"`{name}` must hold class numbers from 0 to {self.num_classes - 1}, got {numbers[~is_class][0]!s}"
+            )
+        return numbers.astype(np.int64)
+
+
+def ConfusionMatrix(num_classes: int, name: str = "confusion_matrix") -> Metric:
+    """Collective. How often each class of `y_true` (row) was predicted as each class (column).
+
+    `update_state(y_true, y_pred)` takes class numbers, and for `y_pred` scores of shape (batch, `num_classes`) as
+    well. With `sample_weight` each example counts as its weight.
+
+    Args:
+        num_classes: At least 1.
+        name: For people.
+
+    Returns:
+        The metric; its result is a float64 array of shape (`num_classes`, `num_classes`).
+
+    Raises:
+        ValueError: `num_classes` is no positive integer.
+    """
+    return Metric(ConfusionMatrixMeasure(positive("num_classes", num_classes)), name=name)

@@ -1,0 +1,165 @@
+"""How many predicted positives are right, and how many positives are found."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.metrics.above import positives_above, require_probabilities
+from mpidist.metrics.argument import as_pair, as_thresholds, positive, spread_weights
+from mpidist.metrics.metric import Metric
+from mpidist.variables.variable import AnyArray
+
+
+@dataclass(frozen=True)
+class PositivesMeasure:
+    """Weights of true positives, and of what they are a fraction of, for each threshold.
+
+    Attributes:
+        of: The fraction of what is predicted positive, or of what is positive.
+        thresholds: Above which a prediction is positive; empty if being among the top k is enough.
+        top_k: If given, only the k highest predictions of an example can be positive.
+        class_id: If given, only this class counts.
+        is_list: Whether the result is an array, one number per threshold.
+    """
+
+    of: Literal["predicted", "positive"]
+    thresholds: tuple[float, ...]
+    top_k: int | None
+    class_id: int | None
+    is_list: bool
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Local. Labels and predictions."""
+        return ("y_true", "y_pred")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Local. Two sums per threshold."""
+        return (2, max(1, len(self.thresholds)))
+
+    def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
+        """Local. See `Measure.contribution`."""
+        labels, predictions = as_pair(values[0], values[1])
+        if self.thresholds:
+            require_probabilities(predictions, "Scores can be taken with `top_k` and without `thresholds`")
+            thresholds = self.thresholds
+        else:
+            thresholds = (0.5,)
+        if self.top_k is not None:
+            chosen = among_top_k(predictions, self.top_k)
+            # Without thresholds being chosen is all that counts; with them, what is not chosen is above none.
+            predictions = np.where(chosen, predictions, -1) if self.thresholds else chosen.astype(np.float64)
+        if self.class_id is not None:
+            labels, predictions = _of_class(labels, self.class_id), _of_class(predictions, self.class_id)
+        weights = spread_weights(sample_weight, predictions.shape)
+        found = positives_above(labels, predictions, weights, thresholds)
+        whole = found.sum(0) if self.of == "predicted" else np.full(len(thresholds), weights[labels != 0].sum())
+        return np.stack([found[0], whole])
+
+    def compute(self, sums: AnyArray) -> Any:
+        """Local. The fraction, 0 where there is nothing; a float, or an array with a number per threshold."""
+        fractions = np.divide(sums[0], sums[1], out=np.zeros(sums.shape[1]), where=sums[1] != 0)
+        return fractions if self.is_list else float(fractions[0])
+
+
+def among_top_k(predictions: AnyArray, k: int) -> AnyArray:
+    """Local. Which predictions are among the k highest of their example; of equal ones the first.
+
+    Args:
+        predictions: The last dimension holds the classes.
+        k: At most their number.
+
+    Returns:
+        Booleans of the same shape.
+
+    Raises:
+        ValueError: There are fewer classes than k.
+    """
+    if predictions.ndim == 0 or predictions.shape[-1] < k:
+        raise ValueError(f"`y_pred` must have a last dimension of at least top_k={k} classes, got {predictions.shape}")
+    # Signed zero apart, `-x` keeps ties: a stable sort then leaves the first ones first.
+    highest = np.argsort(-predictions.astype(np.float64), axis=-1, kind="stable")[..., :k]
+    chosen = np.zeros(predictions.shape, bool)
+    np.put_along_axis(chosen, highest, True, -1)
+    return chosen
+
+
+def _of_class(array: AnyArray, class_id: int) -> AnyArray:
+    if array.ndim == 0 or array.shape[-1] <= class_id:
+        raise ValueError(
+            f"with class_id={class_id} `y_true` and `y_pred` must have a last dimension of more than {class_id} "
+            f"classes, got {array.shape}"
+        )
+    return array[..., class_id]
+
+
+def _measure(
+    of: Literal["predicted", "positive"],
+    thresholds: float | Sequence[float] | None,
+    top_k: int | None,
+    class_id: int | None,
+) -> PositivesMeasure:
+    limits: tuple[float, ...] = ()
+    if thresholds is not None:
+        limits = as_thresholds(thresholds)
+    elif top_k is None:
+        limits = (0.5,)
+    return PositivesMeasure(
+        of, limits,
+        None if top_k is None else positive("top_k", top_k),
+        None if class_id is None else positive("class_id", class_id, least=0),
+        thresholds is not None and np.ndim(thresholds) > 0,
+    )
+
+
+def Precision(
+    thresholds: float | Sequence[float] | None = None,
+    top_k: int | None = None,
+    class_id: int | None = None,
+    name: str = "precision",
+) -> Metric:
+    """Collective. The fraction of predicted positives that are positive in `y_true`.
+
+    Args:
+        thresholds: A prediction is positive above it; default 0.5. Of a list the result has one number each.
+        top_k: Only the `top_k` highest predictions of an example can be positive; without `thresholds` all of them
+            are, and any scores will do.
+        class_id: Count this class only, an index of the last dimension.
+        name: For people.
+
+    Returns:
+        The metric.
+
+    Raises:
+        ValueError: Thresholds outside [0, 1], or `top_k` or `class_id` that are no such integers.
+    """
+    return Metric(_measure("predicted", thresholds, top_k, class_id), name=name)
+
+
+def Recall(
+    thresholds: float | Sequence[float] | None = None,
+    top_k: int | None = None,
+    class_id: int | None = None,
+    name: str = "recall",
+) -> Metric:
+    """Collective. The fraction of the positives in `y_true` that are predicted; arguments as of `Precision`.
+
+    Args:
+        thresholds: A prediction is positive above it; default 0.5. Of a list the result has one number each.
+        top_k: Only the `top_k` highest predictions of an example can be positive.
+        class_id: Count this class only.
+        name: For people.
+
+    Returns:
+        The metric.
+
+    Raises:
+        ValueError: Thresholds outside [0, 1], or `top_k` or `class_id` that are no such integers.
+    """
+    return Metric(_measure("positive", thresholds, top_k, class_id), name=name)

@@ -1,0 +1,98 @@
+"""How often the right class is among the highest scores."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.metrics.argument import as_classes, as_one_hot, positive
+from mpidist.metrics.mean import ratio, weighted_sums
+from mpidist.metrics.metric import Metric
+from mpidist.variables.variable import AnyArray
+
+
+@dataclass(frozen=True)
+class TopKMeasure:
+    """Weighted number of examples whose class is among the `k` highest scores, and sum of the weights.
+
+    Attributes:
+        k: How many scores count.
+        sparse: Whether labels are class numbers; else one-hot.
+    """
+
+    k: int
+    sparse: bool
+
+    @property
+    def arguments(self) -> tuple[str, ...]:
+        """Local. Labels and scores."""
+        return ("y_true", "y_pred")
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Local. Two sums."""
+        return (2,)
+
+    def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
+        """Local. See `Measure.contribution`."""
+        labels, scores = (as_classes if self.sparse else as_one_hot)(values[0], values[1])
+        return weighted_sums(in_top_k(labels, scores, self.k).astype(np.float64), sample_weight)
+
+    def compute(self, sums: AnyArray) -> float:
+        """Local. The fraction; 0 before any value."""
+        return ratio(sums)
+
+
+def in_top_k(labels: AnyArray, scores: AnyArray, k: int) -> AnyArray:
+    """Local. Whether fewer than `k` classes score higher than the right one, as tf.math.in_top_k says.
+
+    Args:
+        labels: Class numbers; one that is no class is never right.
+        scores: One more dimension, of classes. Examples with scores that are not finite are never right.
+        k: At least 1.
+
+    Returns:
+        Booleans of the shape of `labels`.
+    """
+    classes = scores.shape[-1]
+    if classes == 0 or labels.size == 0:
+        return np.zeros(labels.shape, bool)
+    known = (labels >= 0) & (labels < classes)
+    places = np.where(known, labels, 0).astype(np.int64)
+    own = np.take_along_axis(scores, places[..., None], -1)
+    finite = np.isfinite(scores).all(-1)
+    return np.asarray(known & finite & ((scores > own).sum(-1) < k))
+
+
+def TopKCategoricalAccuracy(k: int = 5, name: str = "top_k_categorical_accuracy") -> Metric:
+    """Collective. The fraction of examples whose class, one-hot in `y_true`, is among the `k` highest of `y_pred`.
+
+    Args:
+        k: At least 1.
+        name: For people.
+
+    Returns:
+        The metric.
+
+    Raises:
+        ValueError: `k` is no positive integer.
+    """
+    return Metric(TopKMeasure(positive("k", k), sparse=False), name=name)
+
+
+def SparseTopKCategoricalAccuracy(k: int = 5, name: str = "sparse_top_k_categorical_accuracy") -> Metric:
+    """Collective. The same for class numbers in `y_true`.
+
+    Args:
+        k: At least 1.
+        name: For people.
+
+    Returns:
+        The metric.
+
+    Raises:
+        ValueError: `k` is no positive integer.
+    """
+    return Metric(TopKMeasure(positive("k", k), sparse=True), name=name)

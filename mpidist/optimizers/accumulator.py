@@ -1,0 +1,59 @@
+"""Gradient accumulation: gradients of several calls, added up on each replica before they are reduced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mpidist.optimizers.gradient import Gradient, to_dense
+from mpidist.options import VariableAggregation
+from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.sync_on_read import SyncOnReadVariable
+from mpidist.variables.variable import AnyArray
+
+
+class Accumulator:
+    """Sums of this replica's gradients, half precision in float32.
+
+    Collective. Args:
+        variables: Of the optimizer.
+
+    Attributes:
+        sums: One ON_READ variable for each, which a checkpoint saves as the sum over the replicas.
+        numbers: Of the variables that got a gradient since the last update.
+    """
+
+    def __init__(self, variables: Sequence[MirroredVariable]) -> None:
+        self._variables = variables
+        self.sums = [
+            SyncOnReadVariable(
+                v.arena, np.zeros(v.shape, np.float32 if v.dtype.itemsize == 2 else v.dtype),
+                name=f"{v.name}/accumulated", aggregation=VariableAggregation.SUM,
+            )
+            for v in variables
+        ]
+        self.numbers: set[int] = set()
+
+    def add(self, number: int, gradient: Gradient, factor: float) -> None:
+        """Local. Add `factor` times a gradient of variable `number`."""
+        total = self.sums[number]
+        dense = to_dense(gradient, self._variables[number])
+        with np.errstate(over="ignore", invalid="ignore"):
+            total.accumulate(dense if factor == 1 else np.multiply(dense, factor, dtype=total.dtype))
+        self.numbers.add(number)
+
+    def hand_over(self, views: Sequence[AnyArray]) -> tuple[int, ...]:
+        """Local. Move the sums into the views of the gradients and begin anew.
+
+        Returns:
+            The variables that have a gradient, increasing.
+        """
+        numbers = tuple(sorted(self.numbers))
+        with np.errstate(over="ignore"):
+            for number in numbers:
+                np.copyto(views[number], self.sums[number].component, casting="same_kind")
+        for total in self.sums:
+            total.clear()
+        self.numbers = set()
+        return numbers

@@ -1,0 +1,97 @@
+"""The kernel: the arithmetic of one family of optimizers, pure and without communication."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from typing import Protocol
+
+from mpidist.variables.part import Update
+
+Schedule = Callable[[int], float]
+
+
+class Kernel(Protocol):
+    """The arithmetic of one family of optimizers: element-wise, pure, and without communication.
+
+    Attributes:
+        slots: State kept for each element: name and initial value.
+        scratch_count: Private blocks that `update` wants.
+    """
+
+    @property
+    def slots(self) -> Mapping[str, float]:
+        """Local. Name and initial value of each slot, in the order in which `update` gets them."""
+        ...
+
+    @property
+    def scratch_count(self) -> int:
+        """Local. How many scratch blocks `update` gets."""
+        ...
+
+    def prepare(self, step: int, learning_rate: float) -> Update:
+        """Local. The update of one step.
+
+        Args:
+            step: 1 in the first step.
+            learning_rate: Of this step.
+
+        Returns:
+            `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, all in place; it may overwrite
+            `gradient`, the sum over all replicas.
+        """
+        ...
+
+
+class LayerKernel(ABC):
+    """The arithmetic of a family that looks at whole variables: two element-wise passes with norms between them."""
+
+    @property
+    @abstractmethod
+    def slots(self) -> Mapping[str, float]:
+        """Local. As of a `Kernel`."""
+
+    @property
+    @abstractmethod
+    def scratch_count(self) -> int:
+        """Local. As of a `Kernel`."""
+
+    @abstractmethod
+    def direct(self, step: int) -> Update | None:
+        """Local. The pass before the norms are taken: turns `gradient` into a direction, in place.
+
+        Args:
+            step: 1 in the first step.
+
+        Returns:
+            An update that leaves the parameter alone, or None: the gradient is the direction.
+        """
+
+    @abstractmethod
+    def prepare(self, step: int, learning_rate: float, parameter_norm: float, direction_norm: float) -> Update:
+        """Local. The pass that moves one variable.
+
+        Args:
+            step: 1 in the first step.
+            learning_rate: Of this step.
+            parameter_norm: Euclidean norm of the variable.
+            direction_norm: Euclidean norm of what `direct` left.
+
+        Returns:
+            As of `Kernel.prepare`; its `gradient` is the direction.
+        """
+
+
+def positive(**values: float) -> None:
+    """Local. Raise ValueError for a negative hyperparameter."""
+    for name, value in values.items():
+        if not value >= 0:
+            raise ValueError(f"`{name}` must not be negative, got {value!r}")
+
+
+def fraction(**values: float) -> None:
+    """Local. Raise ValueError for a decay that is not from 0 to below 1."""
+    positive(**values)
+    for name, value in values.items():
+        if value >= 1:
+            raise ValueError(f"`{name}` must be below 1, got {value!r}")

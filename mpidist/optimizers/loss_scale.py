@@ -1,0 +1,130 @@
+"""Loss scaling: keeps small gradients of half precision from vanishing, and skips steps in which one overflows."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.errors import CheckpointError
+from mpidist.optimizers.gradient import Gradient
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.variables.variable import AnyArray, Variable
+
+# Above that the scale itself is not finite in float32.
+LARGEST_SCALE = 2.0**126
+
+
+class LossScaleOptimizer:
+    """An optimizer for the gradients of a loss that was multiplied by `scale_loss`.
+
+    A step in which the sum of a gradient over all replicas is not finite is skipped on every rank, and halves the
+    scale; `dynamic_growth_steps` updates in a row double it. The parameters should be float32 (or wider): gradients
+    of float16 given to `apply_gradients` are unscaled in the parameter's dtype.
+
+    Args:
+        inner_optimizer: Applies the unscaled gradients.
+        initial_scale: Above 0.
+        dynamic_growth_steps: At least 1.
+        name: Shown in errors.
+
+    Raises:
+        ValueError: A scale or number of steps out of range.
+
+    Attributes:
+        dynamic_scale: The present scale, the same on every rank.
+    """
+
+    def __init__(
+        self,
+        inner_optimizer: Optimizer,
+        initial_scale: float = 2.0**15,
+        dynamic_growth_steps: int = 2000,
+        *,
+        name: str = "LossScaleOptimizer",
+    ) -> None:
+        if not isinstance(inner_optimizer, Optimizer):
+            raise TypeError(f"`inner_optimizer` must be an optimizer of mpidist, got {inner_optimizer!r}")
+        if not 0 < initial_scale <= LARGEST_SCALE:
+            raise ValueError(f"`initial_scale` must be above 0 and at most 2**126, got {initial_scale!r}")
+        if isinstance(dynamic_growth_steps, bool) or not isinstance(dynamic_growth_steps, int) or (
+            dynamic_growth_steps < 1
+        ):
+            raise ValueError(f"`dynamic_growth_steps` must be an integer of at least 1, got {dynamic_growth_steps!r}")
+        self.inner_optimizer = inner_optimizer
+        self.dynamic_growth_steps = dynamic_growth_steps
+        self.name = name
+        self.dynamic_scale = float(initial_scale)
+        self._smallest = min(1.0, self.dynamic_scale)
+        self._good_steps = 0
+
+    @property
+    def iterations(self) -> int:
+        """Local. Of the inner optimizer: skipped steps do not count."""
+        return self.inner_optimizer.iterations
+
+    @property
+    def variables(self) -> list[Variable]:
+        """Local. State of the inner optimizer."""
+        return self.inner_optimizer.variables
+
+    def scale_loss(self, loss: npt.ArrayLike) -> AnyArray:
+        """Local. The loss, or the gradient that back-propagation starts with, times the scale; its dtype stays.
+
+        In float16 a scale above 65504 is infinite: the step is then skipped and the scale halved.
+        """
+        with np.errstate(over="ignore"):
+            return np.asarray(np.multiply(loss, self.dynamic_scale))
+
+    def build(self, variables: Iterable[Variable]) -> None:
+        """Collective. See `Optimizer.build`."""
+        self.inner_optimizer.build(variables)
+
+    def gradients(self, variables: Iterable[Variable]) -> tuple[AnyArray, ...]:
+        """Collective at the first call, then Local. See `Optimizer.gradients`."""
+        return self.inner_optimizer.gradients(variables)
+
+    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]]) -> None:
+        """Collective. Unscale the gradients and apply them, or skip the step; see `Optimizer.apply_gradients`."""
+        was_applied = self.inner_optimizer.apply_scaled_gradients(grads_and_vars, self.dynamic_scale)
+        if was_applied is None:
+            return
+        if not was_applied:
+            self.dynamic_scale = max(self.dynamic_scale / 2, self._smallest)
+            self._good_steps = 0
+            return
+        self._good_steps += 1
+        if self._good_steps >= self.dynamic_growth_steps:
+            self.dynamic_scale = min(self.dynamic_scale * 2, LARGEST_SCALE)
+            self._good_steps = 0
+
+    def finalize_variable_values(self, variables: Iterable[Variable] | None = None) -> None:
+        """Collective. See `Optimizer.finalize_variable_values`."""
+        self.inner_optimizer.finalize_variable_values(variables)
+
+    def state(self) -> dict[str, Any]:
+        """Local. The tree that a checkpoint stores."""
+        return {
+            "dynamic_scale": self.dynamic_scale, "good_steps": self._good_steps, "inner": self.inner_optimizer.state()
+        }
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Collective. Take the state over; see `Optimizer.load_state`.
+
+        Raises:
+            CheckpointError: The state of another kind of optimizer.
+        """
+        expected = {"dynamic_scale", "good_steps", "inner"}
+        if set(saved) != expected:
+            raise CheckpointError(
+                f"{self.name} needs {sorted(expected)}, but the checkpoint holds {sorted(saved)}: it was saved with "
+                "another optimizer"
+            )
+        self.inner_optimizer.load_state(saved["inner"])
+        self.dynamic_scale = float(saved["dynamic_scale"].numpy())
+        self._good_steps = int(saved["good_steps"].numpy())
+
+    def __repr__(self) -> str:
+        return f"<{self.name} dynamic_scale={self.dynamic_scale:g} of {self.inner_optimizer!r}>"

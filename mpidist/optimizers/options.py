@@ -1,0 +1,96 @@
+"""The options that all families of optimizers share, with Keras's names and defaults."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypedDict
+
+from mpidist.optimizers.kernel import positive
+
+
+class OptionsButDecay(TypedDict, total=False):
+    """Keyword arguments of families that have a `weight_decay` of their own."""
+
+    clipvalue: float | None
+    clipnorm: float | None
+    global_clipnorm: float | None
+    gradient_accumulation_steps: int | None
+    use_ema: bool
+    ema_momentum: float
+    ema_overwrite_frequency: int | None
+
+
+class Options(OptionsButDecay, total=False):
+    """Keyword arguments of every family; see `OptimizerOptions`."""
+
+    weight_decay: float | None
+
+
+@dataclass(frozen=True)
+class OptimizerOptions:
+    """What an optimizer does around its kernel.
+
+    Gradients are clipped after they were summed over the replicas (and averaged over accumulated calls), so that the
+    result does not depend on the number of replicas; at most one of the three ways.
+
+    Attributes:
+        weight_decay: Each update first takes `learning_rate * weight_decay` of every parameter with a gradient off
+            (decoupled: Loshchilov and Hutter 2019).
+        clipvalue: Elements of gradients are cut to [-clipvalue, clipvalue].
+        clipnorm: Gradients of larger Euclidean norm are scaled down to it, variable by variable.
+        global_clipnorm: The same with the norm over all variables of the call.
+        gradient_accumulation_steps: Gradients are added up on this replica; every so many calls their mean is reduced
+            and applied. At least 2.
+        use_ema: Keep an exponential moving average of the variables, updated after each update; it begins as the
+            variables after the first.
+        ema_momentum: Its decay.
+        ema_overwrite_frequency: Every so many updates the variables become their average; None: only when
+            `finalize_variable_values` is called.
+
+    Raises:
+        ValueError: Something is out of range, or two kinds of clipping are asked for.
+    """
+
+    weight_decay: float | None = None
+    clipvalue: float | None = None
+    clipnorm: float | None = None
+    global_clipnorm: float | None = None
+    gradient_accumulation_steps: int | None = None
+    use_ema: bool = False
+    ema_momentum: float = 0.99
+    ema_overwrite_frequency: int | None = None
+
+    def __post_init__(self) -> None:
+        positive(weight_decay=self.decay)
+        clipping = {
+            name: limit for name in ("clipvalue", "clipnorm", "global_clipnorm")
+            if (limit := getattr(self, name)) is not None
+        }
+        for name, limit in clipping.items():
+            if not limit > 0:
+                raise ValueError(f"`{name}` must be above 0, got {limit!r}; leave it out to clip nothing")
+        if len(clipping) > 1:
+            raise ValueError(f"expected at most one of clipvalue, clipnorm and global_clipnorm, got {clipping}")
+        if not 0 <= self.ema_momentum <= 1:
+            raise ValueError(f"`ema_momentum` must be from 0 to 1, got {self.ema_momentum!r}")
+        for name, least in (("gradient_accumulation_steps", 2), ("ema_overwrite_frequency", 1)):
+            count = getattr(self, name)
+            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
+                raise ValueError(f"`{name}` must be an integer of at least {least} or None, got {count!r}")
+        if self.ema_overwrite_frequency is not None and not self.use_ema:
+            raise ValueError("`ema_overwrite_frequency` needs `use_ema=True`")
+
+    @property
+    def decay(self) -> float:
+        """Local. The weight decay, 0 for none."""
+        return 0.0 if self.weight_decay is None else self.weight_decay
+
+    @property
+    def accumulated(self) -> int:
+        """Local. Calls per update."""
+        return self.gradient_accumulation_steps or 1
+
+    @property
+    def clips_norms(self) -> bool:
+        """Local. Whether an update needs the norms of the gradients first."""
+        return self.clipnorm is not None or self.global_clipnorm is not None

@@ -1,0 +1,123 @@
+"""RMSprop: steps divided by the root of a running mean of squared gradients.
+
+Tieleman and Hinton, lecture 6.5 of "Neural networks for machine learning", 2012; centered: Graves, "Generating
+sequences with recurrent neural networks", 2013. `epsilon` is added to the root, as in PyTorch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from mpidist.optimizers.kernel import Schedule, fraction, positive
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.variables.part import Update
+from mpidist.variables.variable import AnyArray
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+    from mpidist.optimizers.options import Options
+
+
+@dataclass(frozen=True)
+class RMSpropKernel:
+    """`v = rho * v + (1 - rho) * g**2; p -= rate * g / (sqrt(v) + epsilon)`, as in PyTorch.
+
+    Attributes:
+        rho: Decay of the mean of squares.
+        momentum: Of the steps; 0 needs no state.
+        epsilon: Added to the root.
+        centered: Take the square of the mean gradient off the mean of squares.
+    """
+
+    rho: float
+    momentum: float
+    epsilon: float
+    centered: bool
+
+    @property
+    def slots(self) -> Mapping[str, float]:
+        """Local. The mean of squares, and what momentum and centering need."""
+        return {
+            "velocity": 0.0,
+            **({"momentum": 0.0} if self.momentum else {}),
+            **({"average_gradient": 0.0} if self.centered else {}),
+        }
+
+    @property
+    def scratch_count(self) -> int:
+        """Local. One block for the denominator."""
+        return 1
+
+    def prepare(self, step: int, learning_rate: float) -> Update:
+        """Local. See `Kernel.prepare`."""
+
+        def update(
+            parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+        ) -> None:
+            square, root = slots[0], scratch[0]
+            np.multiply(square, self.rho, out=square)
+            np.multiply(gradient, gradient, out=root)
+            np.multiply(root, 1 - self.rho, out=root)
+            np.add(square, root, out=square)
+            if self.centered:
+                mean = slots[-1]
+                # mean += (1 - rho) * (g - mean), without a second block.
+                np.multiply(mean, self.rho, out=mean)
+                np.multiply(gradient, 1 - self.rho, out=root)
+                np.add(mean, root, out=mean)
+                np.multiply(mean, mean, out=root)
+                np.subtract(square, root, out=root)
+                # Rounding may leave a variance just below zero.
+                np.maximum(root, 0, out=root)
+                np.sqrt(root, out=root)
+            else:
+                np.sqrt(square, out=root)
+            np.add(root, self.epsilon, out=root)
+            np.divide(gradient, root, out=gradient)
+            if self.momentum:
+                velocity = slots[1]
+                np.multiply(velocity, self.momentum, out=velocity)
+                np.add(velocity, gradient, out=velocity)
+                np.multiply(velocity, learning_rate, out=gradient)
+            else:
+                np.multiply(gradient, learning_rate, out=gradient)
+            np.subtract(parameter, gradient, out=parameter)
+
+        return update
+
+
+def RMSprop(
+    learning_rate: float | Schedule = 0.001,
+    rho: float = 0.9,
+    momentum: float = 0.0,
+    epsilon: float = 1e-7,
+    centered: bool = False,
+    *,
+    name: str = "RMSprop",
+    **options: Unpack[Options],
+) -> Optimizer:
+    """Local. RMSprop.
+
+    Args:
+        learning_rate: A number or a schedule.
+        rho: Decay of the mean of squares, below 1.
+        momentum: Of the steps.
+        epsilon: Added to the root.
+        centered: Divide by the deviation instead: another mean is kept.
+        name: Shown in errors.
+        options: Of every optimizer; see `OptimizerOptions`.
+
+    Returns:
+        The optimizer.
+
+    Raises:
+        ValueError: A hyperparameter out of range.
+    """
+    fraction(rho=rho)
+    positive(momentum=momentum, epsilon=epsilon)
+    return Optimizer(RMSpropKernel(rho, momentum, epsilon, centered), learning_rate, name=name, **options)

@@ -1,0 +1,233 @@
+"""`strategy.extended`: what library code asks of a strategy beyond scope, run, reduce and gather."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeVar
+
+import numpy as np
+
+from mpidist import context, tree
+from mpidist.comm.agreement import together
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, VariableAggregation
+from mpidist.strategy.replica import Owner
+from mpidist.strategy.values import as_array
+from mpidist.variables.sync_on_read import SyncOnReadVariable
+from mpidist.variables.variable import Variable
+
+T = TypeVar("T")
+
+
+class StrategyExtended:
+    """The further methods of a strategy; there is one per strategy, its `extended`.
+
+    Args:
+        container_strategy: The strategy.
+    """
+
+    __slots__ = ("_owner",)
+
+    def __init__(self, container_strategy: Owner) -> None:
+        self._owner = container_strategy
+
+    def reduce_to(
+        self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
+    ) -> Any:
+        """Collective. `strategy.reduce(reduce_op, value, axis=None)`: every rank gets the result.
+
+        Args:
+            reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
+            value: This rank's component: any nest of arrays, numbers and IndexedSlices.
+            destinations: A device, a variable or a value. Kept for code written for tf.distribute: the result is in
+                host memory, and a variable is not changed.
+            options: Kept for code written for tf.distribute.
+
+        Returns:
+            The same structure.
+
+        Raises:
+            TypeError: A list of destinations, or a VariableAggregation as operation.
+            RuntimeError: Inside `run`.
+        """
+        _check_destinations(destinations)
+        if isinstance(reduce_op, VariableAggregation):
+            raise TypeError(
+                f"Expected `reduce_op` to be a `mpidist.ReduceOp` or its name, got {reduce_op!r}; "
+                "ReduceOp.from_variable_aggregation converts"
+            )
+        return self._owner.reduce(reduce_op, value, axis=None)
+
+    def batch_reduce_to(
+        self,
+        reduce_op: ReduceOp | str,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Collective. `reduce_to` for each pair (value, destinations), in their order.
+
+        Raises:
+            ValueError: Something that is no pair.
+        """
+        for pair in value_destination_pairs:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise ValueError(f"`value_destination_pairs` must hold tuples (value, destinations), got {pair!r}")
+        return [self.reduce_to(reduce_op, value, where, options) for value, where in value_destination_pairs]
+
+    def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
+        """Collective. The first replica's value, on every rank.
+
+        Args:
+            tensor: Any nest of arrays, numbers and variables, of the same structure, shapes and dtypes everywhere.
+            destinations: Kept for code written for tf.distribute.
+
+        Returns:
+            The same structure: new arrays, and Python numbers where Python numbers were given.
+
+        Raises:
+            MismatchError: Shapes or dtypes differ between ranks.
+            TypeError: Something that holds no numbers.
+            RuntimeError: Inside `run`, or in another strategy's scope.
+        """
+        _check_destinations(destinations)
+        with self._cross_replica("broadcast_to"):
+            leaves, spec = tree.flatten(tensor)
+            arrays = together(
+                self._owner.communicator, "broadcast_to", lambda: [_broadcastable(leaf) for leaf in leaves]
+            )
+            sent = [self._owner.arena.collective.broadcast(array) for array in arrays]
+            return tree.unflatten(spec, [_like(leaf, array) for leaf, array in zip(leaves, sent, strict=True)])
+
+    def update(
+        self,
+        var: Variable,
+        fn: Callable[..., Any],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        group: bool = True,
+    ) -> Any:
+        """Collective. Call `fn(var, *args)` on every rank to change a variable; from either context.
+
+        An ON_WRITE variable is written in cross-replica context, where the first replica's value counts: replicas that
+        pass different ones do not drift apart. Of an ON_READ variable each replica writes its own component.
+
+        Args:
+            var: A variable of this strategy.
+            fn: Its program.
+            args: Further arguments.
+            kwargs: Keyword arguments.
+            group: False gives a tuple with one result per component on this rank, that is one.
+
+        Returns:
+            What `fn` returns.
+
+        Raises:
+            ValueError: No variable of this strategy.
+        """
+        if not self.variable_created_in_scope(var):
+            raise ValueError(f"`update` needs a variable made in the scope of {self._owner!r}, got {var!r}")
+        keywords = kwargs or {}
+        entry = context.innermost()
+        inside_run = entry is not None and entry.strategy is self._owner and entry.replica_context is not None
+        # From `run` it is a merge_call.
+        with self._owner.cross_replica() if inside_run else self._cross_replica("update"):
+            if isinstance(var, SyncOnReadVariable):
+                result = self._owner.run(fn, (var, *args), keywords)
+            else:
+                result = fn(var, *args, **keywords)
+        return result if group else (result,)
+
+    @contextmanager
+    def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
+        """Local. A context in which new variables are put where another one is; all are in the one arena anyway.
+
+        Raises:
+            RuntimeError: Outside the strategy's scope.
+            ValueError: No variable of this strategy.
+        """
+        entry = context.innermost()
+        if entry is None or entry.strategy is not self._owner:
+            raise RuntimeError('Need to be inside "with strategy.scope()" for ' + repr(self._owner))
+        if not self.variable_created_in_scope(colocate_with_variable):
+            raise ValueError(
+                "`colocate_vars_with` must only be passed a variable created in this "
+                f"tf.distribute.Strategy.scope(), got {colocate_with_variable!r}"
+            )
+        yield
+
+    def variable_created_in_scope(self, v: object) -> bool:
+        """Local. Whether `v` is a variable made under this strategy."""
+        return isinstance(v, Variable) and v.arena is self._owner.arena
+
+    def value_container(self, value: T) -> T:
+        """Local. The value itself: one rank is one replica, so a component and its container are the same."""
+        return value
+
+    def call_for_each_replica(
+        self, fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> T:
+        """Local. `strategy.run`."""
+        return self._owner.run(fn, args, kwargs, RunOptions())
+
+    def read_var(self, v: Variable) -> Any:
+        """Collective for an ON_READ variable, of which it is the aggregate; else Local. A copy of the value."""
+        return v.aggregate() if isinstance(v, SyncOnReadVariable) else v.numpy()
+
+    @property
+    def worker_devices(self) -> tuple[str, ...]:
+        """Local. The device on which this rank computes."""
+        return (str(getattr(self._owner, "device", None) or "/device:CPU:0"),)
+
+    @property
+    def parameter_devices(self) -> tuple[str, ...]:
+        """Local. The device in whose memory this rank sees variables."""
+        return self.worker_devices
+
+    @property
+    def should_checkpoint(self) -> bool:
+        """Local. Whether this rank writes checkpoints: the first replica. `Checkpoint.save` is called on all ranks."""
+        return self._owner.communicator.rank == 0
+
+    @property
+    def should_save_summary(self) -> bool:
+        """Local. Whether this rank writes summaries: the first replica."""
+        return self._owner.communicator.rank == 0
+
+    @property
+    def experimental_require_static_shapes(self) -> bool:
+        """Local. False: shapes may change from step to step."""
+        return False
+
+    @contextmanager
+    def _cross_replica(self, method: str) -> Iterator[None]:
+        entry = context.innermost()
+        if entry is not None and entry.strategy is not self._owner:
+            raise RuntimeError(
+                f"Mixing different tf.distribute.Strategy objects: {entry.strategy!r} is current and `{method}` of "
+                f"{self._owner!r} was called"
+            )
+        if entry is not None and entry.replica_context is not None:
+            raise RuntimeError(
+                f"Method requires being in cross-replica context, use get_replica_context().merge_call() or call "
+                f"`{method}` outside `run`"
+            )
+        with self._owner.cross_replica():
+            yield
+
+
+def _check_destinations(destinations: Any) -> None:
+    if isinstance(destinations, (list, tuple)):
+        raise TypeError(f"`destinations` must be one device, variable or value, not a list, got {destinations!r}")
+
+
+def _broadcastable(leaf: Any) -> Any:
+    if isinstance(leaf, IndexedSlices):
+        raise TypeError("broadcast_to does not support IndexedSlices; use their `to_dense()`")
+    # Python numbers keep all their digits.
+    return np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else np.array(as_array(leaf))
+
+
+def _like(leaf: Any, array: Any) -> Any:
+    # NumPy's float64 is a Python float, too.
+    return array.item() if type(leaf) in (bool, int, float, complex) else array[()]

@@ -1,0 +1,175 @@
+"""The replica context: a replica's place and its collectives, inside `run`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+from mpidist import context, tree
+from mpidist.comm.communicator import Communicator
+from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, parse_enum
+from mpidist.strategy.values import gather_nest, gather_object, reduce_leaf
+from mpidist.variables.arena import Arena
+
+T = TypeVar("T")
+
+
+class Owner(Protocol):
+    """What a replica context and `extended` need of their strategy.
+
+    Attributes:
+        communicator: The replicas, one per rank.
+        arena: Where its variables live.
+    """
+
+    communicator: Communicator
+    arena: Arena
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Local. Number of replicas."""
+        ...
+
+    def cross_replica(self) -> AbstractContextManager[None]:
+        """Local. Cross-replica context, wherever it is entered."""
+        ...
+
+    def run(
+        self,
+        fn: Callable[..., T],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> T:
+        """Local. Call `fn` in replica context."""
+        ...
+
+    def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
+        """Collective. Combine `value` over all replicas."""
+        ...
+
+    def gather(self, value: Any, axis: int) -> Any:
+        """Collective. Concatenate `value` over all replicas."""
+        ...
+
+
+class ReplicaContext:
+    """What `get_replica_context()` gives inside `run`: this replica's place, and collectives.
+
+    Args:
+        strategy: The strategy that runs.
+        replica_id_in_sync_group: 0 to `num_replicas_in_sync` - 1, in the order of the ranks.
+
+    Raises:
+        ValueError: The id is no int.
+    """
+
+    __slots__ = ("_replica_id", "_strategy")
+
+    def __init__(self, strategy: Owner, replica_id_in_sync_group: int) -> None:
+        if isinstance(replica_id_in_sync_group, bool) or not isinstance(replica_id_in_sync_group, int):
+            raise ValueError(f"`replica_id_in_sync_group` must be an int, got {replica_id_in_sync_group!r}")
+        self._strategy = strategy
+        self._replica_id = replica_id_in_sync_group
+
+    @property
+    def strategy(self) -> Owner:
+        """Local. The strategy that runs."""
+        return self._strategy
+
+    @property
+    def replica_id_in_sync_group(self) -> int:
+        """Local. This replica's number over all nodes."""
+        return self._replica_id
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Local. Number of replicas over all nodes."""
+        return self._strategy.num_replicas_in_sync
+
+    def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
+        """Collective. Combine `value` over all replicas; every replica gets the result.
+
+        Args:
+            reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
+            value: Any nest of arrays and numbers, of the same structure, shapes and dtypes on every replica; or of
+                `IndexedSlices` under SUM or MEAN, whose rows are put one after another in the order of the replicas.
+            options: Kept for code written for tf.distribute; the strategy's options hold.
+
+        Returns:
+            The same structure. MEAN of integers is float64.
+
+        Raises:
+            RuntimeError: This context is not the current one.
+        """
+        op = parse_enum(ReduceOp, reduce_op, "reduce_op")
+        self._require_current()
+        collective = self._strategy.arena.collective
+        return tree.map_leaves(lambda leaf: reduce_leaf(collective, op, leaf, None), value)
+
+    def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
+        """Collective. Concatenate `value` over all replicas along `axis`, in their order.
+
+        Args:
+            value: Any nest of arrays of at least one dimension; sizes may differ along `axis` only.
+            axis: Along which to concatenate.
+            options: Kept for code written for tf.distribute.
+
+        Returns:
+            The same structure.
+
+        Raises:
+            MismatchError: Other dimensions or dtypes differ.
+            ValueError: A scalar, or an axis out of range.
+            NotImplementedError: IndexedSlices.
+            RuntimeError: This context is not the current one.
+        """
+        self._require_current()
+        return gather_nest(self._strategy.arena.collective, value, axis, "all_gather")
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Collective. The picklable values of all replicas, in their order.
+
+        Raises:
+            RuntimeError: This context is not the current one.
+            TypeError: A value that cannot be pickled, on every rank.
+        """
+        self._require_current()
+        return gather_object(self._strategy.communicator, value)
+
+    def merge_call(
+        self, merge_fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> T:
+        """Collective. Call `merge_fn(strategy, *args)` in cross-replica context, once on every rank.
+
+        Args:
+            merge_fn: Sees this replica's values and, through collectives, all the others'.
+            args: Further arguments.
+            kwargs: Keyword arguments.
+
+        Returns:
+            What `merge_fn` returns on this rank.
+
+        Raises:
+            RuntimeError: This context is not the current one.
+        """
+        self._require_current()
+        with self._strategy.cross_replica():
+            return merge_fn(self._strategy, *args, **(kwargs or {}))
+
+    def _require_current(self) -> None:
+        entry = context.innermost()
+        if entry is not None and entry.replica_context is self:
+            return
+        way_out = "is not the current one; ask `get_replica_context()` inside `run` and use it there"
+        if entry is None or entry.replica_context is None:
+            raise RuntimeError(f"Need to be inside `call_for_each_replica()`, that is `run`: {self!r} {way_out}")
+        if entry.strategy is not self._strategy:
+            raise RuntimeError(
+                f"Mismatching tf.distribute.Strategy objects: {entry.strategy!r} runs, and {self!r} {way_out}"
+            )
+        raise RuntimeError(f"Mismatching ReplicaContext. {self!r} {way_out}")
+
+    def __repr__(self) -> str:
+        return f"<mpidist.ReplicaContext {self._replica_id} of {self.num_replicas_in_sync} of {self._strategy!r}>"

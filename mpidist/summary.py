@@ -1,0 +1,23 @@
+"""Summaries for TensorBoard, under tf.summary's names; needs the extra `tensorboard`.
+
+    writer = mpidist.summary.create_file_writer("logs")
+    with writer.as_default():
+        mpidist.summary.scalar("loss", loss, step=step)
+
+The chief alone writes; the calls stand on every rank.
+"""
+
+from mpidist.observe import summary_step as experimental
+from mpidist.observe.summary import histogram, image, scalar, text
+from mpidist.observe.summary_writer import SummaryWriter, create_file_writer, flush
+
+__all__ = [
+    "SummaryWriter",
+    "create_file_writer",
+    "experimental",
+    "flush",
+    "histogram",
+    "image",
+    "scalar",
+    "text",
+]

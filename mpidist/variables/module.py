@@ -1,0 +1,112 @@
+"""The module: a base class whose objects know the variables and modules that they hold, however nested."""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Iterator
+from typing import Any
+
+from mpidist.variables.variable import Variable
+
+# Objects of these packages are not looked into: none is the user's, and some lead to all that the program has.
+_OPAQUE = sys.stdlib_module_names - {"__main__"} | {"numpy", "h5py", "mpi4py"}
+
+
+class Module:
+    """A named group of variables; what subclasses keep in attributes is found.
+
+    Local. Attributes, lists, tuples, dictionaries and the attributes of other objects are followed, in the order of
+    attribute names, indices and keys; an object's own variables come before those of the objects it holds. What is
+    reachable twice counts once. Optimizers, strategies and data are not followed.
+
+    Args:
+        name: A Python identifier; default: the class's name as in `dense_layer`.
+
+    Raises:
+        ValueError: `name` is no identifier.
+
+    Example:
+        >>> import mpidist
+        >>> class Dense(Module):
+        ...     def __init__(self):
+        ...         super().__init__()
+        ...         self.kernel = mpidist.Variable([[1.0]], name="kernel")
+        ...         self.bias = mpidist.Variable([0.0], name="bias")
+        >>> [v.name for v in Dense().trainable_variables]
+        ['bias', 'kernel']
+    """
+
+    def __init__(self, name: str | None = None) -> None:
+        if name is not None and not name.isidentifier():
+            raise ValueError(f"`name` of a module must be a Python identifier, got {name!r}")
+        self._name = name
+
+    @property
+    def name(self) -> str:
+        """Local. The module's name."""
+        return getattr(self, "_name", None) or _snake_case(type(self).__name__)
+
+    @property
+    def variables(self) -> tuple[Variable, ...]:
+        """Local. All variables of this module and of what it holds."""
+        return tuple(found for found in _walk(self) if isinstance(found, Variable))
+
+    @property
+    def trainable_variables(self) -> tuple[Variable, ...]:
+        """Local. Those with `trainable=True`."""
+        return tuple(variable for variable in self.variables if variable.trainable)
+
+    @property
+    def non_trainable_variables(self) -> tuple[Variable, ...]:
+        """Local. Those with `trainable=False`."""
+        return tuple(variable for variable in self.variables if not variable.trainable)
+
+    @property
+    def submodules(self) -> tuple[Module, ...]:
+        """Local. All modules that this one holds, however nested, without itself."""
+        return tuple(found for found in _walk(self) if isinstance(found, Module))
+
+
+def _walk(root: object) -> Iterator[Variable | Module]:
+    """Variables and modules below `root`, each once: first those in its own attributes, then those in its objects."""
+    seen = {id(root)}
+    waiting: list[object] = [root]
+    while waiting:
+        held: list[object] = []
+        for leaf in _leaves(waiting.pop(), seen):
+            if isinstance(leaf, (Variable, Module)):
+                yield leaf
+            if not isinstance(leaf, Variable):
+                held.append(leaf)
+        waiting.extend(reversed(held))
+
+
+def _leaves(owner: object, seen: set[int]) -> Iterator[object]:
+    """What is new in the attributes of `owner`, with lists, tuples and dictionaries opened."""
+    waiting = [value for _, value in sorted(vars(owner).items(), reverse=True, key=lambda item: item[0])]
+    while waiting:
+        value = waiting.pop()
+        is_container = isinstance(value, (list, tuple, dict))
+        if id(value) in seen or not (is_container or isinstance(value, Variable) or _is_followed(value)):
+            continue
+        seen.add(id(value))
+        if isinstance(value, dict):
+            waiting.extend(child for _, child in sorted(value.items(), reverse=True, key=lambda item: str(item[0])))
+        elif isinstance(value, (list, tuple)):
+            waiting.extend(reversed(value))
+        else:
+            yield value
+
+
+def _is_followed(value: Any) -> bool:
+    if isinstance(value, Module):
+        return True
+    kind = type(value)
+    package, *rest = kind.__module__.split(".")
+    is_opaque = package in _OPAQUE or (package == "mpidist" and rest[:1] != ["metrics"])
+    return not is_opaque and not isinstance(value, type) and isinstance(getattr(value, "__dict__", None), dict)
+
+
+def _snake_case(name: str) -> str:
+    return re.sub(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])", "_", name).lower()

@@ -1,0 +1,129 @@
+"""Scatter writes: some rows of a variable changed by IndexedSlices, with tf.Variable's seven methods."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.indexed_slices import IndexedSlices
+
+AnyArray = npt.NDArray[Any]
+S = TypeVar("S", bound="Scatter")
+
+
+class Scatter(ABC):
+    """The methods; a variable says in `scatter` what its replicas' rows become.
+
+    An index that occurs more than once counts each time; under `scatter_update` the last one holds.
+    """
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+
+    @abstractmethod
+    def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
+        """Collective. Change rows by add, sub, mul, div, min, max or update.
+
+        In cross-replica context the first replica's rows count. In replica context they are aggregated: SUM takes the
+        rows of all replicas one after another, MEAN their values divided by the number of replicas, NONE and
+        ONLY_FIRST_REPLICA the first replica's.
+
+        Args:
+            kind: Which of them.
+            sparse_delta: Any number of rows; shape and dtype must fit the variable.
+
+        Returns:
+            The variable.
+
+        Raises:
+            TypeError: No IndexedSlices, a dtype that does not cast, or a division of integers.
+            ValueError: Rows of another shape, or an index out of range.
+            NotImplementedError: The variable is ON_READ, or min, max or update in replica context with aggregation
+                SUM or MEAN.
+        """
+
+    def scatter_add(self: S, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> S:
+        """Collective. Add rows; see `scatter`."""
+        return self.scatter("add", sparse_delta)
+
+    def scatter_sub(self: S, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> S:
+        """Collective. Subtract rows; see `scatter`."""
+        return self.scatter("sub", sparse_delta)
+
+    def scatter_mul(self: S, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> S:
+        """Collective. Multiply rows; see `scatter`."""
+        return self.scatter("mul", sparse_delta)
+
+    def scatter_div(self: S, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> S:
+        """Collective. Divide rows; see `scatter`."""
+        return self.scatter("div", sparse_delta)
+
+    def scatter_min(self: S, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> S:
+        """Collective. Replace elements by smaller ones; see `scatter`."""
+        return self.scatter("min", sparse_delta)
+
+    def scatter_max(self: S, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> S:
+        """Collective. Replace elements by larger ones; see `scatter`."""
+        return self.scatter("max", sparse_delta)
+
+    def scatter_update(self: S, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> S:
+        """Collective. Replace rows; see `scatter`."""
+        return self.scatter("update", sparse_delta)
+
+
+Apply = Callable[[AnyArray, AnyArray, AnyArray], object]
+_APPLY: dict[str, Apply] = {
+    "add": np.add.at,
+    "sub": np.subtract.at,
+    "mul": np.multiply.at,
+    "div": np.true_divide.at,
+    "min": np.minimum.at,
+    "max": np.maximum.at,
+}
+_ARITHMETIC = frozenset(("add", "sub", "mul", "div"))
+# Rows of several replicas have no common value under these.
+ONE_WRITER = frozenset(("min", "max", "update"))
+
+
+def apply_rows(kind: str, target: AnyArray, rows: IndexedSlices) -> None:
+    """Local. Change rows of an array in place.
+
+    Args:
+        kind: Of the change.
+        target: Is written.
+        rows: As `checked_rows` gives them.
+    """
+    if kind == "update":
+        target[rows.indices] = rows.values
+    else:
+        _APPLY[kind](target, rows.indices, rows.values)
+
+
+def checked_rows(variable: Scatter, kind: str, rows: object) -> IndexedSlices:
+    """Local. The rows in the variable's dtype.
+
+    Raises:
+        TypeError: No IndexedSlices, a dtype that does not cast, or a division of integers.
+        ValueError: Rows of another shape, or an index out of range.
+    """
+    if not isinstance(rows, IndexedSlices):
+        raise TypeError(f"variable {variable.name!r}: scatter_{kind} takes IndexedSlices, got {rows!r}")
+    if not variable.shape or rows.values.shape[1:] != variable.shape[1:]:
+        raise ValueError(
+            f"variable {variable.name!r}: rows of shape {rows.values.shape[1:]} do not fit shape {variable.shape}"
+        )
+    low, high = (int(rows.indices.min()), int(rows.indices.max())) if rows.indices.size else (0, -1)
+    if low < 0 or high >= variable.shape[0]:
+        raise ValueError(
+            f"variable {variable.name!r}: indices must be from 0 to {variable.shape[0] - 1}, got {low} to {high}"
+        )
+    if (kind == "div" and variable.dtype.kind in "biu") or (kind in _ARITHMETIC and variable.dtype.kind == "b"):
+        raise TypeError(f"variable {variable.name!r}: scatter_{kind} is not defined for dtype {variable.dtype}")
+    if not np.can_cast(rows.dtype, variable.dtype, "same_kind"):
+        raise TypeError(f"variable {variable.name!r}: expected rows of dtype {variable.dtype}, got {rows.dtype}")
+    return IndexedSlices(rows.values.astype(variable.dtype), rows.indices.astype(np.int64))

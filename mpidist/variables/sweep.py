@@ -1,0 +1,91 @@
+"""The sweep: one pass over the variables of a plan one by one, for what depends on a whole variable, as a norm does.
+
+It follows `Plan.reduce`: the sums of the gradients stand in the first segment of each node. Measuring is cut over all
+ranks, since every node holds the same numbers; changing is cut over the ranks of a node, as in `Plan.step`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mpidist.comm.collective import AnyArray
+from mpidist.variables.arena import Arena
+from mpidist.variables.part import Block, Part, Update
+
+Measure = Callable[[AnyArray, AnyArray], Sequence[float]]
+
+
+class Sweep:
+    """What one rank does for some variables of a plan.
+
+    Args:
+        arena: Where the variables live.
+        parts: Parts of the plan, with the numbers of the variables in each.
+        numbers: All the numbers, the same on every rank.
+    """
+
+    def __init__(self, arena: Arena, parts: Sequence[tuple[Part, Sequence[int]]], numbers: tuple[int, ...]) -> None:
+        self._arena = arena
+        self._numbers = numbers
+        self._rows = {number: row for row, number in enumerate(numbers)}
+        communicator, node = arena.communicator, arena.communicator.node
+        self._measured: list[tuple[int, Block]] = []
+        self._own: list[tuple[int, Block]] = []
+        # Parameters in node memory, gradients and state private to each rank: one rank per node writes the former.
+        self._copied: list[tuple[int, Block]] = []
+        for part, chosen in parts:
+            self._measured += part.variable_blocks(chosen, communicator.rank, communicator.size)
+            mine = (node.rank, node.size) if part.is_shared else (0, 1)
+            (self._copied if part.writes_back else self._own).extend(part.variable_blocks(chosen, *mine))
+
+    def measure(self, measure: Measure, count: int) -> AnyArray:
+        """Collective. Sums over all elements of each variable, by one small all-reduce.
+
+        Nothing may be changed before every rank has measured; the all-reduce, to which every rank adds, sees to it.
+
+        Args:
+            measure: `measure(parameter, gradient)` gives `count` numbers for a block; they are added up.
+            count: How many.
+
+        Returns:
+            Shape (variables, count), float64, the same on every rank; in the order of the numbers.
+        """
+        sums = np.zeros((len(self._numbers), count))
+        for number, (parameter, gradients, _, _) in self._measured:
+            sums[self._rows[number]] += measure(parameter, gradients[0])
+        return self._arena.collective.all_reduce(sums)
+
+    def change(self, update_of: Callable[[int], Update]) -> None:
+        """Collective. Change gradients and state, and leave the parameters alone.
+
+        Args:
+            update_of: The update of a variable's number.
+        """
+        for number, (parameter, gradients, slots, scratch) in [*self._own, *self._copied]:
+            update_of(number)(parameter, gradients[0], slots, scratch[1:])
+        self.barrier()
+
+    def apply(self, update_of: Callable[[int], Update]) -> None:
+        """Collective. Change parameters and state; may overwrite gradients.
+
+        Args:
+            update_of: The update of a variable's number.
+        """
+        for number, (parameter, gradients, slots, scratch) in self._own:
+            update_of(number)(parameter, gradients[0], slots, scratch[1:])
+        for number, (parameter, gradients, slots, scratch) in self._copied:
+            np.copyto(scratch[0], parameter)
+            update_of(number)(scratch[0], gradients[0], slots, scratch[1:])
+            np.copyto(gradients[0], scratch[0])
+        self.barrier()
+        if self._copied:
+            if self._arena.communicator.node.rank == 0:
+                for _, (parameter, gradients, _, _) in self._copied:
+                    np.copyto(parameter, gradients[0])
+            self.barrier()
+
+    def barrier(self) -> None:
+        """Collective. Wait for the ranks of the node."""
+        self._arena.communicator.node.barrier()

@@ -1,0 +1,122 @@
+"""Every metric over ranks: the result is that of all data on one rank; merged, reset, saved and restored."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import sklearn.metrics as sklearn_metrics
+
+from mpidist import metrics
+from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.comm.communicator import Communicator
+from mpidist.metrics import Metric
+from tests.parallel.layouts import make_strategy
+
+pytestmark = pytest.mark.mpi
+
+COUNT = 53
+_generator = np.random.default_rng(7)
+CLASSES = _generator.integers(0, 4, COUNT)
+SCORES = _generator.normal(size=(COUNT, 4))
+BINARY = _generator.integers(0, 2, COUNT)
+CHANCES = np.clip(0.3 * BINARY + 0.7 * _generator.random(COUNT), 0, 1)
+WEIGHTS = _generator.random(COUNT)
+ONE_HOT = np.eye(4)[CLASSES]
+
+CASES: dict[str, tuple[Callable[[], Metric], tuple[Any, ...]]] = {
+    "mean": (metrics.Mean, (CHANCES,)),
+    "sum": (metrics.Sum, (CHANCES,)),
+    "accuracy": (metrics.Accuracy, (CLASSES, SCORES.argmax(1))),
+    "binary": (metrics.BinaryAccuracy, (BINARY, CHANCES)),
+    "categorical": (metrics.CategoricalAccuracy, (ONE_HOT, SCORES)),
+    "sparse": (metrics.SparseCategoricalAccuracy, (CLASSES, SCORES)),
+    "top_k": (lambda: metrics.TopKCategoricalAccuracy(2), (ONE_HOT, SCORES)),
+    "sparse_top_k": (lambda: metrics.SparseTopKCategoricalAccuracy(2), (CLASSES, SCORES)),
+    "precision": (lambda: metrics.Precision([0.3, 0.6]), (BINARY, CHANCES)),
+    "precision_top_k": (lambda: metrics.Precision(top_k=2, class_id=1), (ONE_HOT, SCORES)),
+    "recall": (metrics.Recall, (BINARY, CHANCES)),
+    "roc": (metrics.AUC, (BINARY, CHANCES)),
+    "pr": (lambda: metrics.AUC(50, "PR"), (BINARY, CHANCES)),
+    "labels": (
+        lambda: metrics.AUC(multi_label=True, num_labels=4),
+        (ONE_HOT, np.exp(SCORES) / np.exp(SCORES).sum(1, keepdims=True)),
+    ),
+    "square": (metrics.MeanSquaredError, (BINARY, CHANCES)),
+    "root": (metrics.RootMeanSquaredError, (BINARY, CHANCES)),
+    "absolute": (metrics.MeanAbsoluteError, (BINARY, CHANCES)),
+    "confusion": (lambda: metrics.ConfusionMatrix(4), (CLASSES, SCORES)),
+}
+
+
+def parts(communicator: Communicator) -> list[Any]:
+    """This replica's batches: two, of sizes that differ over ranks; the first rank's last one is empty."""
+    borders = np.sort(np.random.default_rng(communicator.size).integers(0, COUNT, communicator.size - 1))
+    mine = np.split(np.arange(COUNT), borders)[communicator.rank]
+    return [mine, mine[:0]] if communicator.rank == 0 else np.array_split(mine, 2)
+
+
+def expected(name: str) -> Any:
+    make, values = CASES[name]
+    whole = make()
+    whole.update_state(*values, sample_weight=WEIGHTS)
+    return whole.result()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_result_is_that_of_all_data(communicator: Communicator, name: str) -> None:
+    make, values = CASES[name]
+    strategy = make_strategy(communicator, "node")
+    with strategy.scope():
+        metric, other = make(), make()
+    batches = parts(communicator)
+    for target, part in zip((metric, other), batches, strict=True):
+        strategy.run(target.update_state, args=[v[part] for v in values], kwargs={"sample_weight": WEIGHTS[part]})
+    metric.merge_state([other])
+    assert np.allclose(metric.result(), expected(name), rtol=1e-12)
+    assert np.array_equal(strategy.run(metric.result), metric.result())
+    assert communicator.all_gather_object(np.asarray(metric.result()).tolist()) == [
+        np.asarray(metric.result()).tolist()
+    ] * communicator.size
+    metric.reset_states()
+    assert not np.any(metric.result())
+
+
+def test_results_of_scikit_learn(communicator: Communicator) -> None:
+    strategy = make_strategy(communicator, "private")
+    with strategy.scope():
+        area, matrix = metrics.AUC(20001), metrics.ConfusionMatrix(4)
+    for part in parts(communicator):
+        strategy.run(area.update_state, args=(BINARY[part], CHANCES[part]))
+        strategy.run(matrix.update_state, args=(CLASSES[part], SCORES[part]))
+    assert area.result() == pytest.approx(sklearn_metrics.roc_auc_score(BINARY, CHANCES))
+    assert np.array_equal(matrix.result(), sklearn_metrics.confusion_matrix(CLASSES, SCORES.argmax(1)))
+
+
+def make_all(communicator: Communicator) -> dict[str, Metric]:
+    with make_strategy(communicator, "node").scope():
+        return {name: make() for name, (make, _) in CASES.items()}
+
+
+def test_saved_on_some_ranks_and_restored_on_others(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    for savers in range(1, communicator.size + 1):
+        group = communicator.split(int(communicator.rank >= savers))
+        path = mpi_tmp_path / f"by-{savers}"
+        if communicator.rank < savers:
+            made = make_all(group)
+            for part in parts(group):
+                for name, (_, values) in CASES.items():
+                    made[name].update_state(*(v[part] for v in values), sample_weight=WEIGHTS[part])
+            Checkpoint(metrics=made).write(path)
+        communicator.barrier()
+        for readers in range(1, communicator.size + 1):
+            fresh = make_all(communicator.split(int(communicator.rank >= readers)))
+            Checkpoint(metrics=fresh).read(path).assert_consumed()
+            for name, metric in fresh.items():
+                assert np.allclose(metric.result(), expected(name), rtol=1e-10), name
+            # It goes on from there.
+            fresh["sum"].update_state(1.0)
+            assert fresh["sum"].result() == pytest.approx(expected("sum") + fresh["sum"].sums.group.size)

@@ -1,0 +1,113 @@
+"""Splitting by hypothesis: ranks simulated side by side, over lengths, batch sizes, files and numbers of ranks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any, TypeVar, cast
+
+import numpy as np
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mpidist.comm.communicator import Communicator
+from mpidist.data import AutoShardPolicy, Dataset, Options
+from mpidist.data.dataset_base import interleaved, pipeline_of
+from mpidist.data.files import file_rows
+from mpidist.data.sharding import even_sizes
+from mpidist.data.share import Share, share_dataset
+from mpidist.data.stream import Epoch
+
+T = TypeVar("T")
+
+
+class Played:
+    """One rank of a job whose ranks all give the same, except for lengths, which the tests fill in."""
+
+    def __init__(self, rank: int, size: int) -> None:
+        self.rank = rank
+        self.size = size
+        self.host = "here"
+
+    def all_gather_object(self, value: T) -> list[T]:
+        return [value] * self.size
+
+    def all_reduce_max(self, value: int) -> int:
+        return value
+
+
+def shares(dataset: Dataset, size: int) -> list[Share]:
+    return [share_dataset(dataset, cast(Communicator, Played(rank, size))) for rank in range(size)]
+
+
+def batches(share: Share, start: int = 0) -> list[list[int]]:
+    epoch = Epoch((0,), share.salt)
+    return [batch.tolist() for batch in share.pipeline.iterate(epoch, start, share.read)]
+
+
+def policy(name: str) -> Options:
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy[name]
+    return options
+
+
+def of_files(sizes: list[int], cycle: int, *, lazy: bool) -> Dataset:
+    """File k has the numbers from 1000 k on; lazy ones are arrays, the others can only be iterated."""
+    names = [str(k) for k in range(len(sizes))]
+
+    def opened(name: Any) -> Any:
+        numbers = np.arange(sizes[int(name)]) + 1000 * int(name)
+        return pipeline_of(numbers if lazy else iter(numbers))
+
+    listed = Dataset.from_tensor_slices(np.array(names)).pipeline
+    return Dataset(interleaved(replace(listed, stream=file_rows(names)), opened, cycle, 1), Options())
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 80), st.integers(1, 20), st.integers(1, 9), st.integers(1, 30), st.booleans())
+def test_pieces_join_to_the_global_batches(length: int, size: int, ranks: int, buffer: int, drop: bool) -> None:
+    if drop and length < size:
+        return
+    dataset = Dataset.range(length).shuffle(buffer, seed=length).batch(size, drop_remainder=drop)
+    whole = [batch.tolist() for batch in dataset]
+    steps = list(zip(*(batches(share) for share in shares(dataset, ranks)), strict=True))
+    assert [[row for part in step for row in part] for step in steps] == whole
+    assert [tuple(map(len, step)) for step in steps] == [even_sizes(len(batch), ranks) for batch in whole]
+
+
+@settings(max_examples=60)
+@given(
+    st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 12), st.integers(1, 5), st.integers(1, 5),
+    st.integers(1, 3), st.integers(0, 6), st.booleans(),
+)
+def test_files_are_read_once_and_other_ranks_finish_what_some_began(
+    sizes: list[int], size: int, ranks: int, others: int, cycle: int, taken: int, lazy: bool
+) -> None:
+    dataset = of_files(sizes, cycle, lazy=lazy).shuffle(4, seed=1).batch(size)
+    expected = sorted(1000 * k + i for k, count in enumerate(sizes) for i in range(count))
+    first = shares(dataset, ranks)
+    is_by_file = len(sizes) >= ranks
+    assert {share.readers for share in first} == {ranks if is_by_file else 1}
+    begun = [batches(share) for share in first]
+    assert sorted(row for rank in begun for batch in rank for row in batch) == expected
+    if is_by_file:
+        for rank, seen in enumerate(begun):
+            assert {row // 1000 % ranks for batch in seen for row in batch} <= {rank}
+        full = [sum(map(len, step)) for step in zip(*begun, strict=False)]
+        assert all(count <= size for count in full)
+    resumed = [share.resumed(first[0].readers) for share in shares(dataset, others)]
+    assert {share.readers for share in resumed} == {first[0].readers}
+    head = [row for rank in begun for batch in rank[:taken] for row in batch]
+    rest = [row for share in resumed for batch in batches(share, taken) for row in batch]
+    assert sorted(head + rest) == expected
+
+
+@settings(max_examples=40)
+@given(st.integers(5, 60), st.integers(1, 12), st.integers(1, 5), st.integers(1, 5), st.integers(0, 5))
+def test_hints_share_once_and_resume(length: int, size: int, ranks: int, others: int, taken: int) -> None:
+    dataset = Dataset.range(length).shard(-1, -1).batch(size).with_options(policy("HINT"))
+    begun = [batches(share) for share in shares(dataset, ranks) if share.pipeline.stream.cardinality]
+    assert sorted(row for rank in begun for batch in rank for row in batch) == list(range(length))
+    head = [row for rank in begun for batch in rank[:taken] for row in batch]
+    resumed = [share.resumed(ranks) for share in shares(dataset.with_options(policy("HINT")), others)]
+    rest = [row for share in resumed for batch in batches(share, taken) for row in batch]
+    assert sorted(head + rest) == list(range(length))

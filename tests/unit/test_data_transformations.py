@@ -1,0 +1,244 @@
+"""Transformations that join, split, pad, filter and keep: tf.data's results, seekable, in order."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mpidist.data import AUTOTUNE, UNKNOWN, ArraySpec, Dataset
+
+not_right: Any = 2.5
+
+
+def listed(dataset: Dataset) -> list[Any]:
+    return [[part.tolist() for part in one] if isinstance(one, tuple) else one.tolist() for one in dataset]
+
+
+def numbers(count: int, *, indexable: bool = True) -> Dataset:
+    return Dataset.range(count) if indexable else Dataset.from_iterable(lambda: (np.int64(i) for i in range(count)))
+
+
+def test_interleave_takes_turns_as_tf_data_does() -> None:
+    dataset = Dataset.range(1, 6).interleave(lambda x: Dataset.from_tensors(x).repeat(6), 2, 4)
+    assert listed(dataset) == [
+        1, 1, 1, 1, 2, 2, 2, 2, 1, 1, 2, 2, 3, 3, 3, 3, 4, 4, 4, 4, 3, 3, 4, 4, 5, 5, 5, 5, 5, 5
+    ]  # fmt: skip
+    behind = Dataset.range(4).interleave(np.arange)
+    assert listed(behind) == [0, 0, 1, 0, 1, 2]
+    assert listed(Dataset.range(3).interleave(lambda x: iter([x, x]), cycle_length=3)) == [0, 1, 2, 0, 1, 2]
+
+
+def test_zip_concatenate_enumerate_filter_unbatch() -> None:
+    pairs = Dataset.zip(Dataset.range(5).shuffle(5, seed=1), Dataset.range(10, 13))
+    assert pairs.cardinality() == 3
+    assert listed(pairs.batch(2))[0][1] == [10, 11]
+    assert listed(Dataset.zip((Dataset.range(2), Dataset.range(2).batch(1).unbatch()))) == [[0, 0], [1, 1]]
+    assert listed(Dataset.range(2).concatenate(numbers(2, indexable=False)).batch(3)) == [[0, 1, 0], [1]]
+    batches = Dataset.range(4).batch(2)
+    assert listed(batches.concatenate(batches)) == [[0, 1], [2, 3]] * 2
+    assert listed(Dataset.zip(batches, batches)) == [[[0, 1], [0, 1]], [[2, 3], [2, 3]]]
+    assert listed(Dataset.from_tensor_slices(np.array([7, 8])).enumerate(5)) == [[5, 7], [6, 8]]
+    odd = Dataset.range(10).filter(lambda x: x % 2 == 1)
+    assert listed(odd.batch(2)) == [[1, 3], [5, 7], [9]]
+    assert odd.cardinality() == UNKNOWN
+    full = Dataset.range(5).batch(2).filter(lambda batch: len(batch) == 2)
+    assert listed(full) == [[0, 1], [2, 3]]
+    assert len(Dataset.range(10).batch(3, drop_remainder=True).unbatch()) == 9
+    assert listed(Dataset.range(4).batch(2).map(lambda x: x[::-1]).unbatch()) == [1, 0, 3, 2]
+
+
+@pytest.mark.parametrize("indexable", [True, False])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda d: Dataset.zip(d, d.shuffle(4, seed=2)).batch(3),
+        lambda d: d.concatenate(d.map(lambda x: x + 100)).shuffle(5, seed=1).batch(4),
+        lambda d: d.interleave(lambda x: np.arange(x % 4) + 10 * x, 3, 2).batch(2),
+        lambda d: d.interleave(lambda x: np.arange(x % 4) + 10 * x).repeat(2),
+        lambda d: d.interleave(lambda x: iter(range(int(x) % 4))).batch(3),
+        lambda d: d.filter(lambda x: x % 3 > 0).shuffle(3, seed=1).batch(2),
+        lambda d: d.shuffle(9, seed=4).cache().repeat(2).batch(4),
+        lambda d: d.cache().shuffle(9, seed=4).repeat(2).batch(4),
+        lambda d: d.batch(4).cache().repeat(2),
+        lambda d: d.batch(4).unbatch().enumerate().batch(3),
+        lambda d: d.batch(4).map(lambda x: x * 2).unbatch().batch(3).unbatch(),
+        lambda d: d.map(lambda x: np.ones(x % 3)).padded_batch(3).map(lambda x: x.sum(axis=1)),
+        lambda d: d.map(lambda x: x + 1, 3).batch(4).map(lambda x: x * 2, num_parallel_calls=2).prefetch(2),
+    ],
+)
+def test_a_position_resumes_through_them(indexable: bool, build: Callable[[Dataset], Dataset]) -> None:
+    whole = listed(build(numbers(11, indexable=indexable)))
+    for taken in range(len(whole) + 1):
+        iterator = iter(build(numbers(11, indexable=indexable)))
+        for _ in range(taken):
+            next(iterator)
+        resumed = iter(build(numbers(11, indexable=indexable)))
+        resumed.load_state(iterator.state())
+        rest = [[p.tolist() for p in one] if isinstance(one, tuple) else one.tolist() for one in resumed]
+        assert rest == whole[taken:]
+
+
+@given(
+    st.lists(st.integers(0, 7), min_size=1, max_size=6), st.integers(1, 4), st.integers(1, 3), st.integers(0, 30)
+)
+def test_interleave_gives_every_example_once_and_seeks(sizes: list[int], cycle: int, block: int, skip: int) -> None:
+    def opened(x: Any) -> Any:
+        return np.arange(sizes[x]) + 100 * x
+
+    dataset = Dataset.range(len(sizes)).interleave(opened, cycle, block)
+    order = listed(dataset)
+    assert sorted(order) == [100 * i + j for i, size in enumerate(sizes) for j in range(size)]
+    assert listed(dataset.skip(skip)) == order[skip:]
+    kinds = Dataset.range(len(sizes)).interleave(lambda x: iter(opened(x)), cycle, block)
+    assert listed(kinds.skip(skip)) == order[skip:]
+
+
+def test_padded_batch() -> None:
+    def ragged(x: Any) -> Any:
+        return np.full(x, x, np.int32), np.float32(x)
+
+    dataset = Dataset.range(1, 5).map(ragged)
+    first, second = list(dataset.padded_batch(2))
+    assert first[0].tolist() == [[1, 0], [2, 2]]
+    assert second[0].tolist() == [[3, 3, 3, 0], [4, 4, 4, 4]]
+    assert second[1].tolist() == [3, 4]
+    fixed = dataset.padded_batch(3, padded_shapes=((5,), ()), padding_values=(-1, None), drop_remainder=True)
+    (batch,) = fixed
+    assert batch[0].shape == (3, 5)
+    assert batch[0][0].tolist() == [1, -1, -1, -1, -1]
+    assert fixed.element_spec == (ArraySpec((3, 5), np.dtype("int32")), ArraySpec((3,), np.dtype("float32")))
+    assert dataset.padded_batch(2).element_spec[0] == ArraySpec((None, None), np.dtype("int32"))
+    with pytest.raises(ValueError, match="larger than its padded shape"):
+        list(dataset.padded_batch(4, padded_shapes=((3,), ())))
+    named = Dataset.range(1, 3).map(lambda x: {"b": np.ones(x), "a": np.zeros((x, 2))})
+    batch = next(iter(named.padded_batch(2, padded_shapes={"b": (None,), "a": (4, 2)})))
+    assert batch["a"].shape == (2, 4, 2)
+    assert batch["b"].tolist() == [[1, 0], [1, 1]]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_map_with_threads_keeps_order_and_bounds_calls(batched: bool) -> None:
+    lock = threading.Lock()
+    running = most = 0
+
+    def slow(x: Any) -> Any:
+        nonlocal running, most
+        with lock:
+            running += 1
+            most = max(most, running)
+        time.sleep(0.002 if x % 3 else 0.006)
+        with lock:
+            running -= 1
+        return x * 2
+
+    dataset = Dataset.range(30).map(slow, num_parallel_calls=4)
+    got = [row for batch in dataset.batch(8) for row in batch.tolist()] if batched else listed(dataset)
+    assert got == [2 * i for i in range(30)]
+    assert 2 <= most <= 5
+
+
+@pytest.mark.parametrize("build", [lambda d: d, lambda d: d.batch(2).unbatch()])
+def test_an_error_in_a_thread_comes_after_the_elements_before_it(build: Callable[[Dataset], Dataset]) -> None:
+    def fails(x: Any) -> Any:
+        if x == 6:
+            raise KeyError("lost")
+        return x
+
+    iterator = iter(build(Dataset.range(10)).map(fails, num_parallel_calls=3))
+    assert [int(next(iterator)) for _ in range(6)] == list(range(6))
+    with pytest.raises(KeyError, match="lost"):
+        next(iterator)
+
+
+def test_cache_reads_once_and_what_the_user_does_to_an_element_does_not_reach_it() -> None:
+    calls: list[int] = []
+
+    def remember(x: Any) -> Any:
+        calls.append(int(x))
+        return np.array([x])
+
+    for dataset in (Dataset.range(6).map(remember), numbers(6, indexable=False).map(remember)):
+        calls.clear()
+        cached = dataset.cache()
+        for _ in range(3):
+            for batch in cached.batch(4):
+                batch[...] = -1
+            for one in cached:
+                one[...] = -1
+        assert sorted(calls) == list(range(6))
+        assert listed(cached) == [[i] for i in range(6)]
+    partly = Dataset.range(6).map(remember).cache()
+    calls.clear()
+    assert listed(partly.skip(4)) == [[4], [5]]
+    assert calls == [4, 5]
+    once = Dataset.range(20).shuffle(20).cache()
+    assert listed(once) == listed(once)
+
+
+def test_from_indexable_makes_only_what_is_asked_for() -> None:
+    made: list[int] = []
+
+    class Squares:
+        def __len__(self) -> int:
+            return 20
+
+        def __getitem__(self, number: int) -> Any:
+            made.append(number)
+            return {"x": np.full(2, number), "y": number * number}
+
+    dataset = Dataset.from_indexable(Squares()).shuffle(20, seed=1).batch(4).skip(3).take(1)
+    (batch,) = dataset
+    assert sorted(made) == sorted(batch["x"][:, 0].tolist())
+    assert (batch["y"] == batch["x"][:, 0] ** 2).all()
+
+
+def test_torch_loaders_and_datasets() -> None:
+    torch = pytest.importorskip("torch")
+    data = torch.utils.data.TensorDataset(torch.arange(10.0).reshape(5, 2), torch.arange(5))
+    loader = torch.utils.data.DataLoader(data, batch_size=2)
+    batches = list(Dataset.from_iterable(loader, batched=True))
+    assert [y.tolist() for _, y in batches] == [[0, 1], [2, 3], [4]]
+    assert batches[0][0].dtype == np.float32
+    x, y = next(iter(Dataset.from_indexable(data).batch(5)))
+    assert x.shape == (5, 2)
+    assert y.tolist() == [0, 1, 2, 3, 4]
+
+
+def test_grain_datasets() -> None:
+    grain = pytest.importorskip("grain.python")
+    source = grain.MapDataset.source(np.arange(10)).map(lambda x: x * 3)
+    assert listed(Dataset.from_indexable(source).shard(2, 1).batch(5)) == [[3, 9, 15, 21, 27]]
+    assert listed(Dataset.from_iterable(source.to_iter_dataset()).batch(10)) == [[3 * i for i in range(10)]]
+    loader = grain.DataLoader(
+        data_source=np.arange(6), sampler=grain.IndexSampler(6, num_epochs=1, shard_options=grain.NoSharding())
+    )
+    assert listed(Dataset.from_iterable(loader).batch(4)) == [[0, 1, 2, 3], [4, 5]]
+
+
+@pytest.mark.parametrize(
+    ("build", "error", "words"),
+    [
+        (lambda: Dataset.range(3).unbatch(), ValueError, "unbatch"),
+        (lambda: Dataset.zip(Dataset.range(3), not_right), TypeError, "expected datasets"),
+        (lambda: Dataset.zip(Dataset.range(3), Dataset.range(3).batch(2)), ValueError, "some have not"),
+        (lambda: Dataset.range(3).concatenate(not_right), TypeError, "expected a dataset"),
+        (lambda: Dataset.range(3).concatenate(Dataset.range(3).batch(2)), ValueError, "batches"),
+        (lambda: Dataset.range(3).interleave(lambda x: x, cycle_length=0), ValueError, "cycle_length"),
+        (lambda: list(Dataset.range(3).interleave(lambda x: Dataset.range(3).batch(2))), ValueError, "unbatch"),
+        (lambda: Dataset.range(3).filter(not_right), TypeError, "function"),
+        (lambda: Dataset.range(3).map(abs, num_parallel_calls=0), ValueError, "num_parallel_calls"),
+        (lambda: Dataset.range(3).map(abs, num_parallel_calls=AUTOTUNE).shard(2, 5), ValueError, "index"),
+        (lambda: Dataset.from_indexable(iter([1])), TypeError, "__getitem__"),
+        (lambda: Dataset.range(3).shared(), ValueError, "dataset of arrays"),
+    ],
+)
+def test_errors_say_what_was_expected(build: Callable[[], object], error: type[Exception], words: str) -> None:
+    with pytest.raises(error, match=words):
+        build()

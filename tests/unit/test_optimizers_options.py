@@ -1,0 +1,137 @@
+"""Optimizers on one rank: the options of all families, clipping and loss scaling by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+import mpidist
+from mpidist import optimizers
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.optimizers import SGD, Adadelta, Adagrad, Ftrl, Lion, LossScaleOptimizer, Optimizer, RMSprop
+
+
+@pytest.mark.parametrize(
+    ("make", "text"),
+    [
+        (lambda: SGD(weight_decay=-1), "`weight_decay` must not be negative, got -1"),
+        (lambda: SGD(clipnorm=0), "`clipnorm` must be above 0, got 0"),
+        (lambda: SGD(clipvalue=float("nan")), "`clipvalue` must be above 0"),
+        (lambda: SGD(clipvalue=1.0, global_clipnorm=1.0), "at most one of clipvalue, clipnorm and global_clipnorm"),
+        (lambda: SGD(gradient_accumulation_steps=1), "`gradient_accumulation_steps` must be an integer of at least 2"),
+        (lambda: SGD(ema_momentum=1.5), "`ema_momentum` must be from 0 to 1, got 1.5"),
+        (lambda: SGD(use_ema=True, ema_overwrite_frequency=0), "`ema_overwrite_frequency` must be an integer"),
+        (lambda: SGD(ema_overwrite_frequency=3), "needs `use_ema=True`"),
+        (lambda: RMSprop(rho=1.0), "`rho` must be below 1"),
+        (lambda: RMSprop(momentum=-1), "`momentum`"),
+        (lambda: Adagrad(initial_accumulator_value=-0.1), "`initial_accumulator_value`"),
+        (lambda: Adagrad(initial_accumulator_value=0, epsilon=0), "must not both be 0"),
+        (lambda: Adadelta(epsilon=0), "`epsilon` must be above 0"),
+        (lambda: Ftrl(learning_rate_power=0.5), "`learning_rate_power` must not be above 0"),
+        (lambda: Ftrl(l1_regularization_strength=-1), "`l1_regularization_strength`"),
+        (lambda: Lion(beta_2=1), "`beta_2` must be below 1"),
+        (lambda: optimizers.LAMB(beta_1=1), "`beta_1` must be below 1"),
+        (lambda: optimizers.LARS(eeta=-1), "`eeta`"),
+        (lambda: optimizers.LARS(momentum=0, nesterov=True), "needs a `momentum`"),
+        (lambda: LossScaleOptimizer(SGD(), 0), "`initial_scale` must be above 0"),
+        (lambda: LossScaleOptimizer(SGD(), float("inf")), "`initial_scale`"),
+        (lambda: LossScaleOptimizer(SGD(), 8, 0), "`dynamic_growth_steps` must be an integer"),
+    ],
+)
+def test_options_out_of_range(make: Any, text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        make()
+
+
+def test_what_is_no_option() -> None:
+    with pytest.raises(TypeError, match="clip_norm"):
+        SGD(0.1, clip_norm=1.0)  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="must be an optimizer of mpidist"):
+        LossScaleOptimizer(LossScaleOptimizer(SGD()))  # type: ignore[arg-type]
+
+
+def test_tf_keras_names_and_defaults() -> None:
+    made: list[tuple[Optimizer, float, tuple[float, ...]]] = [
+        (RMSprop(), 0.001, (0.9, 0.0, 1e-7, False)),
+        (Adagrad(), 0.001, (0.1, 1e-7)),
+        (Adadelta(), 0.001, (0.95, 1e-7)),
+        (Ftrl(), 0.001, (-0.5, 0.1, 0.0, 0.0, 0.0, 0.0)),
+        (Lion(), 0.001, (0.9, 0.99)),
+        (optimizers.LAMB(), 0.001, (0.9, 0.999, 1e-7)),
+        (optimizers.LARS(), 0.01, (0.9, 0.0, 0.001, False)),
+    ]
+    for optimizer, rate, values in made:
+        assert optimizer.learning_rate == rate
+        assert tuple(vars(optimizer.kernel).values()) == values, optimizer.name
+    assert {optimizer.name for optimizer, _, _ in made} == {
+        "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion", "LAMB", "LARS"
+    }
+    scaled = LossScaleOptimizer(SGD())
+    assert (scaled.dynamic_scale, scaled.dynamic_growth_steps) == (32768, 2000)
+    assert repr(scaled) == "<LossScaleOptimizer dynamic_scale=32768 of <SGD iterations=0 variables=not built>>"
+
+
+def test_ftrl_needs_a_rate() -> None:
+    variable = mpidist.Variable([1.0])
+    with pytest.raises(ValueError, match=r"Ftrl needs a learning rate above 0, got 0\.0"):
+        Ftrl(0.0).apply_gradients([([1.0], variable)])
+
+
+def test_ftrl_without_an_initial_accumulator_divides_nothing_by_zero() -> None:
+    variable = mpidist.Variable(np.zeros(3))
+    Ftrl(0.1, initial_accumulator_value=0.0).apply_gradients([(np.array([0.0, 1.0, -1.0]), variable)])
+    np.testing.assert_allclose(variable.numpy(), [0, -0.1, 0.1])
+
+
+@given(st.lists(st.floats(-1e3, 1e3), min_size=1, max_size=20), st.floats(0.01, 1e3))
+def test_a_clipped_gradient_points_the_same_way_and_is_short_enough(values: list[float], limit: float) -> None:
+    gradient = np.array(values)
+    norm = float(np.sqrt(np.sum(gradient**2)))
+    for options in ({"clipnorm": limit}, {"global_clipnorm": limit}):
+        variable = mpidist.Variable(np.zeros(len(values)))
+        SGD(1.0, **options).apply_gradients([(gradient, variable)])  # type: ignore[arg-type]
+        np.testing.assert_allclose(-variable.numpy(), gradient * min(1.0, limit / max(norm, limit)), atol=1e-9)
+
+
+def test_weight_decay_leaves_variables_without_gradient() -> None:
+    first, second = mpidist.Variable([2.0]), mpidist.Variable([2.0])
+    optimizer = SGD(0.5, weight_decay=0.5)
+    optimizer.apply_gradients([([0.0], first), (None, second)])
+    assert first.numpy() == 1.5
+    assert second.numpy() == 2.0
+
+
+def test_the_scale_of_a_loss() -> None:
+    optimizer = LossScaleOptimizer(SGD(1.0), 2.0**17)
+    assert optimizer.scale_loss(np.float32(2)).dtype == np.float32
+    assert optimizer.scale_loss(np.float32(2)) == 2.0**18
+    # Too much for float16: two steps are skipped, and then it fits.
+    variable = mpidist.Variable(0.0)
+    for _ in range(3):
+        optimizer.apply_gradients([(optimizer.scale_loss(np.float16(1)), variable)])
+    assert variable.numpy() == -1
+    assert optimizer.dynamic_scale == 2.0**15
+    assert optimizer.iterations == 1
+
+
+def test_the_scale_stays_within_bounds() -> None:
+    variable = mpidist.Variable(0.0)
+    small, large = LossScaleOptimizer(SGD(1.0), 2.0), LossScaleOptimizer(SGD(1.0), 2.0**125, 1)
+    for _ in range(3):
+        small.apply_gradients([(np.nan, variable)])
+        large.apply_gradients([(0.0, variable)])
+    assert small.dynamic_scale == 1
+    assert large.dynamic_scale == 2.0**126
+    assert variable.numpy() == 0
+
+
+def test_rows_given_twice_count_twice() -> None:
+    table = mpidist.Variable(np.zeros((4, 2)))
+    rows = IndexedSlices(np.array([[1.0, 2.0], [10.0, 20.0], [5.0, 5.0]]), np.array([2, 2, 0]))
+    SGD(1.0).apply_gradients([(rows, table)])
+    np.testing.assert_array_equal(table.numpy(), [[-5, -5], [0, 0], [-11, -22], [0, 0]])
+    assert rows.values[0, 0] == 1, "what the caller passes is not changed"
