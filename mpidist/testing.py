@@ -40,6 +40,8 @@ DEFAULT_GRACE_SECONDS = 5.0
 LAST_WORDS_SECONDS = 1.0
 # Should the way out itself hang (a C call that keeps the interpreter lock), faulthandler's own thread ends the process.
 LAST_RESORT_SECONDS = 10.0
+# Where pytest puts the folders of `tmp_path`.
+TEMPORARY_ROOT = "PYTEST_DEBUG_TEMPROOT"
 _PYTEST_FRAME = re.compile(r'/_pytest/|/pluggy/|/pytest/__main__|"<frozen runpy>"')
 
 
@@ -95,11 +97,20 @@ def pytest_configure(config: pytest.Config) -> None:
     watchdog = Watchdog(config, rank, size)
     config.pluginmanager.register(watchdog, "mpidist-watchdog")
     if size > 1:
+        _separate_temporary_folders(rank)
         if rank > 0:
             # Rank 0 has the terminal and the report file to itself.
             config.pluginmanager.set_blocked("terminalreporter")
             config.option.xmlpath = None
         config.pluginmanager.register(Ranks(config, watchdog), "mpidist-ranks")
+
+
+def _separate_temporary_folders(rank: int) -> None:
+    """Give each rank its own root for `tmp_path`: at exit pytest deletes old folders, also those of other ranks."""
+    root = os.environ.get(TEMPORARY_ROOT) or tempfile.gettempdir()
+    folder = os.path.join(root, f"pytest-of-{os.getuid()}-rank-{rank}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.environ[TEMPORARY_ROOT] = folder
 
 
 class Watchdog:

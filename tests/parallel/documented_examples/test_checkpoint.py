@@ -66,7 +66,7 @@ def train(checkpoint_dir: Path, num_epoch: int) -> tuple[int, list[float], Any, 
 
         results.append(metrics.result())
         logging.info("Metric result: %r", metrics.result())
-        metrics.reset_state()
+        metrics.reset_states()
         checkpoint_manager.save()
 
     kept = [Path(path).name for path in checkpoint_manager.checkpoints]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,23 +47,22 @@ def test_distributed_files(communicator: Communicator, mpi_tmp_path: Path) -> No
             np.save(path, np.arange(3) + 3 * number)
     communicator.barrier()
 
-    def records() -> Iterator[Any]:
-        for path in paths:
-            yield from np.load(path)
-
     strategy = mpidist.MirroredStrategy()
     # Create a dataset
-    dataset = mpidist.data.Dataset.from_iterable(records).batch(GLOBAL_BATCH_SIZE)
+    dataset = mpidist.data.Dataset.from_files(map(str, paths), np.load).batch(GLOBAL_BATCH_SIZE)
     # Distribute that dataset
     dist_dataset = strategy.experimental_distribute_dataset(dataset)
-    # What all replicas get in a step is a batch of GLOBAL_BATCH_SIZE, and every replica gets its even part of it.
+    # Input files are sharded when there is at least one per worker: worker w reads the files w, w + n, ...
+    files = range(communicator.rank, 4, communicator.size)
+    mine = [3 * number + row for number in files for row in range(3)]
     steps = []
     for x in dist_dataset:
         steps.append(strategy.run(lambda x: x + 1, args=(x,)))
-    expected = [[1, 2, 3, 4, 5], [6, 7, 8, 9, 10], [11, 12]]
-    assert [strategy.gather(x, axis=0).tolist() for x in steps] == expected
-    sizes = [even_sizes(len(batch), communicator.size)[communicator.rank] for batch in expected]
-    assert [len(x) for x in steps] == sizes
+    assert np.concatenate(steps).tolist() == [row + 1 for row in mine]
+    # All replicas together get a batch of GLOBAL_BATCH_SIZE while every worker has data, and each row once.
+    batches = [strategy.gather(x, axis=0).tolist() for x in steps]
+    assert sorted(row for batch in batches for row in batch) == list(range(1, 13))
+    assert len(batches[0]) == GLOBAL_BATCH_SIZE
 
 
 def test_each_batch_of_ten_is_divided(communicator: Communicator) -> None:
