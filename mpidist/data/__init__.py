@@ -6,15 +6,15 @@ batch size. `experimental_distribute_dataset` takes the same dataset on every ra
     strategy                       num_input_pipelines, input_pipeline_id, num_replicas_in_sync
     MirroredStrategy               (n, r, n), the ranks of one node
     MultiWorkerMirroredStrategy    (n, r, n), the ranks of the job
-    OneDeviceStrategy              (1, 0, 1): every rank reads all data, whatever the policy
-    the default strategy           (1, 0, 1)
+    OneDeviceStrategy              (1, 0, 1): every rank reads all data, whatever the policy; FILE needs a file
+    the default strategy           (1, 0, 1): likewise
 
     policy   a rank of MirroredStrategy and MultiWorkerMirroredStrategy sees
     OFF      all examples, in its own order where shuffles have no seed, in batches of G/n
     DATA     the r-th contiguous piece of every global batch; sizes differ by at most one, the first ranks get more
     FILE     the files number i with i mod n = r, as the reader is given them (`from_files`, or `list_files` followed by
              `interleave`), in batches of G/n; an error where there are fewer files than ranks, or none
-    HINT     `shard(n, r)` where the dataset has `shard(SHARD_HINT, SHARD_HINT)`, in batches of G/n; an error where it
+    HINT     `shard(n, r)` where the dataset has `shard(SHARD_HINT, SHARD_HINT)`, in batches of G/n; as OFF where it
              has no such step. Under other policies the step does nothing
     AUTO     FILE where the dataset reads at least n files, else DATA
 

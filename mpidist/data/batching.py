@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from mpidist.data.sharding import count_groups
 from mpidist.data.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, Stream, drop_items, join
 
+# A block may hold all rows of a shuffle: the groups of it are not made all at once.
+_GROUPS_AT_ONCE = 256
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -25,9 +28,9 @@ class Batch:
         return known if known < 0 else count_groups(known, (self.batch_size,), self.drop_remainder)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as its parent does; one group a block."""
+        """Local. Seeks as its parent does."""
         parent = self.parent.blocks(epoch, start * self.batch_size)
-        return _groups(parent, itertools.repeat(self.batch_size), self.drop_remainder)
+        return _groups(parent, (self.batch_size,), self.drop_remainder)
 
     def seeds(self) -> list[Seed]:
         """Local. Those of its parent."""
@@ -63,27 +66,35 @@ class Rebatch:
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Seeks by going over the parent's groups, unread."""
         parent = (group for block in self.parent.blocks(epoch, 0) for group in block)
-        return drop_items(_groups(parent, itertools.cycle(self.sizes), self.drop_remainder), start)
+        return drop_items(_groups(parent, self.sizes, self.drop_remainder), start)
 
     def seeds(self) -> list[Seed]:
         """Local. Those of its parent."""
         return self.parent.seeds()
 
 
-def _groups(blocks: Iterable[Items], sizes: Iterator[int], drop_remainder: bool) -> Iterator[Items]:
-    """Cut the items of all blocks into groups of the given sizes."""
+def _groups(blocks: Iterable[Items], sizes: tuple[int, ...], drop_remainder: bool) -> Iterator[list[Items]]:
+    """Cut the items of all blocks into groups of the given sizes, used in turn."""
     held: list[Items] = []
     count = 0
-    size = next(sizes)
+    turns = itertools.cycle(sizes)
+    size = next(turns)
+    is_uniform = len(sizes) == 1
     for block in blocks:
         begin = 0
         while begin < len(block):
+            if is_uniform and not count and begin + size <= len(block):
+                # Most groups lie within a block: many at once cost a slice each.
+                end = begin + min((len(block) - begin) // size, _GROUPS_AT_ONCE) * size
+                yield [block[first : first + size] for first in range(begin, end, size)]
+                begin = end
+                continue
             end = min(begin + size - count, len(block))
             held.append(block[begin:end])
             count += end - begin
             begin = end
             if count == size:
                 yield [join(held)]
-                held, count, size = [], 0, next(sizes)
+                held, count, size = [], 0, next(turns)
     if count and not drop_remainder:
         yield [join(held)]

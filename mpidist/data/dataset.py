@@ -15,6 +15,7 @@ from mpidist.data.files import SHARD_HINT, HintedShard
 from mpidist.data.padding import Padding
 from mpidist.data.pipeline import Pipeline
 from mpidist.data.places import Concatenate, PlaceSource
+from mpidist.data.readers import counter_of
 from mpidist.data.shared_memory import current_communicator, shared_source
 from mpidist.data.shuffle import Shuffle, ShuffleSeed
 from mpidist.data.source import ArraySource, IndexableSource, RangeSource
@@ -104,7 +105,8 @@ class Dataset(BaseDataset):
     def shard(self, num_shards: int, index: int) -> Dataset:
         """Local. The elements whose number i has i mod `num_shards` = `index`.
 
-        `shard(SHARD_HINT, SHARD_HINT)` marks where the policy HINT shards, and does nothing under the others.
+        `shard(SHARD_HINT, SHARD_HINT)` marks where the policy HINT shards, and does nothing under the others; without
+        the mark HINT does what OFF does.
         """
         if num_shards == SHARD_HINT and index == SHARD_HINT:
             return self._select(HintedShard(self._pipeline.stream))
@@ -211,13 +213,15 @@ class Dataset(BaseDataset):
 
         Args:
             map_func: Gives a dataset without batches, an array or structure of arrays (their rows), or an iterable.
+                The cardinality is known with `mpidist.data.read_npy`, `hdf5_reader(...)`, and what has a method
+                `count_examples(element)`.
             cycle_length: How many are open at a time; 1: one behind another.
             block_length: How many examples one gives at its turn.
         """
         if not callable(map_func):
             raise TypeError(f"interleave: expected a function, got {map_func!r}")
         opened = partial(_opened_by, map_func)
-        return self._with(interleaved(self._pipeline, opened, cycle_length, block_length))
+        return self._with(interleaved(self._pipeline, opened, cycle_length, block_length, counter_of(map_func)))
 
     def shared(self) -> Dataset:
         """Collective. The dataset with its arrays in memory that the ranks of a node share: one copy per node.

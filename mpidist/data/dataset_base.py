@@ -20,11 +20,14 @@ from mpidist.data.iterator import DatasetIterator
 from mpidist.data.options import Options
 from mpidist.data.pipeline import Pipeline
 from mpidist.data.places import Interleave, PlaceSource
+from mpidist.data.readers import counter_of
 from mpidist.data.shuffle import Shuffle, ShuffleSeed
 from mpidist.data.source import ArraySource, ElementSource, IndexableSource, RangeSource
 from mpidist.data.stream import INFINITE, Elements, Rows, Stream
 
 D = TypeVar("D", bound="BaseDataset")
+# Of a list of files that is shuffled without a seed.
+_SEED_OF_FILES = 0
 FileNames: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
 
@@ -131,16 +134,19 @@ class BaseDataset:
         Args:
             file_pattern: A name, a pattern (with *, ?, [ and, over folders, **), or a list of them. The matches of a
                 pattern are sorted; a list keeps its order.
-            shuffle: In another order in each pass; None and False keep the order. (In tf.data None shuffles.)
-            seed: Of the shuffle.
+            shuffle: None and True: in random order, another one in each pass. False: in the order of `file_pattern`.
+            seed: Of the shuffle. None is 0, not a seed that is drawn: all ranks have the same order, also where each
+                takes a `shard` of the list by itself; and it is the same in every run.
 
         Raises:
             FileNotFoundError: Nothing matches.
         """
         names = resolve(file_pattern)
         stream = file_rows(names)
-        order = Shuffle(stream, len(names), ShuffleSeed(seed), True) if shuffle else stream
-        return cls._of(ArraySource(np.array(names)), order)
+        if shuffle is None or shuffle:
+            drawn = ShuffleSeed(_SEED_OF_FILES if seed is None else operator.index(seed))
+            return cls._of(ArraySource(np.array(names)), Shuffle(stream, len(names), drawn, True))
+        return cls._of(ArraySource(np.array(names)), stream)
 
     @classmethod
     def from_files(
@@ -151,7 +157,7 @@ class BaseDataset:
         cycle_length: int = 1,
         block_length: int = 1,
     ) -> D:
-        """Local. The examples of files, one file behind another.
+        """Local. The examples of files, one file behind another, in the order of `files`.
 
         Under the policies AUTO and FILE a rank reads the files number i with i mod n = its rank.
 
@@ -159,12 +165,15 @@ class BaseDataset:
             files: As for `list_files`.
             reader: Called with a name; gives a dataset, an array or a tuple or dictionary of arrays (its rows are the
                 examples), or an iterable of examples. `mpidist.data.read_npy`, `read_npz` and `hdf5_reader(...)` are
-                such readers.
+                such readers. The number of examples is known, and ranks exchange nothing while they iterate, with
+                `read_npy`, `hdf5_reader(...)`, and a reader with a method `count_examples(name)`: that is asked when
+                the dataset is distributed, once for each file that the rank reads.
             cycle_length: How many files are open at a time.
             block_length: How many examples one of them gives at its turn.
         """
-        names = cls.list_files(files)
-        return names._with(interleaved(names.pipeline, partial(_opened, reader), cycle_length, block_length))
+        names = cls.list_files(files, shuffle=False)
+        opened = partial(_opened, reader)
+        return names._with(interleaved(names.pipeline, opened, cycle_length, block_length, counter_of(reader)))
 
     def with_options(self: D, options: Options) -> D:
         """Local. The dataset with other options; later changes to `options` do not reach it."""
@@ -234,11 +243,15 @@ class BaseDataset:
 
 
 def interleaved(
-    pipeline: Pipeline, opened: Callable[[Any], Pipeline], cycle_length: int, block_length: int
+    pipeline: Pipeline,
+    opened: Callable[[Any], Pipeline],
+    cycle_length: int,
+    block_length: int,
+    count: Callable[[Any], int] | None = None,
 ) -> Pipeline:
     """Local. The examples of pipelines that `opened` makes of the elements of `pipeline`."""
     cycle = check_count("interleave: `cycle_length`", cycle_length, 1)
-    stream = Interleave(pipeline, opened, cycle, check_count("interleave: `block_length`", block_length, 1))
+    stream = Interleave(pipeline, opened, cycle, check_count("interleave: `block_length`", block_length, 1), count)
     return Pipeline(PlaceSource(stream.first), stream)
 
 

@@ -73,6 +73,13 @@ class DistributedIterator(Iterator[Any]):
         self._pattern: Any = None
         self._reader: Reader | None = None
         self._is_even = share.is_even or communicator.size == 1
+        # The whole of a step, once reading has begun, where no rank waits for another: it may take microseconds.
+        self._read_ready: Callable[[], Any] | None = None
+
+    @property
+    def group(self) -> Communicator:
+        """Local. The ranks that step together; a checkpoint of the iterator is saved and restored by all of them."""
+        return self._communicator
 
     @property
     def element_spec(self) -> Any:
@@ -92,10 +99,9 @@ class DistributedIterator(Iterator[Any]):
                 "next(iterator) should be called from outside of the function given to `Strategy.run`. Pass the batch "
                 "to it: strategy.run(fn, args=(next(iterator),))"
             )
-        if self._is_ended:
-            raise StopIteration
         try:
-            batch = self._step()
+            read = self._read_ready
+            batch = self._step() if read is None else read()
         except StopIteration:
             self._end()
             if self._taken == 0:
@@ -159,19 +165,23 @@ class DistributedIterator(Iterator[Any]):
         if self._reader is not None:
             self._reader.close()
             self._reader = None
+        self._read_ready = None
 
     def _read(self) -> Any:
         if self._reader is None:
             share = self._share
             epoch = Epoch((self._iteration,), share.salt)
             self._reader = Reader(share.pipeline.iterate(epoch, self._taken, share.read), self._depth)
-        return next(self._reader)
+            self._read_ready = self._reader.read if self._is_even else None
+        return self._reader.read()
 
     def _end(self) -> None:
         self.close()
         self._is_ended = True
 
     def _step(self) -> Any:
+        if self._is_ended:
+            raise StopIteration
         if self._is_even:
             return self._read()
         return self._step_asking() if self._share.steps == UNKNOWN else self._step_counted()

@@ -12,8 +12,8 @@ class DistributeOptions:
 
     Attributes:
         auto_shard_policy: An `AutoShardPolicy` or its name. DATA: each rank gets its piece of every global batch.
-            FILE: its files. HINT: its shard, where the dataset says so. AUTO: FILE where there are enough files, else
-            DATA. OFF: each rank reads all data. The table is in `mpidist.data`.
+            FILE: its files. HINT: its shard, where the dataset says so, else as OFF. AUTO: FILE where there are
+            enough files, else DATA. OFF: each rank reads all data. The table is in `mpidist.data`.
     """
 
     def __init__(self) -> None:

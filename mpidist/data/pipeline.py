@@ -5,6 +5,7 @@ So a rank of a distributed dataset follows the whole stream, which costs integer
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -112,22 +113,37 @@ class Pipeline:
             batch = elements.call(function, batch)
         return batch
 
-    def read_piece(self, item: Any, parts: int, index: int) -> Any:
-        """Local. Piece `index` of a batch that `parts` readers share evenly; reads that piece only where it can.
+    def piece_reader(self, parts: int, index: int) -> Callable[[Any], Any]:
+        """Local. What reads piece `index` of batches that `parts` readers share evenly; that piece only where it can.
 
         It cannot where a function was mapped after batch: that is called with the whole batch, as in tf.data; nor
         where the longest example of a batch decides how long the others get.
         """
-        if self.is_loaded or self.batch_functions or (self.padding is not None and self.padding.is_open):
+
+        def cut_piece(item: Any) -> Any:
             batch = self.read(item)
             return elements.cut(batch, even_slice(elements.first_dimension(batch), parts, index))
-        piece = item[even_slice(len(item), parts, index)]
-        # An empty piece keeps dtypes and other dimensions: those of a row that is there.
-        return self.read(piece) if len(piece) else elements.cut(self.read(item[:1]), slice(0, 0))
+
+        def read_piece(item: Any) -> Any:
+            if len(item) == whole:
+                return rows(item[usual])
+            piece = item[even_slice(len(item), parts, index)]
+            # An empty piece keeps dtypes and other dimensions: those of a row that is there.
+            return rows(piece) if len(piece) else elements.cut(self.read(item[:1]), slice(0, 0))
+
+        if self.is_loaded or self.batch_functions or (self.padding is not None and self.padding.is_open):
+            return cut_piece
+        # Where rows are only copied, each call less shows: a batch may take no longer than ten of them.
+        whole = self.grouping.batch_size if self.grouping is not None else 0
+        usual = even_slice(whole, parts, index)
+        if usual.start == usual.stop:
+            whole = -1
+        rows = self.read_rows if self.functions or self.padding is not None else self.source.rows
+        return read_piece
 
     def iterate(self, epoch: Epoch, start: int, read: Callable[[Any], Any]) -> Iterator[Any]:
         """Local. What `read` makes of its items, from number `start` on."""
-        items = (item for block in self.stream.blocks(epoch, start) for item in block)
+        items = itertools.chain.from_iterable(self.stream.blocks(epoch, start))
         if self.batch_functions and self.batch_workers is not None:
             return self.batch_workers.ordered(read, items)
         if self.workers is not None and not self.is_batched:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -11,6 +13,7 @@ import numpy as np
 from mpidist import tree
 from mpidist.data import element as elements
 from mpidist.data.pipeline import Pipeline
+from mpidist.data.shuffle import is_steady
 from mpidist.data.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, drop_items
 
 
@@ -80,18 +83,32 @@ class Interleave:
         opened: Makes a pipeline of one.
         cycle_length: How many are open at a time.
         block_length: How many examples one gives at its turn.
+        count: Tells how many examples an element stands for, without opening it; None: that is not known.
     """
 
     pipeline: Pipeline
     opened: Callable[[Any], Pipeline]
     cycle_length: int
     block_length: int
+    count: Callable[[Any], int] | None = None
 
     @property
     def cardinality(self) -> int:
-        """Local. 0 where there is nothing to open, INFINITE where that never ends, else UNKNOWN."""
+        """Local. 0 where there is nothing to open, INFINITE where that never ends.
+
+        Else the sum of what `count` says, where each pass opens the same; else UNKNOWN.
+        """
         known = self.pipeline.stream.cardinality
-        return known if known in (0, INFINITE) else UNKNOWN
+        return known if known in (0, INFINITE) else self._total
+
+    @cached_property
+    def _total(self) -> int:
+        if self.count is None or not is_steady(self.pipeline.stream):
+            return UNKNOWN
+        # What fails here fails in reading, too, and there every rank gets to know.
+        with contextlib.suppress(Exception):
+            return sum(map(self.count, self.pipeline.iterate(Epoch(), 0, self.pipeline.read)))
+        return UNKNOWN
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Seeks by counting; what is opened is read only where it is an iterable.

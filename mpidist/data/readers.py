@@ -4,10 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import h5py
 import numpy as np
+
+
+@dataclass(frozen=True)
+class FileReader:
+    """A reader that can tell how many examples a file has without reading them.
+
+    Attributes:
+        read: Gives the examples of a file.
+        count_examples: Gives their number.
+    """
+
+    read: Callable[[str], Any]
+    count_examples: Callable[[str], int]
+
+    def __call__(self, path: str) -> Any:
+        """Local. The examples of a file."""
+        return self.read(path)
 
 
 def read_npy(path: str | os.PathLike[str]) -> Any:
@@ -28,7 +46,7 @@ def hdf5_reader(*names: str) -> Callable[[str], Any]:
         names: Of the datasets. One gives elements that are its rows, several give tuples.
 
     Returns:
-        A reader for `from_files`; only rows that are asked for are read.
+        A reader for `from_files`; only rows that are asked for are read, and none to count them.
     """
 
     def read(path: str | os.PathLike[str]) -> Any:
@@ -36,4 +54,23 @@ def hdf5_reader(*names: str) -> Callable[[str], Any]:
         found = tuple(file[name] for name in names)
         return found[0] if len(found) == 1 else found
 
-    return read
+    def count(path: str | os.PathLike[str]) -> int:
+        with h5py.File(path) as file:
+            return int(file[names[0]].shape[0])
+
+    return FileReader(read, count)
+
+
+def counter_of(reader: Callable[[Any], Any]) -> Callable[[Any], int] | None:
+    """Local. What tells the number of examples of a file (or of what else is opened) without reading them, or None.
+
+    That is a reader's method `count_examples`; of the readers here, `read_npz` alone has no count.
+    """
+    if reader is read_npy:
+        return _rows_of_npy
+    count: Callable[[Any], int] | None = getattr(reader, "count_examples", None)
+    return count
+
+
+def _rows_of_npy(path: str) -> int:
+    return int(read_npy(path).shape[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeVar
 
 T = TypeVar("T")
@@ -26,6 +27,7 @@ def even_sizes(count: int, parts: int) -> tuple[int, ...]:
     return (least + 1,) * more + (least,) * (parts - more)
 
 
+@lru_cache
 def even_slice(count: int, parts: int, index: int) -> slice:
     """Local. The place of piece `index` of `even_sizes(count, parts)`: pieces are contiguous and in order.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, NamedTuple
 
 from mpidist.comm.agreement import require_same, together
@@ -75,7 +74,8 @@ def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
     """Collective. This rank's share of a dataset that every rank gives alike, by its `auto_shard_policy`.
 
     DATA: the rank's contiguous piece of every global batch. OFF: all data, in batches of 1/n. FILE: its files, HINT:
-    its shard, in batches of 1/n. AUTO: FILE where the dataset reads at least n files, else DATA.
+    its shard, in batches of 1/n, and without a hint as OFF. AUTO: FILE where the dataset reads at least n files, else
+    DATA.
 
     Raises:
         TypeError: No dataset.
@@ -147,7 +147,7 @@ def _checked(dataset: Any, caller: str) -> Dataset:
 def _prepare(dataset: Any, size: int) -> tuple[AutoShardPolicy, Pipeline]:
     """The policy that is followed (DATA, FILE, HINT or OFF), and what it is applied to."""
     checked = _checked(dataset, FROM_DATASET)
-    policy = checked.options().experimental_distribute.auto_shard_policy
+    policy = wanted = checked.options().experimental_distribute.auto_shard_policy
     pipeline = checked.pipeline
     if not pipeline.is_batched:
         raise ValueError(
@@ -165,14 +165,10 @@ def _prepare(dataset: Any, size: int) -> tuple[AutoShardPolicy, Pipeline]:
             f"{cause}. Use AUTO or DATA, or shard the data in {FROM_FUNCTION}"
         )
     if policy is AutoShardPolicy.HINT and not has_hint(pipeline):
-        raise ValueError(
-            f"{FROM_DATASET}: auto_shard_policy HINT needs a dataset with a hint, "
-            "`dataset.shard(mpidist.data.SHARD_HINT, mpidist.data.SHARD_HINT)`, and this one has none. Put it where "
-            "the ranks' data part, or use DATA"
-        )
+        policy = AutoShardPolicy.OFF
     if policy is not AutoShardPolicy.DATA and pipeline.grouping is None:
         raise ValueError(
-            f"{FROM_DATASET}: auto_shard_policy {policy.name} needs to know the global batch size, and the dataset was "
+            f"{FROM_DATASET}: auto_shard_policy {wanted.name} needs to know the global batch size, and the dataset was "
             f"made of batches. Make it of examples and call `batch`, or use {FROM_FUNCTION}"
         )
     return policy, pipeline
@@ -197,14 +193,18 @@ def _others(
 ) -> Callable[[int], Share] | None:
     """What goes on with a pass that another number of readers has begun; None where ranks do not share readers."""
     is_by_file = wanted in (AutoShardPolicy.AUTO, AutoShardPolicy.FILE) and file_count(pipeline) is not None
-    if pipeline.grouping is None or not (is_by_file or wanted is AutoShardPolicy.HINT):
+    is_by_hint = wanted is AutoShardPolicy.HINT and has_hint(pipeline)
+    if pipeline.grouping is None or not (is_by_file or is_by_hint):
         return None
     policy = AutoShardPolicy.FILE if is_by_file else AutoShardPolicy.HINT
 
     def others(readers: int) -> Share:
         parts = [_own_part(pipeline, policy, readers, reader) for reader in range(readers)]
         joined = pipeline if readers == 1 else replace(parts[0], stream=Lanes(tuple(part.stream for part in parts)))
-        share = _common(joined, (joined.stream.cardinality,) * communicator.size, communicator)
+        known = joined.stream.cardinality
+        # Ranks did not agree on the count of these files: one that cannot open them tells the others when it reads.
+        count = UNKNOWN if is_by_file and known > 0 else known
+        share = _common(joined, (count,) * communicator.size, communicator)
         return replace(share, readers=readers, others=others)
 
     return others
@@ -213,7 +213,7 @@ def _others(
 def _common(pipeline: Pipeline, counts: tuple[int, ...], communicator: Communicator) -> Share:
     """The rank's piece of batches that all ranks follow."""
     rank, size = communicator.rank, communicator.size
-    read = partial(pipeline.read_piece, parts=size, index=rank) if size > 1 else pipeline.read
+    read = pipeline.piece_reader(size, rank) if size > 1 else pipeline.read
     return Share(pipeline, read, counts, 0)
 
 

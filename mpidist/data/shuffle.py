@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.data.stream import Epoch, Items, Seed, Stream, drop_items, join
+from mpidist.data.stream import Epoch, Items, Rows, Seed, Shard, Skip, Stream, Take, drop_items, join
 
 
 class ShuffleSeed:
@@ -61,6 +61,10 @@ class Shuffle:
     def _shuffled(self, epoch: Epoch) -> Iterator[Items]:
         path = epoch.path if self.reshuffle_each_iteration else ()
         generator = self.seed.generator(path, epoch.salt)
+        if isinstance(self.parent, Rows) and 0 < self.parent.count <= self.buffer_size:
+            # What follows gives the same, at the cost of more memory to touch.
+            yield generator.permutation(self.parent.count)
+            return
         parent = self.parent.blocks(epoch, 0)
         held: list[Items] = []
         count = 0
@@ -83,8 +87,21 @@ class Shuffle:
                 yield _exchange(places, block, generator, as_rows)
         if places is not None:
             buffer = np.array(places) if as_rows else places
-        order = generator.permutation(count)
-        yield buffer[order] if isinstance(buffer, np.ndarray) else [buffer[place] for place in order]
+        # Both give the same order of places.
+        yield (
+            generator.permutation(buffer)
+            if isinstance(buffer, np.ndarray)
+            else [buffer[place] for place in generator.permutation(count)]
+        )
+
+
+def is_steady(stream: Stream, *, in_order: bool = False) -> bool:
+    """Local. Whether it is known that a stream has the same items in every pass; with `in_order`, in the same order."""
+    if isinstance(stream, Shuffle):
+        return not in_order and is_steady(stream.parent)
+    if isinstance(stream, (Take, Skip, Shard)):
+        return is_steady(stream.parent, in_order=True)
+    return isinstance(stream, Rows)
 
 
 def _exchange(places: list[Any], block: Items, generator: np.random.Generator, as_rows: bool) -> Items:

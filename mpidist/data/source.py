@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -58,6 +59,11 @@ class ArraySource:
         self.count = elements.first_dimension(arrays)
         self.arrays = arrays
         self._leaves, self._spec = tree.flatten(arrays)
+        self._is_numpy = all(isinstance(leaf, np.ndarray) for leaf in self._leaves)
+        # The usual pair of arrays is put together again faster than any structure.
+        is_plain = type(arrays) is tuple and len(arrays) == len(self._leaves)
+        is_plain = is_plain and all(part is leaf for part, leaf in zip(arrays, self._leaves, strict=True))
+        self._rebuild: Callable[[list[Any]], Any] = tuple if is_plain else partial(tree.unflatten, self._spec)
 
     @property
     def in_memory(self) -> bool:
@@ -70,8 +76,16 @@ class ArraySource:
 
     def rows(self, items: Items) -> Any:
         """Local. One read per array."""
-        indices = np.asarray(items)
-        return tree.unflatten(self._spec, [_read_rows(leaf, indices) for leaf in self._leaves])
+        indices = items if isinstance(items, np.ndarray) else np.asarray(items)
+        first, last = indices.item(0), indices.item(-1)
+        # The cheap half of the test turns away nearly every shuffled batch.
+        if last - first == len(indices) - 1 and bool((indices[1:] > indices[:-1]).all()):
+            leaves = [_read_run(leaf, first, last + 1) for leaf in self._leaves]
+        elif self._is_numpy:
+            leaves = [leaf.take(indices, 0) for leaf in self._leaves]
+        else:
+            leaves = [_read_rows(leaf, indices) for leaf in self._leaves]
+        return self._rebuild(leaves)
 
     def each(self, items: Items) -> Iterator[Any]:
         """Local. One read per array, then views of it."""
@@ -187,15 +201,15 @@ def _read_row(leaf: Any, item: Any) -> Any:
     return row.copy() if isinstance(leaf, np.ndarray) else row
 
 
+def _read_run(leaf: Any, begin: int, end: int) -> Any:
+    """Rows that lie one behind another, in memory of their own."""
+    return np.array(leaf[begin:end]) if isinstance(leaf, np.ndarray) else leaf[begin:end]
+
+
 def _read_rows(leaf: Any, indices: npt.NDArray[np.int64]) -> Any:
     """Some rows, at least one, in the order asked for, in memory of their own."""
-    first, last = int(indices[0]), int(indices[-1])
-    # The cheap half of the test turns away nearly every shuffled batch.
-    is_run = last - first == len(indices) - 1 and bool((indices[1:] > indices[:-1]).all())
     if isinstance(leaf, np.ndarray):
-        return np.array(leaf[first : last + 1]) if is_run else leaf.take(indices, axis=0)
-    if is_run:
-        return leaf[first : last + 1]
+        return leaf.take(indices, axis=0)
     # HDF5 wants increasing, distinct row numbers.
     increasing, places = np.unique(indices, return_inverse=True)
     return leaf[increasing][places]

@@ -53,6 +53,10 @@ def policy(name: str) -> Options:
     return options
 
 
+# Batches whose size nobody knows before they are read.
+LOADED = Dataset.from_iterable([np.arange(4)], batched=True)
+
+
 @pytest.mark.parametrize("auto", ["AUTO", "DATA"])
 @pytest.mark.parametrize("size", [1, 2, 6, 8, 10])
 @pytest.mark.parametrize("indexable", [True, False])
@@ -312,7 +316,7 @@ def test_dataset_fn_that_fails_on_one_rank_fails_on_all(communicator: Communicat
         (Dataset.range(4), ValueError, "Call the `batch` method"),
         ([1, 2], TypeError, "expected a mpidist.data.Dataset"),
         (Dataset.range(4).batch(2).with_options(policy("FILE")), ValueError, "files"),
-        (Dataset.range(4).batch(2).with_options(policy("HINT")), ValueError, "hint"),
+        (LOADED.with_options(policy("HINT")), ValueError, "HINT needs to know the global batch size"),
     ],
 )
 def test_errors_are_raised_on_every_rank(

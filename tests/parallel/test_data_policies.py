@@ -13,7 +13,7 @@ import pytest
 
 import mpidist
 from mpidist.comm.communicator import Communicator, SoloCommunicator
-from mpidist.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, hdf5_reader, read_npy, read_npz
+from mpidist.data import SHARD_HINT, UNKNOWN, AutoShardPolicy, Dataset, Options, hdf5_reader, read_npy, read_npz
 from mpidist.data.distributed import DistributedDataset, distribute_datasets_from_function
 from mpidist.data.distributed_iterator import DistributedIterator
 from mpidist.data.input_context import InputContext
@@ -53,6 +53,16 @@ def everything(count: int, rows: int = 5) -> list[int]:
     return [100 * k + i for k in range(count) for i in range(rows + k)]
 
 
+class OwnReader:
+    """A reader that counts, but whose files are read as iterables."""
+
+    def __call__(self, path: str) -> Iterator[Any]:
+        return read_slowly(path)
+
+    def count_examples(self, path: str) -> int:
+        return len(np.load(path, mmap_mode="r"))
+
+
 def read_slowly(path: str) -> Iterator[Any]:
     yield from np.load(path)
 
@@ -89,6 +99,9 @@ CELLS = {
     ("AUTO", "files"): own_files,
     ("FILE", "files"): own_files,
     ("HINT", "hint"): every_nth,
+    # Without a hint: as OFF.
+    ("HINT", "array"): all_of_them,
+    ("HINT", "files"): all_of_them,
 }
 STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
     "mirrored": mpidist.MirroredStrategy,
@@ -137,22 +150,38 @@ def test_where_an_input_function_is(communicator: Communicator, strategy: str) -
     assert [row for batch in distributed for row in batch.tolist()] == list(range(24))[rank::n]
 
 
-@pytest.mark.parametrize("name", ["FILE", "HINT"])
+@pytest.mark.parametrize("strategy", STRATEGIES)
 @pytest.mark.parametrize("kind", ["array", "files", "hint"])
 def test_a_policy_that_cannot_be_followed_is_an_error_on_every_rank(
-    communicator: Communicator, mpi_tmp_path: Path, name: str, kind: str
+    communicator: Communicator, mpi_tmp_path: Path, kind: str, strategy: str
 ) -> None:
-    if (name, kind) in (("HINT", "hint"), ("FILE", "files")):
+    is_distributed = strategy in ("mirrored", "multi_worker")
+    if kind == "files":
         names = write_files(communicator, mpi_tmp_path, communicator.size - 1)
-        if name == "HINT" or not names:
+        if not names or not is_distributed:
             return
         dataset = Dataset.from_files(names, read_npy)
-    elif kind == "files":
-        dataset = Dataset.from_files(write_files(communicator, mpi_tmp_path, 4), read_npy)
     else:
         dataset = Dataset.range(16) if kind == "array" else Dataset.range(16).shard(SHARD_HINT, SHARD_HINT)
-    with pytest.raises(ValueError, match=f"auto_shard_policy {name} needs"):
-        DistributedDataset(dataset.batch(8).with_options(policy(name)), communicator)
+    chosen = STRATEGIES[strategy]()
+    with pytest.raises(ValueError, match="auto_shard_policy FILE needs") as caught:
+        chosen.experimental_distribute_dataset(dataset.batch(8).with_options(policy("FILE")))
+    assert len(set(communicator.all_gather_object(str(caught.value)))) == 1
+
+
+def test_hint_without_a_hint_shuffles_and_resumes_as_off_does(communicator: Communicator) -> None:
+    size = 4 * communicator.size
+    hinted, off = (
+        DistributedDataset(Dataset.range(24).shuffle(24, seed=2).batch(size).with_options(policy(name)), communicator)
+        for name in ("HINT", "OFF")
+    )
+    iterator, other = iter(hinted), iter(off)
+    assert [next(iterator).tolist(), next(iterator).tolist()] == [next(other).tolist(), next(other).tolist()]
+    state = iterator.state()
+    assert state == other.state()
+    again = iter(hinted)
+    again.load_state(state)
+    assert [batch.tolist() for batch in again] == [batch.tolist() for batch in other]
 
 
 def test_batches_without_a_known_size_cannot_be_cut_smaller(communicator: Communicator, mpi_tmp_path: Path) -> None:
@@ -177,7 +206,8 @@ def test_files_are_opened_by_one_rank_each_under_auto(
         opened.append(name)
         return reader(name)
 
-    dataset = Dataset.list_files(str(mpi_tmp_path / "*.npy")).interleave(remember, cycle_length=2).batch(4)
+    listed = Dataset.list_files(str(mpi_tmp_path / "*.npy"), shuffle=False)
+    dataset = listed.interleave(remember, cycle_length=2).batch(4)
     rows = seen_by_all(communicator, list(DistributedDataset(dataset, communicator)))
     assert sorted(rows) == sorted(everything(2 * n + 1))
     assert set(opened) == set(names[communicator.rank :: n])
@@ -191,6 +221,69 @@ def test_files_in_random_order_are_read_once_each(communicator: Communicator, mp
     passes = [seen_by_all(communicator, list(distributed)) for _ in range(2)]
     assert sorted(passes[0]) == sorted(passes[1]) == everything(count)
     assert passes[0] != passes[1]
+
+
+def test_listed_files_are_shuffled_alike_on_all_ranks_and_in_all_runs(
+    communicator: Communicator, mpi_tmp_path: Path
+) -> None:
+    names = [f"{k:02}" for k in range(20)]
+    listed = Dataset.list_files(names)
+    first, second = ([str(name) for name in listed] for _ in range(2))
+    assert sorted(first) == sorted(second) == names
+    assert names != first != second
+    # Not even a list that a rank makes again differs: each may take a shard of its own.
+    assert communicator.all_gather_object(first) == [first] * communicator.size
+    assert [str(name) for name in Dataset.list_files(names, shuffle=True, seed=0)] == first
+    assert [str(name) for name in Dataset.list_files(names, seed=1)] not in (first, names)
+    assert [str(name) for name in Dataset.list_files(names, shuffle=False)] == names
+
+
+@pytest.mark.parametrize("name", ["FILE", "DATA"])
+@pytest.mark.parametrize("kind", ["npy", "hdf5", "own"])
+def test_counted_files_are_iterated_without_communication(
+    communicator: Communicator, mpi_tmp_path: Path, name: str, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = 2 * communicator.size + 1
+    names = write_files(communicator, mpi_tmp_path, count)
+    reader: Callable[[str], Any] = OwnReader() if kind == "own" else read_npy
+    if kind == "hdf5":
+        reader = hdf5_reader("x")
+        names = [name.replace(".npy", ".h5") for name in names]
+        if communicator.rank == 0:
+            for k, file_name in enumerate(names):
+                with h5py.File(file_name, "w") as file:
+                    file["x"] = np.arange(5 + k) + 100 * k
+        communicator.barrier()
+    dataset = Dataset.from_files(names, reader, cycle_length=2)
+    assert dataset.cardinality() == len(everything(count))
+    distributed = DistributedDataset(dataset.batch(4).with_options(policy(name)), communicator)
+    steps = distributed.cardinality
+    iterator = iter(distributed)
+    mine = [next(iterator)]  # the first step of uneven lengths tells what an empty batch looks like
+
+    def refuse(*values: object) -> Any:
+        raise AssertionError("a step communicates")
+
+    with monkeypatch.context() as patch:
+        for method in ("all_reduce_max", "all_gather_object", "barrier", "broadcast_object"):
+            patch.setattr(communicator, method, refuse)
+        mine += list(iterator)
+    assert len(mine) == steps > 0
+    assert sorted(seen_by_all(communicator, mine)) == everything(count)
+
+
+def test_a_file_that_one_rank_cannot_count_is_an_error_on_every_rank(
+    communicator: Communicator, mpi_tmp_path: Path
+) -> None:
+    names = write_files(communicator, mpi_tmp_path, communicator.size)
+    if communicator.rank == 0:
+        Path(names[-1]).write_bytes(b"not an array")
+    communicator.barrier()
+    dataset = Dataset.from_files(names, read_npy)
+    assert dataset.cardinality() == UNKNOWN
+    iterator = iter(DistributedDataset(dataset.batch(5 * communicator.size), communicator))
+    with pytest.raises(ValueError, match=r"magic|pickle|allow_pickle"):
+        list(iterator)
 
 
 def test_too_few_files_are_shared_by_examples_and_each_rank_reads_only_its_rows(

@@ -45,6 +45,9 @@ def test_rotated_sizes_make_global_steps_of_the_batch_size(batch_size: int, n: i
     by_rank = [rotated_sizes(batch_size, n, rank) for rank in range(n)]
     assert all(sum(sizes) == batch_size for sizes in by_rank)
     assert all(sum(step) == batch_size for step in zip(*by_rank, strict=True))
+    assert all(max(step) - min(step) <= 1 for step in zip(*by_rank, strict=True))
+    # The order: that of the even sizes, beginning with the rank's own.
+    assert [sizes[0] for sizes in by_rank] == list(even_sizes(batch_size, n))
 
 
 @pytest.mark.parametrize("arguments", [(-1, 2, 0), (3, 0, 0), (3, 2, 2), (3, 2, -1)])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import replace
 from typing import Any, TypeVar, cast
 
@@ -10,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.comm.communicator import Communicator
-from mpidist.data import AutoShardPolicy, Dataset, Options
+from mpidist.data import UNKNOWN, AutoShardPolicy, Dataset, Options
 from mpidist.data.dataset_base import interleaved, pipeline_of
 from mpidist.data.files import file_rows
 from mpidist.data.sharding import even_sizes
@@ -51,7 +52,7 @@ def policy(name: str) -> Options:
 
 
 def of_files(sizes: list[int], cycle: int, *, lazy: bool) -> Dataset:
-    """File k has the numbers from 1000 k on; lazy ones are arrays, the others can only be iterated."""
+    """File k has the numbers from 1000 k on; lazy ones are arrays and counted, the others can only be iterated."""
     names = [str(k) for k in range(len(sizes))]
 
     def opened(name: Any) -> Any:
@@ -59,7 +60,9 @@ def of_files(sizes: list[int], cycle: int, *, lazy: bool) -> Dataset:
         return pipeline_of(numbers if lazy else iter(numbers))
 
     listed = Dataset.from_tensor_slices(np.array(names)).pipeline
-    return Dataset(interleaved(replace(listed, stream=file_rows(names)), opened, cycle, 1), Options())
+    names_only = replace(listed, stream=file_rows(names))
+    count = (lambda name: sizes[int(name)]) if lazy else None
+    return Dataset(interleaved(names_only, opened, cycle, 1, count), Options())
 
 
 @settings(max_examples=60)
@@ -89,6 +92,8 @@ def test_files_are_read_once_and_other_ranks_finish_what_some_began(
     assert {share.readers for share in first} == {ranks if is_by_file else 1}
     begun = [batches(share) for share in first]
     assert sorted(row for rank in begun for batch in rank for row in batch) == expected
+    for share, seen in zip(first, begun, strict=True):
+        assert share.steps == (len(seen) if lazy else UNKNOWN)
     if is_by_file:
         for rank, seen in enumerate(begun):
             assert {row // 1000 % ranks for batch in seen for row in batch} <= {rank}
@@ -99,6 +104,34 @@ def test_files_are_read_once_and_other_ranks_finish_what_some_began(
     head = [row for rank in begun for batch in rank[:taken] for row in batch]
     rest = [row for share in resumed for batch in batches(share, taken) for row in batch]
     assert sorted(head + rest) == expected
+
+
+@settings(max_examples=60)
+@given(st.integers(1, 80), st.integers(1, 20), st.integers(1, 9), st.booleans(), st.sampled_from(["OFF", "HINT"]))
+def test_off_gives_each_rank_all_and_each_step_a_whole_batch(
+    length: int, size: int, ranks: int, drop: bool, name: str
+) -> None:
+    if drop and length < size:
+        return
+    dataset = Dataset.range(length).shuffle(length, seed=3).batch(size, drop_remainder=drop).with_options(policy(name))
+    order = [row.tolist() for row in dataset.unbatch()]
+    seen = [batches(share) for share in shares(dataset, ranks)]
+    assert [[row for batch in rank for row in batch] for rank in seen] == [order] * ranks
+    whole = len(order) // size * ranks
+    for step in itertools.islice(zip(*seen, strict=False), whole):
+        sizes = [len(batch) for batch in step]
+        assert sum(sizes) == size
+        assert max(sizes) - min(sizes) <= 1
+
+
+@given(st.integers(0, 200), st.integers(1, 17), st.integers(1, 30))
+def test_shards_of_a_dataset_hold_each_example_once(length: int, parts: int, buffer: int) -> None:
+    whole = Dataset.range(length).shuffle(buffer, seed=4)
+    order = [row.tolist() for row in whole]
+    shards = [[row.tolist() for row in whole.shard(parts, index)] for index in range(parts)]
+    assert shards == [order[index::parts] for index in range(parts)]
+    sizes = list(map(len, shards))
+    assert sizes == list(even_sizes(length, parts))
 
 
 @settings(max_examples=40)
