@@ -28,6 +28,7 @@ logger = logging.getLogger("mpidist")
 AnyArray = npt.NDArray[Any]
 Path = str | os.PathLike[str]
 
+_OWN_ATTRIBUTES = {"_pending", "_root", "_save_counter"}
 _has_warned: list[bool] = []
 
 
@@ -39,8 +40,12 @@ class Checkpoint:
     iterators). Each variable is one dataset of the file, of its full shape, under its attribute path: in
     `Checkpoint(model=model)`, `model/layers/0/kernel` is `model.layers[0].kernel`.
 
-    Saving and restoring are collective over the ranks over which the variables span. Where every rank has variables
-    of its own (no strategy, or `OneDeviceStrategy`, under several ranks), rank 0 alone writes, and says so.
+    Saving and restoring are collective over the ranks over which the variables span, or the distributed iterators
+    where there are no such variables. Where every rank has variables of its own (no strategy, or `OneDeviceStrategy`,
+    under several ranks), rank 0 alone writes, and says so.
+
+    A variable of which every replica has a value of its own (ON_READ with aggregation NONE) is a dataset with the
+    replicas as its first dimension. Restored by m replicas after n saved, replica r takes component r % n.
 
     Args:
         root: Its attributes are saved without a name before them.
@@ -54,6 +59,7 @@ class Checkpoint:
     def __init__(self, root: object = None, **objects: Any) -> None:
         if root is not None and not can_hold_variables(root):
             raise ValueError(f"`Checkpoint` was expecting root to be an object with variables, got {root!r}")
+        self._pending: Status | None = None
         self._root = root
         self._save_counter = 0
         for name, value in objects.items():
@@ -72,6 +78,11 @@ class Checkpoint:
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(f"this Checkpoint has no object {name!r}")
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        if name not in _OWN_ATTRIBUTES and self._pending is not None:
+            self._pending.attribute_set(value)
+
     @property
     def save_counter(self) -> int:
         """Local. How often was saved, in this program and before the restored checkpoint."""
@@ -79,7 +90,7 @@ class Checkpoint:
 
     @property
     def communicator(self) -> Communicator:
-        """Local. The ranks over which the variables span."""
+        """Local. The ranks that save and restore together: those over which the variables, or iterators, span."""
         return self._walk().group()
 
     def save(self, file_prefix: Path) -> str:
@@ -93,6 +104,7 @@ class Checkpoint:
 
         Raises:
             OSError: On every rank, if any rank cannot write. What was saved before is untouched.
+            CheckpointError: Values of an earlier `restore` still wait for an object; see `Status`.
             MismatchError: The ranks hold different objects.
             ValueError: Variables of several strategies, or a state that cannot be stored.
         """
@@ -117,7 +129,7 @@ class Checkpoint:
             The path.
 
         Raises:
-            OSError, MismatchError, ValueError: As `save`.
+            OSError, CheckpointError, MismatchError, ValueError: As `save`.
         """
         self._write(file_of(path), self._save_counter + 1)
         self._save_counter += 1
@@ -133,13 +145,15 @@ class Checkpoint:
             The path.
 
         Raises:
-            OSError, MismatchError, ValueError: As `save`.
+            OSError, CheckpointError, MismatchError, ValueError: As `save`.
         """
         self._write(file_of(path), None)
         return file_of(path)
 
     def restore(self, path: Path | None) -> Status:
         """Collective. Bring the objects back to what `save` saved, on any number of ranks.
+
+        What does not exist yet is restored when it comes; `Status` says when.
 
         Args:
             path: What `save` gave, or `latest_checkpoint`; None restores nothing.
@@ -161,12 +175,33 @@ class Checkpoint:
         """Collective. The same as `restore` for what `write` wrote; `save_counter` stays as it is."""
         return self._restore(path, with_counter=False)[0]
 
+    @property
+    def pending(self) -> Status | None:
+        """Local. The status of the last restore while some of its values wait for their objects, else None."""
+        if self._pending is not None:
+            self._keep_pending(self._pending)
+        return self._pending
+
+    def require_restored(self) -> None:
+        """Local. Raise where restored values still wait for an object that is there; `save` and `write` begin with it.
+
+        Raises:
+            CheckpointError: See `Status.require_restored`.
+        """
+        if self.pending is not None:
+            self.pending.require_restored()
+
+    def _keep_pending(self, status: Status) -> None:
+        # It keeps the file open.
+        self._pending = status if status.waits else None
+
     def _walk(self) -> Found:
-        named = sorted((name, value) for name, value in vars(self).items() if name not in ("_root", "_save_counter"))
+        named = sorted((name, value) for name, value in vars(self).items() if name not in _OWN_ATTRIBUTES)
         roots: list[tuple[tuple[object, ...], object]] = [((name,), value) for name, value in named]
         return walk(roots if self._root is None else [((), self._root), *roots])
 
     def _write(self, path: str, counter: int | None) -> None:
+        self.require_restored()
         found = self._walk()
         communicator = found.group()
         if _is_bystander(communicator):
@@ -178,6 +213,9 @@ class Checkpoint:
         write_checkpoint(communicator, path, sources, found.shared)
 
     def _restore(self, path: Path | None, *, with_counter: bool) -> tuple[Status, int | None]:
+        if self._pending is not None:
+            self._pending.end_waiting()
+            self._pending = None
         if path is None:
             return Status(self._walk, None, with_counter=with_counter), None
         name = file_of(path)
@@ -187,6 +225,7 @@ class Checkpoint:
         contents = cast(hdf5.Contents, communicator.broadcast_object(looked))
         file = together(communicator, f"opening checkpoint {name!r}", lambda: SavedFile(contents))
         status = Status(self._walk, file, with_counter=with_counter).restore_new()
+        self._keep_pending(status)
         counter = file.find(SAVE_COUNTER)
         return status, None if counter is None else int(counter.numpy())
 
@@ -225,13 +264,15 @@ def _sources(found: Found, communicator: Communicator, counter: int | None) -> t
         leaves[SAVE_COUNTER] = np.array(counter, dtype=np.int64)
     sources, lines = [], []
     for path, leaf in leaves.items():
-        record = Record(path, leaf.shape, leaf.dtype.newbyteorder("="))
+        dtype = leaf.dtype.newbyteorder("=")
+        replicas = leaf.group.size if isinstance(leaf, Variable) and leaf.is_per_replica else 0
+        record = Record(path, (replicas, *leaf.shape) if replicas else leaf.shape, dtype, replicas)
         line = f"{path!r} of shape {record.shape} and dtype {record.dtype}"
         if isinstance(leaf, Variable) and leaf.group.size == communicator.size:
-            sources.append(Source(record, leaf.state))
+            sources.append(Source(record, leaf.state, is_component=replicas > 0))
         else:
             # Each rank has its own copy, and each writes some bytes of it: they have to be the same.
-            array = leaf.state() if isinstance(leaf, Variable) else leaf
+            array = (leaf.state() if isinstance(leaf, Variable) else leaf).reshape(record.shape)
             if communicator.size > 1:
                 line += f" with the content of checksum {zlib.crc32(np.ascontiguousarray(array).tobytes()):08x}"
             sources.append(Source(record, _constant(array)))

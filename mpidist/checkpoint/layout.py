@@ -3,6 +3,10 @@
 A dataset's path is the attribute path of its variable, `model/layers/0/kernel`. A part of a path stands as it is,
 except for what HDF5 cannot hold: `%`, `/`, NUL, a leading `.`, a part called `_mpidist` and what is not valid Unicode
 are percent-encoded as in URLs (`a/b` becomes `a%2Fb`, `.x` becomes `%2Ex`), and an empty part becomes a lone `%`.
+
+The dataset of a variable of which every replica has a value of its own (ON_READ with aggregation NONE) has the
+replicas as its first dimension. Its pieces end where a replica's component ends, so that each rank has the bytes of
+its checksums; bytes of one page that belong to several components are written by the rank of the first.
 """
 
 from __future__ import annotations
@@ -63,11 +67,13 @@ class Record:
         path: Its escaped path.
         shape: The full, global shape.
         dtype: Of NumPy; a byte string type stands for one text in UTF-8.
+        replicas: Of how many replicas the first dimension holds the components; 0 where all share one value.
     """
 
     path: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
+    replicas: int = 0
 
     @property
     def size(self) -> int:
@@ -80,13 +86,26 @@ class Record:
         return self.size * self.dtype.itemsize
 
     @property
+    def component_bytes(self) -> int:
+        """Local. Number of bytes of each component; of all, where there is one value."""
+        return self.nbytes // max(1, self.replicas)
+
+    @property
+    def component_pieces(self) -> int:
+        """Local. Number of pieces of each component; all but the last have `PIECE_BYTES`."""
+        return -(-self.component_bytes // PIECE_BYTES)
+
+    @property
     def piece_count(self) -> int:
-        """Local. Number of pieces; all but the last have `PIECE_BYTES`."""
-        return -(-self.nbytes // PIECE_BYTES)
+        """Local. Number of pieces."""
+        return max(1, self.replicas) * self.component_pieces
 
     def piece(self, number: int) -> tuple[int, int]:
         """Local. First byte of a piece and the one behind its last."""
-        return number * PIECE_BYTES, min((number + 1) * PIECE_BYTES, self.nbytes)
+        component, place = divmod(number, self.component_pieces)
+        first = component * self.component_bytes
+        start, stop = place * PIECE_BYTES, min((place + 1) * PIECE_BYTES, self.component_bytes)
+        return first + start, first + stop
 
 
 def share(record: Record, number: int, rank: int, size: int) -> range:
@@ -108,6 +127,21 @@ def share(record: Record, number: int, rank: int, size: int) -> range:
     return range(count * turn // size, count * (turn + 1) // size)
 
 
+def component_share(record: Record, rank: int) -> tuple[int, int]:
+    """Local. The bytes of a dataset of components that `rank` writes: whole pages, each one rank's.
+
+    They begin in the rank's own component, and may end in one of the next ranks', by less than a page.
+
+    Returns:
+        First byte and the one behind the last; equal where pages of earlier ranks hold the whole component.
+    """
+    start, stop = (
+        min(-(-component * record.component_bytes // PAGE_BYTES) * PAGE_BYTES, record.nbytes)
+        for component in (rank, rank + 1)
+    )
+    return start, stop
+
+
 def first_pieces(records: Sequence[Record]) -> list[int]:
     """Local. Place of each dataset's first checksum in the list of all checksums."""
     return [0, *np.cumsum([record.piece_count for record in records], dtype=np.int64).tolist()]
@@ -123,7 +157,13 @@ def encode_index(records: Sequence[Record], shared: Mapping[str, str]) -> bytes:
     Returns:
         JSON in ASCII.
     """
-    arrays = [{"path": r.path, "shape": list(r.shape), "dtype": r.dtype.str} for r in records]
+    arrays = [
+        {
+            "path": r.path, "shape": list(r.shape), "dtype": r.dtype.str,
+            **({"replicas": r.replicas} if r.replicas else {}),
+        }
+        for r in records
+    ]
     return json.dumps({"format": FORMAT, "arrays": arrays, "shared": dict(shared)}).encode("ascii")
 
 
@@ -138,7 +178,9 @@ def decode_index(text: bytes) -> tuple[list[Record], dict[str, str]]:
         raise CheckpointError(
             f"expected a checkpoint of format {FORMAT}, got format {content['format']!r}; update mpidist to read it"
         )
-    records = [Record(a["path"], tuple(a["shape"]), np.dtype(a["dtype"])) for a in content["arrays"]]
+    records = [
+        Record(a["path"], tuple(a["shape"]), np.dtype(a["dtype"]), a.get("replicas", 0)) for a in content["arrays"]
+    ]
     return records, content["shared"]
 
 

@@ -122,6 +122,7 @@ class CheckpointManager:
             OSError: On every rank, if any rank cannot write. The checkpoints and the state file are as before.
             MismatchError: The ranks hold different objects.
         """
+        self._checkpoint.require_restored()
         communicator = self._checkpoint.communicator
         step = self._step()
         if not communicator.broadcast_object(self._is_due(step, check_interval)):

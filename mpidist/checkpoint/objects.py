@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import types
 import zlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
 
@@ -18,6 +18,7 @@ from mpidist.checkpoint.saved import Saved
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import MismatchError, mark_collective
+from mpidist.variables.module import Module
 from mpidist.variables.variable import Variable
 
 AnyArray = npt.NDArray[Any]
@@ -30,7 +31,10 @@ _OPAQUE_HERE = {"mpidist.comm", "mpidist.cluster", "mpidist.strategy"}
 
 
 class State(Protocol):
-    """An object that says itself what is saved of it: an optimizer, a metric, an iterator."""
+    """An object that says itself what is saved of it: an optimizer, a metric, an iterator.
+
+    One that spans ranks without a variable has them as its attribute `group`, a `Communicator`.
+    """
 
     def state(self) -> Any:
         """Local. What to save.
@@ -45,7 +49,7 @@ class State(Protocol):
 
         Args:
             saved: Nested dictionaries with the same keys as strings, a list's indices too, of `SavedArray`. They may
-                be kept for later.
+                be kept for later. `SavedArray.read_for(variable)` is what `variable.load` takes.
         """
 
 
@@ -58,34 +62,45 @@ class Found:
         states: Objects with `state` by path.
         in_states: Paths of those leaves that `states` gave.
         shared: Further paths of what is reachable by several, with the first one.
+        modules: Those on the way.
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     in_states: set[str] = field(default_factory=set)
     shared: dict[str, str] = field(default_factory=dict)
+    modules: list[Module] = field(default_factory=list)
 
     def group(self) -> Communicator:
         """Local. The ranks over which the variables span; variables of one rank may be among them.
 
+        Where no variable spans several ranks, it is those over which the objects with state span: a distributed
+        iterator for instance.
+
         Raises:
-            ValueError: Variables of different groups.
+            ValueError: Variables, or such objects, of different groups.
         """
-        first: tuple[str, Communicator] | None = None
-        alone: Communicator | None = None
-        for path, leaf in self.leaves.items():
-            if not isinstance(leaf, Variable):
-                continue
-            if leaf.group.size == 1:
-                alone = leaf.group
-            elif first is None:
-                first = path, leaf.group
-            elif leaf.group is not first[1]:
-                raise ValueError(
-                    f"variables of one checkpoint must span the same ranks, got {first[0]!r} over {first[1]!r} and "
-                    f"{path!r} over {leaf.group!r}. Make one checkpoint per strategy"
-                )
-        return first[1] if first is not None else alone or SoloCommunicator()
+        variables = [(path, leaf.group) for path, leaf in self.leaves.items() if isinstance(leaf, Variable)]
+        states = [(path, group) for path, state in self.states.items() if (group := _group_of(state)) is not None]
+        for members in (variables, states):
+            spanning = [(path, group) for path, group in members if group.size > 1]
+            for path, group in spanning:
+                first, expected = spanning[0]
+                if group is not expected:
+                    raise ValueError(
+                        f"all that one checkpoint holds must span the same ranks, got {first!r} over {expected!r} and "
+                        f"{path!r} over {group!r}. Make one checkpoint per strategy"
+                    )
+            if spanning:
+                return spanning[0][1]
+        return variables[-1][1] if variables else SoloCommunicator()
+
+    def names_of(self, path: str) -> Iterator[str]:
+        """Local. `path` and the other paths that lead to the same object."""
+        yield path
+        for alias, first in self.shared.items():
+            if path == first or path.startswith(first + "/"):
+                yield alias + path[len(first) :]
 
 
 def has_state(value: object) -> TypeGuard[State]:
@@ -129,6 +144,8 @@ def walk(roots: Iterable[tuple[Parts, object]]) -> Found:
                 found.shared[path] = seen[id(value)]
             continue
         seen[id(value)] = path
+        if isinstance(value, Module):
+            found.modules.append(value)
         if isinstance(value, Variable):
             _add(found, parts, value)
         elif has_state(value):
@@ -163,6 +180,12 @@ def require_same_objects(communicator: Communicator, lines: list[str]) -> None:
         f"all ranks must hold the same objects in a checkpoint, got as number {place}: {got}. Build the same objects "
         "on every rank; what differs by rank can be saved as an array with one row per rank"
     ))
+
+
+def _group_of(state: State) -> Communicator | None:
+    # A user's own object may call anything its group.
+    group = getattr(state, "group", None)
+    return group if hasattr(group, "all_gather_object") else None
 
 
 def _walk_state(found: Found, seen: dict[int, str], parts: Parts, tree: object) -> None:

@@ -2,38 +2,42 @@
 
 from __future__ import annotations
 
+import itertools
+import logging
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from mpidist.checkpoint.layout import SAVE_COUNTER
-from mpidist.checkpoint.objects import Found, State, require_same_objects
-from mpidist.checkpoint.saved import Saved, SavedArray, SavedFile, arrays_in
+from mpidist.checkpoint.matching import Match, match_objects, new_paths
+from mpidist.checkpoint.objects import Found, can_hold_variables, require_same_objects, walk
+from mpidist.checkpoint.saved import SavedFile, arrays_in
 from mpidist.checkpoint.transfer import verify
 from mpidist.comm.agreement import together
-from mpidist.errors import CheckpointError
-from mpidist.variables.variable import Variable
+from mpidist.comm.communicator import Communicator
+from mpidist.errors import CheckpointError, mark_collective
+from mpidist.variables.module import unwatch, watch
 
+logger = logging.getLogger("mpidist")
 
-@dataclass
-class _Match:
-    """Which saved arrays belong to which objects.
-
-    Attributes:
-        variables: Variables that are restored one by one, with what was saved of them.
-        states: Objects that restore themselves, likewise.
-        missing: Paths of variables and objects of which nothing was saved.
-    """
-
-    variables: dict[str, tuple[Variable, SavedArray]] = field(default_factory=dict)
-    states: dict[str, tuple[State, Saved]] = field(default_factory=dict)
-    missing: list[str] = field(default_factory=list)
+_numbers = itertools.count(1)
 
 
 class Status:
     """What became of a restore.
 
-    Objects that did not exist yet can be restored later: each `assert_...`, and `restore_new`, first restores into
-    what has come since. All these calls are collective over the variables' ranks.
+    What was saved waits for objects that do not exist yet. Each takes its values once, and all ranks alike:
+
+    - as soon as it becomes an attribute of the `Checkpoint`, or of a `Module` that the checkpoint holds, or part of a
+      list, dictionary or object that does;
+    - where it comes otherwise, as an attribute of some other object or an item put into a list, at the next
+      `restore_new` or `assert_...`. Saving without that is an error: only the program knows whether the object should
+      take what was saved, or keep what it has learnt meanwhile (`end_waiting`).
+
+    The latest restore counts, and ends the waiting of the same `Checkpoint`'s former one. While values wait the file
+    stays open, and its room on the disk taken though the file is deleted. All calls are collective over the variables'
+    ranks.
+
+    Attributes:
+        number: Restores are counted in their order in the program.
 
     Args:
         walk: Finds the checkpoint's objects as they are now.
@@ -41,13 +45,30 @@ class Status:
         with_counter: Whether the number of saves is part of the checkpoint.
     """
 
+    # Without `__dict__`: modules and checkpoints keep a status, which is no object for a walk to look into.
+    __slots__ = (
+        "_file", "_has_ended", "_is_busy", "_missing", "_restored", "_used", "_walk", "_with_counter", "number",
+    )
+
     def __init__(self, walk: Callable[[], Found], file: SavedFile | None, *, with_counter: bool) -> None:
+        self.number = next(_numbers)
         self._walk = walk
         self._file = file
         self._with_counter = with_counter
         self._restored: set[str] = set()
         self._used: set[str] = {SAVE_COUNTER}
         self._missing: list[str] = []
+        self._is_busy = False
+        self._has_ended = False
+
+    @property
+    def waits(self) -> bool:
+        """Local. Whether values wait for objects that do not exist yet."""
+        return self._file is not None and not self._has_ended and not self._file.arrays.keys() <= self._used
+
+    def end_waiting(self) -> None:
+        """Local. Restore nothing any more that comes later, unless it is asked for by a call."""
+        self._has_ended = True
 
     def restore_new(self) -> Status:
         """Collective. Restore into objects that have come since the last time.
@@ -60,12 +81,48 @@ class Status:
                 nothing was overwritten.
             MismatchError: The ranks hold different objects.
         """
-        if self._file is None:
+        if self._file is None or self._is_busy:
             return self
-        file, found = self._file, self._walk()
+        self._is_busy = True
+        try:
+            self._restore(self._file, self._walk())
+        finally:
+            self._is_busy = False
+        return self
+
+    def require_restored(self) -> None:
+        """Local. Raise where something waits for an object that is there: the same on every rank.
+
+        Raises:
+            CheckpointError: Lists the objects.
+        """
+        if self._file is None or not self.waits:
+            return
+        late = new_paths(self._walk(), self._file, self._restored, self.number)
+        if late:
+            raise mark_collective(CheckpointError(
+                f"{self._name()} still holds values for {_listed(late)}, which came after `restore`: saving now would "
+                "leave them behind. On what `restore` returned (`checkpoint.pending` has it, too) call `restore_new()` "
+                "as soon as new objects are made, which attributes of a mpidist.Module do not need, or "
+                "`end_waiting()` if they shall keep the values that they have"
+            ))
+
+    def attribute_set(self, value: object) -> None:
+        """Local, and Collective where `value` brings what waits for its values. An attribute was set to `value`."""
+        if self._file is None or self._is_busy or not self.waits or not can_hold_variables(value):
+            return
+        # What brings nothing that waits is no reason to communicate: one rank alone may set it, or all in every step.
+        brought = walk([(("value",), value)])
+        for module in brought.modules:
+            watch(module, self)
+        if (brought.leaves or brought.states) and new_paths(self._walk(), self._file, self._restored, self.number):
+            self.restore_new()
+
+    def _restore(self, file: SavedFile, found: Found) -> None:
         communicator = found.group()
         match = together(
-            communicator, f"restoring checkpoint {file.contents.path!r}", lambda: _match(found, file, self._restored)
+            communicator, f"restoring checkpoint {file.contents.path!r}",
+            lambda: match_objects(found, file, self._restored, self.number),
         )
         require_same_objects(communicator, [*match.variables, *match.states])
         saved = [array for _, array in match.variables.values()]
@@ -76,13 +133,17 @@ class Status:
         for state, tree in match.states.values():
             state.load_state(tree)
         for variable, array in match.variables.values():
-            variable.load(array.read)
+            variable.load(array.read_for(variable))
+            variable.restored_by = self.number
+        _warn_of_other_replicas(communicator, match)
         self._restored.update(match.variables, match.states)
         self._used |= names
         self._missing = match.missing
         if self._with_counter and SAVE_COUNTER not in file.arrays:
             self._missing = [*match.missing, SAVE_COUNTER]
-        return self
+        change = watch if self.waits else unwatch
+        for module in found.modules:
+            change(module, self)
 
     def assert_consumed(self) -> Status:
         """Collective. Raise unless everything was restored: all that was saved, and all that there is.
@@ -152,54 +213,16 @@ class Status:
         return [] if self._file is None else sorted(self._file.arrays.keys() - self._used)
 
 
-def _match(found: Found, file: SavedFile, done: set[str]) -> _Match:
-    """What is to be restored, nothing of it before all of it is known to fit."""
-    match = _Match()
-    wrong: list[str] = []
-    for path, leaf in found.leaves.items():
-        saved = _find(found, file, path)
-        if saved is None:
-            match.missing.append(path)
-        elif not isinstance(leaf, Variable):
-            continue  # its object takes it back as it was saved
-        elif _fits(path, leaf, saved, wrong) and path not in found.in_states and path not in done:
-            match.variables[path] = leaf, saved
-    for path, state in found.states.items():
-        saved = _find(found, file, path)
-        if saved is not None and path not in done:
-            match.states[path] = state, saved
-    if wrong:
-        more = f", and {len(wrong) - 8} more" if len(wrong) > 8 else ""
-        raise CheckpointError(
-            f"{file.contents.path!r} does not fit the objects: {'; '.join(wrong[:8])}{more}. Nothing was changed. "
-            "Build the objects as they were when this was saved, or leave out what differs"
+def _warn_of_other_replicas(communicator: Communicator, match: Match) -> None:
+    other = {
+        path: f"{array.replicas} replicas saved a component each, {variable.group.size} restore"
+        for path, (variable, array) in match.variables.items()
+        if variable.is_per_replica and array.replicas != variable.group.size
+    }
+    if other and communicator.rank == 0:
+        logger.warning(
+            "of %s %s: of n components, replica r takes component r %% n", _listed(other), next(iter(other.values()))
         )
-    return match
-
-
-def _find(found: Found, file: SavedFile, path: str) -> Saved | None:
-    """What was saved of the object at `path`, perhaps under another of its paths."""
-    saved = file.find(path)
-    if saved is not None:
-        return saved
-    for alias, first in found.shared.items():
-        if path == first or path.startswith(first + "/"):
-            saved = file.find(alias + path[len(first) :])
-            if saved is not None:
-                return saved
-    return None
-
-
-def _fits(path: str, variable: Variable, saved: Saved, wrong: list[str]) -> bool:
-    if not isinstance(saved, SavedArray):
-        wrong.append(f"{path!r} is a variable of shape {variable.shape}, but several arrays were saved below that path")
-    elif saved.shape != variable.shape:
-        wrong.append(f"{path!r} has shape {variable.shape}, but {saved.shape} was saved")
-    elif saved.dtype != variable.dtype.newbyteorder("="):
-        wrong.append(f"{path!r} has dtype {variable.dtype}, but {saved.dtype} was saved")
-    else:
-        return True
-    return False
 
 
 def _listed(paths: Iterable[str]) -> str:

@@ -14,6 +14,7 @@ from mpidist.checkpoint.hdf5 import Contents
 from mpidist.checkpoint.layout import Record, resolve, split
 from mpidist.checkpoint.positional import read_at
 from mpidist.errors import CheckpointError
+from mpidist.variables.variable import Read, Variable
 
 AnyArray = npt.NDArray[Any]
 # A nested dictionary, or a single array.
@@ -96,12 +97,14 @@ class SavedArray:
     Attributes:
         name: Its path in the checkpoint.
         shape: The full, global shape.
+        replicas: Of how many replicas the first dimension holds the components; 0 where all shared one value.
         dtype: Of what `read` and `numpy` give; of a text the type of its bytes in UTF-8, which `numpy` decodes.
     """
 
     def __init__(self, opened: _Opened, record: Record, offset: int) -> None:
         self.name = record.path
         self.shape = record.shape
+        self.replicas = record.replicas
         self.dtype: np.dtype[Any] = record.dtype.newbyteorder("=")
         self.size = record.size
         self._record = record
@@ -127,6 +130,23 @@ class SavedArray:
         data = read_at(self._opened.descriptor, (stop - start) * step, self._offset + start * step)
         array: AnyArray = np.frombuffer(data, self._record.dtype).astype(self.dtype, copy=False)
         return array
+
+    def read_for(self, variable: Variable) -> Read:
+        """Local. What `variable.load` takes: a function that reads the value, or this rank's component.
+
+        Components that n replicas saved are dealt to m replicas in turn: replica r gets component r % n. So each gets
+        its own where m is n, the first m are kept where m is less, and where m is more, the later replicas begin with
+        copies, which is not what a random generator's state wants.
+
+        Raises:
+            CheckpointError: One value was saved for all replicas.
+        """
+        if not variable.is_per_replica:
+            return self.read
+        if not self.replicas:
+            raise CheckpointError(f"{self.name!r}: expected components, got one value of shape {self.shape} for all")
+        first = variable.group.rank % self.replicas * variable.size
+        return lambda start, stop: self.read(first + start, first + stop)
 
     def numpy(self) -> AnyArray:
         """Local. The whole array as a new one; a text becomes a string array without dimensions."""

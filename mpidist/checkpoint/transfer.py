@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from mpidist.checkpoint import hdf5
 from mpidist.checkpoint.hdf5 import Blank
-from mpidist.checkpoint.layout import Record, first_pieces, share
+from mpidist.checkpoint.layout import PAGE_BYTES, Record, component_share, first_pieces, share
 from mpidist.checkpoint.positional import read_at, sync_directory, write_at
 from mpidist.checkpoint.saved import SavedFile
 from mpidist.comm.agreement import together
@@ -30,10 +30,12 @@ class Source(NamedTuple):
     Attributes:
         record: Its path, shape and dtype.
         value: Collective. Gives the array, the same one on every rank.
+        is_component: Whether `value` gives this rank's component instead, and each rank writes its own.
     """
 
     record: Record
     value: Callable[[], AnyArray]
+    is_component: bool = False
 
 
 def write_checkpoint(
@@ -63,7 +65,12 @@ def write_checkpoint(
         try:
             together(communicator, f"opening checkpoint {path!r} for writing", writer.open)
             for number, source in enumerate(sources):
-                writer.write(number, source.record, source.value())
+                array = source.value()
+                if source.is_component:
+                    heads = communicator.all_gather_object(_head(array))
+                    writer.write_component(number, source.record, array, heads)
+                else:
+                    writer.write(number, source.record, array)
             together(communicator, f"writing checkpoint {path!r}", writer.finish)
         finally:
             writer.close()
@@ -121,19 +128,45 @@ class _Writer:
         if self._descriptor is None or self._error is not None:
             return
         try:
-            if array.shape != record.shape or array.dtype.newbyteorder("=") != record.dtype:
-                raise CheckpointError(
-                    f"{record.path!r}: expected a state of shape {record.shape} and dtype {record.dtype} as the "
-                    f"variable says, got {array.shape} and {array.dtype}"
-                )
+            _require_fit(record, record.shape, array)
             pieces = share(record, number, self.rank, self.size)
             if not pieces:
                 return
-            data = np.ascontiguousarray(array, record.dtype).reshape(-1).view(np.uint8).data
+            data = _bytes_of(np.ascontiguousarray(array, record.dtype))
             for piece in pieces:
                 start, stop = record.piece(piece)
                 self.checksums[first + piece] = zlib.crc32(data[start:stop])
                 write_at(self._descriptor, data[start:stop], self.blank.offsets[number] + start)
+        except Exception as error:
+            self._error = error
+
+    def write_component(self, number: int, record: Record, array: AnyArray, heads: Sequence[bytes]) -> None:
+        """Write this rank's pages of the next array, of which it has one component.
+
+        Args:
+            number: Place of the array.
+            record: Of all components.
+            array: This rank's.
+            heads: The first page of every rank's component: the last page written here may hold some of the next.
+        """
+        first, self._first = self._first, self._first + record.piece_count
+        if self._descriptor is None or self._error is not None:
+            return
+        try:
+            _require_fit(record, record.shape[1:], array)
+            data = _bytes_of(np.ascontiguousarray(array, record.dtype))
+            begin = self.rank * record.component_bytes
+            for piece in range(self.rank * record.component_pieces, (self.rank + 1) * record.component_pieces):
+                start, stop = record.piece(piece)
+                self.checksums[first + piece] = zlib.crc32(data[start - begin : stop - begin])
+            start, stop = component_share(record, self.rank)
+            if start < stop:
+                place, end = self.blank.offsets[number], begin + record.component_bytes
+                write_at(self._descriptor, data[start - begin : stop - begin], place + start)
+                if stop > end:
+                    count = -(-(stop - end) // record.component_bytes)
+                    following = b"".join(heads[self.rank + 1 : self.rank + 1 + count])
+                    write_at(self._descriptor, memoryview(following)[: stop - end], place + end)
         except Exception as error:
             self._error = error
 
@@ -149,6 +182,23 @@ class _Writer:
         if self._descriptor is not None:
             os.close(self._descriptor)
             self._descriptor = None
+
+
+def _bytes_of(array: AnyArray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _head(array: AnyArray) -> bytes:
+    count = -(-PAGE_BYTES // array.itemsize)
+    return array.reshape(-1)[:count].tobytes()[:PAGE_BYTES]
+
+
+def _require_fit(record: Record, shape: tuple[int, ...], array: AnyArray) -> None:
+    if array.shape != shape or array.dtype.newbyteorder("=") != record.dtype:
+        raise CheckpointError(
+            f"{record.path!r}: expected a state of shape {shape} and dtype {record.dtype} as the variable says, got "
+            f"{array.shape} and {array.dtype}"
+        )
 
 
 def _create(path: str, records: Sequence[Record], shared: Mapping[str, str]) -> Blank:

@@ -5,12 +5,29 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Protocol
 
 from mpidist.variables.variable import Variable
 
 # Objects of these packages are not looked into: none is the user's, and some lead to all that the program has.
 _OPAQUE = sys.stdlib_module_names - {"__main__"} | {"numpy", "h5py", "mpi4py"}
+
+
+# Of the attribute of a module that holds its watcher.
+_WATCHER = "_watcher"
+
+
+class Watcher(Protocol):
+    """What wants to know of new attributes: a restored checkpoint with values for variables that do not exist yet.
+
+    Attributes:
+        number: The order of watchers.
+    """
+
+    number: int
+
+    def attribute_set(self, value: object) -> None:
+        """Local, and Collective where `value` brings a new variable. An attribute was set to `value`."""
 
 
 class Module:
@@ -19,6 +36,9 @@ class Module:
     Local. Attributes, lists, tuples, dictionaries and the attributes of other objects are followed, in the order of
     attribute names, indices and keys; an object's own variables come before those of the objects it holds. What is
     reachable twice counts once. Optimizers, strategies and data are not followed.
+
+    Setting an attribute to a new variable, or to an object that holds one, restores what a checkpoint has kept for it;
+    so it is collective there, like the creation of the variable. See `Checkpoint.restore`.
 
     Args:
         name: A Python identifier; default: the class's name as in `dense_layer`.
@@ -41,6 +61,16 @@ class Module:
         if name is not None and not name.isidentifier():
             raise ValueError(f"`name` of a module must be a Python identifier, got {name!r}")
         self._name = name
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        super().__setattr__(name, value)
+        watcher = vars(self).get(_WATCHER)
+        if watcher is not None and name != _WATCHER:
+            watcher.attribute_set(value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        # A copy is not what the checkpoint holds.
+        return {name: value for name, value in vars(self).items() if name != _WATCHER}
 
     @property
     def name(self) -> str:
@@ -66,6 +96,19 @@ class Module:
     def submodules(self) -> tuple[Module, ...]:
         """Local. All modules that this one holds, however nested, without itself."""
         return tuple(found for found in _walk(self) if isinstance(found, Module))
+
+
+def watch(module: Module, watcher: Watcher) -> None:
+    """Local. Tell `watcher` of attributes that are set from now on, unless one of a higher number is told."""
+    present: Watcher | None = vars(module).get(_WATCHER)
+    if present is None or present.number < watcher.number:
+        vars(module)[_WATCHER] = watcher
+
+
+def unwatch(module: Module, watcher: Watcher) -> None:
+    """Local. Tell `watcher` no more."""
+    if vars(module).get(_WATCHER) is watcher:
+        del vars(module)[_WATCHER]
 
 
 def _walk(root: object) -> Iterator[Variable | Module]:

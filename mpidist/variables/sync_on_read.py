@@ -49,7 +49,8 @@ class SyncOnReadVariable(Variable):
         initial: First component, the same on every replica.
         name: For people.
         trainable: Whether `trainable_variables` lists it.
-        aggregation: SUM, MEAN, ONLY_FIRST_REPLICA; NONE cannot be read in cross-replica context.
+        aggregation: SUM, MEAN, ONLY_FIRST_REPLICA; NONE cannot be read in cross-replica context, and a checkpoint
+            holds all its components.
 
     Raises:
         MismatchError: Shape or dtype of `initial` differ between ranks.
@@ -76,6 +77,11 @@ class SyncOnReadVariable(Variable):
             "Build the same model on every rank: from the same options, in the same order.",
         )
         self._component = np.array(arena.collective.broadcast(initial), order="C")
+
+    @property
+    def is_per_replica(self) -> bool:
+        """Local. Whether the aggregation is NONE."""
+        return self.aggregation is VariableAggregation.NONE
 
     @property
     def component(self) -> AnyArray:
@@ -160,11 +166,11 @@ class SyncOnReadVariable(Variable):
         )
 
     def state(self) -> AnyArray:
-        """Collective. The aggregate."""
-        return self.aggregate()
+        """Collective. The aggregate; with aggregation NONE this replica's component."""
+        return self.component if self.is_per_replica else self.aggregate()
 
     def load(self, read: Read) -> None:
-        """Collective. Set the components so that the aggregate is what was saved."""
+        """Collective. Set the components so that the aggregate is what was saved; with NONE set this replica's."""
         data = together(self.group, f"reading variable {self.name!r}", lambda: read(0, self.size))
         self._spread(np.asarray(data).reshape(self.shape))
 

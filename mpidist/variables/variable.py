@@ -33,6 +33,7 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
         synchronization: ON_WRITE or ON_READ.
         aggregation: How replicas' values are combined.
         arena: Where its strategy's variables live.
+        restored_by: Number of the restore that last set it; what waits from an earlier one is no longer for it.
     """
 
     arena: Arena
@@ -42,6 +43,7 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
     trainable: bool
     synchronization: VariableSynchronization
     aggregation: VariableAggregation
+    restored_by: int = 0
 
     @property
     def group(self) -> Communicator:
@@ -52,6 +54,11 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
     def distribute_strategy(self) -> Any:
         """Local. The strategy in whose scope it was made, None without one."""
         return self.arena.strategy
+
+    @property
+    def is_per_replica(self) -> bool:
+        """Local. Whether there is no common value: each replica's component is saved and restored by itself."""
+        return False
 
     @property
     def device(self) -> str:
@@ -103,15 +110,18 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
 
     @abstractmethod
     def state(self) -> AnyArray:
-        """Collective. What a checkpoint stores: one array of `shape`, the same on every rank; do not change it."""
+        """Collective. What a checkpoint stores: an array of `shape`; do not change it.
+
+        The same on every rank, or, where `is_per_replica`, this rank's component.
+        """
 
     @abstractmethod
     def load(self, read: Read) -> None:
         """Collective. Set the value from what `state` once gave, on any number of ranks.
 
         Args:
-            read: `read(start, stop)` gives the elements [start, stop) of the flattened array; each rank asks only
-                for what it writes.
+            read: `read(start, stop)` gives the elements [start, stop) of the flattened array (where `is_per_replica`,
+                of this rank's component); each rank asks only for what it writes.
         """
 
     def numpy(self) -> AnyArray:

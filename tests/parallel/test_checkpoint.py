@@ -316,6 +316,35 @@ def test_an_optimizer_is_restored_before_its_first_step(communicator: Communicat
     assert np.array_equal(fresh.slot.numpy(), np.arange(1000.0))
 
 
+def test_an_object_with_state_may_tell_its_ranks(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    class Position:
+        """It spans ranks and has no variable, as a distributed iterator."""
+
+        def __init__(self, group: Any, value: int) -> None:
+            self.group = group
+            self.value = value
+
+        def state(self) -> dict[str, int]:
+            return {"value": self.value}
+
+        def load_state(self, saved: Any) -> None:
+            self.value = int(saved["value"])
+
+    position = Position(communicator, 5)
+    checkpoint = Checkpoint(p=position)
+    assert checkpoint.communicator.size == communicator.size
+    path = checkpoint.save(mpi_tmp_path / "c")
+    position.value = 0
+    # Rank 0 reads for all.
+    Checkpoint(p=position).restore(path if communicator.rank == 0 else mpi_tmp_path / "none").assert_consumed()
+    assert position.value == 5
+    position.value = communicator.rank
+    if communicator.size > 1:
+        with pytest.raises(MismatchError, match="'p/value' of shape"):
+            checkpoint.save(mpi_tmp_path / "c")
+    assert Checkpoint(p=Position("a name", 1)).communicator.size == 1
+
+
 def test_a_busy_directory_is_an_error_of_all(communicator: Communicator, mpi_tmp_path: Path) -> None:
     if communicator.rank == 0:
         # Process 1 lives on every host, and is not this one.

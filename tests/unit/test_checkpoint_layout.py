@@ -79,3 +79,32 @@ def test_index_is_reversible() -> None:
 )
 def test_resolve_follows_shared_objects_also_in_circles(path: str, stored: str) -> None:
     assert layout.resolve(path, {"z": "a", "a/self": "a"}) == stored
+
+
+@given(
+    shape=st.one_of(st.tuples(st.integers(0, 3 * PAGE_BYTES)), st.tuples(st.integers(0, 3 * PIECE_BYTES))),
+    replicas=st.integers(1, 7),
+)
+def test_components_share_no_page_and_no_piece(shape: tuple[int, ...], replicas: int) -> None:
+    record = Record("x", (replicas, *shape), np.dtype("u1"), replicas)
+    parts = [layout.component_share(record, rank) for rank in range(replicas)]
+    assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])]
+    assert parts[-1][1] == record.nbytes
+    size = record.component_bytes
+    assert all(start % PAGE_BYTES == 0 or start == stop for start, stop in parts)
+    # A rank that writes anything begins in its own component and ends less than a page behind it.
+    assert all(
+        rank * size <= start < (rank + 1) * size and stop - (rank + 1) * size < PAGE_BYTES
+        for rank, (start, stop) in enumerate(parts) if start < stop
+    )
+    edges = [record.piece(piece) for piece in range(record.piece_count)]
+    assert sum(stop - start for start, stop in edges) == record.nbytes
+    assert all(start // size == (stop - 1) // size for start, stop in edges)
+    assert record.piece_count == replicas * record.component_pieces
+
+
+def test_index_says_what_is_of_replicas() -> None:
+    records = [Record("a", (3, 2), np.dtype("f8"), 3), Record("b", (3, 2), np.dtype("f8"))]
+    text = layout.encode_index(records, {})
+    assert text.count(b"replicas") == 1
+    assert layout.decode_index(text)[0] == records

@@ -1,0 +1,114 @@
+"""Which arrays of a checkpoint file belong to which objects."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+from mpidist.checkpoint.objects import Found, State
+from mpidist.checkpoint.saved import Saved, SavedArray, SavedFile
+from mpidist.errors import CheckpointError
+from mpidist.variables.variable import Variable
+
+
+@dataclass
+class Match:
+    """Which saved arrays belong to which objects.
+
+    Attributes:
+        variables: Variables that are restored one by one, with what was saved of them.
+        states: Objects that restore themselves, likewise.
+        missing: Paths of variables and objects of which nothing was saved.
+    """
+
+    variables: dict[str, tuple[Variable, SavedArray]] = field(default_factory=dict)
+    states: dict[str, tuple[State, Saved]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+
+def match_objects(found: Found, file: SavedFile, done: set[str], number: int) -> Match:
+    """Local. What is to be restored, nothing of it before all of it is known to fit.
+
+    Args:
+        found: The objects.
+        file: Its arrays.
+        done: Paths of what has been restored from it.
+        number: Of this restore: variables that a later one has set are left out.
+
+    Returns:
+        What fits.
+
+    Raises:
+        CheckpointError: Lists what has another shape, dtype or kind than was saved.
+    """
+    match = Match()
+    wrong: list[str] = []
+    for path, leaf in found.leaves.items():
+        saved = _find(found, file, path)
+        if saved is None:
+            match.missing.append(path)
+        elif not isinstance(leaf, Variable):
+            continue  # its object takes it back as it was saved
+        elif (
+            _fits(path, leaf, saved, wrong) and path not in found.in_states and leaf.restored_by <= number
+            and done.isdisjoint(found.names_of(path))
+        ):
+            match.variables[path] = leaf, saved
+    for path, state in found.states.items():
+        saved = _find(found, file, path)
+        if saved is not None and done.isdisjoint(found.names_of(path)):
+            match.states[path] = state, saved
+    if wrong:
+        more = f", and {len(wrong) - 8} more" if len(wrong) > 8 else ""
+        raise CheckpointError(
+            f"{file.contents.path!r} does not fit the objects: {'; '.join(wrong[:8])}{more}. Nothing was changed. "
+            "Build the objects as they were when this was saved, or leave out what differs"
+        )
+    return match
+
+
+def new_paths(found: Found, file: SavedFile, done: set[str], number: int) -> list[str]:
+    """Local. Paths of objects that are there now, and for which something of the file, not in `done`, waits.
+
+    Variables that a later restore than `number` has set wait for nothing.
+    """
+    variables = (
+        path for path, leaf in found.leaves.items() if isinstance(leaf, Variable) and leaf.restored_by <= number
+    )
+    return [
+        path for path in itertools.chain(variables, found.states)
+        if path not in done and path not in found.in_states and done.isdisjoint(found.names_of(path))
+        and _find(found, file, path) is not None
+    ]
+
+
+def _find(found: Found, file: SavedFile, path: str) -> Saved | None:
+    """What was saved of the object at `path`, perhaps under another of its paths."""
+    return next((saved for name in found.names_of(path) if (saved := file.find(name)) is not None), None)
+
+
+def _fits(path: str, variable: Variable, saved: Saved, wrong: list[str]) -> bool:
+    if not isinstance(saved, SavedArray):
+        wrong.append(f"{path!r} is a variable of shape {variable.shape}, but several arrays were saved below that path")
+    elif variable.is_per_replica and not saved.replicas:
+        wrong.append(
+            f"{path!r} has a component of shape {variable.shape} on each replica (ON_READ with aggregation NONE), but "
+            f"one value of shape {saved.shape} was saved for all"
+        )
+    elif saved.replicas and not variable.is_per_replica:
+        wrong.append(
+            f"{path!r} has one value of shape {variable.shape} for all replicas, but components of {saved.replicas} "
+            f"replicas (ON_READ with aggregation NONE) were saved, of shape {saved.shape}"
+        )
+    elif saved.replicas and saved.shape[1:] != variable.shape:
+        wrong.append(
+            f"{path!r} has a component of shape {variable.shape} on each replica, but {saved.shape} was saved, of "
+            f"{saved.replicas} replicas"
+        )
+    elif not saved.replicas and saved.shape != variable.shape:
+        wrong.append(f"{path!r} has shape {variable.shape}, but {saved.shape} was saved")
+    elif saved.dtype != variable.dtype.newbyteorder("="):
+        wrong.append(f"{path!r} has dtype {variable.dtype}, but {saved.dtype} was saved")
+    else:
+        return True
+    return False
