@@ -8,16 +8,25 @@ The chief alone writes; the calls stand on every rank.
 """
 
 from mpidist.observe import summary_step as experimental
-from mpidist.observe.summary import histogram, image, scalar, text
-from mpidist.observe.summary_writer import SummaryWriter, create_file_writer, flush
+from mpidist.observe.summary import audio, histogram, image, scalar, text
+from mpidist.observe.summary_writer import (
+    SummaryWriter,
+    create_file_writer,
+    flush,
+    record_if,
+    should_record_summaries,
+)
 
 __all__ = [
     "SummaryWriter",
+    "audio",
     "create_file_writer",
     "experimental",
     "flush",
     "histogram",
     "image",
+    "record_if",
     "scalar",
+    "should_record_summaries",
     "text",
 ]

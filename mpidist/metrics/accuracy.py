@@ -55,23 +55,25 @@ class AccuracyMeasure:
         return ratio(sums)
 
 
-def Accuracy(name: str = "accuracy") -> Metric:
+def Accuracy(name: str = "accuracy", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. The fraction of values of `y_pred` that equal those of `y_true`.
 
     Args:
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
     """
-    return Metric(AccuracyMeasure("equal"), name=name)
+    return Metric(AccuracyMeasure("equal"), name=name, dtype=dtype)
 
 
-def BinaryAccuracy(name: str = "binary_accuracy", *, threshold: float = 0.5) -> Metric:
+def BinaryAccuracy(name: str = "binary_accuracy", dtype: npt.DTypeLike | None = None, threshold: float = 0.5) -> Metric:
     """Collective. The fraction of values where `y_pred > threshold` says what `y_true`, 0 or 1, is.
 
     Args:
         name: For people.
+        dtype: Of the result; see `Metric`.
         threshold: Between 0 and 1.
 
     Returns:
@@ -82,22 +84,23 @@ def BinaryAccuracy(name: str = "binary_accuracy", *, threshold: float = 0.5) -> 
     """
     if not 0 < threshold < 1:
         raise ValueError(f"`threshold` must be a number between 0 and 1, both excluded, got {threshold!r}")
-    return Metric(AccuracyMeasure("binary", float(threshold)), name=name)
+    return Metric(AccuracyMeasure("binary", float(threshold)), name=name, dtype=dtype)
 
 
-def CategoricalAccuracy(name: str = "categorical_accuracy") -> Metric:
+def CategoricalAccuracy(name: str = "categorical_accuracy", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. The fraction of examples whose highest score in `y_pred` stands at the class of `y_true`, one-hot.
 
     Args:
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
     """
-    return Metric(AccuracyMeasure("one-hot"), name=name)
+    return Metric(AccuracyMeasure("one-hot"), name=name, dtype=dtype)
 
 
-def SparseCategoricalAccuracy(name: str = "sparse_categorical_accuracy") -> Metric:
+def SparseCategoricalAccuracy(name: str = "sparse_categorical_accuracy", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. The fraction of examples whose highest score in `y_pred` stands at the class `y_true`.
 
     `update_state(y_true, y_pred)` takes class numbers of shape (batch,) or (batch, 1) and scores of shape
@@ -105,8 +108,9 @@ def SparseCategoricalAccuracy(name: str = "sparse_categorical_accuracy") -> Metr
 
     Args:
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
     """
-    return Metric(AccuracyMeasure("sparse"), name=name)
+    return Metric(AccuracyMeasure("sparse"), name=name, dtype=dtype)

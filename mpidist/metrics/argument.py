@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +38,22 @@ def as_numbers(name: str, value: npt.ArrayLike) -> AnyArray:
 def as_floats(name: str, value: npt.ArrayLike) -> AnyArray:
     """Local. The same in float64."""
     return np.asarray(as_numbers(name, value), np.float64)
+
+
+def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
+    """Local. A floating dtype, of ml_dtypes too.
+
+    Raises:
+        ValueError: It is none.
+    """
+    try:
+        found = np.dtype(dtype)
+    except TypeError as error:
+        raise ValueError(f"`dtype` must be a floating dtype, 'float32' for instance, got {dtype!r}") from error
+    # Dtypes of ml_dtypes, bfloat16 for instance, are of kind V.
+    if found.kind == "f" or (found.kind == "V" and found.type is not np.void):
+        return found
+    raise ValueError(f"`dtype` must be a floating dtype, 'float32' for instance, got {dtype!r}")
 
 
 def as_pair(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, AnyArray]:

@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist.metrics.above import positives_above, require_probabilities
-from mpidist.metrics.argument import as_numbers, as_pair, as_thresholds, positive, spread_weights
+from mpidist.metrics.argument import as_floats, as_numbers, as_pair, as_thresholds, positive, spread_weights
 from mpidist.metrics.metric import Metric
 from mpidist.variables.variable import AnyArray
 
@@ -28,6 +28,7 @@ class AucMeasure:
         method: How the area between two points is taken.
         thresholds: Ascending, from below 0 to above 1.
         num_labels: If given, there is one curve for each label, and the result is the mean of the areas.
+        label_weights: Of the labels in that mean; without `num_labels`, of what stands in the last dimension.
         from_logits: Whether predictions are logits.
     """
 
@@ -35,6 +36,7 @@ class AucMeasure:
     method: str
     thresholds: tuple[float, ...]
     num_labels: int | None
+    label_weights: tuple[float, ...] | None
     from_logits: bool
 
     @property
@@ -56,6 +58,8 @@ class AucMeasure:
         require_probabilities(predictions, "Logits can be taken with from_logits=True")
         weights = spread_weights(sample_weight, predictions.shape)
         if self.num_labels is None:
+            if self.label_weights is not None:
+                weights = weights * _spread_over_labels(self.label_weights, predictions.shape)
             return positives_above(labels, predictions, weights, self.thresholds)[None]
         return np.stack([
             positives_above(labels[:, n], predictions[:, n], weights[:, n], self.thresholds)
@@ -65,7 +69,8 @@ class AucMeasure:
     def compute(self, sums: AnyArray) -> float:
         """Local. The area, between 0 and 1; 0 before any value."""
         area = _area_under_pr if (self.curve, self.method) == CURVES[1:] + METHODS[:1] else self._area
-        return float(np.mean([area(*label) for label in sums]))
+        weights = None if self.num_labels is None else self.label_weights
+        return float(np.average([area(*label) for label in sums], weights=weights))
 
     def _read(self, y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, AnyArray]:
         if self.num_labels is None:
@@ -107,15 +112,37 @@ def _divide(numerator: AnyArray, denominator: AnyArray) -> AnyArray:
     return np.divide(numerator, denominator, out=np.zeros(numerator.shape), where=denominator != 0)
 
 
+def _spread_over_labels(label_weights: tuple[float, ...], shape: tuple[int, ...]) -> AnyArray:
+    if shape[-1:] != (len(label_weights),):
+        raise ValueError(
+            f"with `label_weights` `y_true` and `y_pred` must have a last dimension of {len(label_weights)} labels, "
+            f"got {shape}"
+        )
+    return np.array(label_weights)
+
+
+def _as_label_weights(label_weights: Sequence[float], num_labels: int | None) -> tuple[float, ...]:
+    weights = as_floats("label_weights", label_weights)
+    count = "" if num_labels is None else f"{num_labels} "
+    fits = weights.ndim == 1 and num_labels in (None, weights.size) and (weights >= 0).all()
+    if not fits or not 0 < weights.sum() < np.inf:
+        raise ValueError(
+            f"`label_weights` must be {count}numbers of at least 0, one for each label and not all 0, got "
+            f"{label_weights!r}"
+        )
+    return tuple(weights.tolist())
+
+
 def AUC(  # noqa: PLR0913  # tf.keras.metrics.AUC's arguments
     num_thresholds: int = 200,
     curve: str = "ROC",
     summation_method: str = "interpolation",
     name: str = "auc",
-    *,
+    dtype: npt.DTypeLike | None = None,
     thresholds: Sequence[float] | None = None,
     multi_label: bool = False,
     num_labels: int | None = None,
+    label_weights: Sequence[float] | None = None,
     from_logits: bool = False,
 ) -> Metric:
     """Collective. The area under a curve over thresholds that are fixed beforehand.
@@ -127,17 +154,20 @@ def AUC(  # noqa: PLR0913  # tf.keras.metrics.AUC's arguments
         curve: "ROC", true over false positive rate, or "PR", precision over recall.
         summation_method: "interpolation", "minoring" (from below) or "majoring" (from above).
         name: For people.
+        dtype: Of the result; see `Metric`.
         thresholds: Instead of evenly spaced ones; 0 and 1 are added.
         multi_label: One curve for each label, of arrays of shape (batch, `num_labels`), and the mean of their areas.
         num_labels: How many; needed with `multi_label`, since the sums are made before data is seen.
+        label_weights: One for each label, at least 0 and not all 0. With `multi_label` the mean is weighted by them.
+            Without, each prediction counts as the weight of its place in the last dimension.
         from_logits: Whether `y_pred` is logits instead of probabilities.
 
     Returns:
         The metric.
 
     Raises:
-        ValueError: An unknown curve or method, thresholds outside [0, 1], too few of them, or `multi_label` and
-            `num_labels` that do not come together.
+        ValueError: An unknown curve or method, thresholds outside [0, 1], too few of them, `multi_label` and
+            `num_labels` that do not come together, or `label_weights` that do not fit.
     """
     if not isinstance(curve, str) or curve.upper() not in CURVES:
         raise ValueError(f"`curve` must be one of {', '.join(CURVES)}, got {curve!r}")
@@ -152,10 +182,11 @@ def AUC(  # noqa: PLR0913  # tf.keras.metrics.AUC's arguments
         inner = [(n + 1) / (count - 1) for n in range(count - 2)]
     else:
         inner = sorted(as_thresholds(thresholds)) if len(thresholds) else []
+    labels = None if num_labels is None else positive("num_labels", num_labels)
     return Metric(
         AucMeasure(
-            curve.upper(), summation_method.lower(), (-_MARGIN, *inner, 1 + _MARGIN),
-            None if num_labels is None else positive("num_labels", num_labels), from_logits,
+            curve.upper(), summation_method.lower(), (-_MARGIN, *inner, 1 + _MARGIN), labels,
+            None if label_weights is None else _as_label_weights(label_weights, labels), from_logits,
         ),
-        name=name,
+        name=name, dtype=dtype,
     )

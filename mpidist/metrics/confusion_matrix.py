@@ -60,7 +60,7 @@ class ConfusionMatrixMeasure:
         return numbers.astype(np.int64)
 
 
-def ConfusionMatrix(num_classes: int, name: str = "confusion_matrix") -> Metric:
+def ConfusionMatrix(num_classes: int, name: str = "confusion_matrix", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. How often each class of `y_true` (row) was predicted as each class (column).
 
     `update_state(y_true, y_pred)` takes class numbers, and for `y_pred` scores of shape (batch, `num_classes`) as
@@ -69,6 +69,7 @@ def ConfusionMatrix(num_classes: int, name: str = "confusion_matrix") -> Metric:
     Args:
         num_classes: At least 1.
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric; its result is a float64 array of shape (`num_classes`, `num_classes`).
@@ -76,4 +77,4 @@ def ConfusionMatrix(num_classes: int, name: str = "confusion_matrix") -> Metric:
     Raises:
         ValueError: `num_classes` is no positive integer.
     """
-    return Metric(ConfusionMatrixMeasure(positive("num_classes", num_classes)), name=name)
+    return Metric(ConfusionMatrixMeasure(positive("num_classes", num_classes)), name=name, dtype=dtype)

@@ -82,25 +82,27 @@ def weighted_sums(array: AnyArray, sample_weight: npt.ArrayLike | None) -> AnyAr
     return np.array([(array * weight).sum(), weight.sum()], np.float64)
 
 
-def Mean(name: str = "mean") -> Metric:
+def Mean(name: str = "mean", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. The mean of all values given to `update_state(values)`, over batches and replicas.
 
     Args:
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
     """
-    return Metric(MeanMeasure(), name=name)
+    return Metric(MeanMeasure(), name=name, dtype=dtype)
 
 
-def Sum(name: str = "sum") -> Metric:
+def Sum(name: str = "sum", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. The sum of all values given to `update_state(values)`, each times its weight.
 
     Args:
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
     """
-    return Metric(SumMeasure(), name=name)
+    return Metric(SumMeasure(), name=name, dtype=dtype)

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.metrics.argument import as_float_dtype
 from mpidist.options import VariableAggregation
 from mpidist.variables.creation import current_arena
 from mpidist.variables.sync_on_read import SyncOnReadVariable
@@ -49,14 +50,25 @@ class Metric:
     Args:
         measure: The arithmetic.
         name: For people.
+        dtype: Floating dtype of the result, which is then a NumPy number; by default it is a Python float. The sums
+            are kept in float64 whatever it is: in float32 a count would stop growing at 2**24.
+
+    Raises:
+        ValueError: `dtype` is no floating dtype.
     """
 
-    def __init__(self, measure: Measure, *, name: str) -> None:
+    def __init__(self, measure: Measure, *, name: str, dtype: npt.DTypeLike | None = None) -> None:
         self.measure = measure
         self.name = name
+        self._dtype = None if dtype is None else as_float_dtype(dtype)
         self.sums = SyncOnReadVariable(
             current_arena(), np.zeros(measure.shape), name=f"{name}/sums", aggregation=VariableAggregation.SUM
         )
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """Local. Of the result."""
+        return np.dtype(np.float64) if self._dtype is None else self._dtype
 
     @property
     def variables(self) -> list[Variable]:
@@ -83,7 +95,8 @@ class Metric:
 
     def result(self) -> Any:
         """Collective. The metric of all data that all replicas have seen since `reset_state`."""
-        return self.measure.compute(self.sums.aggregate())
+        result = self.measure.compute(self.sums.aggregate())
+        return result if self._dtype is None else np.asarray(result).astype(self._dtype)[()]
 
     def reset_state(self) -> None:
         """Local. Forget this replica's data; call it on every rank."""

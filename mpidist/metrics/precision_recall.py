@@ -123,6 +123,7 @@ def Precision(
     top_k: int | None = None,
     class_id: int | None = None,
     name: str = "precision",
+    dtype: npt.DTypeLike | None = None,
 ) -> Metric:
     """Collective. The fraction of predicted positives that are positive in `y_true`.
 
@@ -132,6 +133,7 @@ def Precision(
             are, and any scores will do.
         class_id: Count this class only, an index of the last dimension.
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
@@ -139,7 +141,7 @@ def Precision(
     Raises:
         ValueError: Thresholds outside [0, 1], or `top_k` or `class_id` that are no such integers.
     """
-    return Metric(_measure("predicted", thresholds, top_k, class_id), name=name)
+    return Metric(_measure("predicted", thresholds, top_k, class_id), name=name, dtype=dtype)
 
 
 def Recall(
@@ -147,6 +149,7 @@ def Recall(
     top_k: int | None = None,
     class_id: int | None = None,
     name: str = "recall",
+    dtype: npt.DTypeLike | None = None,
 ) -> Metric:
     """Collective. The fraction of the positives in `y_true` that are predicted; arguments as of `Precision`.
 
@@ -155,6 +158,7 @@ def Recall(
         top_k: Only the `top_k` highest predictions of an example can be positive.
         class_id: Count this class only.
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
@@ -162,4 +166,4 @@ def Recall(
     Raises:
         ValueError: Thresholds outside [0, 1], or `top_k` or `class_id` that are no such integers.
     """
-    return Metric(_measure("positive", thresholds, top_k, class_id), name=name)
+    return Metric(_measure("positive", thresholds, top_k, class_id), name=name, dtype=dtype)

@@ -47,37 +47,40 @@ class ErrorMeasure:
         return math.sqrt(ratio(sums)) if self.kind == "root" else ratio(sums)
 
 
-def MeanSquaredError(name: str = "mean_squared_error") -> Metric:
+def MeanSquaredError(name: str = "mean_squared_error", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. The mean of `(y_pred - y_true) ** 2`.
 
     Args:
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
     """
-    return Metric(ErrorMeasure("square"), name=name)
+    return Metric(ErrorMeasure("square"), name=name, dtype=dtype)
 
 
-def RootMeanSquaredError(name: str = "root_mean_squared_error") -> Metric:
+def RootMeanSquaredError(name: str = "root_mean_squared_error", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. The square root of the mean of `(y_pred - y_true) ** 2`.
 
     Args:
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
     """
-    return Metric(ErrorMeasure("root"), name=name)
+    return Metric(ErrorMeasure("root"), name=name, dtype=dtype)
 
 
-def MeanAbsoluteError(name: str = "mean_absolute_error") -> Metric:
+def MeanAbsoluteError(name: str = "mean_absolute_error", dtype: npt.DTypeLike | None = None) -> Metric:
     """Collective. The mean of `|y_pred - y_true|`.
 
     Args:
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
     """
-    return Metric(ErrorMeasure("absolute"), name=name)
+    return Metric(ErrorMeasure("absolute"), name=name, dtype=dtype)

@@ -66,12 +66,15 @@ def in_top_k(labels: AnyArray, scores: AnyArray, k: int) -> AnyArray:
     return np.asarray(known & finite & ((scores > own).sum(-1) < k))
 
 
-def TopKCategoricalAccuracy(k: int = 5, name: str = "top_k_categorical_accuracy") -> Metric:
+def TopKCategoricalAccuracy(
+    k: int = 5, name: str = "top_k_categorical_accuracy", dtype: npt.DTypeLike | None = None
+) -> Metric:
     """Collective. The fraction of examples whose class, one-hot in `y_true`, is among the `k` highest of `y_pred`.
 
     Args:
         k: At least 1.
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
@@ -79,15 +82,18 @@ def TopKCategoricalAccuracy(k: int = 5, name: str = "top_k_categorical_accuracy"
     Raises:
         ValueError: `k` is no positive integer.
     """
-    return Metric(TopKMeasure(positive("k", k), sparse=False), name=name)
+    return Metric(TopKMeasure(positive("k", k), sparse=False), name=name, dtype=dtype)
 
 
-def SparseTopKCategoricalAccuracy(k: int = 5, name: str = "sparse_top_k_categorical_accuracy") -> Metric:
+def SparseTopKCategoricalAccuracy(
+    k: int = 5, name: str = "sparse_top_k_categorical_accuracy", dtype: npt.DTypeLike | None = None
+) -> Metric:
     """Collective. The same for class numbers in `y_true`.
 
     Args:
         k: At least 1.
         name: For people.
+        dtype: Of the result; see `Metric`.
 
     Returns:
         The metric.
@@ -95,4 +101,4 @@ def SparseTopKCategoricalAccuracy(k: int = 5, name: str = "sparse_top_k_categori
     Raises:
         ValueError: `k` is no positive integer.
     """
-    return Metric(TopKMeasure(positive("k", k), sparse=True), name=name)
+    return Metric(TopKMeasure(positive("k", k), sparse=True), name=name, dtype=dtype)

@@ -48,11 +48,12 @@ class EventFile:
         self._add(step, Summary.Value(tag=name, simple_value=number, metadata=metadata))
 
     def add_strings(
-        self, name: str, step: int, plugin: str, strings: Sequence[bytes], shape: Sequence[int], description: str
+        self, name: str, step: int, plugin: str, strings: Sequence[bytes], shape: Sequence[int], description: str,
+        content: bytes = b"",
     ) -> None:
-        """Local. Append an array of strings that TensorBoard's `plugin` shows."""
+        """Local. Append an array of strings that TensorBoard's `plugin` shows, with what it wants to know of them."""
         tensor = TensorProto(dtype="DT_STRING", string_val=strings, tensor_shape=_shape(shape))
-        self._add(step, Summary.Value(tag=name, tensor=tensor, metadata=_metadata(plugin, description)))
+        self._add(step, Summary.Value(tag=name, tensor=tensor, metadata=_metadata(plugin, description, content)))
 
     def add_doubles(
         self, name: str, step: int, plugin: str, numbers: Sequence[float], shape: Sequence[int], description: str
@@ -85,7 +86,7 @@ def _shape(shape: Sequence[int]) -> TensorShapeProto:
     return TensorShapeProto(dim=[TensorShapeProto.Dim(size=size) for size in shape])
 
 
-def _metadata(plugin: str, description: str) -> SummaryMetadata:
+def _metadata(plugin: str, description: str, content: bytes = b"") -> SummaryMetadata:
     return SummaryMetadata(
-        plugin_data=SummaryMetadata.PluginData(plugin_name=plugin), summary_description=description
+        plugin_data=SummaryMetadata.PluginData(plugin_name=plugin, content=content), summary_description=description
     )

@@ -9,7 +9,11 @@ import numpy.typing as npt
 
 from mpidist.observe.png import encode_png, to_pixels
 from mpidist.observe.summary_step import Step, require_step
-from mpidist.observe.summary_writer import default_writer
+from mpidist.observe.summary_writer import recording_writer
+from mpidist.observe.wav import encode_wav, fits_wav
+
+# Of TensorBoard's audio plugin: its message with the field `encoding`, number 2, set to WAV, which is 11.
+WAV = b"\x10\x0b"
 
 
 def scalar(name: str, data: npt.ArrayLike, step: Step | None = None, description: str | None = None) -> bool:
@@ -24,14 +28,14 @@ def scalar(name: str, data: npt.ArrayLike, step: Step | None = None, description
         description: For people, in Markdown.
 
     Returns:
-        Whether there is a default writer; without one nothing happens.
+        Whether it is recorded: there is a default writer, and `record_if` does not say no. Else nothing happens.
 
     Raises:
         ValueError: `data` is no single real number, or there is no step.
         RuntimeError: The writer is closed.
         OSError: The chief cannot write.
     """
-    writer = default_writer()
+    writer = recording_writer()
     if writer is None:
         return False
     # Everything but the writing happens on every rank: what is wrong is wrong everywhere, and a variable may have to
@@ -67,14 +71,14 @@ def histogram(
         description: For people, in Markdown.
 
     Returns:
-        Whether there is a default writer.
+        Whether it is recorded.
 
     Raises:
         ValueError: `data` is no real numbers, `buckets` is not positive, or there is no step.
         RuntimeError: The writer is closed.
         OSError: The chief cannot write.
     """
-    writer = default_writer()
+    writer = recording_writer()
     if writer is None:
         return False
     array, number = np.asarray(data), require_step(step)
@@ -111,14 +115,14 @@ def image(
         description: For people, in Markdown.
 
     Returns:
-        Whether there is a default writer.
+        Whether it is recorded.
 
     Raises:
         ValueError: Another shape or dtype, or there is no step.
         RuntimeError: The writer is closed.
         OSError: The chief cannot write.
     """
-    writer = default_writer()
+    writer = recording_writer()
     if writer is None:
         return False
     array, number = np.asarray(data), require_step(step)
@@ -138,6 +142,59 @@ def image(
     return True
 
 
+def audio(
+    name: str,
+    data: npt.ArrayLike,
+    sample_rate: int,
+    step: Step | None = None,
+    max_outputs: int = 3,
+    encoding: str | None = None,
+    description: str | None = None,
+) -> bool:
+    """Write sounds; see `scalar`.
+
+    Local, with an array. Call it on every rank.
+
+    Args:
+        name: Under which TensorBoard shows them.
+        data: Floats from -1 to 1 of shape (sounds, frames, channels).
+        sample_rate: Frames per second.
+        step: As in `scalar`.
+        max_outputs: Only so many of the sounds are written.
+        encoding: Of the files: None or "wav".
+        description: For people, in Markdown.
+
+    Returns:
+        Whether it is recorded.
+
+    Raises:
+        ValueError: Another shape, dtype, rate or encoding, or there is no step.
+        RuntimeError: The writer is closed.
+        OSError: The chief cannot write.
+    """
+    writer = recording_writer()
+    if writer is None:
+        return False
+    array, number = np.asarray(data), require_step(step)
+    if encoding not in (None, "wav"):
+        raise ValueError(f"summary {name!r}: expected encoding 'wav' or None, got {encoding!r}")
+    rate = int(sample_rate) if isinstance(sample_rate, (int, np.integer)) else 0
+    is_sound = array.ndim == 3 and array.dtype.kind == "f" and fits_wav(array.shape[2], rate)
+    if not is_sound or max_outputs < 0:
+        raise ValueError(
+            f"summary {name!r}: expected floats of shape (sounds, frames, channels), max_outputs of at least 0 and a "
+            f"whole number of frames per second that a WAV file can hold, got dtype {array.dtype}, shape "
+            f"{array.shape}, max_outputs={max_outputs!r} and sample_rate={sample_rate!r}"
+        )
+    with writer.writing() as file:
+        if file is not None:
+            # A pair for each sound, of the file and a label that TensorBoard no longer shows.
+            pairs = [(encode_wav(sound, rate), b"") for sound in array[:max_outputs]]
+            strings = [part for pair in pairs for part in pair]
+            file.add_strings(name, number, "audio", strings, [len(pairs), 2], description or "", WAV)
+    return True
+
+
 def text(name: str, data: npt.ArrayLike, step: Step | None = None, description: str | None = None) -> bool:
     """Write a text, or a table of texts; see `scalar`.
 
@@ -150,14 +207,14 @@ def text(name: str, data: npt.ArrayLike, step: Step | None = None, description: 
         description: For people, in Markdown.
 
     Returns:
-        Whether there is a default writer.
+        Whether it is recorded.
 
     Raises:
         ValueError: `data` is no strings, or there is no step.
         RuntimeError: The writer is closed.
         OSError: The chief cannot write.
     """
-    writer = default_writer()
+    writer = recording_writer()
     if writer is None:
         return False
     array, number = np.asarray(data), require_step(step)

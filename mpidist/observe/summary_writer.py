@@ -8,9 +8,12 @@ import os
 import threading
 import time
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Protocol, cast
+
+import numpy as np
+import numpy.typing as npt
 
 from mpidist import context, launch
 from mpidist.errors import UnavailableError
@@ -24,6 +27,9 @@ MAX_QUEUE = 10
 FLUSH_MILLIS = 120_000
 
 
+Condition = npt.ArrayLike | Callable[[], npt.ArrayLike]
+
+
 class _Ranked(Protocol):
     rank: int
 
@@ -35,6 +41,7 @@ class _Strategy(Protocol):
 class _State(threading.local):
     def __init__(self) -> None:
         self.writer: SummaryWriter | None = None
+        self.condition: Condition = True
 
 
 _state = _State()
@@ -188,9 +195,44 @@ def create_file_writer(
     return SummaryWriter(directory, file, max_queue=queue, flush_seconds=millis / 1000)
 
 
-def default_writer() -> SummaryWriter | None:
-    """Local. The writer of this thread's innermost `as_default`, if any."""
-    return _state.writer
+@contextmanager
+def record_if(condition: Condition) -> Iterator[None]:
+    """Local. Inside, this thread's summaries are written only if a condition holds; the innermost one counts.
+
+    Args:
+        condition: True, False, a variable of dtype bool, or a function that is asked whenever a summary is written,
+            for instance `lambda: optimizer.iterations % 100 == 0`. It must say the same on every rank.
+
+    Raises:
+        TypeError: The condition is nothing of that; for a function when it is asked.
+    """
+    if not callable(condition):
+        _holds(condition)
+    before, _state.condition = _state.condition, condition
+    try:
+        yield
+    finally:
+        _state.condition = before
+
+
+def should_record_summaries() -> bool:
+    """Local. Whether a summary that is written now goes to a writer; the same on every rank.
+
+    Returns:
+        False without a default writer, else what the innermost `record_if` says, else True.
+
+    Raises:
+        TypeError: The function given to `record_if` gives something else.
+    """
+    return recording_writer() is not None
+
+
+def recording_writer() -> SummaryWriter | None:
+    """Local. The writer of this thread's innermost `as_default`, if there is one and summaries are to be recorded."""
+    writer, condition = _state.writer, _state.condition
+    if writer is None:
+        return None
+    return writer if _holds(condition() if callable(condition) else condition) else None
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
@@ -198,6 +240,13 @@ def flush(writer: SummaryWriter | None = None) -> None:
     chosen = _state.writer if writer is None else writer
     if chosen is not None:
         chosen.flush()
+
+
+def _holds(value: npt.ArrayLike) -> bool:
+    array = np.asarray(value)
+    if array.shape != () or array.dtype.kind != "b":
+        raise TypeError(f"`record_if` expects True, False or a function that gives one of them, got {value!r}")
+    return bool(array)
 
 
 def _is_chief() -> bool:

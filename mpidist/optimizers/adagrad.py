@@ -1,7 +1,6 @@
 """Adagrad: steps divided by the root of the sum of all squared gradients.
 
-Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", 2011. `epsilon`
-is added to the root, as in PyTorch.
+Duchi, Hazan and Singer, "Adaptive subgradient methods for online learning and stochastic optimization", 2011.
 """
 
 from __future__ import annotations
@@ -72,6 +71,9 @@ def Adagrad(
     **options: Unpack[Options],
 ) -> Optimizer:
     """Local. Adagrad.
+
+    `epsilon` is added to the root, as in PyTorch; Keras 3 takes the root of the sum. They differ where squares are not
+    large against `epsilon`.
 
     Args:
         learning_rate: A number or a schedule.

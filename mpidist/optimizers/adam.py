@@ -1,7 +1,7 @@
 """Adam, and AdamW with decoupled weight decay.
 
 Kingma and Ba, "Adam: a method for stochastic optimization", 2015; Loshchilov and Hutter, "Decoupled weight decay
-regularization", 2019. `epsilon` is added to the root of the corrected second moment, as in both papers and PyTorch.
+regularization", 2019; AMSGrad: Reddi, Kale and Kumar, "On the convergence of Adam and beyond", 2018.
 """
 
 from __future__ import annotations
@@ -36,17 +36,19 @@ class AdamKernel:
         beta_2: Decay of the second moment.
         epsilon: Added to the denominator.
         weight_decay: Fraction of the parameter taken off per step, times the learning rate.
+        amsgrad: Divide by the root of the largest second moment so far.
     """
 
     beta_1: float
     beta_2: float
     epsilon: float
     weight_decay: float = 0.0
+    amsgrad: bool = False
 
     @property
     def slots(self) -> Mapping[str, float]:
-        """Local. The decayed sums of gradients and of their squares."""
-        return {"gradient_sum": 0.0, "square_sum": 0.0}
+        """Local. The decayed sums of gradients and of their squares, and with `amsgrad` the largest of the latter."""
+        return {"gradient_sum": 0.0, "square_sum": 0.0, **({"largest_square_sum": 0.0} if self.amsgrad else {})}
 
     @property
     def scratch_count(self) -> int:
@@ -64,13 +66,15 @@ class AdamKernel:
         def update(
             parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
         ) -> None:
-            gradients, squares = slots
+            gradients, squares = slots[0], slots[1]
             np.multiply(gradients, self.beta_1, out=gradients)
             np.add(gradients, gradient, out=gradients)
             np.multiply(squares, self.beta_2, out=squares)
             np.multiply(gradient, gradient, out=gradient)
             np.add(squares, gradient, out=squares)
-            np.sqrt(squares, out=gradient)
+            if self.amsgrad:
+                np.maximum(slots[2], squares, out=slots[2])
+            np.sqrt(slots[-1], out=gradient)
             np.add(gradient, epsilon, out=gradient)
             np.divide(gradients, gradient, out=gradient)
             np.multiply(gradient, rate, out=gradient)
@@ -86,17 +90,22 @@ def Adam(
     beta_1: float = 0.9,
     beta_2: float = 0.999,
     epsilon: float = 1e-7,
+    amsgrad: bool = False,
     *,
     name: str = "Adam",
     **options: Unpack[Options],
 ) -> Optimizer:
     """Local. Adam.
 
+    `epsilon` is added to the root of the corrected second moment, as in the paper's algorithm and in PyTorch. Keras
+    adds its own to the uncorrected root: there `epsilon * sqrt(1 - beta_2**step)` does what `epsilon` does here.
+
     Args:
         learning_rate: A number or a schedule.
         beta_1: Decay of the first moment, below 1.
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the denominator.
+        amsgrad: Divide by the root of the largest second moment so far, which another slot keeps.
         name: Shown in errors.
         options: Of every optimizer; see `OptimizerOptions`.
 
@@ -108,7 +117,7 @@ def Adam(
     """
     fraction(beta_1=beta_1, beta_2=beta_2)
     positive(epsilon=epsilon)
-    return Optimizer(AdamKernel(beta_1, beta_2, epsilon), learning_rate, name=name, **options)
+    return Optimizer(AdamKernel(beta_1, beta_2, epsilon, amsgrad=amsgrad), learning_rate, name=name, **options)
 
 
 def AdamW(
@@ -117,11 +126,12 @@ def AdamW(
     beta_1: float = 0.9,
     beta_2: float = 0.999,
     epsilon: float = 1e-7,
+    amsgrad: bool = False,
     *,
     name: str = "AdamW",
     **options: Unpack[OptionsButDecay],
 ) -> Optimizer:
-    """Local. Adam with decoupled weight decay.
+    """Local. Adam with decoupled weight decay; `epsilon` as of `Adam`.
 
     Args:
         learning_rate: A number or a schedule.
@@ -129,6 +139,7 @@ def AdamW(
         beta_1: Decay of the first moment, below 1.
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the denominator.
+        amsgrad: Divide by the root of the largest second moment so far, which another slot keeps.
         name: Shown in errors.
         options: Of every optimizer; see `OptimizerOptions`.
 
@@ -140,4 +151,5 @@ def AdamW(
     """
     fraction(beta_1=beta_1, beta_2=beta_2)
     positive(epsilon=epsilon, weight_decay=weight_decay)
-    return Optimizer(AdamKernel(beta_1, beta_2, epsilon, weight_decay), learning_rate, name=name, **options)
+    kernel = AdamKernel(beta_1, beta_2, epsilon, weight_decay, amsgrad)
+    return Optimizer(kernel, learning_rate, name=name, **options)

@@ -1,7 +1,7 @@
 """RMSprop: steps divided by the root of a running mean of squared gradients.
 
 Tieleman and Hinton, lecture 6.5 of "Neural networks for machine learning", 2012; centered: Graves, "Generating
-sequences with recurrent neural networks", 2013. `epsilon` is added to the root, as in PyTorch.
+sequences with recurrent neural networks", 2013.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class RMSpropKernel:
-    """`v = rho * v + (1 - rho) * g**2; p -= rate * g / (sqrt(v) + epsilon)`, as in PyTorch.
+    """`v = rho * v + (1 - rho) * g**2; p -= rate * g / (sqrt(v) + epsilon)`.
+
+    With momentum `m = momentum * m + rate * g / (sqrt(v) + epsilon); p -= m`, as in Keras.
 
     Attributes:
         rho: Decay of the mean of squares.
@@ -79,14 +81,14 @@ class RMSpropKernel:
                 np.sqrt(square, out=root)
             np.add(root, self.epsilon, out=root)
             np.divide(gradient, root, out=gradient)
+            np.multiply(gradient, learning_rate, out=gradient)
             if self.momentum:
                 velocity = slots[1]
                 np.multiply(velocity, self.momentum, out=velocity)
                 np.add(velocity, gradient, out=velocity)
-                np.multiply(velocity, learning_rate, out=gradient)
+                np.subtract(parameter, velocity, out=parameter)
             else:
-                np.multiply(gradient, learning_rate, out=gradient)
-            np.subtract(parameter, gradient, out=parameter)
+                np.subtract(parameter, gradient, out=parameter)
 
         return update
 
@@ -102,6 +104,9 @@ def RMSprop(
     **options: Unpack[Options],
 ) -> Optimizer:
     """Local. RMSprop.
+
+    `epsilon` is added to the root, as in PyTorch; Keras 3 takes the root of the sum. They differ where squares are not
+    large against `epsilon`.
 
     Args:
         learning_rate: A number or a schedule.

@@ -21,7 +21,10 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class SGDKernel:
-    """`m = momentum * m + g; p -= rate * m`; Nesterov: `p -= rate * (g + momentum * m)`, as in PyTorch.
+    """`m = momentum * m + rate * g; p -= m`; Nesterov: `p -= momentum * m + rate * g`, as in Keras.
+
+    The rate is part of the momentum, so a rate that changes leaves earlier steps what they were; PyTorch applies the
+    present rate to the whole momentum. With a constant rate both are the same.
 
     Attributes:
         momentum: 0 is plain descent, without state.
@@ -47,19 +50,19 @@ class SGDKernel:
         def update(
             parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
         ) -> None:
-            if self.momentum:
-                velocity = slots[0]
-                np.multiply(velocity, self.momentum, out=velocity)
-                np.add(velocity, gradient, out=velocity)
-                if self.nesterov:
-                    np.multiply(velocity, self.momentum, out=scratch[0])
-                    np.add(gradient, scratch[0], out=gradient)
-                    np.multiply(gradient, learning_rate, out=gradient)
-                else:
-                    np.multiply(velocity, learning_rate, out=gradient)
+            np.multiply(gradient, learning_rate, out=gradient)
+            if not self.momentum:
+                np.subtract(parameter, gradient, out=parameter)
+                return
+            velocity = slots[0]
+            np.multiply(velocity, self.momentum, out=velocity)
+            np.add(velocity, gradient, out=velocity)
+            if self.nesterov:
+                np.multiply(velocity, self.momentum, out=scratch[0])
+                np.add(gradient, scratch[0], out=gradient)
+                np.subtract(parameter, gradient, out=parameter)
             else:
-                np.multiply(gradient, learning_rate, out=gradient)
-            np.subtract(parameter, gradient, out=parameter)
+                np.subtract(parameter, velocity, out=parameter)
 
         return update
 
@@ -72,12 +75,12 @@ def SGD(
     name: str = "SGD",
     **options: Unpack[Options],
 ) -> Optimizer:
-    """Local. Gradient descent with momentum.
+    """Local. Gradient descent with momentum: `m = momentum * m + rate * g; p -= m`, as in Keras.
 
     Args:
         learning_rate: A number or a schedule.
         momentum: 0 to 1.
-        nesterov: Nesterov momentum; needs `momentum`.
+        nesterov: Nesterov momentum, `p -= momentum * m + rate * g`; needs `momentum`.
         name: Shown in errors.
         options: Of every optimizer; see `OptimizerOptions`.
 

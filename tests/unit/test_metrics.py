@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 import sklearn.metrics as sklearn_metrics
@@ -20,6 +21,7 @@ from mpidist.metrics import (
     MeanAbsoluteError,
     MeanSquaredError,
     Metric,
+    Recall,
     RootMeanSquaredError,
     SparseCategoricalAccuracy,
     SparseTopKCategoricalAccuracy,
@@ -155,6 +157,36 @@ def test_values_of_keras(
         share: Any = weights[part] if weights else None
         batches.update_state(labels[part], predictions[part], share)
     assert batches.result() == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("dtype", ["float16", np.float32, np.dtype("float64"), ml_dtypes.bfloat16])
+def test_the_dtype_of_a_result(dtype: Any) -> None:
+    mean, matrix = Mean("loss", dtype), ConfusionMatrix(2, dtype=dtype)
+    recall = Recall([0.2, 0.7], dtype=dtype)
+    # In a narrow sum the last 2 would be lost.
+    mean.update_state([2.0**30], 1.0)
+    mean.update_state([2.0], 1.0)
+    mean.update_state([-(2.0**30)], 1.0)
+    assert mean.result() == np.dtype(dtype).type(2 / 3)
+    matrix.update_state([0, 1], [1, 1])
+    recall.update_state([1, 1], [0.5, 0.9])
+    assert recall.result().tolist() == [1, 0.5]
+    assert [m.result().dtype for m in (mean, matrix, recall)] == [np.dtype(dtype)] * 3 == [
+        m.dtype for m in (mean, matrix, recall)
+    ]
+    assert mean.result().shape == ()
+    assert Mean().dtype == np.float64
+    # What is summed is the same whatever the dtype.
+    total = Mean()
+    total.merge_state([mean])
+    assert total.result() == 2 / 3
+
+
+@pytest.mark.parametrize("dtype", ["int32", bool, "complex64", "floaty", "V2", str])
+def test_a_dtype_that_does_not_fit(dtype: Any) -> None:
+    for make in (Mean, Accuracy, Recall):
+        with pytest.raises(ValueError, match="`dtype` must be a floating dtype, 'float32' for instance, got"):
+            make(dtype=dtype)
 
 
 def test_ties_and_odd_scores_in_top_k() -> None:

@@ -125,6 +125,22 @@ def test_area_of_several_labels_is_the_mean() -> None:
         AUC(multi_label=True, num_labels=3).update_state(labels[:, :2], scores[:, :2])
 
 
+def test_weights_of_labels() -> None:
+    labels, scores = examples(60)[0].reshape(20, 3), examples(60)[1].reshape(20, 3)
+    areas = [sklearn_metrics.roc_auc_score(labels[:, n], scores[:, n]) for n in range(3)]
+    found = result_of(AUC(101, multi_label=True, num_labels=3, label_weights=[3, 0, 1]), labels, scores)
+    assert found == pytest.approx((3 * areas[0] + areas[2]) / 4)
+    weights = np.tile([3.0, 0.0, 1.0], 20)
+    expected = sklearn_metrics.roc_auc_score(labels.ravel(), scores.ravel(), sample_weight=weights)
+    assert result_of(AUC(101, label_weights=[3, 0, 1]), labels, scores) == pytest.approx(expected)
+    metric = AUC(label_weights=[1.0, 2.0])
+    with pytest.raises(ValueError, match=r"must have a last dimension of 2 labels, got \(20, 3\)"):
+        metric.update_state(labels, scores)
+    with pytest.raises(ValueError, match="merge_state takes metrics of the same kind with the same arguments"):
+        metric.merge_state([AUC(label_weights=[1.0, 3.0])])
+    assert metric.result() == 0
+
+
 @pytest.mark.parametrize("make", [Precision, Recall, AUC])
 @pytest.mark.parametrize("scores", [[1.5], [-0.1], [np.nan]])
 def test_predictions_that_are_no_probabilities(make: Any, scores: Any) -> None:
@@ -158,6 +174,11 @@ def test_arguments_that_do_not_fit(arguments: dict[str, Any], message: str) -> N
         ({"summation_method": "exact"}, "`summation_method` must be one of interpolation, minoring, majoring"),
         ({"thresholds": [2.0]}, r"`thresholds` must be .* in \[0, 1\]"),
         ({"multi_label": True}, "`multi_label` and `num_labels` go together"),
+        ({"label_weights": [1, -1]}, "`label_weights` must be numbers of at least 0, one for each label and not all 0"),
+        ({"label_weights": [0, 0]}, r"not all 0, got \[0, 0\]"),
+        ({"label_weights": [1, float("nan")]}, "`label_weights` must be numbers"),
+        ({"label_weights": 1.0}, "`label_weights` must be numbers"),
+        ({"label_weights": [1], "multi_label": True, "num_labels": 2}, "`label_weights` must be 2 numbers"),
         ({"num_labels": 2}, "`multi_label` and `num_labels` go together"),
     ],
 )

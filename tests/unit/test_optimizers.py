@@ -41,7 +41,7 @@ def test_momentum_by_hand() -> None:
     optimizer.apply_gradients([([1.0, 0.0], variable)])
     optimizer.apply_gradients([(np.array([1.0, 2.0]), variable)])
     assert variable.numpy().tolist() == [1 - 0.5 - 0.75, 2 - 1]
-    assert [slot.numpy().tolist() for slot in optimizer.variables] == [[1.5, 2.0]]
+    assert [slot.numpy().tolist() for slot in optimizer.variables] == [[0.75, 1.0]]
     assert repr(optimizer) == "<SGD iterations=2 variables=1>"
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import struct
 import threading
+import wave
 import zlib
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from hypothesis import strategies as st
 from mpidist import Variable, summary
 from mpidist.errors import UnavailableError
 from mpidist.observe.png import encode_png, to_pixels
+from mpidist.observe.wav import encode_wav
 
 event_pb2 = pytest.importorskip("tensorboardX.proto.event_pb2", reason="tensorboardX is in the extra 'tensorboard'")
 record_writer = pytest.importorskip("tensorboardX.record_writer")
@@ -118,6 +121,94 @@ def test_floats_outside_are_cut_off() -> None:
     assert to_pixels(np.array([-1, 0, 0.5, 1, 2, np.nan, np.inf, -np.inf])).tolist() == [0, 0, 127, 255, 255, 0, 255, 0]
 
 
+def decode_wav(data: bytes) -> tuple[int, Any]:
+    with wave.open(io.BytesIO(data)) as file:
+        assert (file.getsampwidth(), file.getcomptype()) == (2, "NONE")
+        samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
+        return file.getframerate(), samples.reshape(file.getnframes(), file.getnchannels())
+
+
+@pytest.mark.parametrize("channels", [1, 2, 3])
+def test_sounds(tmp_path: Path, channels: int) -> None:
+    sounds = np.random.default_rng(0).uniform(-1, 0.99, (5, 40, channels)).astype("float32")
+    with summary.create_file_writer(tmp_path).as_default(step=1):
+        assert summary.audio("few", sounds, 8000, description="of *all*")
+        assert summary.audio("all", sounds, np.int64(192_000), step=2, max_outputs=9, encoding="wav")
+        assert summary.audio("none", sounds[:0], 8000)
+    rates, counts = (8000, 192_000, None), (3, 5, 0)
+    for (step, value), rate, count in zip(read_values(tmp_path), rates, counts, strict=True):
+        assert [d.size for d in value.tensor.tensor_shape.dim] == [count, 2]
+        assert step == (2 if value.tag == "all" else 1)
+        files, labels = value.tensor.string_val[::2], value.tensor.string_val[1::2]
+        assert set(labels) <= {b""}
+        for sound, file in zip(sounds[:count], files, strict=True):
+            found, samples = decode_wav(file)
+            assert found == rate
+            assert np.array_equal(samples, np.round(sound * 2**15))
+        # TensorBoard plays only what says that it is WAV: field 2 (varint) is 11.
+        plugin = value.metadata.plugin_data
+        assert (plugin.plugin_name, plugin.content) == ("audio", bytes([2 << 3, 11]))
+        assert value.metadata.summary_description == ("of *all*" if value.tag == "few" else "")
+
+
+def test_sounds_that_are_too_loud_are_cut_off() -> None:
+    sound = np.array([[-2.0], [-1.0], [0.5], [1.0], [np.nan], [np.inf], [-np.inf]])
+    assert decode_wav(encode_wav(sound, 9))[1].ravel().tolist() == [
+        -(2**15), -(2**15), 2**14, 2**15 - 1, 0, 2**15 - 1, -(2**15)
+    ]
+
+
+def test_recording_only_sometimes(tmp_path: Path) -> None:
+    asked: list[int] = []
+
+    def every_third() -> bool:
+        asked.append(len(asked))
+        return asked[-1] % 3 == 0
+
+    flag = Variable(False)
+    assert not summary.should_record_summaries(), "there is no writer"
+    with summary.create_file_writer(tmp_path).as_default(step=0):
+        assert summary.should_record_summaries()
+        with summary.record_if(every_third):
+            assert asked == [], "the function is asked when a summary comes"
+            assert [summary.scalar("a", n) for n in range(7)] == [True, False, False, True, False, False, True]
+            with summary.record_if(True):
+                assert summary.scalar("b", 0)
+        with summary.record_if(np.bool_(False)):
+            assert not summary.should_record_summaries()
+            # Nothing of the call is looked at then, not even its step.
+            assert not summary.histogram("c", "no numbers")
+            assert not summary.image("c", 0)
+            assert not summary.audio("c", 0, 0)
+            assert not summary.text("c", 0)
+            thread_saw: list[bool] = []
+            thread = threading.Thread(target=lambda: thread_saw.append(summary.should_record_summaries()))
+            thread.start()
+            thread.join()
+        with summary.record_if(flag):
+            assert not summary.scalar("d", 0)
+            flag.assign(True)
+            assert summary.scalar("d", 1)
+        with pytest.raises(KeyError), summary.record_if(False):
+            raise KeyError
+        assert summary.should_record_summaries(), "an error ends it too"
+    assert thread_saw == [False], "that thread has no writer"
+    assert len(asked) == 7
+    found = [(value.tag, value.simple_value) for _, value in read_values(tmp_path)]
+    assert found == [("a", 0), ("a", 3), ("a", 6), ("b", 0), ("d", 1)]
+
+
+@pytest.mark.parametrize("condition", [1, "yes", None, [True, False], lambda: 1, lambda: [True]])
+def test_conditions_that_do_not_fit(tmp_path: Path, condition: Any) -> None:
+    with (
+        summary.create_file_writer(tmp_path).as_default(step=0),
+        pytest.raises(TypeError, match="`record_if` expects True, False or a function that gives one of them, got"),
+        summary.record_if(condition),
+    ):
+        summary.scalar("a", 0)
+    assert read_values(tmp_path) == []
+
+
 def test_texts(tmp_path: Path) -> None:
     with summary.create_file_writer(tmp_path).as_default():
         summary.text("note", "**größer**", step=0)
@@ -155,6 +246,7 @@ def test_without_a_writer_nothing_happens(tmp_path: Path) -> None:
     assert not summary.scalar("a", 1.0)
     assert not summary.histogram("a", [1.0], step=0)
     assert not summary.image("a", np.zeros((1, 2, 2, 1)), step=0)
+    assert not summary.audio("a", np.zeros((1, 2, 1)), 8, step=0)
     assert not summary.text("a", "b", step=0)
     summary.flush()
     seen: list[bool] = []
@@ -217,6 +309,13 @@ def test_a_closed_writer(tmp_path: Path) -> None:
         (lambda: summary.image("a", np.zeros((1, 2, 2, 5)), step=0), "1 to 4 channels"),
         (lambda: summary.image("a", np.zeros((1, 2, 2, 3), int), step=0), "got dtype int64"),
         (lambda: summary.image("a", np.zeros((1, 2, 2, 3)), step=0, max_outputs=-1), "max_outputs=-1"),
+        (lambda: summary.audio("a", np.zeros((2, 9)), 8, step=0), r"floats of shape \(sounds, .* shape \(2, 9\)"),
+        (lambda: summary.audio("a", np.zeros((2, 9, 1), int), 8, step=0), "got dtype int64"),
+        (lambda: summary.audio("a", np.zeros((2, 9, 1)), 0, step=0), "sample_rate=0"),
+        (lambda: summary.audio("a", np.zeros((2, 9, 1)), 8.5, step=0), "sample_rate=8.5"),  # type: ignore[arg-type]
+        (lambda: summary.audio("a", np.zeros((2, 9, 4)), 2**30, step=0), "that a WAV file can hold"),
+        (lambda: summary.audio("a", np.zeros((2, 9, 1)), 8, step=0, max_outputs=-1), "max_outputs=-1"),
+        (lambda: summary.audio("a", np.zeros((2, 9, 1)), 8, step=0, encoding="mp3"), "expected encoding 'wav' or None"),
         (lambda: summary.text("a", 5, step=0), "expected a string or an array of strings, got dtype int64"),
         (lambda: summary.create_file_writer("x", max_queue=0), "expected `max_queue` of at least 1"),
     ],

@@ -48,6 +48,20 @@ def test_gather_along_each_axis(devices: list[str]) -> None:
         assert run(2).tolist() == [[[0, 1, 2, 0, 1, 2, 0, 1, 2, 0, 1, 2], [3, 4, 5, 3, 4, 5, 3, 4, 5, 3, 4, 5]]]
 
 
+def test_gather_of_what_is_no_dense_tensor_with_dimensions(devices: list[str]) -> None:
+    # "Dense tensors with non-zero rank, NOT a tf.IndexedSlices."
+    strategy = mpidist.MirroredStrategy(devices)
+    rows = mpidist.IndexedSlices(np.ones((1, 2)), np.array([0]), dense_shape=(3, 2))
+    values: list[tuple[Any, type[Exception], str]] = [
+        (np.float32(1.0), ValueError, "at least one dimension|axis"),
+        (rows, NotImplementedError, "does not support IndexedSlices"),
+    ]
+    for value, error, text in values:
+        with pytest.raises(error, match=text) as caught:
+            strategy.gather(value, axis=0)
+        assert len(set(strategy.gather_object(str(caught.value)))) == 1
+
+
 def test_gather_has_a_counterpart_in_replica_context(devices: list[str]) -> None:
     strategy = mpidist.MirroredStrategy(devices)
     value = np.array([[1], [2]], np.int32)

@@ -1,4 +1,4 @@
-"""`Strategy.run`: the three examples of its reference."""
+"""`Strategy.run`: the three examples of its reference, and what its text says about arguments and results."""
 
 from __future__ import annotations
 
@@ -63,3 +63,27 @@ def test_all_reduce_in_replica_context(devices: list[str]) -> None:
     assert (result, result.shape, result.dtype) == (n * (n - 1) // 2, (), np.int32)
     if n == 2:
         assert result == 1  # as printed, on both replicas
+
+
+def test_nested_arguments_and_results(devices: list[str]) -> None:
+    # "All arguments in args or kwargs can be a nested structure"; "the structure of the return value is the same".
+    strategy = mpidist.MirroredStrategy(devices)
+    distributed_values = strategy.experimental_distribute_values_from_function(
+        lambda ctx: np.int32(ctx.replica_id_in_sync_group)
+    )
+
+    def replica_fn(pair: Any, *, named: Any) -> Any:
+        context = mpidist.get_replica_context()
+        assert context is not None
+        own = context.replica_id_in_sync_group
+        assert (pair[1]["own"], named["own"]) == (own, own)  # each replica gets its own component
+        return {"sum": pair[0] + named["scale"] * named["own"], "same": pair[0]}
+
+    result = strategy.run(
+        replica_fn, args=([np.float32(3.0), {"own": distributed_values}],),
+        kwargs={"named": {"own": distributed_values, "scale": 2}},
+    )
+    assert list(result) == ["sum", "same"]
+    reduced = strategy.reduce("SUM", result, axis=None)
+    n = strategy.num_replicas_in_sync
+    assert (reduced["sum"], reduced["same"]) == (3.0 * n + n * (n - 1), 3.0 * n)

@@ -76,7 +76,7 @@ def test_mirrored_variables_stay_the_same_by_identical_updates(devices: list[str
     "name",
     [
         "cluster_resolver", "experimental", "InputContext", "InputReplicationMode", "MirroredStrategy",
-        "OneDeviceStrategy", "ReduceOp", "ReplicaContext", "Strategy",
+        "OneDeviceStrategy", "ReduceOp", "ReplicaContext", "Strategy", "StrategyExtended",
     ],
 )
 def test_name_of_the_overview(name: str) -> None:

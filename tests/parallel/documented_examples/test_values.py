@@ -52,3 +52,22 @@ def test_values_of_the_number_of_replicas(devices: list[str]) -> None:
     local_result = strategy.experimental_local_results(distributed_values)
     # Printed: (2, 2) for two replicas.
     assert local_result == (len(devices),)
+
+
+def test_values_made_beforehand_for_each_device(devices: list[str]) -> None:
+    strategy = mpidist.MirroredStrategy(devices)
+    worker_devices = strategy.extended.worker_devices
+    # One rank is one replica with one device, in host memory: no `tf.device` to choose one of them.
+    assert worker_devices == (str(strategy.device),)
+    multiple_values = []
+    for i in range(strategy.num_replicas_in_sync):
+        multiple_values.append(np.float32(1.0 + i))
+
+    def value_fn(ctx: ValueContext) -> Any:
+        return multiple_values[ctx.replica_id_in_sync_group]
+
+    distributed_values = strategy.experimental_distribute_values_from_function(value_fn)
+    (own,) = strategy.experimental_local_results(distributed_values)
+    assert own.dtype == np.float32
+    of_all_replicas = strategy.gather(np.array([own]), axis=0)
+    assert of_all_replicas.tolist() == [1.0 + i for i in range(strategy.num_replicas_in_sync)]
