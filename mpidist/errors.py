@@ -18,6 +18,10 @@ class LauncherError(MpidistError, RuntimeError):
     """The launcher, the MPI library and the described cluster do not fit together."""
 
 
+class CollectiveTimeoutError(MpidistError, TimeoutError):
+    """Some ranks did not come to a collective call in `timeout_seconds`; the text names them and the call."""
+
+
 class UnavailableError(MpidistError, LookupError):
     """Something was asked for by name that cannot be had here; the text lists what can, and the reasons."""
 

@@ -18,6 +18,9 @@ class ReduceOp(enum.Enum):
     MAX = "MAX"
     PROD = "PROD"
 
+    # Members are single objects; Enum's own hash is a Python function, which a small all-reduce would feel.
+    __hash__ = object.__hash__
+
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
         """Local. The reduction that an aggregation stands for.
@@ -114,15 +117,22 @@ class CommunicationOptions:
 
     Attributes:
         bytes_per_pack: Chunk of a large reduction in bytes; 0 lets the library choose.
-        timeout_seconds: Kept for code written for tf.distribute: a collective waits for as long as it takes.
+        timeout_seconds: How long a rank waits at the begin of a collective call, or of a step, for the others; who did
+            not come is named. None or 0 waits for as long as it takes, and costs nothing.
         implementation: The collective, or its name; `AUTO` lets the library choose.
         check: Compare shapes, dtypes and values over the ranks at every call, not only at the first ones.
+        wire_dtype: "float16" or "bfloat16": sums of floating-point arrays are sent so, and added up in float32. Halves
+            what is sent of float32, and rounds inputs and sum.
+        reproducible: Sums have the same bits whatever the number of nodes; with `Strategy.gradients` whatever the
+            number of ranks.
     """
 
     bytes_per_pack: int = 0
     timeout_seconds: float | None = None
     implementation: CommunicationImplementation | str = CommunicationImplementation.AUTO
     check: bool = False
+    wire_dtype: str | None = None
+    reproducible: bool = False
 
     def __post_init__(self) -> None:
         if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
@@ -133,6 +143,10 @@ class CommunicationOptions:
             raise ValueError(f"`timeout_seconds` must be None or not negative, got {self.timeout_seconds!r}")
         member = parse_enum(CommunicationImplementation, self.implementation, "implementation")
         object.__setattr__(self, "implementation", member)
+        if self.wire_dtype not in (None, "float16", "bfloat16"):
+            raise ValueError(f'`wire_dtype` must be None, "float16" or "bfloat16", got {self.wire_dtype!r}')
+        if self.wire_dtype is not None and self.reproducible:
+            raise ValueError("`wire_dtype` rounds, and `reproducible` must not: give one of them")
 
 
 @dataclass(frozen=True)

@@ -1,20 +1,19 @@
 """The collective: how arrays of all ranks are combined. Backends keep this contract; `selection` picks one.
 
-A new backend is one module with a class like `SoloCollective` below, one line in the table of `selection`, and passes
-the contract tests of `tests/parallel/test_collective.py`.
+A new backend is one module with a class like `ring_collective.RingCollective`, one line in the table of `selection`,
+and passes the contract suite of `mpidist.testing_contract`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Protocol
 
-import numpy as np
 import numpy.typing as npt
 
-from mpidist.comm.agreement import require_same, same_on_all
+from mpidist.comm.agreement import require_same
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import mark_collective
-from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
 
 AnyArray = npt.NDArray[Any]
@@ -22,6 +21,9 @@ AnyArray = npt.NDArray[Any]
 
 class Collective(Protocol):
     """Operations on one array per rank. All ranks call the same ones in the same order.
+
+    Arrays are NumPy's; any array in host memory that speaks DLPack (PyTorch, JAX) is taken without a copy, and CuPy's
+    where the backend reaches device memory. Results are of the kind of the argument.
 
     Attributes:
         communicator: The ranks that take part.
@@ -38,13 +40,31 @@ class Collective(Protocol):
             in_place: Write the result into `array`, which must be C-contiguous; not for `MEAN` of integers.
 
         Returns:
-            Shape of `array`; dtype of `array`, except for `MEAN` of integers. A new array, unless `in_place`.
+            Shape of `array`; dtype of `array`, except for `MEAN` of integers. A new array, unless `in_place`. The
+            same bits on every rank.
 
         Raises:
             MismatchError: Shapes, dtypes or operations differ; looked at in the first calls and then ever more
                 rarely, or at each call under `CommunicationOptions(check=True)`.
             TypeError: A dtype that cannot be combined so: booleans under SUM, MEAN or PROD, or objects.
             ValueError: `in_place` of an array that is not C-contiguous, or is read-only.
+        """
+        ...
+
+    def reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, root: int = 0) -> AnyArray | None:
+        """Collective. Combine the arrays of all ranks; rank `root` gets the result.
+
+        Args:
+            array: As for `all_reduce`.
+            op: As for `all_reduce`.
+            root: The rank that gets it.
+
+        Returns:
+            A new array on rank `root`, as `all_reduce` gives it; None on the others.
+
+        Raises:
+            MismatchError, TypeError: As `all_reduce`.
+            ValueError: `root` is no rank.
         """
         ...
 
@@ -80,71 +100,42 @@ class Collective(Protocol):
         """
         ...
 
+    def reduce_scatter(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM) -> AnyArray:
+        """Collective. Combine the arrays of all ranks; rank r gets part r of the result's first dimension.
+
+        Args:
+            array: As for `all_reduce`, of at least one dimension. Parts are those of `numpy.array_split`: sizes
+                differ by at most one, the first are the larger ones.
+            op: As for `all_reduce`.
+
+        Returns:
+            A new array: this rank's part.
+
+        Raises:
+            MismatchError, TypeError: As `all_reduce`.
+            ValueError: A scalar.
+        """
+        ...
+
+    def all_to_all(self, parts: Sequence[AnyArray]) -> list[AnyArray]:
+        """Collective. Send part r to rank r, and get one part from every rank.
+
+        Args:
+            parts: One array per rank, of one dtype and, apart from the first dimension, one shape; the same on every
+                rank. The first sizes are free, and may be 0.
+
+        Returns:
+            New arrays in the order of the ranks that sent them.
+
+        Raises:
+            MismatchError: Dtypes or shapes differ, within a rank or between ranks.
+            ValueError: Not one part per rank, or scalars.
+        """
+        ...
+
     def barrier(self) -> None:
         """Collective. Return when every rank has called."""
         ...
-
-
-class SoloCollective:
-    """One rank: every operation is a copy of its input, checked as the others would."""
-
-    def __init__(self, communicator: Communicator) -> None:
-        self.communicator = communicator
-
-    def all_reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, *, in_place: bool = False) -> AnyArray:
-        """Collective. A copy of `array`, as float64 for the MEAN of integers."""
-        check_reducible(array, op)
-        if in_place:
-            check_in_place(array, op)
-            return array
-        if op is ReduceOp.MEAN and array.dtype.kind in "iu":
-            return array.astype(np.float64)
-        return np.array(array)
-
-    def broadcast(self, array: AnyArray, root: int = 0) -> AnyArray:
-        """Collective. `array`."""
-        check_root(root, 1)
-        return array
-
-    def all_gather(self, array: AnyArray, axis: int = 0) -> AnyArray:
-        """Collective. A copy of `array`."""
-        check_axis(array.shape, axis)
-        return np.array(array)
-
-    def barrier(self) -> None:
-        """Collective. Returns at once."""
-
-
-def reduce_slices(collective: Collective, op: ReduceOp, slices: IndexedSlices) -> IndexedSlices:
-    """Collective. The rows of all ranks, one after another in the order of the ranks; a row may occur more than once.
-
-    Args:
-        collective: Over the ranks.
-        op: SUM, or MEAN, which divides the rows by the number of ranks; of integers it is float64.
-        slices: This rank's rows, any number of them.
-
-    Returns:
-        All rows, with 64-bit indices.
-
-    Raises:
-        ValueError: Another operation.
-        TypeError: A dtype that cannot be added.
-        MismatchError: The dense shapes, the dtypes or the shapes of rows differ.
-    """
-    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
-        raise ValueError(f"IndexedSlices are reduced by SUM or MEAN, got {op.name}; use their `to_dense()`")
-    check_reducible(slices.values, op)
-    same_on_all(
-        collective.communicator, "the dense shape, row shape and dtype of IndexedSlices",
-        (slices.dense_shape, slices.values.shape[1:], slices.values.dtype.name),
-        "Only the number of rows may differ.",
-    )
-    values = collective.all_gather(slices.values)
-    indices = collective.all_gather(slices.indices.astype(np.int64))
-    if op is ReduceOp.MEAN:
-        size = collective.communicator.size
-        values = np.true_divide(values, size, dtype=np.float64 if values.dtype.kind in "iu" else values.dtype)
-    return IndexedSlices(values, indices, slices.dense_shape)
 
 
 def check_reducible(array: AnyArray, op: ReduceOp) -> None:
@@ -163,10 +154,12 @@ def check_reducible(array: AnyArray, op: ReduceOp) -> None:
 
 def check_in_place(array: AnyArray, op: ReduceOp) -> None:
     """Local. Raise where a result cannot be written into `array`."""
-    if not (array.flags.c_contiguous and array.flags.writeable):
+    # CuPy's arrays are always writable, and have no flag for it.
+    is_writable = getattr(array.flags, "writeable", True)
+    if not (array.flags.c_contiguous and is_writable):
         raise ValueError(
             f"`in_place` needs a writable C-contiguous array, got one of shape {array.shape} with strides "
-            f"{array.strides}, writeable={array.flags.writeable}; use the returned array instead"
+            f"{array.strides}, writeable={is_writable}; use the returned array instead"
         )
     if op is ReduceOp.MEAN and array.dtype.kind in "iu":
         raise TypeError(f"the MEAN of {array.dtype} is float64 and cannot be written in place")
@@ -211,3 +204,17 @@ def check_gatherable(described: list[tuple[tuple[int, ...], str, int]]) -> int:
         "gather: shape apart from the gathered axis", f"Sizes may differ along axis {axis} only.",
     )
     return axis
+
+
+def check_parts(parts: Sequence[AnyArray], size: int) -> None:
+    """Local. Raise unless there is one array of at least one dimension per rank, alike apart from the first."""
+    if len(parts) != size:
+        raise ValueError(f"all_to_all needs one part per rank, that is {size}, got {len(parts)}")
+    for rank, part in enumerate(parts):
+        if part.ndim == 0:
+            raise ValueError(f"all_to_all needs parts of at least one dimension, got a scalar for rank {rank}")
+        if part.dtype != parts[0].dtype or part.shape[1:] != parts[0].shape[1:]:
+            raise ValueError(
+                f"all_to_all: parts may differ in their first size only, got {part.dtype} of shape {part.shape} for "
+                f"rank {rank} and {parts[0].dtype} of shape {parts[0].shape} for rank 0"
+            )

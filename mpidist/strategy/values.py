@@ -13,8 +13,9 @@ import numpy.typing as npt
 
 from mpidist import context, tree
 from mpidist.comm.agreement import together
-from mpidist.comm.collective import AnyArray, Collective, check_reducible, reduce_slices
+from mpidist.comm.collective import AnyArray, Collective, check_reducible
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.sparse import reduce_slices
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
 from mpidist.variables.creation import current_arena

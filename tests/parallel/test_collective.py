@@ -15,7 +15,7 @@ from mpidist.options import CommunicationImplementation, CommunicationOptions, R
 
 pytestmark = pytest.mark.mpi
 
-BACKENDS = [backend.name for backend in selection.BACKENDS]
+BACKENDS = ["AUTO", *(backend.name for backend in selection.BACKENDS)]
 DTYPES = [
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
     "float32", "float64", "longdouble", "complex64", "complex128", "clongdouble", ">f4", ">i8",

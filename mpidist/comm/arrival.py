@@ -1,0 +1,135 @@
+"""Arrival: before a collective call begins, every rank says that it is there; who is late is named.
+
+A collective of MPI cannot be given up once it has begun, so ranks meet before it: each sends a few bytes to rank 0,
+which lets all go on, or tells those that wait who is missing. It costs two small messages per rank and call, and is
+therefore there only under `timeout_seconds`.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any, NoReturn, cast
+
+from mpidist.comm.agreement import name_ranks
+from mpidist.comm.communicator import Communicator
+from mpidist.errors import CollectiveTimeoutError, MismatchError, mark_collective
+
+_HERE, _GO, _LATE, _DIFFERENT, _WAITING = "here", "go", "late", "different", "waiting"
+_TAG = 1
+# As long as all are in time nobody sleeps; then a look costs this much, which is little beside the wait.
+_SPIN_SECONDS = 0.002
+_NAP_SECONDS = 0.0005
+
+
+class Arrival:
+    """The ranks' meeting point.
+
+    Collective. Args:
+        communicator: The ranks.
+        timeout_seconds: How long a rank waits for the others.
+    """
+
+    def __init__(self, communicator: Communicator, timeout_seconds: float) -> None:
+        self._rank, self._size = communicator.rank, communicator.size
+        self._timeout = timeout_seconds
+        self._hosts = communicator.all_gather_object(communicator.host)
+        self._mpi: Any = communicator.split(0, communicator.rank).mpi if communicator.size > 1 else None
+        self._count = 0
+        self._broken: str | None = None
+
+    def wait(self, call: str) -> None:
+        """Collective. Return when every rank has called.
+
+        Args:
+            call: Its name.
+
+        Raises:
+            CollectiveTimeoutError: Some rank did not come in time, in this call or an earlier one; on every rank that
+                waited, and on the late one when it comes. Messages may be on their way: the ranks cannot go on
+                together, and should end.
+            MismatchError: The ranks make different calls.
+        """
+        if self._mpi is None:
+            return
+        if self._broken is not None:
+            raise mark_collective(CollectiveTimeoutError(f"{call}: the ranks no longer meet, since {self._broken}"))
+        self._count += 1
+        if self._rank == 0:
+            self._lead(call)
+        else:
+            self._follow(call)
+
+    def _lead(self, call: str) -> None:
+        calls = {0: call}
+        begin = time.perf_counter()
+        said = False
+        while len(calls) < self._size:
+            message = self._next_message()
+            if message is not None:
+                calls[message[0]] = message[2]
+                continue
+            waited = time.perf_counter() - begin
+            if waited > self._timeout:
+                missing = sorted(set(range(self._size)) - set(calls))
+                self._fail(_LATE, self._describe(call, missing))
+            if waited > _SPIN_SECONDS:
+                if not said and waited > self._timeout / 2:
+                    # Whoever waits longer than the time limit must know that rank 0 is not the one missing.
+                    said = True
+                    for rank in set(calls) - {0}:
+                        self._send(_WAITING, "", rank)
+                time.sleep(_NAP_SECONDS)
+        if len(set(calls.values())) > 1:
+            listed = "; ".join(
+                f"{one} on {name_ranks([r for r, other in calls.items() if other == one])}"
+                for one in dict.fromkeys(calls.values())
+            )
+            self._fail(_DIFFERENT, f"the collective call must be the same on all ranks, got {listed}")
+        for rank in range(1, self._size):
+            self._send(_GO, "", rank)
+
+    def _follow(self, call: str) -> None:
+        self._send(_HERE, call, 0)
+        begin = time.perf_counter()
+        limit = self._timeout
+        while True:
+            message = self._next_message()
+            waited = time.perf_counter() - begin
+            if message is not None:
+                _, kind, text = message
+                if kind == _GO:
+                    return
+                if kind != _WAITING:
+                    self._raise(kind, text)
+                # Rank 0 came later than this rank: its own time limit ends after this one's.
+                limit = 2 * self._timeout + 1
+            elif waited > limit:
+                self._raise(_LATE, self._describe(call, [0]))
+            elif waited > _SPIN_SECONDS:
+                time.sleep(_NAP_SECONDS)
+
+    def _describe(self, call: str, missing: list[int]) -> str:
+        hosts = ", ".join(sorted({self._hosts[rank] for rank in missing})[:4])
+        return (
+            f"{call}: {name_ranks(missing)} (host {hosts}) did not arrive within {self._timeout:g} s "
+            f"(call {self._count} of this collective). Look there: a rank that has ended, computes longer, or makes "
+            "other calls. A longer `timeout_seconds` waits longer"
+        )
+
+    def _fail(self, kind: str, text: str) -> None:
+        for rank in range(1, self._size):
+            self._send(kind, text, rank)
+        self._raise(kind, text)
+
+    def _raise(self, kind: str, text: str) -> NoReturn:
+        self._broken = text
+        raise mark_collective(MismatchError(text) if kind == _DIFFERENT else CollectiveTimeoutError(text))
+
+    def _send(self, kind: str, text: str, rank: int) -> None:
+        # Below the eager limit of every MPI: it does not wait for a receiver that may never come.
+        self._mpi.send((self._rank, kind, text[:1000]), rank, _TAG)
+
+    def _next_message(self) -> tuple[int, str, str] | None:
+        """Who sent the next message that has come, its kind and its text."""
+        found = self._mpi.improbe()
+        return None if found is None else cast("tuple[int, str, str]", found.recv())

@@ -1,0 +1,407 @@
+"""Cross-device operations: how a user says by which algorithm a strategy reduces and broadcasts.
+
+A subclass of `CrossDeviceOps` overrides a hook or two and inherits the rest; bound to ranks it is a `Collective`, so
+that gradients, variables, `reduce` and `gather` all go its way. The algorithms of tf.distribute's names are in
+`reductions`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from typing import Any, ClassVar, cast
+
+import numpy as np
+
+from mpidist import arrays
+from mpidist.comm import selection
+from mpidist.comm.agreement import same_on_all, together
+from mpidist.comm.array_collective import ArrayCollective
+from mpidist.comm.collective import AnyArray, Collective, check_reducible
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.slices import slices_of
+from mpidist.comm.sparse import reduce_slices
+from mpidist.errors import mark_collective
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.options import CommunicationOptions, ReduceOp
+
+logger = logging.getLogger("mpidist")
+
+_METHODS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+
+
+class CrossDeviceOps:
+    """How arrays are reduced and broadcast over replicas. Subclasses override `reduce_implementation`, and others.
+
+    One rank is one replica, so "per-replica value" is this rank's array, every rank makes the same calls, and every
+    rank gets the result. An object belongs to the ranks of the strategy that it was given to.
+
+        class LargestGradient(mpidist.CrossDeviceOps):
+            def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
+                return np.max(self.communicator.all_gather_object(per_replica_value), axis=0)
+
+        strategy = mpidist.MirroredStrategy(cross_device_ops=LargestGradient())
+
+    What a hook sees: contiguous arrays without changes to make in them, of native dtypes; half precision comes as
+    float32, booleans under MIN and MAX as uint8, integers under MEAN as float64. Strategies pass them flat, gradients
+    many at once. Gathering and exchange, which have no hook, go by `collective`.
+    """
+
+    # Whether hooks take CuPy's arrays; else they get copies in host memory.
+    takes_device_arrays: ClassVar[bool] = False
+
+    # On the class: a subclass may forget to call this one's constructor.
+    _bound: BoundOps | None = None
+
+    @property
+    def communicator(self) -> Communicator:
+        """Local. The ranks; their mpi4py communicator is `communicator.mpi`.
+
+        Raises:
+            RuntimeError: The object was not given to a strategy, nor to `bind`.
+        """
+        return self._need_bound().communicator
+
+    @property
+    def collective(self) -> Collective:
+        """Local. A collective of the library over these ranks, for use in hooks."""
+        return self._need_bound().default
+
+    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> Collective:
+        """Collective. Give the object its ranks; a strategy calls it.
+
+        Args:
+            communicator: The ranks; at further calls the same ones.
+            options: `check` and `timeout_seconds` hold for every call; hooks get all of it.
+
+        Returns:
+            What reduces and broadcasts by the hooks.
+
+        Raises:
+            ValueError: The object belongs to other ranks, or the options ask for what hooks cannot know.
+        """
+        options = options or CommunicationOptions()
+        if options.wire_dtype is not None or options.reproducible:
+            raise mark_collective(ValueError(
+                "`wire_dtype` and `reproducible` are kept by the library's own collectives, and here "
+                f"{type(self).__name__} reduces: leave out the option, or `cross_device_ops`"
+            ))
+        if self._bound is None:
+            default = cast(ArrayCollective, selection.choose(communicator, CommunicationOptions()))
+            self._bound = BoundOps(self, default, options)
+        elif self._bound.communicator is not communicator:
+            raise mark_collective(ValueError(
+                f"this {type(self).__name__} object belongs to the strategy on {self._bound.communicator!r}, and cannot "
+                f"go to {communicator!r}: make one object for each strategy"
+            ))
+        return BoundOps(self, self._bound.default, options)
+
+    def reduce(
+        self,
+        reduce_op: ReduceOp,
+        per_replica_value: Any,
+        destinations: Any,
+        options: CommunicationOptions | None = None,
+    ) -> Any:
+        """Collective. Combine the arrays of all ranks; every rank gets the result, whatever the destinations.
+
+        Args:
+            reduce_op: A member of `ReduceOp`.
+            per_replica_value: This rank's array or number, of the same shape and dtype on every rank; or
+                `IndexedSlices`, whose rows are gathered.
+            destinations: The name of a device, a variable or an array.
+            options: Handed to the hook.
+
+        Returns:
+            A new array of the same kind; MEAN of integers is float64.
+
+        Raises:
+            ValueError: Another operation, or destinations of another type.
+            MismatchError: Shapes, dtypes or operations differ.
+            RuntimeError: The object is not bound to ranks.
+        """
+        _check_op(reduce_op)
+        _check_destinations(destinations)
+        return self._need_bound().reduce_values(reduce_op, [(per_replica_value, destinations)], options, batch=False)[0]
+
+    def batch_reduce(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None = None,
+    ) -> list[Any]:
+        """Collective. `reduce` of several values, which an algorithm may pack.
+
+        Args:
+            reduce_op: A member of `ReduceOp`.
+            value_destination_pairs: Tuples (value, destinations).
+            options: Handed to the hook.
+
+        Returns:
+            The results, in their order.
+
+        Raises:
+            ValueError, MismatchError, RuntimeError: As `reduce`; also for something that is no pair.
+        """
+        _check_op(reduce_op)
+        for pair in value_destination_pairs:
+            if not isinstance(pair, tuple) or len(pair) != 2:
+                raise ValueError(f"`value_destination_pairs` must hold tuples (value, destinations), got {pair!r}")
+            _check_destinations(pair[1])
+        return self._need_bound().reduce_values(reduce_op, value_destination_pairs, options, batch=True)
+
+    def broadcast(self, tensor: Any, destinations: Any) -> Any:
+        """Collective. The array of the first replica, on every rank.
+
+        Args:
+            tensor: Of the same shape and dtype on every rank.
+            destinations: As for `reduce`.
+
+        Returns:
+            A new array on all ranks but the first, which gets `tensor` itself.
+
+        Raises:
+            ValueError, MismatchError, RuntimeError: As `reduce`.
+        """
+        _check_destinations(destinations)
+        return self._need_bound().broadcast(_as_array(tensor))
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
+    ) -> AnyArray:
+        """Collective. The hook of `reduce`, to be overridden; MEAN is to be divided here.
+
+        Args:
+            reduce_op: The operation.
+            per_replica_value: This rank's array, at least one element; not to be changed.
+            destinations: As given to `reduce`; the value itself where a strategy calls.
+            options: Of this call, else of the strategy.
+
+        Returns:
+            An array of the same shape, with the same bits on every rank.
+        """
+        raise NotImplementedError(f"{type(self).__name__} must have a method `reduce_implementation`")
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[AnyArray, Any]],
+        options: CommunicationOptions,
+    ) -> list[AnyArray]:
+        """Collective. The hook of `batch_reduce`; by default one value after another."""
+        return [self.reduce_implementation(reduce_op, value, to, options) for value, to in value_destination_pairs]
+
+    def broadcast_implementation(self, tensor: AnyArray, destinations: Any) -> AnyArray:
+        """Collective. The hook of `broadcast`; by default the collective's.
+
+        Args:
+            tensor: Of rank 0; the values of the others do not count.
+            destinations: As given to `broadcast`; the array itself where a strategy calls.
+
+        Returns:
+            An array of the same shape and dtype.
+        """
+        return self.collective.broadcast(tensor)
+
+    def _need_bound(self) -> BoundOps:
+        if self._bound is None:
+            raise RuntimeError(
+                f"this {type(self).__name__} object belongs to no ranks yet: give it to a strategy as "
+                "`cross_device_ops`, or call its `bind(communicator)`"
+            )
+        return self._bound
+
+
+class BoundOps(ArrayCollective):
+    """Cross-device operations as a collective: the hooks reduce and broadcast, a default one does the rest.
+
+    Collective. Args:
+        ops: Whose hooks.
+        default: Over the ranks.
+        options: Of the communication.
+    """
+
+    takes_device_arrays = True
+
+    def __init__(self, ops: CrossDeviceOps, default: ArrayCollective, options: CommunicationOptions) -> None:
+        super().__init__(default.communicator, options)
+        self.ops = ops
+        self.default = default
+        self._options = options
+
+    def reduce_values(
+        self,
+        op: ReduceOp,
+        pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None,
+        *,
+        batch: bool,
+    ) -> list[Any]:
+        """Collective. See `CrossDeviceOps.batch_reduce`; `batch` says which hook is called."""
+        results: list[Any] = [
+            reduce_slices(self, op, value) if isinstance(value, IndexedSlices) else None for value, _ in pairs
+        ]
+        dense = [number for number, (value, _) in enumerate(pairs) if not isinstance(value, IndexedSlices)]
+        lent = {number: self._lend(_as_array(pairs[number][0])) for number in dense}
+        same_on_all(
+            self.communicator, "the values of cross_device_ops",
+            (op.name, [(array.shape, array.dtype.name) for array in lent.values()]),
+            "Make the same calls with arrays of the same shapes and dtypes on all ranks.",
+        )
+        given: list[tuple[AnyArray, Any]] = []
+        for number, array in lent.items():
+            check_reducible(array, op)
+            own = arrays.namespace(array).ascontiguousarray(array, self._combined_dtype(array.dtype, op))
+            given.append((self._shown(own.reshape(array.shape)), pairs[number][1]))
+        calls = [pair for pair in given if pair[0].size]
+        made = iter(self._call(op, calls, options or self._options, batch=batch))
+        for number, (shown, _) in zip(dense, given, strict=True):
+            result = self._taken(next(made), shown, lent[number]) if shown.size else shown.copy()
+            results[number] = arrays.give_back(self._finished(result, op, lent[number].dtype), pairs[number][0])
+        return results
+
+    def _call(
+        self, op: ReduceOp, pairs: list[tuple[AnyArray, Any]], options: CommunicationOptions, *, batch: bool
+    ) -> Sequence[Any]:
+        if not batch:
+            return [self.ops.reduce_implementation(op, value, where, options) for value, where in pairs]
+        made = self.ops.batch_reduce_implementation(op, pairs, options) if pairs else []
+        if not isinstance(made, (list, tuple)) or len(made) != len(pairs):
+            raise ValueError(
+                f"{type(self.ops).__name__}.batch_reduce_implementation must return a list of {len(pairs)} arrays, got "
+                f"{len(made) if isinstance(made, (list, tuple)) else type(made).__name__}"
+            )
+        return made
+
+    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        shown = self._shown(source)
+        total[...] = self._taken(self.ops.reduce_implementation(op, shown, shown, self._options), shown, total)
+
+    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        self._all_reduce(source, total if self.communicator.rank == root else source.copy(), op)
+
+    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        total = arrays.namespace(source).empty_like(source)
+        self._all_reduce(source, total, op)
+        mine[...] = total[slices_of(counts)[self.communicator.rank]]
+
+    def _broadcast_array(self, data: AnyArray, root: int) -> None:
+        if root:
+            # The hook knows the first replica only.
+            super()._broadcast_array(data, root)
+            return
+        shown = self._shown(data)
+        result = self._taken(self.ops.broadcast_implementation(shown, shown), shown, data)
+        if self.communicator.rank != root:
+            data[...] = result
+
+    def _broadcast(self, data: AnyArray, root: int) -> None:
+        self.default._broadcast(data, root)
+
+    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        self.default._all_gather(mine, gathered, counts)
+
+    def _all_to_all(
+        self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
+    ) -> None:
+        self.default._all_to_all(sent, sent_counts, got, got_counts)
+
+    def _divided(self, total: Any, op: ReduceOp) -> Any:
+        # The hook has done it.
+        return total
+
+    def _shown(self, array: AnyArray) -> AnyArray:
+        """What a hook sees of an array: it may be the user's own, so it is read-only."""
+        if arrays.is_cupy(array):
+            return array if self.ops.takes_device_arrays else cast(Any, array).get()
+        view = array.view()
+        view.flags.writeable = False
+        return view
+
+    def _taken(self, result: Any, shown: AnyArray, like: AnyArray) -> AnyArray:
+        """The array that a hook has returned, on the device of `like`."""
+        shape = getattr(result, "shape", None)
+        if shape != shown.shape:
+            raise ValueError(
+                f"a hook of {type(self.ops).__name__} must return an array of the shape that it got, {shown.shape}; got "
+                f"{type(result).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
+            )
+        lent = arrays.lend(result)
+        # A hook may return what it got.
+        return cast(AnyArray, arrays.namespace(like).array(lent, shown.dtype, copy=None if lent.flags.owndata else True))
+
+    def __repr__(self) -> str:
+        return f"BoundOps({type(self.ops).__name__}, {self.communicator!r})"
+
+
+def take_collective(
+    chosen: object | None, communicator: Communicator, options: CommunicationOptions
+) -> Collective | None:
+    """Collective. What a strategy's argument `cross_device_ops` stands for.
+
+    Args:
+        chosen: A `CrossDeviceOps` object, any object with the methods of `Collective`, or None.
+        communicator: The strategy's ranks.
+        options: The strategy's.
+
+    Returns:
+        The collective, None for the library's choice.
+
+    Raises:
+        TypeError: Something else, on every rank.
+        ValueError: It belongs to other ranks, or the options do not go with it; on every rank.
+    """
+    together(communicator, "taking `cross_device_ops`", lambda: _check_chosen(chosen, communicator))
+    same_on_all(
+        communicator, "the type of `cross_device_ops`", type(chosen).__name__, "Make the same strategy on all ranks."
+    )
+    if chosen is None:
+        return None
+    collective = chosen.bind(communicator, options) if isinstance(chosen, CrossDeviceOps) else cast(Collective, chosen)
+    if communicator.rank == 0:
+        logger.info(
+            "collective %s: given as cross_device_ops; %d ranks on %d nodes", type(chosen).__name__, communicator.size,
+            len(communicator.node_sizes),
+        )
+    return collective
+
+
+def _check_chosen(chosen: object | None, communicator: Communicator) -> None:
+    if chosen is None or isinstance(chosen, CrossDeviceOps):
+        return
+    if isinstance(chosen, type):
+        raise TypeError(f"`cross_device_ops` must be an object, got the class: use {chosen.__name__}()")
+    missing = [name for name in _METHODS if not callable(getattr(chosen, name, None))]
+    if not hasattr(chosen, "communicator"):
+        missing.append("communicator")
+    if missing:
+        raise TypeError(
+            "`cross_device_ops` must be a CrossDeviceOps object (HierarchicalCopyAllReduce(), ...) or have what a "
+            f"Collective has, got {type(chosen).__name__} without {', '.join(missing)}"
+        )
+    ranks = cast(Collective, chosen).communicator
+    if (ranks.rank, ranks.size) != (communicator.rank, communicator.size):
+        raise ValueError(
+            f"`cross_device_ops` communicates over {ranks!r}, and the strategy has {communicator!r}: make it for the "
+            "strategy's ranks"
+        )
+
+
+def _as_array(value: Any) -> Any:
+    return np.asarray(value) if isinstance(value, (bool, int, float, complex)) else value
+
+
+def _check_op(reduce_op: object) -> None:
+    if not isinstance(reduce_op, ReduceOp):
+        names = ", ".join(f"ReduceOp.{op.name}" for op in ReduceOp)
+        raise ValueError(f"`reduce_op` must be one of {names}, got {reduce_op!r}")
+
+
+def _check_destinations(destinations: object) -> None:
+    is_name = isinstance(destinations, str)
+    if not is_name and not (hasattr(destinations, "shape") and hasattr(destinations, "dtype")):
+        raise ValueError(
+            f"destinations must be one of the name of a device, a variable or an array, got {destinations!r}"
+        )
+    if is_name and not destinations:
+        raise ValueError("destinations must not be empty")

@@ -1,0 +1,233 @@
+"""The node collective: ranks of a node combine arrays in memory that they share, each its slice.
+
+An array goes through node memory block by block, so that the blocks stay in a cache and the memory sees only the
+array itself. Between nodes every local rank is busy at once: it reduces its slice with the same slice of the other
+nodes, on a communicator of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist.comm.array_collective import ArrayCollective
+from mpidist.comm.collective import AnyArray
+from mpidist.comm.combine import combine
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.mpi_collective import MpiCollective
+from mpidist.comm.node_barrier import NodeBarrier, open_node_barrier
+from mpidist.comm.node_memory import NodeMemory
+from mpidist.comm.shared_buffer import SharedBuffers
+from mpidist.comm.slices import cut_evenly, slices_of
+from mpidist.errors import UnavailableError
+from mpidist.options import CommunicationOptions, ReduceOp
+
+# A rank's block. It should stay in the rank's own cache, and a barrier be short beside it.
+BLOCK_BYTES = 1 << 19
+# What all blocks of a node take together at most; many ranks have smaller ones.
+ROOM_BYTES = 1 << 26
+# Looking up where an array lies costs a barrier: it pays for large ones only.
+_LOOKED_UP_BYTES = 1 << 16
+# Of arrays that are shared already a rank reads and writes all ranks' blocks.
+SHARED_BLOCK_BYTES = 1 << 18
+# Blocks begin at multiples of this: no two ranks write to one cache line, and every dtype fits (of 32 bytes, too).
+_LINE = 64
+
+
+class NodeCollective(ArrayCollective):
+    """Reduction, broadcast and gathering in node memory; what crosses nodes, and the rest, goes by MPI.
+
+    Collective. Args:
+        communicator: An `MpiCommunicator`.
+        options: `bytes_per_pack` is the block.
+
+    Raises:
+        UnavailableError: The ranks share no memory; on every rank.
+    """
+
+    combines_halves = True
+
+    def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
+        super().__init__(communicator, options)
+        self._mpi = MpiCollective(communicator, CommunicationOptions())
+        self._node = communicator.node
+        self._rank, self._size = self._node.rank, self._node.size
+        self._is_one_node = len(communicator.node_sizes) == 1
+        lane = communicator.open_lane()
+        self._lane = None if lane is None else MpiCollective(lane, CommunicationOptions())
+        self._lane_count = min(communicator.node_sizes)
+        # Per rank of the node a block of its own, and one block for results; all of it twice, so that a rank may fill
+        # the next while another still reads.
+        largest = max(communicator.node_sizes)
+        block = options.bytes_per_pack or min(BLOCK_BYTES, ROOM_BYTES // (2 * (largest + 1)))
+        self._block_bytes = -(-block // _LINE) * _LINE
+        try:
+            rooms_bytes = 2 * (largest + 1) * self._block_bytes
+            memory = NodeMemory(communicator, rooms_bytes + (largest + 1) * _LINE + NodeBarrier.byte_count(largest))
+        except OSError as error:
+            raise UnavailableError(f"the collective NODE needs memory that ranks share: {error}") from error
+        rooms = memory.bytes[:rooms_bytes].reshape(2, largest + 1, self._block_bytes)
+        self._blocks = [[rooms[turn, rank] for rank in range(self._size)] for turn in range(2)]
+        self._results = [rooms[turn, largest] for turn in range(2)]
+        self._turn = 0
+        self._buffers = SharedBuffers(communicator)
+        self._has_allocated = False
+        places_end = rooms_bytes + (largest + 1) * _LINE
+        self._places = memory.bytes[rooms_bytes : rooms_bytes + 8 * self._size].view(np.int64)
+        self._barrier = open_node_barrier(communicator, memory.bytes[places_end:])
+        self._views: dict[np.dtype[Any], list[list[AnyArray]]] = {}
+
+    def allocate(self, shape: Sequence[int], dtype: Any = np.float32) -> AnyArray:
+        """Collective. An array in node memory; see `ArrayCollective.allocate`."""
+        mine = self._buffers.allocate(int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize)
+        self._has_allocated = True
+        array: AnyArray = mine.view(dtype).reshape(tuple(shape))
+        return array
+
+    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        # Only what all ranks know decides about the barrier that compares where their arrays lie.
+        if self._has_allocated and source.nbytes >= _LOOKED_UP_BYTES and self._all_reduce_shared(source, total, op):
+            return
+        if self._is_one_node and self._size == 2:
+            if source.nbytes <= self._block_bytes:
+                self._all_reduce_block(source, total, op)
+                return
+            for piece in self._pieces(source):
+                self._all_reduce_block(source[piece], total[piece], op)
+            return
+        pieces = self._pieces(source)
+        slices = [cut_evenly(piece.stop - piece.start, self._slice_count) for piece in pieces]
+        # One barrier per block: it says that this block is reduced and the next one is filled.
+        self._fill(source, pieces, 0)
+        self._barrier()
+        for number, piece in enumerate(pieces):
+            turn, count = self._turn, piece.stop - piece.start
+            result = self._results[turn][: count * source.itemsize].view(source.dtype)
+            if self._rank < self._slice_count:
+                mine = slices[number][self._rank]
+                blocks = [block[: count * source.itemsize].view(source.dtype)[mine] for block in self._blocks[turn]]
+                combine(blocks, result[mine], op)
+                if self._lane is not None and result[mine].size:
+                    self._lane.all_reduce(result[mine], op, in_place=True)
+            self._turn = 1 - turn
+            self._fill(source, pieces, number + 1)
+            self._barrier()
+            total[piece] = result
+
+    @property
+    def _slice_count(self) -> int:
+        return self._size if self._is_one_node else self._lane_count
+
+    def _all_reduce_shared(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> bool:
+        """Combine arrays of the node's ranks where they lie: each rank its slice, which it then writes to all.
+
+        Returns:
+            False, and nothing is done, unless all ranks reduce the same place of a buffer of ours in place.
+        """
+        place = self._buffers.place(source) if total is source else -1
+        self._places[self._rank] = place
+        self._barrier()
+        agreed = self.communicator.all_reduce_max if not self._is_one_node else int
+        if agreed(int(place < 0 or bool((self._places != place).any()))):
+            return False
+        parts = self._buffers.parts(place, source)
+        if self._rank < self._slice_count:
+            mine = cut_evenly(source.size, self._slice_count)[self._rank]
+            length = max(1, SHARED_BLOCK_BYTES // source.itemsize)
+            for begin in range(mine.start, mine.stop, length):
+                blocks = [part[begin : min(begin + length, mine.stop)] for part in parts]
+                combine(blocks, blocks[0], op)
+                if self._lane is not None:
+                    self._lane.all_reduce(blocks[0], op, in_place=True)
+                for block in blocks[1:]:
+                    block[...] = blocks[0]
+        self._barrier()
+        return True
+
+    def _all_reduce_block(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        """Each of two ranks gives its block and combines the other's with its own: fewer copies than by slices.
+
+        With two operands the order does not matter for the bits, so both ranks get the same.
+        """
+        dtype, count = source.dtype, source.size
+        if dtype not in self._views:
+            self._views[dtype] = [[block.view(dtype) for block in blocks] for blocks in self._blocks]
+        blocks = self._views[dtype][self._turn]
+        blocks[self._rank][:count] = source
+        self._turn = 1 - self._turn
+        self._barrier()
+        combine((source, blocks[1 - self._rank][:count]), total, op)
+
+    def _fill(self, source: AnyArray, pieces: Sequence[slice], number: int) -> None:
+        if number < len(pieces):
+            mine = source[pieces[number]]
+            self._blocks[self._turn][self._rank][: mine.nbytes].view(source.dtype)[...] = mine
+
+    def _pieces(self, array: AnyArray) -> list[slice]:
+        length = max(1, self._block_bytes // array.itemsize)
+        return [slice(begin, min(begin + length, array.size)) for begin in range(0, array.size, length)]
+
+    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        result = total if self.communicator.rank == root else source.copy()
+        self._all_reduce(source, result, op)
+
+    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        if not self._is_one_node:
+            total = source.copy()
+            self._all_reduce(source, total, op)
+            mine[...] = total[slices_of(counts)[self.communicator.rank]]
+            return
+        # Pieces of the whole array: what of a piece is a rank's part, that rank combines.
+        part = slices_of(counts)[self._rank]
+        pieces = self._pieces(source)
+        self._fill(source, pieces, 0)
+        self._barrier()
+        for number, piece in enumerate(pieces):
+            low, high = max(piece.start, part.start), min(piece.stop, part.stop)
+            if low < high:
+                count = piece.stop - piece.start
+                blocks = [block[: count * source.itemsize].view(source.dtype) for block in self._blocks[self._turn]]
+                combine(
+                    [block[low - piece.start : high - piece.start] for block in blocks],
+                    mine[low - part.start : high - part.start], op,
+                )
+            self._turn = 1 - self._turn
+            self._fill(source, pieces, number + 1)
+            self._barrier()
+
+    def _broadcast(self, data: AnyArray, root: int) -> None:
+        if not self._is_one_node:
+            self._mpi._broadcast(data, root)
+            return
+        for piece in self._pieces(data):
+            turn, mine = self._turn, data[piece]
+            room = self._blocks[turn][root][: mine.nbytes]
+            if self._rank == root:
+                room[...] = mine
+            self._turn = 1 - turn
+            self._barrier()
+            if self._rank != root:
+                mine[...] = room
+
+    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        if not self._is_one_node:
+            self._mpi._all_gather(mine, gathered, counts)
+            return
+        parts = slices_of(counts)
+        for begin in range(0, max(counts), self._block_bytes):
+            turn = self._turn
+            piece = mine[begin : begin + self._block_bytes]
+            self._blocks[turn][self._rank][: piece.size] = piece
+            self._turn = 1 - turn
+            self._barrier()
+            for part, block in zip(parts, self._blocks[turn], strict=True):
+                target = gathered[part][begin : begin + self._block_bytes]
+                target[...] = block[: target.size]
+
+    def _all_to_all(
+        self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
+    ) -> None:
+        self._mpi._all_to_all(sent, sent_counts, got, got_counts)
+

@@ -1,0 +1,141 @@
+"""The node collective: buffers of its own, many calls in a row, and its barrier."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpidist.comm import selection
+from mpidist.comm.array_collective import ArrayCollective
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.node_barrier import NodeBarrier, open_node_barrier
+from mpidist.comm.node_memory import NodeMemory
+from mpidist.options import CommunicationOptions, ReduceOp
+from tests.parallel.layouts import lay_out
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+# Ranks of one node, of several even and uneven ones.
+LAYOUTS = ["node", "pairs", "first", "last"]
+
+
+def open_node(communicator: Communicator, layout: str, *, bytes_per_pack: int = 0) -> ArrayCollective:
+    laid_out = lay_out(communicator, layout)
+    if max(laid_out.node_sizes) == 1:
+        pytest.skip("no two ranks share a node in this layout")
+    options = CommunicationOptions(implementation="NODE", bytes_per_pack=bytes_per_pack)
+    collective = selection.choose(laid_out, options)
+    assert isinstance(collective, ArrayCollective)
+    return collective
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: str) -> None:
+    """Blocks are used again while other ranks may still read them: an error in that order shows as a wrong number."""
+    collective = open_node(communicator, layout, bytes_per_pack=256)
+    rank, size = communicator.rank, communicator.size
+    random = np.random.default_rng(0)
+    owned = collective.allocate((20_000,))
+    for step in range(150):
+        count = int(random.integers(1, 400))
+        # Ranks get out of step on purpose.
+        if random.integers(10) == rank:
+            time.sleep(0.0005)
+        mine = np.arange(count) * (rank + 1) + step
+        total = np.arange(count) * (size * (size + 1) // 2) + step * size
+        kind = int(random.integers(6))
+        if kind == 0:
+            np.testing.assert_array_equal(collective.all_reduce(mine), total)
+        elif kind == 1:
+            result = collective.reduce_scatter(mine)
+            np.testing.assert_array_equal(result, np.array_split(total, size)[rank])
+        elif kind == 2:
+            root = int(random.integers(size))
+            np.testing.assert_array_equal(collective.broadcast(mine, root), np.arange(count) * (root + 1) + step)
+        elif kind == 3:
+            gathered = collective.all_gather(np.full(rank * 3 + step % 4, rank))
+            expected = np.concatenate([np.full(other * 3 + step % 4, other) for other in range(size)])
+            np.testing.assert_array_equal(gathered, expected)
+        elif kind == 4:
+            owned[...] = rank + step
+            collective.all_reduce(owned, in_place=True)
+            assert (owned == size * (size - 1) // 2 + step * size).all()
+        else:
+            assert collective.all_reduce(mine, ReduceOp.MAX).tolist() == (np.arange(count) * size + step).tolist()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "complex128", "bool"])
+def test_an_allocated_array_is_combined_where_it_lies(communicator: Communicator, layout: str, dtype: str) -> None:
+    collective = open_node(communicator, layout)
+    rank, size = communicator.rank, communicator.size
+    mine = collective.allocate((300, 500), dtype)
+    assert mine.shape == (300, 500)
+    assert not mine.any()
+    op = ReduceOp.MAX if dtype == "bool" else ReduceOp.SUM
+    mine[...] = rank == 1 if dtype == "bool" else rank + 1
+    assert collective.all_reduce(mine, op, in_place=True) is mine
+    assert (mine == (True if dtype == "bool" else size * (size + 1) // 2)).all()
+    # A slice of it, and out of place, where it is an array like any other.
+    mine[...] = 1
+    part = mine[100:]
+    collective.all_reduce(part, op, in_place=True)
+    assert (part == (1 if dtype == "bool" else size)).all()
+    assert (mine[:100] == 1).all()
+    again = collective.all_reduce(mine, ReduceOp.MAX if dtype != "complex128" else ReduceOp.SUM)
+    assert not np.shares_memory(again, mine)
+
+
+def test_ranks_with_different_arrays_agree_on_the_way(communicator: Communicator) -> None:
+    collective = open_node(communicator, "node")
+    rank, size = communicator.rank, communicator.size
+    owned = collective.allocate((50_000,))
+    other = collective.allocate((60_000,))
+    private = np.zeros(50_000, np.float32)
+    cases: list[list[Any]] = [
+        [owned if rank == 0 else private, "only rank 0 has it in a buffer"],
+        [owned if rank == 0 else other[:50_000], "in different buffers"],
+        [(other[:50_000] if rank else other[10_000:]), "at different places"],
+    ]
+    for array, why in cases:
+        array[...] = rank + 1
+        collective.all_reduce(array, in_place=True)
+        assert (array == size * (size + 1) // 2).all(), why
+
+
+def test_a_buffer_lives_as_long_as_an_array_over_it(communicator: Communicator) -> None:
+    collective = open_node(communicator, "node")
+    view = collective.allocate((40_000,))[10_000:30_000]
+    gc.collect()
+    view[...] = 1
+    collective.all_reduce(view, in_place=True)
+    assert (view == communicator.size).all()
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("mpidist-")
+
+    before = mapped()
+    kept = [collective.allocate((40_000,)) for _ in range(3)]
+    assert mapped() > before
+    del kept
+    gc.collect()
+    assert mapped() == before
+
+
+def test_the_barrier_keeps_everyone_until_the_last(communicator: Communicator) -> None:
+    node = communicator.node
+    counters = NodeMemory(communicator, 8 * node.size).bytes.view(np.int64)
+    memories = [NodeMemory(communicator, NodeBarrier.byte_count(node.size)).bytes for _ in range(2)]
+    for barrier in (NodeBarrier(node, memories[0]), open_node_barrier(communicator, memories[1])):
+        for step in range(200):
+            if step % 50 == node.rank:
+                time.sleep(0.002)
+            counters[node.rank] += 1
+            barrier()
+            assert (counters == counters[node.rank]).all()
+            barrier()
