@@ -1,4 +1,4 @@
-"""The gradient of one variable, dense or sparse, on its way into the memory that is reduced."""
+"""The gradient of one variable, dense or sparse, on its way to where it is reduced."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist.indexed_slices import IndexedSlices
+from mpidist.optimizers.kernel import Kernel, LayerKernel
+from mpidist.optimizers.options import OptimizerOptions
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.variable import AnyArray
 
@@ -32,6 +34,42 @@ def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariabl
     rows = _checked_rows(gradient, variable)
     view[...] = 0
     np.add.at(view, gradient.indices, rows)
+
+
+def take_rows(gradient: Gradient, variable: MirroredVariable) -> tuple[AnyArray, AnyArray]:
+    """Local. Indices and values of the gradient of a variable that was made with `sparse_gradient=True`.
+
+    Raises:
+        ValueError: Rows of another shape, or that the variable has not.
+        TypeError: A dense gradient, or a dtype that does not cast.
+    """
+    if not isinstance(gradient, IndexedSlices):
+        raise TypeError(
+            f"variable {variable.name!r} was made with sparse_gradient=True: expected IndexedSlices as its gradient, "
+            f"got {type(gradient).__name__} of shape {np.shape(gradient)}; pass the rows that have a gradient, or "
+            "make the variable without sparse_gradient"
+        )
+    return gradient.indices, _checked_rows(gradient, variable)
+
+
+def require_row_wise(
+    variable: MirroredVariable, kernel: Kernel | LayerKernel, options: OptimizerOptions, owner: str
+) -> None:
+    """Local. Raise ValueError if what an optimizer does to a variable with sparse gradients needs all of its rows."""
+    if not variable.sparse_gradient:
+        return
+    needs = {
+        "takes the norm of whole variables": isinstance(kernel, LayerKernel),
+        "with use_ema=True averages all rows in each update": options.use_ema,
+        "with gradient_accumulation_steps keeps the sums of all rows": options.gradient_accumulation_steps is not None,
+    }
+    for need, is_there in needs.items():
+        if is_there:
+            raise ValueError(
+                f"{owner} {need}, but updates only the rows with a gradient of variable {variable.name!r}, which was "
+                "made with sparse_gradient=True: make it without (IndexedSlices are then added into a dense "
+                "gradient), or update it with a second optimizer"
+            )
 
 
 def to_dense(gradient: Gradient, variable: MirroredVariable) -> AnyArray:

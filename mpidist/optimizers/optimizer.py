@@ -11,7 +11,7 @@ from mpidist import context
 from mpidist.errors import CheckpointError
 from mpidist.optimizers import average
 from mpidist.optimizers.accumulator import Accumulator
-from mpidist.optimizers.gradient import Gradient, write_gradient
+from mpidist.optimizers.gradient import Gradient, require_row_wise, take_rows, write_gradient
 from mpidist.optimizers.kernel import Kernel as Kernel
 from mpidist.optimizers.kernel import LayerKernel, Schedule, positive
 from mpidist.optimizers.options import OptimizerOptions
@@ -71,7 +71,9 @@ class Optimizer:
 
         Raises:
             MismatchError: The lists differ between ranks.
-            ValueError: Already built on other variables, no variables, or variables of another strategy.
+            ValueError: Already built on other variables, no variables, or variables of another strategy; or one made
+                with `sparse_gradient=True`, and whole variables are needed: by LAMB, LARS, a moving average, or
+                gradient accumulation.
             TypeError: Something that is no ON_WRITE variable.
         """
         chosen = [self._checked(variable) for variable in variables]
@@ -96,6 +98,10 @@ class Optimizer:
 
         Returns:
             One array per variable, of its shape and dtype.
+
+        Raises:
+            ValueError: A variable made with `sparse_gradient=True`, whose gradients are `IndexedSlices`; or one that
+                the optimizer was not built on.
         """
         wanted = list(variables)
         if self._plan is None:
@@ -110,10 +116,12 @@ class Optimizer:
         Args:
             grads_and_vars: Pairs (gradient, variable). Gradients are this replica's, in the shape of the variable or
                 `IndexedSlices` of it, of which rows named twice count twice; None leaves the variable alone, on every
-                rank alike.
+                rank alike. Of a variable made with `sparse_gradient=True` they are `IndexedSlices`, on each rank any
+                number of rows, and only rows that some rank names are updated, decayed and clipped.
 
         Raises:
             ValueError: No gradient at all, another shape, or a variable the optimizer was not built on.
+            TypeError: A dtype that does not cast, or a dense gradient where a sparse one was declared.
             MismatchError: The ranks pass gradients for other variables.
         """
         self._apply(grads_and_vars, None)
@@ -181,7 +189,9 @@ class Optimizer:
             number = self._number(variable)
             if gradient is None:
                 continue
-            if self._accumulator is None:
+            if number in plan.tables:
+                plan.tables[number].put(*take_rows(gradient, plan.variables[number]))
+            elif self._accumulator is None:
                 write_gradient(plan.gradients[number], gradient, plan.variables[number])
             else:
                 self._accumulator.add(number, gradient, factor)
@@ -251,6 +261,7 @@ class Optimizer:
                 "create it with dtype='float32', or leave it out"
             )
         self._require_current(variable)
+        require_row_wise(variable, self.kernel, self.options, self.name)
         return variable
 
     def _require_current(self, variable: MirroredVariable) -> None:
@@ -271,7 +282,13 @@ class Optimizer:
         return number
 
     def _view(self, number: int) -> AnyArray:
-        return cast(Plan, self._plan).gradients[number]
+        plan = cast(Plan, self._plan)
+        if number in plan.tables:
+            raise ValueError(
+                f"{self.name}: variable {plan.variables[number].name!r} was made with sparse_gradient=True and has no "
+                "dense gradient to write to: pass its IndexedSlices to `apply_gradients`"
+            )
+        return plan.gradients[number]
 
     def __repr__(self) -> str:
         count = len(self._all)

@@ -31,7 +31,9 @@ class OptimizerOptions:
     """What an optimizer does around its kernel.
 
     Gradients are clipped after they were summed over the replicas (and averaged over accumulated calls), so that the
-    result does not depend on the number of replicas; at most one of the three ways.
+    result does not depend on the number of replicas; at most one of the three ways. Of a variable made with
+    `sparse_gradient=True` the sums are of the rows that some replica names: the others have no part in norms and do not
+    decay, and neither accumulation nor averaging is to be had.
 
     Attributes:
         weight_decay: Each update first takes `learning_rate * weight_decay` of every parameter with a gradient off

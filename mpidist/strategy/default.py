@@ -226,6 +226,11 @@ class Variable(ABC, metaclass=_VariableMeta):
         dtype: Default: an array's own; Python floats become float32, ints int32.
         synchronization: ON_WRITE (AUTO): one value for all replicas. ON_READ: each replica has its own.
         aggregation: How replicas' values are combined.
+        sparse_gradient: Its gradients are `IndexedSlices`, rows of it, as those of an embedding are. An optimizer then
+            exchanges and updates only the rows that some replica names, so that a step does not depend on the number
+            of rows. The other rows keep their value and state: momentum and decay of a row stand still while it has
+            no gradient, as in PyTorch's `SparseAdam`; plain SGD and Adagrad do what they do with dense gradients.
+            tf.Variable has no such argument.
 
     Raises:
         MismatchError: Shape or dtype differ between ranks.
@@ -248,11 +253,12 @@ class Variable(ABC, metaclass=_VariableMeta):
         dtype: npt.DTypeLike | None = None,
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        sparse_gradient: bool = False,
     ) -> variables.Variable:
         """Collective. See the class."""
         return create_variable(
             current_arena(), initial_value, name=name, dtype=dtype, trainable=trainable,
-            synchronization=synchronization, aggregation=aggregation,
+            synchronization=synchronization, aggregation=aggregation, sparse_gradient=sparse_gradient,
         )
 
 

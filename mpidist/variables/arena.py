@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -24,85 +24,17 @@ from mpidist.comm.collective import AnyArray, Collective
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.comm.node_memory import NodeMemory
 from mpidist.options import CommunicationImplementation, CommunicationOptions
+from mpidist.variables.slab import ALIGNMENT as ALIGNMENT
+from mpidist.variables.slab import Address as Address
+from mpidist.variables.slab import Slab as Slab
+from mpidist.variables.slab import aligned_zeros as aligned_zeros
 
 logger = logging.getLogger("mpidist")
 
-# A cache line: two ranks never write to the same one, and vector instructions start on a border.
-ALIGNMENT = 64
 FIRST_SLAB_BYTES = 1 << 20
 LARGEST_SLAB_BYTES = 1 << 26
 # Containers get 64 MB of /dev/shm unless told otherwise: enough for parameters, not for the gradients of their ranks.
 SMALL_BYTES = 1 << 28
-
-
-class Slab:
-    """A piece of node memory, or of private memory, of one dtype.
-
-    Args:
-        dtype: Of its elements.
-        count: Number of elements.
-        memory: Node memory of that size; None makes it private.
-
-    Attributes:
-        writable: All elements, flat.
-        readable: The same elements, read-only.
-        is_shared: Whether all ranks of a node see the same bytes.
-        free: Free ranges [start, stop), sorted, never touching one another.
-    """
-
-    def __init__(self, dtype: np.dtype[Any], count: int, memory: NodeMemory | None) -> None:
-        self.dtype = dtype
-        self.is_shared = memory is not None
-        if memory is None:
-            self.writable: AnyArray = aligned_zeros(count, dtype)
-            self.readable: AnyArray = self.writable.view()
-            self.readable.flags.writeable = False
-        else:
-            self.writable = memory.bytes[: count * dtype.itemsize].view(dtype)
-            self.readable = memory.readable[: count * dtype.itemsize].view(dtype)
-        self.free = [(0, count)]
-
-    def take(self, count: int) -> int | None:
-        """Local. The start of `count` elements that are free, or None."""
-        for i, (start, stop) in enumerate(self.free):
-            if stop - start >= count:
-                self.free[i : i + 1] = [(start + count, stop)] if stop - start > count else []
-                return start
-        return None
-
-    def give_back(self, start: int, count: int) -> None:
-        """Local. Make a range free again."""
-        merged: list[tuple[int, int]] = []
-        for low, high in sorted([*self.free, (start, start + count)]):
-            if merged and merged[-1][1] == low:
-                merged[-1] = (merged[-1][0], high)
-            else:
-                merged.append((low, high))
-        self.free = merged
-
-
-class Address(NamedTuple):
-    """Where a variable lives.
-
-    Attributes:
-        slab: The slab.
-        start: First element in it.
-        size: Number of elements.
-    """
-
-    slab: Slab
-    start: int
-    size: int
-
-    @property
-    def writable(self) -> AnyArray:
-        """Local. The elements, flat; written only as the arena's rules allow."""
-        return self.slab.writable[self.start : self.start + self.size]
-
-    @property
-    def readable(self) -> AnyArray:
-        """Local. The elements, flat and read-only."""
-        return self.slab.readable[self.start : self.start + self.size]
 
 
 class Resident(Protocol):
@@ -316,13 +248,6 @@ class Arena:
 def solo_arena() -> Arena:
     """Local. Where variables live that no strategy of several ranks owns."""
     return Arena(SoloCommunicator())
-
-
-def aligned_zeros(count: int, dtype: np.dtype[Any]) -> AnyArray:
-    """Local. Private zeros that start on an aligned address."""
-    raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
-    begin = -raw.ctypes.data % ALIGNMENT
-    return raw[begin : begin + count * dtype.itemsize].view(dtype)
 
 
 def _is_small(path: os.PathLike[str]) -> bool:

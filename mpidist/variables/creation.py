@@ -23,7 +23,7 @@ def current_arena() -> Arena:
     return entry.arena if entry is not None and isinstance(entry.arena, Arena) else solo_arena()
 
 
-def create_variable(
+def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     arena: Arena,
     initial_value: npt.ArrayLike | Variable | Callable[[], npt.ArrayLike],
     *,
@@ -32,6 +32,7 @@ def create_variable(
     trainable: bool | None = None,
     synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
     aggregation: VariableAggregation | str = VariableAggregation.NONE,
+    sparse_gradient: bool = False,
 ) -> Variable:
     """Collective. A variable over the arena's ranks; its value is the first replica's.
 
@@ -43,12 +44,14 @@ def create_variable(
         trainable: Default: True for ON_WRITE, False for ON_READ.
         synchronization: AUTO is ON_WRITE.
         aggregation: How replicas' values are combined.
+        sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
 
     Returns:
         The variable.
 
     Raises:
-        ValueError: No or an impossible synchronization, MEAN of a dtype that has no fractions.
+        ValueError: No or an impossible synchronization, MEAN of a dtype that has no fractions, sparse gradients of a
+            scalar or of an ON_READ variable.
         TypeError: An initial value that is no array of numbers.
         MismatchError: Shape or dtype differ between ranks.
     """
@@ -59,19 +62,25 @@ def create_variable(
         raise ValueError(
             f"variable {name!r}: synchronization NONE is not supported with a strategy; use ON_WRITE or ON_READ"
         )
+    if sync is VariableSynchronization.ON_READ and sparse_gradient:
+        raise ValueError(
+            f"variable {name!r}: sparse_gradient=True is for ON_WRITE variables, which optimizers update, got ON_READ; "
+            "leave it out"
+        )
     initial = together(
         arena.communicator, f"computing the initial value of variable {name!r}",
-        lambda: _initial_array(initial_value, dtype, name, aggregation),
+        lambda: _initial_array(initial_value, dtype, name, aggregation, has_rows=sparse_gradient),
     )
     if sync is VariableSynchronization.ON_READ:
         return SyncOnReadVariable(arena, initial, name=name, trainable=bool(trainable), aggregation=aggregation)
     return create_mirrored(
-        arena, initial, name=name, trainable=trainable is None or trainable, aggregation=aggregation
+        arena, initial, name=name, trainable=trainable is None or trainable, aggregation=aggregation,
+        sparse_gradient=sparse_gradient,
     )
 
 
 def _initial_array(
-    value: Any, dtype: npt.DTypeLike | None, name: str, aggregation: VariableAggregation
+    value: Any, dtype: npt.DTypeLike | None, name: str, aggregation: VariableAggregation, *, has_rows: bool
 ) -> AnyArray:
     array = default_array(value() if callable(value) else value, dtype)
     if array.dtype.kind not in "biufcV" or array.dtype.hasobject or array.dtype.names is not None:
@@ -82,6 +91,11 @@ def _initial_array(
     if aggregation is VariableAggregation.MEAN and array.dtype.kind in "iub":
         raise ValueError(
             f"variable {name!r}: aggregation MEAN needs a floating dtype, got {array.dtype}; use dtype='float32'"
+        )
+    if has_rows and not array.shape:
+        raise ValueError(
+            f"variable {name!r}: sparse_gradient=True is for variables of at least one dimension, got a scalar; leave "
+            "it out"
         )
     # Files hold arrays in other byte orders; slabs and MPI only know the machine's own.
     return np.asarray(array, array.dtype.newbyteorder("="), order="C")

@@ -11,12 +11,13 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist.comm.agreement import same_on_all, together
-from mpidist.comm.collective import reduce_slices
+from mpidist.comm.sparse import reduce_slices
 from mpidist.errors import mark_collective
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
-from mpidist.variables.arena import Address, Arena
+from mpidist.variables.arena import Arena
 from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
+from mpidist.variables.slab import Address
 from mpidist.variables.variable import AnyArray, Read, Variable, in_replica_context
 
 S = TypeVar("S", bound="MirroredVariable")
@@ -35,6 +36,7 @@ class MirroredVariable(Variable):
         trainable: Whether `trainable_variables` lists it.
         aggregation: How the replicas' values are combined when they write in replica context. NONE writes the first
             replica's: replicas cannot drift apart.
+        sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
     """
 
     def __init__(
@@ -46,6 +48,7 @@ class MirroredVariable(Variable):
         name: str,
         trainable: bool = True,
         aggregation: VariableAggregation = VariableAggregation.NONE,
+        sparse_gradient: bool = False,
     ) -> None:
         self.arena = arena
         self.address = address
@@ -55,6 +58,7 @@ class MirroredVariable(Variable):
         self.trainable = trainable
         self.synchronization = VariableSynchronization.ON_WRITE
         self.aggregation = aggregation
+        self.sparse_gradient = sparse_gradient
         self._view = address.readable.reshape(shape)
 
     def value(self) -> AnyArray:
@@ -152,6 +156,7 @@ def create_mirrored(
     name: str,
     trainable: bool = True,
     aggregation: VariableAggregation = VariableAggregation.NONE,
+    sparse_gradient: bool = False,
 ) -> MirroredVariable:
     """Collective. A new variable whose value is the first replica's `initial`.
 
@@ -161,7 +166,8 @@ def create_mirrored(
     """
     number, address = arena.create(name, initial.shape, initial.dtype)
     variable = MirroredVariable(
-        arena, address, initial.shape, name=name, trainable=trainable, aggregation=aggregation
+        arena, address, initial.shape, name=name, trainable=trainable, aggregation=aggregation,
+        sparse_gradient=sparse_gradient,
     )
     weakref.finalize(variable, arena.release, number).atexit = False
     arena.register(number, variable)

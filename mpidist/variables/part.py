@@ -8,8 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mpidist.comm.collective import AnyArray
-from mpidist.variables.arena import ALIGNMENT, Address, Arena, Slab
+from mpidist.variables.arena import Arena
 from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.slab import ALIGNMENT, Address, Slab
 
 # What a kernel touches of one block should stay in a cache near the core. Measured on two machines (L2 of 1 and 2 MB)
 # 256 KB is best for SGD and for Adam, 128 KB up to a tenth slower; 16 KB costs a factor of 1.5 to 2 in calls.

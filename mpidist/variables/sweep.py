@@ -6,13 +6,14 @@ ranks, since every node holds the same numbers; changing is cut over the ranks o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from mpidist.comm.collective import AnyArray
 from mpidist.variables.arena import Arena
 from mpidist.variables.part import Block, Part, Update
+from mpidist.variables.table import Table
 
 Measure = Callable[[AnyArray, AnyArray], Sequence[float]]
 
@@ -24,10 +25,18 @@ class Sweep:
         arena: Where the variables live.
         parts: Parts of the plan, with the numbers of the variables in each.
         numbers: All the numbers, the same on every rank.
+        tables: Those of them whose gradients are rows: only merged rows are measured and updated.
     """
 
-    def __init__(self, arena: Arena, parts: Sequence[tuple[Part, Sequence[int]]], numbers: tuple[int, ...]) -> None:
+    def __init__(
+        self,
+        arena: Arena,
+        parts: Sequence[tuple[Part, Sequence[int]]],
+        numbers: tuple[int, ...],
+        tables: Mapping[int, Table],
+    ) -> None:
         self._arena = arena
+        self._tables = tables
         self._numbers = numbers
         self._rows = {number: row for row, number in enumerate(numbers)}
         communicator, node = arena.communicator, arena.communicator.node
@@ -55,10 +64,12 @@ class Sweep:
         sums = np.zeros((len(self._numbers), count))
         for number, (parameter, gradients, _, _) in self._measured:
             sums[self._rows[number]] += measure(parameter, gradients[0])
+        for number, table in self._tables.items():
+            sums[self._rows[number]] += table.measure(measure, count)
         return self._arena.collective.all_reduce(sums)
 
     def change(self, update_of: Callable[[int], Update]) -> None:
-        """Collective. Change gradients and state, and leave the parameters alone.
+        """Collective. Change gradients and state of all but tables, and leave the parameters alone.
 
         Args:
             update_of: The update of a variable's number.
@@ -79,6 +90,8 @@ class Sweep:
             np.copyto(scratch[0], parameter)
             update_of(number)(scratch[0], gradients[0], slots, scratch[1:])
             np.copyto(gradients[0], scratch[0])
+        for number, table in self._tables.items():
+            table.apply(update_of(number))
         self.barrier()
         if self._copied:
             if self._arena.communicator.node.rank == 0:

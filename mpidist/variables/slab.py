@@ -1,0 +1,90 @@
+"""The slab: a piece of memory of one dtype, dealt out in ranges to variables."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpidist.comm.collective import AnyArray
+from mpidist.comm.node_memory import NodeMemory
+
+# A cache line: two ranks never write to the same one, and vector instructions start on a border.
+ALIGNMENT = 64
+
+
+class Slab:
+    """A piece of node memory, or of private memory, of one dtype.
+
+    Args:
+        dtype: Of its elements.
+        count: Number of elements.
+        memory: Node memory of that size; None makes it private.
+
+    Attributes:
+        writable: All elements, flat.
+        readable: The same elements, read-only.
+        is_shared: Whether all ranks of a node see the same bytes.
+        free: Free ranges [start, stop), sorted, never touching one another.
+    """
+
+    def __init__(self, dtype: np.dtype[Any], count: int, memory: NodeMemory | None) -> None:
+        self.dtype = dtype
+        self.is_shared = memory is not None
+        if memory is None:
+            self.writable: AnyArray = aligned_zeros(count, dtype)
+            self.readable: AnyArray = self.writable.view()
+            self.readable.flags.writeable = False
+        else:
+            self.writable = memory.bytes[: count * dtype.itemsize].view(dtype)
+            self.readable = memory.readable[: count * dtype.itemsize].view(dtype)
+        self.free = [(0, count)]
+
+    def take(self, count: int) -> int | None:
+        """Local. The start of `count` elements that are free, or None."""
+        for i, (start, stop) in enumerate(self.free):
+            if stop - start >= count:
+                self.free[i : i + 1] = [(start + count, stop)] if stop - start > count else []
+                return start
+        return None
+
+    def give_back(self, start: int, count: int) -> None:
+        """Local. Make a range free again."""
+        merged: list[tuple[int, int]] = []
+        for low, high in sorted([*self.free, (start, start + count)]):
+            if merged and merged[-1][1] == low:
+                merged[-1] = (merged[-1][0], high)
+            else:
+                merged.append((low, high))
+        self.free = merged
+
+
+class Address(NamedTuple):
+    """Where a variable lives.
+
+    Attributes:
+        slab: The slab.
+        start: First element in it.
+        size: Number of elements.
+    """
+
+    slab: Slab
+    start: int
+    size: int
+
+    @property
+    def writable(self) -> AnyArray:
+        """Local. The elements, flat; written only as the arena's rules allow."""
+        return self.slab.writable[self.start : self.start + self.size]
+
+    @property
+    def readable(self) -> AnyArray:
+        """Local. The elements, flat and read-only."""
+        return self.slab.readable[self.start : self.start + self.size]
+
+
+def aligned_zeros(count: int, dtype: np.dtype[Any]) -> AnyArray:
+    """Local. Private zeros that start on an aligned address."""
+    raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
+    begin = -raw.ctypes.data % ALIGNMENT
+    return raw[begin : begin + count * dtype.itemsize].view(dtype)
