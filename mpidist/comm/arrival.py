@@ -7,6 +7,7 @@ therefore there only under `timeout_seconds`.
 
 from __future__ import annotations
 
+import os
 import time
 from typing import Any, NoReturn, cast
 
@@ -16,9 +17,9 @@ from mpidist.errors import CollectiveTimeoutError, MismatchError, mark_collectiv
 
 _HERE, _GO, _LATE, _DIFFERENT, _WAITING = "here", "go", "late", "different", "waiting"
 _TAG = 1
-# As long as all are in time nobody sleeps; then a look costs this much, which is little beside the wait.
+# As long as all are in time nobody sleeps, but gives its core away between looks; then a nap is short beside the wait.
 _SPIN_SECONDS = 0.002
-_NAP_SECONDS = 0.0005
+_NAP_SECONDS = 0.0002
 
 
 class Arrival:
@@ -62,23 +63,25 @@ class Arrival:
     def _lead(self, call: str) -> None:
         calls = {0: call}
         begin = time.perf_counter()
-        said = False
+        told = {0}
         while len(calls) < self._size:
-            message = self._next_message()
-            if message is not None:
-                calls[message[0]] = message[2]
+            if self._take_message(calls):
                 continue
             waited = time.perf_counter() - begin
             if waited > self._timeout:
                 missing = sorted(set(range(self._size)) - set(calls))
                 self._fail(_LATE, self._describe(call, missing))
-            if waited > _SPIN_SECONDS:
-                if not said and waited > self._timeout / 2:
-                    # Whoever waits longer than the time limit must know that rank 0 is not the one missing.
-                    said = True
-                    for rank in set(calls) - {0}:
-                        self._send(_WAITING, "", rank)
+            if waited < _SPIN_SECONDS:
+                os.sched_yield()
+            else:
+                # Whoever came before this rank must know that rank 0 is not the one missing.
+                for rank in calls.keys() - told:
+                    told.add(rank)
+                    self._send(_WAITING, "", rank)
                 time.sleep(_NAP_SECONDS)
+        # Who has given up while this rank was away has said so after it said that it is there.
+        while self._take_message(calls):
+            pass
         if len(set(calls.values())) > 1:
             listed = "; ".join(
                 f"{one} on {name_ranks([r for r, other in calls.items() if other == one])}"
@@ -87,6 +90,17 @@ class Arrival:
             self._fail(_DIFFERENT, f"the collective call must be the same on all ranks, got {listed}")
         for rank in range(1, self._size):
             self._send(_GO, "", rank)
+
+    def _take_message(self, calls: dict[int, str]) -> bool:
+        """Note which call a rank has arrived in; whether there was a message."""
+        message = self._next_message()
+        if message is None:
+            return False
+        rank, kind, text = message
+        if kind == _LATE:
+            self._fail(kind, text)
+        calls[rank] = text
+        return True
 
     def _follow(self, call: str) -> None:
         self._send(_HERE, call, 0)
@@ -104,8 +118,12 @@ class Arrival:
                 # Rank 0 came later than this rank: its own time limit ends after this one's.
                 limit = 2 * self._timeout + 1
             elif waited > limit:
-                self._raise(_LATE, self._describe(call, [0]))
-            elif waited > _SPIN_SECONDS:
+                text = self._describe(call, [0])
+                self._send(_LATE, text, 0)
+                self._raise(_LATE, text)
+            elif waited < _SPIN_SECONDS:
+                os.sched_yield()
+            else:
                 time.sleep(_NAP_SECONDS)
 
     def _describe(self, call: str, missing: list[int]) -> str:
