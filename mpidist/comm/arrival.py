@@ -15,7 +15,7 @@ from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import CollectiveTimeoutError, MismatchError, mark_collective
 
-_HERE, _GO, _LATE, _DIFFERENT, _WAITING = "here", "go", "late", "different", "waiting"
+_HERE, _GO, _LATE, _DIFFERENT, _WAITING, _ASKED = "here", "go", "late", "different", "waiting", "asked"
 _TAG = 1
 # As long as all are in time nobody sleeps, but gives its core away between looks; then a nap is short beside the wait.
 _SPIN_SECONDS = 0.002
@@ -37,6 +37,7 @@ class Arrival:
         self._mpi: Any = communicator.split(0, communicator.rank).mpi if communicator.size > 1 else None
         self._count = 0
         self._broken: str | None = None
+        self._left = time.perf_counter()
 
     def wait(self, call: str) -> None:
         """Collective. Return when every rank has called.
@@ -79,9 +80,8 @@ class Arrival:
                     told.add(rank)
                     self._send(_WAITING, "", rank)
                 time.sleep(_NAP_SECONDS)
-        # Who has given up while this rank was away has said so after it said that it is there.
-        while self._take_message(calls):
-            pass
+        if begin - self._left > self._timeout / 2:
+            self._confirm()
         if len(set(calls.values())) > 1:
             listed = "; ".join(
                 f"{one} on {name_ranks([r for r, other in calls.items() if other == one])}"
@@ -90,6 +90,17 @@ class Arrival:
             self._fail(_DIFFERENT, f"the collective call must be the same on all ranks, got {listed}")
         for rank in range(1, self._size):
             self._send(_GO, "", rank)
+        self._left = time.perf_counter()
+
+    def _confirm(self) -> None:
+        """Ask those who have arrived whether they still wait: they may have given up while this rank was away."""
+        for rank in range(1, self._size):
+            self._send(_ASKED, "", rank)
+        answers: dict[int, str] = {}
+        while len(answers) < self._size - 1:
+            # Who has given up has said so, and takes no more messages.
+            if not self._take_message(answers):
+                os.sched_yield()
 
     def _take_message(self, calls: dict[int, str]) -> bool:
         """Note which call a rank has arrived in; whether there was a message."""
@@ -113,8 +124,10 @@ class Arrival:
                 _, kind, text = message
                 if kind == _GO:
                     return
-                if kind != _WAITING:
+                if kind in (_LATE, _DIFFERENT):
                     self._raise(kind, text)
+                if kind == _ASKED:
+                    self._send(_HERE, call, 0)
                 # Rank 0 came later than this rank: its own time limit ends after this one's.
                 limit = 2 * self._timeout + 1
             elif waited > limit:
