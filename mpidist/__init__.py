@@ -15,7 +15,7 @@ Layers, from top to bottom; a module imports from lower rows only:
     cluster                     who takes part
     comm                        communicators, collectives, node memory
     observe                     progress, summaries
-    errors options tree launch context      vocabulary; no MPI
+    errors options tree arrays launch context      vocabulary; no MPI
 
 Words: a *communicator* is a group of ranks that we own; a *collective* combines arrays of all ranks; the *arena* holds
 a node's variables once, in *slabs*; a *plan* says where gradients and state of some variables lie and which *slice*
@@ -36,6 +36,8 @@ if TYPE_CHECKING:
     from mpidist.checkpoint.checkpoint import Checkpoint
     from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
     from mpidist.cluster.spec import ClusterSpec
+    from mpidist.comm.cross_device_ops import CrossDeviceOps
+    from mpidist.comm.reductions import HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice
     from mpidist.data.distributed import DistributedDataset
     from mpidist.data.distributed_iterator import DistributedIterator
     from mpidist.data.input_context import InputContext
@@ -72,9 +74,11 @@ _HOMES = {
     "Checkpoint": "mpidist.checkpoint.checkpoint",
     "CheckpointManager": "mpidist.checkpoint.manager",
     "ClusterSpec": "mpidist.cluster.spec",
+    "CrossDeviceOps": "mpidist.comm.cross_device_ops",
     "DistributedDataset": "mpidist.data.distributed",
     "DistributedIterator": "mpidist.data.distributed_iterator",
     "DistributedValues": "mpidist.strategy.values",
+    "HierarchicalCopyAllReduce": "mpidist.comm.reductions",
     "IndexedSlices": "mpidist.indexed_slices",
     "InputContext": "mpidist.data.input_context",
     "InputOptions": "mpidist.options",
@@ -82,8 +86,10 @@ _HOMES = {
     "MirroredStrategy": "mpidist.strategy.mirrored",
     "Module": "mpidist.variables.module",
     "MultiWorkerMirroredStrategy": "mpidist.strategy.multi_worker",
+    "NcclAllReduce": "mpidist.comm.reductions",
     "OneDeviceStrategy": "mpidist.strategy.one_device",
     "ReduceOp": "mpidist.options",
+    "ReductionToOneDevice": "mpidist.comm.reductions",
     "ReplicaContext": "mpidist.strategy.replica",
     "RunOptions": "mpidist.options",
     "Strategy": "mpidist.strategy.base",
@@ -109,9 +115,11 @@ __all__ = [
     "Checkpoint",
     "CheckpointManager",
     "ClusterSpec",
+    "CrossDeviceOps",
     "DistributedDataset",
     "DistributedIterator",
     "DistributedValues",
+    "HierarchicalCopyAllReduce",
     "IndexedSlices",
     "InputContext",
     "InputOptions",
@@ -119,8 +127,10 @@ __all__ = [
     "MirroredStrategy",
     "Module",
     "MultiWorkerMirroredStrategy",
+    "NcclAllReduce",
     "OneDeviceStrategy",
     "ReduceOp",
+    "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
     "Strategy",

@@ -11,19 +11,14 @@ import logging
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
-import numpy as np
-
-from mpidist import arrays
 from mpidist.comm import selection
 from mpidist.comm.agreement import same_on_all, together
 from mpidist.comm.array_collective import ArrayCollective
-from mpidist.comm.collective import AnyArray, Collective, check_reducible
+from mpidist.comm.collective import AnyArray, Collective
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.slices import slices_of
-from mpidist.comm.sparse import reduce_slices
+from mpidist.comm.hooks_collective import HooksCollective, as_array
 from mpidist.errors import mark_collective
-from mpidist.indexed_slices import IndexedSlices
-from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 logger = logging.getLogger("mpidist")
 
@@ -51,7 +46,7 @@ class CrossDeviceOps:
     takes_device_arrays: ClassVar[bool] = False
 
     # On the class: a subclass may forget to call this one's constructor.
-    _bound: BoundOps | None = None
+    _bound: HooksCollective | None = None
 
     @property
     def communicator(self) -> Communicator:
@@ -88,13 +83,13 @@ class CrossDeviceOps:
             ))
         if self._bound is None:
             default = cast(ArrayCollective, selection.choose(communicator, CommunicationOptions()))
-            self._bound = BoundOps(self, default, options)
+            self._bound = HooksCollective(self, default, options)
         elif self._bound.communicator is not communicator:
             raise mark_collective(ValueError(
-                f"this {type(self).__name__} object belongs to the strategy on {self._bound.communicator!r}, and cannot "
-                f"go to {communicator!r}: make one object for each strategy"
+                f"this {type(self).__name__} object belongs to {self._bound.communicator!r}, and cannot go to "
+                f"{communicator!r}: make one object for each strategy"
             ))
-        return BoundOps(self, self._bound.default, options)
+        return HooksCollective(self, self._bound.default, options)
 
     def reduce(
         self,
@@ -164,7 +159,7 @@ class CrossDeviceOps:
             ValueError, MismatchError, RuntimeError: As `reduce`.
         """
         _check_destinations(destinations)
-        return self._need_bound().broadcast(_as_array(tensor))
+        return self._need_bound().broadcast(as_array(tensor))
 
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
@@ -203,135 +198,13 @@ class CrossDeviceOps:
         """
         return self.collective.broadcast(tensor)
 
-    def _need_bound(self) -> BoundOps:
+    def _need_bound(self) -> HooksCollective:
         if self._bound is None:
             raise RuntimeError(
                 f"this {type(self).__name__} object belongs to no ranks yet: give it to a strategy as "
                 "`cross_device_ops`, or call its `bind(communicator)`"
             )
         return self._bound
-
-
-class BoundOps(ArrayCollective):
-    """Cross-device operations as a collective: the hooks reduce and broadcast, a default one does the rest.
-
-    Collective. Args:
-        ops: Whose hooks.
-        default: Over the ranks.
-        options: Of the communication.
-    """
-
-    takes_device_arrays = True
-
-    def __init__(self, ops: CrossDeviceOps, default: ArrayCollective, options: CommunicationOptions) -> None:
-        super().__init__(default.communicator, options)
-        self.ops = ops
-        self.default = default
-        self._options = options
-
-    def reduce_values(
-        self,
-        op: ReduceOp,
-        pairs: Sequence[tuple[Any, Any]],
-        options: CommunicationOptions | None,
-        *,
-        batch: bool,
-    ) -> list[Any]:
-        """Collective. See `CrossDeviceOps.batch_reduce`; `batch` says which hook is called."""
-        results: list[Any] = [
-            reduce_slices(self, op, value) if isinstance(value, IndexedSlices) else None for value, _ in pairs
-        ]
-        dense = [number for number, (value, _) in enumerate(pairs) if not isinstance(value, IndexedSlices)]
-        lent = {number: self._lend(_as_array(pairs[number][0])) for number in dense}
-        same_on_all(
-            self.communicator, "the values of cross_device_ops",
-            (op.name, [(array.shape, array.dtype.name) for array in lent.values()]),
-            "Make the same calls with arrays of the same shapes and dtypes on all ranks.",
-        )
-        given: list[tuple[AnyArray, Any]] = []
-        for number, array in lent.items():
-            check_reducible(array, op)
-            own = arrays.namespace(array).ascontiguousarray(array, self._combined_dtype(array.dtype, op))
-            given.append((self._shown(own.reshape(array.shape)), pairs[number][1]))
-        calls = [pair for pair in given if pair[0].size]
-        made = iter(self._call(op, calls, options or self._options, batch=batch))
-        for number, (shown, _) in zip(dense, given, strict=True):
-            result = self._taken(next(made), shown, lent[number]) if shown.size else shown.copy()
-            results[number] = arrays.give_back(self._finished(result, op, lent[number].dtype), pairs[number][0])
-        return results
-
-    def _call(
-        self, op: ReduceOp, pairs: list[tuple[AnyArray, Any]], options: CommunicationOptions, *, batch: bool
-    ) -> Sequence[Any]:
-        if not batch:
-            return [self.ops.reduce_implementation(op, value, where, options) for value, where in pairs]
-        made = self.ops.batch_reduce_implementation(op, pairs, options) if pairs else []
-        if not isinstance(made, (list, tuple)) or len(made) != len(pairs):
-            raise ValueError(
-                f"{type(self.ops).__name__}.batch_reduce_implementation must return a list of {len(pairs)} arrays, got "
-                f"{len(made) if isinstance(made, (list, tuple)) else type(made).__name__}"
-            )
-        return made
-
-    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
-        shown = self._shown(source)
-        total[...] = self._taken(self.ops.reduce_implementation(op, shown, shown, self._options), shown, total)
-
-    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
-        self._all_reduce(source, total if self.communicator.rank == root else source.copy(), op)
-
-    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
-        total = arrays.namespace(source).empty_like(source)
-        self._all_reduce(source, total, op)
-        mine[...] = total[slices_of(counts)[self.communicator.rank]]
-
-    def _broadcast_array(self, data: AnyArray, root: int) -> None:
-        if root:
-            # The hook knows the first replica only.
-            super()._broadcast_array(data, root)
-            return
-        shown = self._shown(data)
-        result = self._taken(self.ops.broadcast_implementation(shown, shown), shown, data)
-        if self.communicator.rank != root:
-            data[...] = result
-
-    def _broadcast(self, data: AnyArray, root: int) -> None:
-        self.default._broadcast(data, root)
-
-    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
-        self.default._all_gather(mine, gathered, counts)
-
-    def _all_to_all(
-        self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
-    ) -> None:
-        self.default._all_to_all(sent, sent_counts, got, got_counts)
-
-    def _divided(self, total: Any, op: ReduceOp) -> Any:
-        # The hook has done it.
-        return total
-
-    def _shown(self, array: AnyArray) -> AnyArray:
-        """What a hook sees of an array: it may be the user's own, so it is read-only."""
-        if arrays.is_cupy(array):
-            return array if self.ops.takes_device_arrays else cast(Any, array).get()
-        view = array.view()
-        view.flags.writeable = False
-        return view
-
-    def _taken(self, result: Any, shown: AnyArray, like: AnyArray) -> AnyArray:
-        """The array that a hook has returned, on the device of `like`."""
-        shape = getattr(result, "shape", None)
-        if shape != shown.shape:
-            raise ValueError(
-                f"a hook of {type(self.ops).__name__} must return an array of the shape that it got, {shown.shape}; got "
-                f"{type(result).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
-            )
-        lent = arrays.lend(result)
-        # A hook may return what it got.
-        return cast(AnyArray, arrays.namespace(like).array(lent, shown.dtype, copy=None if lent.flags.owndata else True))
-
-    def __repr__(self) -> str:
-        return f"BoundOps({type(self.ops).__name__}, {self.communicator!r})"
 
 
 def take_collective(
@@ -357,6 +230,10 @@ def take_collective(
     )
     if chosen is None:
         return None
+    if options.implementation is not CommunicationImplementation.AUTO:
+        raise mark_collective(ValueError(
+            f"`cross_device_ops` and the implementation {options.implementation} are both given: choose one of them"
+        ))
     collective = chosen.bind(communicator, options) if isinstance(chosen, CrossDeviceOps) else cast(Collective, chosen)
     if communicator.rank == 0:
         logger.info(
@@ -364,6 +241,30 @@ def take_collective(
             len(communicator.node_sizes),
         )
     return collective
+
+
+def another_collective(collective: Collective, options: CommunicationOptions) -> Collective:
+    """Collective. What a call goes by whose options differ from its strategy's.
+
+    Args:
+        collective: The strategy's.
+        options: Of the call, merged over the strategy's.
+
+    Raises:
+        MismatchError: The options differ between ranks.
+        UnavailableError: They name an implementation that cannot be had.
+        ValueError: They ask for what the strategy's `cross_device_ops` cannot know.
+    """
+    same_on_all(
+        collective.communicator, "communication options", options, "Pass the same `options` to a call on all ranks."
+    )
+    if options.implementation is CommunicationImplementation.AUTO:
+        if isinstance(collective, HooksCollective):
+            return cast(CrossDeviceOps, collective.ops).bind(collective.communicator, options)
+        if not isinstance(collective, ArrayCollective):
+            # Of the user's own making: options are nothing that it knows.
+            return collective
+    return selection.choose(collective.communicator, options)
 
 
 def _check_chosen(chosen: object | None, communicator: Communicator) -> None:
@@ -385,10 +286,6 @@ def _check_chosen(chosen: object | None, communicator: Communicator) -> None:
             f"`cross_device_ops` communicates over {ranks!r}, and the strategy has {communicator!r}: make it for the "
             "strategy's ranks"
         )
-
-
-def _as_array(value: Any) -> Any:
-    return np.asarray(value) if isinstance(value, (bool, int, float, complex)) else value
 
 
 def _check_op(reduce_op: object) -> None:

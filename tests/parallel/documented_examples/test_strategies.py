@@ -6,7 +6,10 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.comm import capabilities
 from mpidist.comm.communicator import Communicator
+from mpidist.errors import UnavailableError
+from mpidist.options import CommunicationImplementation
 
 pytestmark = pytest.mark.mpi
 
@@ -26,6 +29,34 @@ def test_mirrored_strategy_on_two_devices(communicator: Communicator) -> None:
         # One rank is one replica, so two devices want two ranks.
         with pytest.raises(ValueError, match=r"mpirun -n 2 python"):
             mpidist.MirroredStrategy(devices=["/gpu:0", "/gpu:1"])
+
+
+@pytest.mark.parametrize("kind", [mpidist.HierarchicalCopyAllReduce, mpidist.ReductionToOneDevice, mpidist.NcclAllReduce])
+def test_cross_device_ops(communicator: Communicator, kind: type[mpidist.HierarchicalCopyAllReduce]) -> None:
+    # The block has the first, its text names the others.
+    mirrored_strategy = mpidist.MirroredStrategy(cross_device_ops=kind())
+    assert mirrored_strategy.num_replicas_in_sync == communicator.size
+    total = mirrored_strategy.reduce("SUM", np.float32(communicator.rank), axis=None)
+    assert total == sum(range(communicator.size))
+    by_position = mpidist.MirroredStrategy(None, kind())
+    assert by_position.num_replicas_in_sync == communicator.size
+
+
+@pytest.mark.parametrize("communication", [
+    mpidist.experimental.CollectiveCommunication.RING, mpidist.experimental.CollectiveCommunication.NCCL,
+])
+def test_collective_communication(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, communication: CommunicationImplementation
+) -> None:
+    monkeypatch.delenv("TF_CONFIG", raising=False)
+    reasons = communicator.all_gather_object(capabilities.why_not(communication, communicator))
+    if any(reasons):
+        # Each rank needs a GPU of its own; the error says what is missing, and what there is.
+        with pytest.raises(UnavailableError, match=r"NCCL, asked for by .* cannot be had on rank.*are: AUTO, MPI"):
+            mpidist.experimental.MultiWorkerMirroredStrategy(communication)
+        return
+    multiworker_strategy = mpidist.experimental.MultiWorkerMirroredStrategy(communication)
+    assert multiworker_strategy.num_replicas_in_sync == communicator.size
 
 
 def test_multi_worker_mirrored_strategy(communicator: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -75,6 +106,7 @@ def test_mirrored_variables_stay_the_same_by_identical_updates(devices: list[str
 @pytest.mark.parametrize(
     "name",
     [
+        "CrossDeviceOps", "HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice",
         "cluster_resolver", "experimental", "InputContext", "InputReplicationMode", "MirroredStrategy",
         "OneDeviceStrategy", "ReduceOp", "ReplicaContext", "Strategy", "StrategyExtended",
     ],

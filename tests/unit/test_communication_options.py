@@ -1,0 +1,31 @@
+"""Options of communication merge and print as tf.distribute's do."""
+
+from __future__ import annotations
+
+import pytest
+
+from mpidist.experimental import CollectiveCommunication, CollectiveHints, CommunicationOptions
+
+
+def test_what_the_other_options_say_wins() -> None:
+    own = CommunicationOptions(bytes_per_pack=64, timeout_seconds=5, implementation="RING", check=True)
+    assert own.merge(None) == own
+    assert own.merge(CommunicationOptions()) == own
+    said = CommunicationOptions(bytes_per_pack=8, timeout_seconds=0, implementation="MPI", wire_dtype="float16")
+    assert own.merge(said) == CommunicationOptions(8, 0, CollectiveCommunication.MPI, check=True, wire_dtype="float16")
+    assert own.bytes_per_pack == 64
+    with pytest.raises(ValueError, match="`wire_dtype` rounds"):
+        said.merge(CommunicationOptions(reproducible=True))
+
+
+def test_they_print_as_in_tf_distribute() -> None:
+    expected = "Options(bytes_per_pack=0,timeout_seconds=None, implementation=CommunicationImplementation.AUTO)"
+    assert str(CommunicationOptions()) == expected
+    assert str(CommunicationOptions(check=True)) == expected.removesuffix(")") + ", check=True)"
+
+
+def test_older_names() -> None:
+    assert CollectiveHints(50, 2.5) == CommunicationOptions(bytes_per_pack=50, timeout_seconds=2.5)
+    assert CommunicationOptions(50, 2.5, CollectiveCommunication.NCCL) == CommunicationOptions(
+        bytes_per_pack=50, timeout_seconds=2.5, implementation="nccl"
+    )
