@@ -1,8 +1,10 @@
-"""Names of tf.distribute.experimental, with tf's arguments in tf's order."""
+"""Names of tf.distribute.experimental, with tf's arguments in tf's order; and what compresses gradients."""
 
 from __future__ import annotations
 
 from mpidist.cluster.resolver import ClusterResolver
+from mpidist.comm.power_sgd import PowerSGD
+from mpidist.comm.top_k import TopK
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategy import multi_worker
 from mpidist.strategy.values import ValueContext
@@ -38,6 +40,8 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "PowerSGD",
+    "TopK",
     "ValueContext",
     "variable_sync_on_read_context",
 ]

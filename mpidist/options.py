@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import enum
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
 E = TypeVar("E", bound=enum.Enum)
@@ -125,6 +125,10 @@ class CommunicationOptions:
             what is sent of float32, and rounds inputs and sum.
         reproducible: Sums have the same bits whatever the number of nodes; with `Strategy.gradients` whatever the
             number of ranks.
+        compression: How optimizers sum gradients approximately, for instance `PowerSGD(rank=4)`; see
+            `mpidist.comm.compression.Compression`. Variables are then private to each rank, as with an
+            `implementation`. What is left out is kept in memory, and not in checkpoints: a program that resumes
+            begins with none.
     """
 
     bytes_per_pack: int = 0
@@ -133,6 +137,7 @@ class CommunicationOptions:
     check: bool = False
     wire_dtype: str | None = None
     reproducible: bool = False
+    compression: object | None = None
 
     def __post_init__(self) -> None:
         if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
@@ -147,6 +152,40 @@ class CommunicationOptions:
             raise ValueError(f'`wire_dtype` must be None, "float16" or "bfloat16", got {self.wire_dtype!r}')
         if self.wire_dtype is not None and self.reproducible:
             raise ValueError("`wire_dtype` rounds, and `reproducible` must not: give one of them")
+        if self.compression is not None:
+            # A class in place of an object has the methods, too.
+            methods = [getattr(self.compression, name, None) for name in ("compresses", "all_reduce")]
+            if isinstance(self.compression, type) or not all(map(callable, methods)):
+                raise TypeError(
+                    f"`compression` must be a Compression, for instance PowerSGD(rank=4), got {self.compression!r}"
+                )
+            if self.reproducible:
+                raise ValueError("`compression` rounds, and `reproducible` must not: give one of them")
+
+    def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
+        """Local. These options, but what `other` says, that is what differs from the defaults, wins.
+
+        Raises:
+            ValueError: Together they make no sense.
+        """
+        if other is None:
+            return self
+        said = {
+            field.name: getattr(other, field.name) for field in fields(other)
+            if getattr(other, field.name) != field.default
+        }
+        return replace(self, **said)
+
+    def __str__(self) -> str:
+        # As tf.distribute prints them; what it does not know comes last, where it is set.
+        tail = "".join(
+            f", {field.name}={getattr(self, field.name)}" for field in fields(self)[3:]
+            if getattr(self, field.name) != field.default
+        )
+        return (
+            f"Options(bytes_per_pack={self.bytes_per_pack},timeout_seconds={self.timeout_seconds}, "
+            f"implementation={self.implementation}{tail})"
+        )
 
 
 @dataclass(frozen=True)

@@ -10,21 +10,23 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.collective import AnyArray
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.compression import Compression, Memory
 from mpidist.errors import mark_collective
 from mpidist.variables.arena import Arena
+from mpidist.variables.compressed_step import CompressedStep
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.part import Part, Update
 from mpidist.variables.part_step import PartStep
 from mpidist.variables.slab import Address
 from mpidist.variables.sweep import Sweep
-from mpidist.variables.table import Table
+from mpidist.variables.table import Table, reduce_tables
 
 
 class Plan:
@@ -52,6 +54,10 @@ class Plan:
     ) -> None:
         self.variables = tuple(variables)
         self.arena = _common_arena(self.variables)
+        # One rank has nothing to send.
+        self._compression = (
+            cast("Compression | None", self.arena.options.compression) if self.arena.communicator.size > 1 else None
+        )
         self._numbers = {variable: number for number, variable in enumerate(self.variables)}
         same_on_all(
             self.arena.communicator, "the variables of an optimizer",
@@ -71,6 +77,8 @@ class Plan:
         }
         self.gradients = tuple(self._gradient(number) for number in range(len(self.variables)))
         self._steps: dict[tuple[int, ...], list[PartStep]] = {}
+        # What this rank's compressed gradients have left out, by number: it belongs to no selection of variables.
+        self._memories: dict[int, Memory] = {}
         self._sweeps: dict[tuple[int, ...], Sweep] = {}
         self._is_shared = any(p.is_shared for p in self.parts) or any(t.is_shared for t in self.tables.values())
         self._header = self._open_header()
@@ -93,43 +101,46 @@ class Plan:
             self.arena, address, variable.shape, name=f"{variable.name}/{name}", trainable=False
         )
 
-    def step(self, numbers: tuple[int, ...], update: Update) -> None:
+    def step(self, numbers: tuple[int, ...], update: Update, *, is_summed: bool = False) -> None:
         """Collective. Reduce the gradients of some variables over all ranks and apply `update` to them.
 
         Args:
             numbers: Of the variables, increasing; the same on every rank, and not empty.
             update: `update(parameter, gradient, slots, scratch)` on flat blocks, in place; may overwrite `gradient`.
+            is_summed: The gradients are the sums over all ranks already, on every rank; of those in node memory the
+                first rank's count. The same on every rank.
 
         Raises:
             MismatchError: The ranks do not pass the same variables, or are not at the same step.
+            CollectiveTimeoutError: Under `timeout_seconds`, some rank did not come in time.
             ValueError: No variables, on every rank.
         """
-        self._run(numbers, update)
+        self._run(numbers, update, is_summed)
 
-    def _run(self, numbers: tuple[int, ...], update: Update | None) -> None:
+    def _run(self, numbers: tuple[int, ...], update: Update | None, is_summed: bool) -> None:
         self._count += 1
         steps = self._steps.get(numbers)
-        self._enter(numbers)
+        if self.arena.arrival is not None:
+            self.arena.arrival.wait("apply_gradients")
+        self._enter(numbers, is_summed)
         if not numbers:
             raise mark_collective(
                 ValueError(f"no gradients for any of {[v.name for v in self.variables]}; all are None")
             )
-        if steps is None:
-            steps = [PartStep(part, chosen) for part in self.parts if (chosen := _within(part, numbers))]
-            self._steps[numbers] = steps
-        for step in steps:
-            if update is None:
-                step.reduce()
-            else:
-                step.apply(update)
-        for table in self._tables(numbers).values():
-            table.reduce()
+        for step in steps or self._open_steps(numbers):
             if update is not None:
+                (step.apply_summed if is_summed else step.apply)(update)
+            elif not is_summed:
+                step.reduce()
+        tables = list(self._tables(numbers).values())
+        reduce_tables(self.arena, tables, is_summed=is_summed)
+        if update is not None:
+            for table in tables:
                 table.apply(update)
         if self._is_shared:
             self.arena.communicator.node.barrier()
 
-    def reduce(self, numbers: tuple[int, ...]) -> None:
+    def reduce(self, numbers: tuple[int, ...], *, is_summed: bool = False) -> None:
         """Collective. Sum the gradients of some variables over all ranks, without changing anything else.
 
         The sums stand in the first gradient segment of each node, and in the tables, for `sweep`: the half of a step
@@ -137,11 +148,17 @@ class Plan:
 
         Args:
             numbers: As for `step`.
+            is_summed: As for `step`; then nothing is left to be summed.
 
         Raises:
             MismatchError: As `step`.
         """
-        self._run(numbers, None)
+        self._run(numbers, None, is_summed)
+
+    def takes_sum(self, number: int) -> bool:
+        """Local. Whether this rank's gradient counts where the gradients are the sums already."""
+        part = self._part_of[number]
+        return part.gradient is part.first_segment
 
     def sweep(self, numbers: tuple[int, ...]) -> Sweep:
         """Local. How this rank goes over some variables one by one, after `reduce`."""
@@ -152,6 +169,17 @@ class Plan:
                 self._tables(numbers),
             )
         return sweep
+
+    def _open_steps(self, numbers: tuple[int, ...]) -> list[PartStep]:
+        steps = [self._part_step(part, chosen) for part in self.parts if (chosen := _within(part, numbers))]
+        self._steps[numbers] = steps
+        return steps
+
+    def _part_step(self, part: Part, numbers: Sequence[int]) -> PartStep:
+        if self._compression is None:
+            return PartStep(part, numbers)
+        gradients = {number: self.gradients[number] for number in numbers}
+        return CompressedStep(part, gradients, self._compression, self._memories)
 
     def _gradient(self, number: int) -> AnyArray:
         variable = self.variables[number]
@@ -174,13 +202,13 @@ class Plan:
             # Node memory is full, on every rank: they compare by messages.
             return None
 
-    def _enter(self, numbers: tuple[int, ...]) -> None:
+    def _enter(self, numbers: tuple[int, ...], is_summed: bool) -> None:
         """The barrier that begins a step; on the way the ranks compare what they are about to do."""
         communicator = self.arena.communicator
         agrees = True
         if self._header is not None:
             mine = self._header[communicator.node.rank]
-            mine[0], mine[1] = self._count, zlib.crc32(np.asarray(numbers, np.int64).tobytes())
+            mine[0], mine[1] = self._count, zlib.crc32(np.asarray((is_summed, *numbers), np.int64).tobytes())
             communicator.node.barrier()
             agrees = bool((self._header[:, :2] == mine[:2]).all())
         elif self._is_shared:
@@ -189,14 +217,14 @@ class Plan:
         # Only at a step that all ranks know may all of them compare; at others a node that sees a difference is on
         # its own, and the job ends with its error.
         if crosses and (self.arena.options.check or self._count <= 16 or self._count & (self._count - 1) == 0):
-            self._compare(communicator, numbers)
+            self._compare(communicator, numbers, is_summed)
         elif not agrees:
-            self._compare(communicator.node, numbers)
+            self._compare(communicator.node, numbers, is_summed)
 
-    def _compare(self, communicator: Communicator, numbers: tuple[int, ...]) -> None:
+    def _compare(self, communicator: Communicator, numbers: tuple[int, ...], is_summed: bool) -> None:
         same_on_all(
             communicator, "the step's number and the variables with gradients",
-            (self._count, {number: self.variables[number].name for number in numbers}),
+            (self._count, {number: self.variables[number].name for number in numbers}, *["summed"] * is_summed),
             "Every rank must apply gradients for the same variables, in the same order of calls.",
         )
 

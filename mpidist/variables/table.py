@@ -12,7 +12,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 
 from mpidist.comm.collective import AnyArray
-from mpidist.variables.merging import merge_rows
+from mpidist.comm.merging import merge_rows
+from mpidist.comm.sparse import Rows, gather_rows
+from mpidist.variables.arena import Arena
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.part import BLOCK_BYTES, Update
 from mpidist.variables.slab import Slab
@@ -52,10 +54,11 @@ class Table:
         self._length = max(1, BLOCK_BYTES // max(1, self._width * self._dtype.itemsize))
         self._blocks = [np.empty((self._length, self._width), self._dtype) for _ in range(1 + len(slots))]
         self._scratch = [np.empty(self._length * self._width, self._dtype) for _ in range(scratch_count)]
-        self._given = self._merged = self._no_rows()
+        # Under `reproducible` one rank measures all merged rows, whoever updates them.
+        self._given = self._merged = self._everything = self._no_rows()
 
     def put(self, indices: AnyArray, values: AnyArray) -> None:
-        """Local. This replica's gradient for the next `reduce`.
+        """Local. This replica's gradient for the next `reduce_tables`.
 
         Args:
             indices: Shape (n,), of rows of the variable; rows named twice count twice.
@@ -64,17 +67,18 @@ class Table:
         # Rows that this rank names often travel once.
         self._given = merge_rows(indices.astype(np.int64), values.reshape(len(indices), self._width))
 
-    def reduce(self) -> None:
-        """Collective. Gather and merge the rows of all ranks; keeps those that this rank has to update."""
-        (indices, values), self._given = self._given, self._no_rows()
-        communicator, node = self._arena.communicator, self._arena.communicator.node
-        if communicator.size > 1:
-            collective = self._arena.collective
-            indices, values = collective.all_gather(indices), collective.all_gather(values)
-            mine = (node.rank, node.size) if self.is_shared else (0, 1)
-            # The sums go rank by rank, as those of dense gradients in node memory do.
-            indices, values = merge_rows(indices, values, *mine)
-        self._merged = indices, values
+    def take(self) -> Rows:
+        """Local. The rows that were put, each of them once."""
+        given, self._given = self._given, self._no_rows()
+        return given
+
+    def merge(self, rows: Rows) -> None:
+        """Local. Merge the rows of all ranks, and keep those that this rank has to update."""
+        node = self._arena.communicator.node
+        # The sums go rank by rank, as those of dense gradients in node memory do.
+        self._merged = merge_rows(*rows, *((node.rank, node.size) if self.is_shared else (0, 1)))
+        if self._arena.options.reproducible:
+            self._everything = merge_rows(*rows)
 
     def measure(self, measure: Callable[[AnyArray, AnyArray], Sequence[float]], count: int) -> AnyArray:
         """Local. Sums over the merged rows, to be added up over all ranks; see `Sweep.measure`.
@@ -84,15 +88,16 @@ class Table:
         """
         sums = np.zeros(count)
         communicator = self._arena.communicator
+        one_measures = self._arena.options.reproducible or not self.is_shared
         # The merged rows of one copy count: the first node's, or the first rank's.
-        if (communicator.node_index if self.is_shared else communicator.rank) == 0:
-            for rows, gradient in self._pieces():
+        if (communicator.rank if one_measures else communicator.node_index) == 0:
+            for rows, gradient in self._pieces(self._everything if one_measures and self.is_shared else self._merged):
                 sums += measure(self._fetch(self._parameter, rows, 0), gradient)
         return sums
 
     def apply(self, update: Update) -> None:
         """Collective. Update the merged rows, between the barriers of `Plan.step`."""
-        for rows, gradient in self._pieces():
+        for rows, gradient in self._pieces(self._merged):
             parameter = self._fetch(self._parameter, rows, 0)
             states = tuple(self._fetch(state, rows, 1 + i) for i, state in enumerate(self._states))
             update(parameter, gradient, states, tuple(scratch[: gradient.size] for scratch in self._scratch))
@@ -111,9 +116,9 @@ class Table:
             node.barrier()
         self._merged = self._no_rows()
 
-    def _pieces(self) -> Iterator[tuple[AnyArray, AnyArray]]:
+    def _pieces(self, merged: Rows) -> Iterator[tuple[AnyArray, AnyArray]]:
         """Row numbers and flat gradients, as many at a time as fit a cache."""
-        indices, values = self._merged
+        indices, values = merged
         for low in range(0, len(indices), self._length):
             yield indices[low : low + self._length], values[low : low + self._length].reshape(-1)
 
@@ -136,5 +141,20 @@ class Table:
     def _as_rows(self, flat: AnyArray) -> AnyArray:
         return flat.reshape(self._count, self._width)
 
-    def _no_rows(self) -> tuple[AnyArray, AnyArray]:
+    def _no_rows(self) -> Rows:
         return np.empty(0, np.int64), np.empty((0, self._width), self._dtype)
+
+
+def reduce_tables(arena: Arena, tables: Sequence[Table], *, is_summed: bool = False) -> None:
+    """Collective. Gather the rows that were put on all ranks, of all tables in one message, and merge them.
+
+    Args:
+        arena: Of the tables.
+        tables: The same on every rank.
+        is_summed: Every rank has put the rows of all ranks: nothing is gathered.
+    """
+    given = [table.take() for table in tables]
+    if tables and not is_summed and arena.communicator.size > 1:
+        given = gather_rows(arena.collective, given, "the tables of a step")
+    for table, rows in zip(tables, given, strict=True):
+        table.merge(rows)

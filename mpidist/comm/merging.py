@@ -1,4 +1,4 @@
-"""Merging rows: those that belong to one row of a table are added up, always in the same order."""
+"""Merging rows: those that belong to one row of an array are added up, always in the same order."""
 
 from __future__ import annotations
 

@@ -1,0 +1,69 @@
+"""Parameters of compressions, and which arrays they are for."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpidist.comm.compression import with_error
+from mpidist.comm.power_sgd import PowerSGD, matrix_shape
+from mpidist.comm.top_k import TopK
+from mpidist.options import CommunicationOptions
+
+
+@pytest.mark.parametrize(
+    ("shape", "matrix"),
+    [((), (1, 1)), ((5,), (5, 1)), ((3, 7), (3, 7)), ((64, 32, 3, 3), (64, 288)), ((3, 3, 32, 64), (288, 64))],
+)
+def test_an_array_is_a_matrix_with_few_rows_and_columns(shape: tuple[int, ...], matrix: tuple[int, int]) -> None:
+    assert matrix_shape(shape) == matrix
+
+
+def test_what_is_worth_it() -> None:
+    single, double = np.dtype("float32"), np.dtype("float64")
+    assert PowerSGD(4).compresses((100, 100), single)
+    assert not PowerSGD(26).compresses((100, 100), single)
+    assert not PowerSGD(1).compresses((10_000,), single)
+    assert not PowerSGD(1).compresses((), single)
+    assert not PowerSGD(1).compresses((100, 100), np.dtype("complex64"))
+    assert not TopK(0.5).compresses((1023,), single)
+    assert TopK(0.5).compresses((1024,), single)
+    assert TopK(0.5).compresses((512,), double)
+    assert not TopK(0.5).compresses((1024,), np.dtype("int64"))
+    assert [TopK(0.001).count(size) for size in (0, 1, 1000, 1001)] == [0, 1, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "text"),
+    [
+        (TopK, {"ratio": 0}, "above 0 and at most 1, got 0"),
+        (TopK, {"ratio": 1.5}, "got 1.5"),
+        (TopK, {"ratio": float("nan")}, "got nan"),
+        (PowerSGD, {"rank": 0}, "`rank` must be an integer of at least 1, got 0"),
+        (PowerSGD, {"rank": True}, "got True"),
+        (PowerSGD, {"rank": 2, "start_step": -1}, "`start_step`"),
+        (PowerSGD, {"rank": 2, "seed": 0.5}, "`seed`"),
+    ],
+)
+def test_parameters_that_make_no_sense(kind: Any, arguments: dict[str, Any], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        kind(**arguments)
+
+
+def test_the_option() -> None:
+    assert CommunicationOptions(compression=PowerSGD(4)) == CommunicationOptions(compression=PowerSGD(rank=4))
+    assert "PowerSGD(rank=4" in str(CommunicationOptions(compression=PowerSGD(4)))
+    for wrong in ("PowerSGD", 4, PowerSGD, np.ones(3)):
+        with pytest.raises(TypeError, match=r"`compression` must be a Compression, for instance PowerSGD\(rank=4\)"):
+            CommunicationOptions(compression=wrong)
+    with pytest.raises(ValueError, match="`reproducible` must not"):
+        CommunicationOptions(compression=TopK(0.1), reproducible=True)
+
+
+def test_gradients_that_cannot_be_compressed() -> None:
+    with pytest.raises(TypeError, match="floating dtype can be compressed, got int64"):
+        with_error(np.ones(3, "int64"), {})
+    with pytest.raises(ValueError, match="C-contiguous"):
+        with_error(np.ones((3, 4)).T, {})
