@@ -35,6 +35,11 @@ def namespace(array: object) -> Any:
     return sys.modules["cupy"] if is_cupy(array) else np
 
 
+def gpu_namespace() -> Any:
+    """Local. CuPy, which is loaded where a GPU was bound."""
+    return sys.modules["cupy"]
+
+
 def lend(array: object) -> AnyArray:
     """Local. The array as NumPy's or CuPy's, over the same memory.
 
@@ -86,6 +91,32 @@ def give_back(result: AnyArray, like: object) -> Any:
     if type(result) is type(like) or isinstance(like, (np.ndarray, np.generic)):
         return result
     return array_api_compat.array_namespace(like).from_dlpack(result)
+
+
+def as_array(value: Any) -> AnyArray:
+    """Local. NumPy's or CuPy's array of a value: `np.asarray`, which refuses CuPy's."""
+    return cast(AnyArray, value) if is_cupy(value) else np.asarray(value)
+
+
+def to_host(array: AnyArray) -> AnyArray:
+    """Local. The array itself, or a copy in host memory of one that lies on a GPU, when the GPU is done with it."""
+    return cast(AnyArray, cast(Any, array).get()) if is_cupy(array) else array
+
+
+def move(array: AnyArray, xp: Any) -> AnyArray:
+    """Local. An array where those of the namespace `xp` lie: itself, or a copy on the current GPU.
+
+    Raises:
+        TypeError: It lies on a GPU and `xp` is NumPy: a copy that waits for the GPU is for the program to ask for.
+    """
+    if is_cupy(array) == (xp is not np):
+        return array
+    if xp is np:
+        raise TypeError(
+            f"an array of shape {array.shape} lies in GPU memory, and what takes it lies in host memory: move it with "
+            ".get(), or make the variables under a strategy on GPUs"
+        )
+    return cast(AnyArray, xp.asarray(array))
 
 
 def wait_for_device(array: object) -> None:

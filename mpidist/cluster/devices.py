@@ -85,12 +85,12 @@ def node_device(devices: Sequence[str], node_rank: int, node_size: int) -> Devic
     if isinstance(devices, str):
         raise TypeError(f"`devices` must be a list of device names, got the string {devices!r}")
     parsed = [parse_device(name) for name in devices]
-    if len(set(parsed)) < len(parsed):
+    if len(set(parsed)) < len(parsed) and not _may_share(parsed):
         twice = sorted({str(device) for device in parsed if parsed.count(device) > 1})
         raise ValueError(
             f"`devices` must not name a device twice, got {list(devices)!r} with {', '.join(twice)} repeated. One rank "
             f"is one replica: name {node_size} different device{'s' if node_size > 1 else ''}, or start fewer ranks: "
-            f"{mpirun_line(len(set(parsed)))}"
+            f"{mpirun_line(len(set(parsed)))}. Ranks share a GPU under MPIDIST_SHARE_GPU=1"
         )
     if len(parsed) != node_size:
         raise ValueError(
@@ -99,6 +99,12 @@ def node_device(devices: Sequence[str], node_rank: int, node_size: int) -> Devic
             f"{mpirun_line(len(parsed))}"
         )
     return parsed[node_rank]
+
+
+def _may_share(devices: Sequence[Device]) -> bool:
+    """Whether ranks may name one device twice: GPUs, where the environment says that sharing is meant."""
+    is_meant = os.environ.get("MPIDIST_SHARE_GPU", "").strip().lower() in ("1", "true", "yes", "on")
+    return is_meant and all(device.kind == "GPU" for device in devices)
 
 
 def visible_gpus(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[str]:
@@ -159,6 +165,9 @@ def warn_about_idle_gpus(node_size: int) -> None:
 
 @functools.cache
 def warn_about_host_memory(device: Device) -> None:
-    """Local. Say once, on the first rank, that a GPU is named but not used: arrays are NumPy's, in host memory."""
+    """Local. Say once, on the first rank, that a GPU is named but not used: arrays are NumPy's, in host memory.
+
+    For where `gpu.bind` has bound none.
+    """
     if device.kind == "GPU" and launch.world_rank() == 0:
         _logger.warning("%s is named, but arrays are in host memory and are computed by the CPU", device)

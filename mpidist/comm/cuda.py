@@ -5,6 +5,7 @@ The only module that imports CuPy; loaded by name, where arrays of CuPy's or a G
 
 from __future__ import annotations
 
+import socket
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,8 +17,8 @@ from mpidist.comm.carrier import Ticket
 from mpidist.comm.collective import AnyArray
 
 __all__ = [
-    "BucketCarrier", "PinnedCarrier", "current_device", "current_stream", "device_count", "device_uuid", "nccl",
-    "require_current_device", "synchronize", "use_device",
+    "BucketCarrier", "PinnedCarrier", "current_device", "current_stream", "device_address", "device_count",
+    "device_uuid", "elementwise_kernel", "nccl", "require_current_device", "synchronize", "use_device",
 ]
 
 
@@ -134,9 +135,10 @@ def use_device(index: int) -> None:
 
 
 def device_uuid(index: int) -> str:
-    """Local. What names a GPU on every rank, whatever is visible there; its PCI bus where CUDA does not say."""
+    """Local. What names a GPU on every rank, whatever is visible there."""
     uuid = runtime.getDeviceProperties(index).get("uuid")
-    return uuid.hex() if uuid else str(runtime.deviceGetPCIBusId(index))
+    # The bus is the same for the parts of a GPU (MIG), and on other hosts there is one of its number, too.
+    return f"{uuid.hex() if uuid else socket.gethostname()}/{runtime.deviceGetPCIBusId(index)}"
 
 
 def current_stream() -> int:
@@ -157,6 +159,35 @@ def require_current_device(array: AnyArray) -> None:
             f"an array of shape {array.shape} lies on GPU {lies_on} and GPU {current} is current: one rank computes on "
             f"one GPU. Call inside `with cupy.cuda.Device({lies_on}):`, or make the array on GPU {current}"
         )
+
+
+def device_address(array: AnyArray) -> int:
+    """Local. Where an array begins in the memory of the current GPU.
+
+    Raises:
+        TypeError: It lies in host memory.
+        ValueError: It lies on another GPU.
+    """
+    if not isinstance(array, cupy.ndarray):
+        raise TypeError(
+            "NCCL combines arrays in GPU memory, got one in host memory: choose the implementation AUTO, which takes "
+            "NCCL for CuPy arrays and MPI for others, or make it a CuPy array"
+        )
+    require_current_device(array)
+    return _address(array)
+
+
+def elementwise_kernel(inputs: Sequence[str], outputs: Sequence[str], body: str) -> Any:
+    """Local. A kernel over the elements number `i` of its arrays; called with all arguments and `size=`.
+
+    Args:
+        inputs: Parameters of CuPy's form, "T x" or "raw T x".
+        outputs: As `inputs`; they are given by the caller, and may be read.
+        body: CUDA C++ for one element. Products and sums are not contracted: the bits are those of a CPU.
+    """
+    return cupy.ElementwiseKernel(
+        ", ".join(inputs), ", ".join(outputs), body, "mpidist_update", options=("--fmad=false",), no_return=True
+    )
 
 
 def _address(array: Any) -> int:

@@ -73,8 +73,9 @@ SWITCHES: tuple[Switch, ...] = (
 _LAUNCHER_PREFIXES = (
     "PMI_", "PMI2_", "PMIX_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_", "MV2_COMM_WORLD_", "MVP_COMM_WORLD_",
     "PALS_", "FLUX_", "JSM_", "SLURM_", "ALPS_", "I_MPI_HYDRA_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_APP_",
-    "OMPI_FILE_", "OMPI_FIRST_", "OMPI_NUM_", "OMPI_ARGV", "OMPI_COMMAND", "OMPI_MCA_orte_", "OMPI_MCA_ess",
-    "OMPI_MCA_pmix", "OMPI_MCA_prte", "OMPI_MCA_schizo", "OMPI_MCA_initial_wdir",
+    "OMPI_WORLD_", "OMPI_FILE_", "OMPI_FIRST_", "OMPI_NUM_", "OMPI_ARGV", "OMPI_COMMAND", "OMPI_TOOL_",
+    "OMPI_MCA_orte_", "OMPI_MCA_ess", "OMPI_MCA_pmix", "OMPI_MCA_prte", "OMPI_MCA_schizo", "OMPI_MCA_initial_wdir",
+    "OMPI_MCA_num_procs",
 )
 _SETTING_PREFIXES = ("OMPI_MCA_", "MPICH_", "MPIR_CVAR_", "MV2_", "PSP_", "I_MPI_", "UCX_", "FI_", "MPI4PY_", "CUDA_")
 

@@ -14,6 +14,7 @@ from mpidist.comm.carrier import Carrier, HostCarrier
 from mpidist.comm.collective import AnyArray
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cuda_awareness import TRANSPORT, Transport, asked_transport, find_out
+from mpidist.comm.nccl_collective import NcclCollective
 from mpidist.comm.staged_collective import StagedCollective
 from mpidist.errors import UnavailableError, mark_collective
 from mpidist.options import CommunicationImplementation, CommunicationOptions
@@ -70,6 +71,11 @@ def open_staged(communicator: Communicator, options: CommunicationOptions, host:
     return StagedCollective(communicator, options, host, _open_host_carrier)
 
 
+def open_nccl(communicator: Communicator, options: CommunicationOptions) -> ArrayCollective:
+    """Collective. NCCL, without asking whether it can be had."""
+    return NcclCollective(communicator, options, _cuda())
+
+
 def _why_not(transport: Transport, communicator: Communicator) -> str | None:
     """Collective. Why no rank may use a transport, the same on every rank."""
     if transport is Transport.NCCL:
@@ -89,8 +95,7 @@ def _open(
     if transport is Transport.STAGED:
         return open_staged(communicator, options, host)
     if transport is Transport.NCCL:
-        module = importlib.import_module("mpidist.comm.nccl_collective")
-        return cast(ArrayCollective, module.NcclCollective(communicator, options))
+        return open_nccl(communicator, options)
     size = options.bytes_per_pack or BUCKET_BYTES
     module = importlib.import_module("mpidist.comm.mpi_collective")
     # One call of MPI for each bucket.

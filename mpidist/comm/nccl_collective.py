@@ -1,4 +1,4 @@
-"""The collective over NCCL, for CuPy arrays where every rank has a GPU of its own; loaded by name, as it needs CuPy.
+"""The collective over NCCL, for CuPy arrays where every rank has a GPU of its own.
 
 Calls are put on the program's current stream and return at once: what the program starts there afterwards sees their
 results. Untested on a GPU.
@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 
 from mpidist import arrays
-from mpidist.comm import cuda
 from mpidist.comm.agreement import together
 from mpidist.comm.array_collective import ArrayCollective
 from mpidist.comm.collective import AnyArray
@@ -55,6 +54,7 @@ class NcclCollective(ArrayCollective):
     Collective. Args:
         communicator: The ranks, each with a GPU of its own, which is current.
         options: As for `ArrayCollective`.
+        cuda: The module `mpidist.comm.cuda`, which needs CuPy.
 
     Raises:
         RuntimeError: NCCL cannot start, on every rank that learns of it.
@@ -63,9 +63,10 @@ class NcclCollective(ArrayCollective):
     combines_halves = True
     takes_device_arrays = True
 
-    def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
+    def __init__(self, communicator: Communicator, options: CommunicationOptions, cuda: Any) -> None:
         super().__init__(communicator, options)
-        self._nccl: Any = self._library()
+        self._cuda = cuda
+        self._nccl: Any = cuda.nccl
         rank, size = communicator.rank, communicator.size
         identity = together(
             communicator, "starting NCCL", lambda: self._nccl.get_unique_id() if rank == 0 else None
@@ -149,7 +150,7 @@ class NcclCollective(ArrayCollective):
     ) -> None:
         kind, stream, rank = self._nccl.NCCL_UINT8, self._stream(), self.communicator.rank
         outgoing, incoming = slices_of(sent_counts), slices_of(got_counts)
-        self._require_device(sent)
+        self._address(sent)  # raises for an array that NCCL cannot reach
         got[incoming[rank]] = sent[outgoing[rank]]
         with self._group():
             for other in range(self.communicator.size):
@@ -194,26 +195,14 @@ class NcclCollective(ArrayCollective):
         finally:
             self._nccl.groupEnd()
 
-    def _library(self) -> Any:
-        return cuda.nccl
-
     def _stream(self) -> int:
-        return cuda.current_stream()
+        return int(self._cuda.current_stream())
 
-    def _require_device(self, array: AnyArray) -> None:
-        if not arrays.is_cupy(array):
-            raise TypeError(
-                "NCCL combines arrays in GPU memory, got one in host memory: choose the implementation AUTO, which "
-                "takes NCCL for CuPy arrays and MPI for others, or make it a CuPy array"
-            )
-        cuda.require_current_device(array)
-
-    def _address(self, array: Any) -> int:
-        self._require_device(array)
-        return int(array.data.ptr)
+    def _address(self, array: AnyArray) -> int:
+        return int(self._cuda.device_address(array))
 
     def _close(self) -> None:
-        cuda.synchronize(self._ranks.device_id())
+        self._cuda.synchronize(self._ranks.device_id())
         self._ranks.abort()
 
 

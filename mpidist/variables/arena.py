@@ -18,10 +18,13 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mpidist import arrays
 from mpidist.comm import node_memory, selection
 from mpidist.comm.agreement import require_same
+from mpidist.comm.arrival import Arrival
 from mpidist.comm.collective import AnyArray, Collective
 from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.cross_device_ops import take_collective
 from mpidist.comm.node_memory import NodeMemory
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.variables.slab import ALIGNMENT as ALIGNMENT
@@ -61,39 +64,66 @@ class Arena:
         options: Of the strategy's communication.
         shared: True demands node memory (an error where it cannot be had), False refuses it, None takes it where
             /dev/shm is large enough. With one rank in all, memory is private. So it is with an explicit
-            `implementation`: then that collective reduces the gradients, and not the arena.
+            `implementation`, `cross_device_ops` or `compression`: then a collective reduces the gradients, and not the
+            arena.
+        on_gpu: Variables and state are CuPy's, private, on the GPU that is current. Untested on a GPU.
+        cross_device_ops: What combines arrays, see `cross_device_ops.take_collective`; None lets the options choose.
 
     Raises:
-        ValueError: Shared memory and a collective are both demanded.
+        ValueError: Shared memory and a collective, or a GPU, are both demanded, or two collectives.
+        TypeError: `cross_device_ops` is neither `CrossDeviceOps` nor a `Collective`.
 
     Attributes:
         communicator: The strategy's ranks.
+        namespace: The module whose arrays variables are: `numpy`, or `cupy`.
         collective: Over all of them.
-        lane: Between nodes: over the ranks that own the same lane, one per node; None on ranks without a lane.
+        arrival: Where ranks meet before a step under `timeout_seconds`, else None.
+        lane: Between nodes: over the ranks that own the same lane, one per node; None on ranks without a lane, and
+            where a collective that was asked for reduces.
         lane_count: As many as the smallest node has ranks.
         strategy: The strategy whose variables live here, None for those without one.
     """
 
     def __init__(
-        self, communicator: Communicator, options: CommunicationOptions | None = None, *, shared: bool | None = None
+        self,
+        communicator: Communicator,
+        options: CommunicationOptions | None = None,
+        *,
+        shared: bool | None = None,
+        cross_device_ops: object | None = None,
+        on_gpu: bool = False,
     ) -> None:
         options = options or CommunicationOptions()
         # A check that one rank asks for is made by all of them.
         checks = options.check or os.environ.get("MPIDIST_CHECK", "") not in ("", "0")
         self.options = replace(options, check=communicator.all_reduce_max(int(checks)) == 1)
         self.communicator = communicator
+        self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None
-        self.collective: Collective = selection.choose(communicator, self.options)
+        given = take_collective(cross_device_ops, communicator, self.options)
+        self.collective: Collective = given or selection.choose(communicator, self.options)
         self.lane_count = min(communicator.node_sizes)
+        # Steps are timed by the arena, which can name every rank of the job, and not on each lane.
+        self.arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
         lane = communicator.open_lane()
-        self.lane: Collective | None = None if lane is None else selection.choose(lane, self.options)
         asked_for = selection.asked_for(self.options)
-        if asked_for is not CommunicationImplementation.AUTO:
+        self.lane: Collective | None = None
+        compresses = options.compression is not None
+        reduces = given is None and asked_for is CommunicationImplementation.AUTO and not compresses
+        if lane is not None and reduces:
+            self.lane = selection.choose(lane, replace(self.options, timeout_seconds=None))
+        if not reduces:
             if shared:
+                named = f"the implementation {asked_for.name}" if given is None else "`cross_device_ops`"
+                named = "`compression`" if compresses else named
                 raise ValueError(
-                    "shared=True makes the arena reduce gradients in node memory, and the implementation "
-                    f"{asked_for.name} makes a collective do it: choose one of them"
+                    f"shared=True makes the arena reduce gradients in node memory, and {named} makes a collective do "
+                    "it: choose one of them"
                 )
+            shared = False
+        if on_gpu:
+            if shared:
+                raise ValueError("shared=True puts variables into node memory, and this strategy's lie on GPUs")
             shared = False
         self._demanded = shared is True
         self.shares_memory = communicator.size > 1 and self._agree_to_share(shared)
@@ -161,7 +191,7 @@ class Arena:
             OSError: There is no room, on every rank.
         """
         memory = NodeMemory(self.communicator, max(1, count) * dtype.itemsize) if shared else None
-        return Slab(dtype, count, memory)
+        return Slab(dtype, count, memory, self.namespace)
 
     def accept_private(self, what: str, error: OSError) -> None:
         """Local. Say on the first rank what is private since node memory ran out, or raise where it is demanded."""
@@ -212,7 +242,7 @@ class Arena:
                 # Every rank is here with the same error: the next slabs are private on all of them.
                 self.accept_private("variables made from now on are", error)
                 self.shares_memory = False
-        return Slab(dtype, count, None)
+        return Slab(dtype, count, None, self.namespace)
 
     def _reuse(self, numbers: list[int]) -> None:
         for number in numbers:

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
-import numpy as np
 import numpy.typing as npt
 
-from mpidist import context
+from mpidist import arrays, context
 from mpidist.comm.agreement import together
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
 from mpidist.variables.arena import Arena, solo_arena
@@ -98,4 +97,4 @@ def _initial_array(
             "it out"
         )
     # Files hold arrays in other byte orders; slabs and MPI only know the machine's own.
-    return np.asarray(array, array.dtype.newbyteorder("="), order="C")
+    return cast(AnyArray, arrays.namespace(array).asarray(array, array.dtype.newbyteorder("="), order="C"))

@@ -6,6 +6,7 @@ import zlib
 
 import numpy as np
 
+from mpidist import arrays
 from mpidist.comm.agreement import name_ranks
 from mpidist.errors import MismatchError, mark_collective
 from mpidist.variables.arena import Arena
@@ -63,7 +64,7 @@ class DriftCheck:
         return {
             number: (
                 variable.name,
-                zlib.crc32(np.ascontiguousarray(variable.value()).tobytes())
+                zlib.crc32(np.ascontiguousarray(arrays.to_host(variable.value())).tobytes())
                 if speaks or not variable.address.slab.is_shared else None,
             )
             for number, variable in self._arena.variables()

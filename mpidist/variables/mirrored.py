@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import arrays, context
 from mpidist.comm.agreement import same_on_all, together
 from mpidist.comm.sparse import reduce_slices
 from mpidist.errors import mark_collective
@@ -78,8 +79,18 @@ class MirroredVariable(Variable):
         return self._write(self.coerce(delta), lambda target, array: np.add(target, array, out=target))
 
     def state(self) -> AnyArray:
-        """Local. The live view."""
-        return self._view
+        """Local. The live view, or a copy in host memory of what lies on a GPU."""
+        return arrays.to_host(self._view)
+
+    @property
+    def device(self) -> str:
+        """Local. Where the value is: in host memory, or on which of the visible GPUs."""
+        index = arrays.device_index(self._view)
+        return "/device:CPU:0" if index is None else f"/device:GPU:{index}"
+
+    def coerce(self, value: npt.ArrayLike) -> AnyArray:
+        """Local. See `Variable.coerce`; the array lies where the variable does."""
+        return arrays.move(super().coerce(value), self.arena.namespace)
 
     def load(self, read: Read) -> None:
         """Collective. Each rank of a node reads and writes its part of the node's copy."""
@@ -89,10 +100,11 @@ class MirroredVariable(Variable):
             start, stop = self.size * node.rank // node.size, self.size * (node.rank + 1) // node.size
         data = together(self.group, f"reading variable {self.name!r}", lambda: read(start, stop))
         self.group.node.barrier()
-        np.copyto(self.address.writable[start:stop], data)
+        np.copyto(self.address.writable[start:stop], arrays.move(np.asarray(data), self.arena.namespace))
         self.group.node.barrier()
 
     def _write(self, array: AnyArray, change: Callable[[AnyArray, AnyArray], object]) -> Variable:
+        context.require_collectives()
         if in_replica_context():
             array = self._aggregate(array)
         elif self.arena.options.check:
@@ -104,6 +116,7 @@ class MirroredVariable(Variable):
 
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
         """Collective. See `Scatter.scatter`."""
+        context.require_collectives()
         in_replica = in_replica_context()
         aggregates = in_replica and self.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
         if aggregates and kind in ONE_WRITER:
@@ -125,11 +138,13 @@ class MirroredVariable(Variable):
             if not (slab.is_shared and len(self.group.node_sizes) == 1):
                 rows = self.group.broadcast_object(rows)
         target = self.address.writable.reshape(self.shape)
-        self.arena.write(slab, lambda: apply_rows(kind, target, rows))
+        xp = self.arena.namespace
+        values, indices = arrays.move(rows.values, xp), arrays.move(rows.indices, xp)
+        self.arena.write(slab, lambda: apply_rows(kind, target, values, indices))
         return self
 
     def _require_same(self, array: AnyArray, content: bytes) -> None:
-        text = np.array2string(array, threshold=8, edgeitems=2)
+        text = np.array2string(arrays.to_host(array), threshold=8, edgeitems=2)
         same_on_all(
             self.group, f"the value written to variable {self.name!r} in cross-replica context",
             f"{text} (checksum {zlib.crc32(content):#x})",
@@ -163,7 +178,13 @@ def create_mirrored(
     Raises:
         MismatchError: Shape or dtype of `initial` differ between ranks.
         TypeError: A dtype that holds no numbers.
+        NotImplementedError: `sparse_gradient` on GPUs.
     """
+    if sparse_gradient and arena.namespace is not np:
+        raise mark_collective(NotImplementedError(
+            f"variable {name!r}: sparse_gradient=True is for variables in host memory, and this strategy's lie on "
+            "GPUs; leave it out (IndexedSlices are then added into a dense gradient)"
+        ))
     number, address = arena.create(name, initial.shape, initial.dtype)
     variable = MirroredVariable(
         arena, address, initial.shape, name=name, trainable=trainable, aggregation=aggregation,
@@ -171,6 +192,6 @@ def create_mirrored(
     )
     weakref.finalize(variable, arena.release, number).atexit = False
     arena.register(number, variable)
-    array = arena.first_value(initial, address.slab)
+    array = arena.first_value(arrays.move(initial, arena.namespace), address.slab)
     arena.write(address.slab, lambda: np.copyto(address.writable.reshape(initial.shape), array))
     return variable

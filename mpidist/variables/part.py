@@ -15,6 +15,8 @@ from mpidist.variables.slab import ALIGNMENT, Address, Slab
 # What a kernel touches of one block should stay in a cache near the core. Measured on two machines (L2 of 1 and 2 MB)
 # 256 KB is best for SGD and for Adam, 128 KB up to a tenth slower; 16 KB costs a factor of 1.5 to 2 in calls.
 BLOCK_BYTES = 1 << 18
+# On a GPU a block is a kernel's work, long enough that starting it does not count.
+GPU_BLOCK_BYTES = 1 << 26
 
 # `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, in place.
 Update = Callable[[AnyArray, AnyArray, Sequence[AnyArray], Sequence[AnyArray]], None]
@@ -81,8 +83,10 @@ class Part:
             self._reserve(slots)
         self.gradient = self._segments[arena.communicator.node.rank if self.is_shared else 0]
         self.first_segment = self._segments[0]
-        length = max(1, BLOCK_BYTES // self.dtype.itemsize)
-        self._scratch = [np.empty(length, self.dtype) for _ in range(scratch_count + 1)]
+        xp = arena.namespace
+        byte_count = BLOCK_BYTES if xp is np else min(GPU_BLOCK_BYTES, self.size * self.dtype.itemsize)
+        length = max(1, byte_count // self.dtype.itemsize)
+        self._scratch = [xp.empty(length, self.dtype) for _ in range(scratch_count + 1)]
 
     def _reserve(self, slots: Mapping[str, float]) -> None:
         count = self.arena.communicator.node.size if self.is_shared else 1
@@ -151,6 +155,14 @@ class Part:
             if begin < end:
                 result.extend((number, block) for block in self.blocks(begin, end))
         return result
+
+    def fixed_blocks(self, number: int) -> list[Block]:
+        """Local. A variable's blocks, cut at its own start: neither ranks nor other variables have a say in them."""
+        low, high = self.spans[number]
+        length = len(self._scratch[0])
+        return [
+            block for at in range(low, high, length) for block in self.blocks(at, min(at + length, high))
+        ]
 
     def _block(self, position: int, address: Address, at: int, end: int) -> Block:
         offset = address.start - position

@@ -90,18 +90,19 @@ _ARITHMETIC = frozenset(("add", "sub", "mul", "div"))
 ONE_WRITER = frozenset(("min", "max", "update"))
 
 
-def apply_rows(kind: str, target: AnyArray, rows: IndexedSlices) -> None:
+def apply_rows(kind: str, target: AnyArray, values: AnyArray, indices: AnyArray) -> None:
     """Local. Change rows of an array in place.
 
     Args:
         kind: Of the change.
         target: Is written.
-        rows: As `checked_rows` gives them.
+        values: The rows, as `checked_rows` gives them, where the target lies.
+        indices: Likewise.
     """
     if kind == "update":
-        target[rows.indices] = rows.values
+        target[indices] = values
     else:
-        _APPLY[kind](target, rows.indices, rows.values)
+        _APPLY[kind](target, indices, values)
 
 
 def checked_rows(variable: Scatter, kind: str, rows: object) -> IndexedSlices:

@@ -20,20 +20,26 @@ class Slab:
         dtype: Of its elements.
         count: Number of elements.
         memory: Node memory of that size; None makes it private.
+        xp: Where private memory lies: NumPy, or CuPy for the current GPU.
 
     Attributes:
         writable: All elements, flat.
-        readable: The same elements, read-only.
+        readable: The same elements, read-only; CuPy has no such arrays: there it is `writable`.
         is_shared: Whether all ranks of a node see the same bytes.
         free: Free ranges [start, stop), sorted, never touching one another.
     """
 
-    def __init__(self, dtype: np.dtype[Any], count: int, memory: NodeMemory | None) -> None:
+    def __init__(self, dtype: np.dtype[Any], count: int, memory: NodeMemory | None, xp: Any = np) -> None:
         self.dtype = dtype
         self.is_shared = memory is not None
-        if memory is None:
-            self.writable: AnyArray = aligned_zeros(count, dtype)
-            self.readable: AnyArray = self.writable.view()
+        self.writable: AnyArray
+        self.readable: AnyArray
+        if memory is None and xp is not np:
+            # CuPy's memory begins at multiples of 512 bytes.
+            self.writable = self.readable = xp.zeros(count, dtype)
+        elif memory is None:
+            self.writable = aligned_zeros(count, dtype)
+            self.readable = self.writable.view()
             self.readable.flags.writeable = False
         else:
             self.writable = memory.bytes[: count * dtype.itemsize].view(dtype)

@@ -26,6 +26,9 @@ class Sweep:
         parts: Parts of the plan, with the numbers of the variables in each.
         numbers: All the numbers, the same on every rank.
         tables: Those of them whose gradients are rows: only merged rows are measured and updated.
+
+    Attributes:
+        is_in_order: Under `reproducible`: what is measured must not depend on threads, ranks or nodes.
     """
 
     def __init__(
@@ -37,15 +40,21 @@ class Sweep:
     ) -> None:
         self._arena = arena
         self._tables = tables
+        self.is_in_order = arena.options.reproducible
         self._numbers = numbers
         self._rows = {number: row for row, number in enumerate(numbers)}
         communicator, node = arena.communicator, arena.communicator.node
         self._measured: list[tuple[int, Block]] = []
+        # Under `reproducible`: the same blocks on any number of ranks, each of which is one rank's to measure.
+        self._fixed: list[tuple[int, Block]] = []
         self._own: list[tuple[int, Block]] = []
         # Parameters in node memory, gradients and state private to each rank: one rank per node writes the former.
         self._copied: list[tuple[int, Block]] = []
         for part, chosen in parts:
-            self._measured += part.variable_blocks(chosen, communicator.rank, communicator.size)
+            if self.is_in_order:
+                self._fixed += [(number, block) for number in chosen for block in part.fixed_blocks(number)]
+            else:
+                self._measured += part.variable_blocks(chosen, communicator.rank, communicator.size)
             mine = (node.rank, node.size) if part.is_shared else (0, 1)
             (self._copied if part.writes_back else self._own).extend(part.variable_blocks(chosen, *mine))
 
@@ -66,7 +75,22 @@ class Sweep:
             sums[self._rows[number]] += measure(parameter, gradients[0])
         for number, table in self._tables.items():
             sums[self._rows[number]] += table.measure(measure, count)
-        return self._arena.collective.all_reduce(sums)
+        if not self._fixed:
+            return self._arena.collective.all_reduce(sums)
+        return self._measured_in_order(measure, sums)
+
+    def _measured_in_order(self, measure: Measure, sums: AnyArray) -> AnyArray:
+        """Every block is measured by one rank, the others add 0 to it; then blocks are added in their order."""
+        communicator, count = self._arena.communicator, len(self._fixed)
+        measured = np.zeros((len(sums) + count, sums.shape[1]))
+        measured[: len(sums)] = sums
+        begin, end = (count * rank // communicator.size for rank in (communicator.rank, communicator.rank + 1))
+        for place, (_, (parameter, gradients, _, _)) in enumerate(self._fixed[begin:end], len(sums) + begin):
+            measured[place] = measure(parameter, gradients[0])
+        measured = self._arena.collective.all_reduce(measured)
+        for place, (number, _) in enumerate(self._fixed, len(sums)):
+            measured[self._rows[number]] += measured[place]
+        return measured[: len(sums)]
 
     def change(self, update_of: Callable[[int], Update]) -> None:
         """Collective. Change gradients and state of all but tables, and leave the parameters alone.

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import arrays
 from mpidist.comm.agreement import same_on_all, together
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
@@ -76,7 +77,11 @@ class SyncOnReadVariable(Variable):
             arena.communicator, f"shape and dtype of variable {name!r}", (initial.shape, initial.dtype.name),
             "Build the same model on every rank: from the same options, in the same order.",
         )
-        self._component = np.array(arena.collective.broadcast(initial), order="C")
+        self._component = np.array(arena.collective.broadcast(arrays.to_host(initial)), order="C")
+
+    def coerce(self, value: npt.ArrayLike) -> AnyArray:
+        """Local. See `Variable.coerce`; the component is in host memory, and what lies on a GPU is copied."""
+        return arrays.to_host(super().coerce(value))
 
     @property
     def is_per_replica(self) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
-from mpidist import context
+from mpidist import arrays, context
 from mpidist.comm.communicator import Communicator
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.arena import Arena
@@ -44,6 +44,8 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
     synchronization: VariableSynchronization
     aggregation: VariableAggregation
     restored_by: int = 0
+    # CuPy's arrays, which have 100, leave arithmetic with a variable to it.
+    __array_priority__ = 1000.0
 
     @property
     def group(self) -> Communicator:
@@ -62,12 +64,12 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
 
     @property
     def device(self) -> str:
-        """Local. Where the value is: in host memory."""
+        """Local. Where the value is: in host memory, or on which of the visible GPUs."""
         return "/device:CPU:0"
 
     @abstractmethod
     def value(self) -> AnyArray:
-        """The value as an array of `shape` in host memory, read-only.
+        """The value as an array of `shape`, read-only; CuPy's (not to be written to either) where it is on a GPU.
 
         Local for ON_WRITE variables: a live view, valid until the next write or optimizer step; `numpy()` copies.
         Collective for ON_READ variables in cross-replica context, where it is the aggregate over the replicas.
@@ -125,8 +127,9 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
         """
 
     def numpy(self) -> AnyArray:
-        """A copy of `value()`; Local or Collective as that is."""
-        return np.array(self.value())
+        """A copy of `value()` in host memory; Local or Collective as that is."""
+        value = self.value()
+        return arrays.to_host(value) if arrays.is_cupy(value) else np.array(value)
 
     def read_value(self) -> AnyArray:
         """The same as `numpy()`."""
@@ -150,7 +153,7 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
             TypeError: A dtype that does not cast.
             OverflowError: A Python number that the dtype cannot hold.
         """
-        array = np.asarray(value)
+        array = arrays.as_array(value)
         if array.shape != self.shape:
             raise ValueError(f"variable {self.name!r}: expected a value of shape {self.shape}, got {array.shape}")
         if array.dtype == self.dtype:
@@ -167,8 +170,8 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
         if copy is False and (dtype is None or np.dtype(dtype) == self.dtype):
-            return self.value()
-        return np.array(self.value(), dtype)
+            return arrays.to_host(self.value())
+        return np.array(arrays.to_host(self.value()), dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
         # NumPy's `ufunc.at` was seen to write to read-only arrays.
@@ -220,10 +223,10 @@ def _weak_cast(have: str, want: str) -> bool:
 
 def default_array(value: Any, dtype: npt.DTypeLike | None = None) -> AnyArray:
     """Local. An initial value as an array: Python floats become float32 and ints int32, arrays keep their dtype."""
-    array = value.value() if isinstance(value, Variable) else np.asarray(value)
+    array = value.value() if isinstance(value, Variable) else arrays.as_array(value)
     if dtype is not None:
         return array.astype(dtype)
-    if isinstance(value, (np.ndarray, np.generic, Variable)):
+    if isinstance(value, (np.ndarray, np.generic, Variable)) or arrays.is_cupy(value):
         return array
     if array.dtype == np.float64:
         return array.astype(np.float32)

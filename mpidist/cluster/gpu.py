@@ -1,0 +1,185 @@
+"""GPU binding: each rank computes on one GPU, chosen before MPI starts, for MPI may take one for itself.
+
+The order is: the environment says which rank of its node this is, CuPy makes that rank's GPU current, MPI starts.
+Then the ranks compare what they have. A program asks for GPUs by naming them (`devices=["GPU:0", ...]`) or by
+`MPIDIST_DEVICE=gpu`. Untested on a GPU.
+"""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from mpidist import launch
+from mpidist.cluster.devices import Device, parse_device, visible_gpus
+from mpidist.comm.agreement import name_ranks, together
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.cuda_awareness import Transport, asked_transport, may_need_probe, start_probe
+from mpidist.errors import UnavailableError
+
+_logger = logging.getLogger("mpidist")
+
+DEVICE = "MPIDIST_DEVICE"
+SHARE = "MPIDIST_SHARE_GPU"
+
+
+@dataclass(frozen=True)
+class Binding:
+    """What became of the wish for a GPU.
+
+    Attributes:
+        index: The GPU that is current now, counted among the visible ones; None where arrays stay in host memory.
+        uuid: What names it on every rank.
+        error: Why the wish could not be met, to be raised when all ranks can raise it.
+    """
+
+    index: int | None = None
+    uuid: str | None = None
+    error: Exception | None = None
+
+
+def bind(devices: Sequence[str] | str | None = None, environment: Mapping[str, str] | None = None) -> Binding:
+    """Local. Make this rank's GPU current, if GPUs are asked for; call it before the first communicator opens.
+
+    Args:
+        devices: Names of devices in the order of the node's ranks, as a strategy gets them, or the name of this rank's
+            own; what is wrong with them is left for the strategy to say.
+        environment: Defaults to `os.environ`. `MPIDIST_DEVICE=gpu` asks for a GPU where `devices` names none.
+
+    Returns:
+        What `agree` needs. Nothing is bound, and nothing wrong, where CPUs are named or nothing is asked for, or where
+        GPUs are named and there is no CuPy or no GPU: then arrays stay in host memory, as without a name.
+    """
+    environment = os.environ if environment is None else environment
+    try:
+        wish = environment.get(DEVICE, "").strip().lower()
+        if wish not in ("", "cpu", "gpu"):
+            raise ValueError(f"{DEVICE} must be cpu or gpu, got {environment[DEVICE]!r}")
+        place = launch.read(environment)
+        node_rank = 0 if place is None or place.node_rank is None else place.node_rank
+        named = _named(devices, node_rank)
+        if named is not None and named.kind != "GPU":
+            return Binding()
+        if named is None and wish != "gpu":
+            return Binding()
+        missing = why_no_gpu(environment)
+        if missing is not None:
+            if wish != "gpu":
+                return Binding()
+            raise UnavailableError(
+                f"{DEVICE}=gpu asks for a GPU, and {missing}. Leave {DEVICE} out to compute on the CPU"
+            )
+        cuda = importlib.import_module("mpidist.comm.cuda")
+        index = choose_index(named, node_rank, cuda.device_count())
+        if node_rank == 0 and _is_probe_wanted(environment):
+            start_probe()
+        return _use(cuda, index)
+    except Exception as error:
+        return Binding(error=error)
+
+
+def agree(binding: Binding, communicator: Communicator, environment: Mapping[str, str] | None = None) -> int | None:
+    """Collective. Raise on every rank what is wrong on any, and warn where ranks of a node share a GPU.
+
+    Args:
+        binding: Of this rank.
+        communicator: The replicas.
+        environment: Defaults to `os.environ`. Under `MPIDIST_SHARE_GPU=1` ranks may share a GPU without a warning.
+
+    Returns:
+        The index of this rank's GPU, None where arrays stay in host memory.
+
+    Raises:
+        UnavailableError: `MPIDIST_DEVICE=gpu` without CuPy or a visible GPU.
+        ValueError: A device that is named is not there, or some ranks have a GPU and others have none.
+    """
+    environment = os.environ if environment is None else environment
+
+    def check() -> None:
+        if binding.error is not None:
+            raise binding.error
+
+    together(communicator, "choosing this rank's GPU", check)
+    uuids = communicator.all_gather_object(binding.uuid)
+    without = [rank for rank, uuid in enumerate(uuids) if uuid is None]
+    if 0 < len(without) < len(uuids):
+        # All ranks see the same list, and so the same error.
+        together(communicator, "choosing this rank's GPU", lambda: _refuse_mixture(without))
+    if communicator.rank == 0 and environment.get(SHARE, "").strip().lower() not in ("1", "true", "yes", "on"):
+        for uuid in dict.fromkeys(uuid for uuid in uuids if uuid is not None):
+            sharing = [rank for rank, other in enumerate(uuids) if other == uuid]
+            if len(sharing) > 1:
+                _logger.warning(
+                    "%s share one GPU (%s): each gets a part of its speed and memory. Start fewer ranks per node, or "
+                    "let each see another GPU; %s=1 says that it is meant so", name_ranks(sharing), uuid, SHARE,
+                )
+    return binding.index
+
+
+def choose_index(named: Device | None, node_rank: int, visible: int) -> int:
+    """Local. Which of the visible GPUs a rank takes.
+
+    Args:
+        named: What the program names for it, None where it leaves the choice.
+        node_rank: Place of the rank on its node.
+        visible: Number of GPUs that the rank can see, at least 1.
+
+    Raises:
+        ValueError: The GPU that is named is not visible.
+    """
+    # A launcher that gives each rank its own GPU has chosen already; there it is number 0 on every rank.
+    if visible == 1:
+        return 0
+    if named is None:
+        return node_rank % visible
+    if named.index >= visible:
+        raise ValueError(
+            f"{named} is named and {visible} GPUs are visible here, GPU:0 to GPU:{visible - 1}; see "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    return named.index
+
+
+def why_no_gpu(environment: Mapping[str, str] | None = None) -> str | None:
+    """Local. Why arrays cannot be on a GPU, None where they can; no context is created."""
+    if not visible_gpus(environment):
+        return "no GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)"
+    try:
+        cuda: Any = importlib.import_module("mpidist.comm.cuda")
+    except ImportError as error:
+        return f"CuPy cannot be imported ({error}): pip install cupy-cuda12x, or the one for your CUDA"
+    return None if cuda.device_count() else "CUDA sees no GPU, though the driver does"
+
+
+def _named(devices: Sequence[str] | str | None, node_rank: int) -> Device | None:
+    """What is named for this rank."""
+    names = [devices] * (node_rank + 1) if isinstance(devices, str) else devices or ()
+    if node_rank >= len(names):
+        return None
+    try:
+        return parse_device(names[node_rank])
+    except (TypeError, ValueError):
+        return None
+
+
+def _is_probe_wanted(environment: Mapping[str, str]) -> bool:
+    # It takes seconds, beside the start of MPI; most libraries answer for themselves.
+    return (
+        launch.world_size() > 1 and may_need_probe(environment)
+        and asked_transport(environment) in (Transport.AUTO, Transport.CUDA_AWARE)
+    )
+
+
+def _use(cuda: Any, index: int) -> Binding:
+    cuda.use_device(index)
+    return Binding(index, str(cuda.device_uuid(index)))
+
+
+def _refuse_mixture(without: list[int]) -> None:
+    raise ValueError(
+        f"{name_ranks(without)} computes on the CPU and other ranks on GPUs: all replicas must be of one kind"
+    )

@@ -1,0 +1,249 @@
+"""One GPU kernel from an optimizer's update: what it does with NumPy's functions is recorded once, and written as C.
+
+An update of ten passes over memory becomes one: blocks are loaded, the whole arithmetic is done in registers, and what
+was changed is stored. Scratch blocks are registers. Numbers are arguments, so that another learning rate compiles
+nothing anew. The operations and their order are the update's own, without fused multiply-adds: results have the bits
+that NumPy gives (`power` apart). Untested on a GPU; the C is tested on the CPU.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import numbers
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+
+from mpidist import arrays
+from mpidist.variables.part import Update
+from mpidist.variables.variable import AnyArray
+
+# C of an operation on names or expressions; NaNs go the way that NumPy's do.
+_OPERATIONS: dict[str, str] = {
+    "add": "{0} + {1}",
+    "subtract": "{0} - {1}",
+    "multiply": "{0} * {1}",
+    "divide": "{0} / {1}",
+    "negative": "-{0}",
+    "positive": "{0}",
+    "square": "{0} * {0}",
+    "reciprocal": "T(1) / {0}",
+    "absolute": "{0} < T(0) ? -{0} : {0} + T(0)",
+    "sqrt": "sqrt({0})",
+    "exp": "exp({0})",
+    "log": "log({0})",
+    "tanh": "tanh({0})",
+    "power": "pow({0}, {1})",
+    "maximum": "{0} >= {1} || {0} != {0} ? {0} : {1}",
+    "minimum": "{0} <= {1} || {0} != {0} ? {0} : {1}",
+    "sign": "{0} != {0} ? {0} : T(({0} > T(0)) - ({0} < T(0)))",
+}
+_COMPARISONS = {
+    "equal": "==", "not_equal": "!=", "less": "<", "less_equal": "<=", "greater": ">", "greater_equal": ">=",
+}
+
+
+@dataclass(frozen=True)
+class Program:
+    """A recorded update.
+
+    Attributes:
+        names: The arrays that it loads or stores, in the order in which they are given: p, g, s0, s1, ...
+        body: C for one element number `i`, over arrays `a_<name>` of type `T` and numbers `k0`, `k1`, ...
+        scalars: The numbers of this step.
+    """
+
+    names: tuple[str, ...]
+    body: str
+    scalars: tuple[float, ...]
+
+
+class UnknownOperationError(TypeError):
+    """The update does something that has no C here."""
+
+
+class _Recorder:
+    """The statements of an update, and which of its values they load and change."""
+
+    def __init__(self) -> None:
+        self.statements: list[str] = []
+        self.scalars: list[float] = []
+        self.defined: set[str] = set()
+        self.loaded: list[str] = []
+        self.changed: set[str] = set()
+
+    def operand(self, value: object) -> str:
+        """Local. The C name of an operand."""
+        if isinstance(value, _Value):
+            if value.name not in self.defined:
+                if value.is_scratch:
+                    raise UnknownOperationError("a scratch block is read before it is written")
+                self.loaded.append(value.name)
+                self.defined.add(value.name)
+            return value.name
+        if isinstance(value, (numbers.Real, np.number)) or (isinstance(value, np.ndarray) and value.ndim == 0):
+            self.scalars.append(float(cast(float, value)))
+            return f"k{len(self.scalars) - 1}"
+        raise UnknownOperationError(f"an operand of type {type(value).__name__}")
+
+    def assign(self, target: object, expression: str) -> None:
+        """Local. Record `target = expression`."""
+        if not isinstance(target, _Value):
+            raise UnknownOperationError("a result must go into one of the blocks, by `out=`")
+        declares = "T " if target.name not in self.defined else ""
+        self.defined.add(target.name)
+        self.changed.add(target.name)
+        self.statements.append(f"{declares}{target.name} = {expression};")
+
+
+class _Condition:
+    """A comparison, for the `where` of `np.copyto`."""
+
+    def __init__(self, expression: str) -> None:
+        self.expression = expression
+
+
+class _Value:
+    """What stands for a block while an update is recorded."""
+
+    def __init__(self, recorder: _Recorder, name: str, dtype: np.dtype[Any], *, is_scratch: bool = False) -> None:
+        self.name = name
+        self.dtype = dtype
+        self.is_scratch = is_scratch
+        self._recorder = recorder
+
+    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: object, **options: Any) -> object:
+        name, recorder = ufunc.__name__, self._recorder
+        (out,) = options.pop("out", (None,))
+        if method != "__call__" or options:
+            raise UnknownOperationError(f"np.{name}.{method} with {sorted(options)}")
+        if name in _COMPARISONS and out is None:
+            left, right = (recorder.operand(value) for value in inputs)
+            return _Condition(f"{left} {_COMPARISONS[name]} {right}")
+        if name == "clip":
+            return self._clip(inputs[0], inputs[1], inputs[2], out)
+        if name not in _OPERATIONS:
+            raise UnknownOperationError(f"np.{name}")
+        recorder.assign(out, _OPERATIONS[name].format(*(recorder.operand(value) for value in inputs)))
+        return out
+
+    def __array_function__(
+        self, function: Callable[..., Any], types: object, args: Sequence[Any], options: dict[str, Any]
+    ) -> object:
+        if function is np.clip:
+            return self._clip(*args, **options)
+        if function is np.copyto:
+            self._copy(*args, **options)
+            return None
+        raise UnknownOperationError(f"np.{function.__name__}")
+
+    def __eq__(self, other: object) -> Any:
+        return self.__array_ufunc__(np.equal, "__call__", self, other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def _clip(self, value: object, low: object, high: object, out: object = None) -> object:
+        recorder = self._recorder
+        names = [recorder.operand(operand) for operand in (value, low, high)]
+        # Assigned twice, as a maximum and then a minimum; the first assignment must not change an operand.
+        if isinstance(out, _Value) and out.name in names[1:]:
+            raise UnknownOperationError("np.clip into one of its own limits")
+        recorder.assign(out, _OPERATIONS["maximum"].format(*names[:2]))
+        recorder.assign(out, _OPERATIONS["minimum"].format(recorder.operand(out), names[2]))
+        return out
+
+    def _copy(self, target: _Value, source: object, casting: str = "same_kind", where: object = True) -> None:
+        recorder = self._recorder
+        value = recorder.operand(source)
+        if where is True:
+            recorder.assign(target, value)
+        elif isinstance(where, _Condition):
+            recorder.assign(target, f"{where.expression} ? {value} : {recorder.operand(target)}")
+        else:
+            raise UnknownOperationError("np.copyto with a `where` that is no comparison")
+
+
+def record(
+    update: Update, dtype: np.dtype[Any], slot_count: int, scratch_count: int, *, keeps_gradient: bool = False
+) -> Program:
+    """Local. What an update does, as C.
+
+    Args:
+        update: Of one step, see `Kernel.prepare`; called once, with stand-ins for its blocks.
+        dtype: Of the blocks: float32, float64 or float16.
+        slot_count: Number of its slots.
+        scratch_count: Number of its scratch blocks.
+        keeps_gradient: Store what it leaves in `gradient`, which is otherwise given up.
+
+    Returns:
+        The program.
+
+    Raises:
+        UnknownOperationError: It does something that has no C here, or the dtype is no real number.
+    """
+    if dtype.kind != "f" or dtype.itemsize > 8:
+        raise UnknownOperationError(f"blocks of dtype {dtype}")
+    recorder = _Recorder()
+    slots = [_Value(recorder, f"s{number}", dtype) for number in range(slot_count)]
+    scratch = [_Value(recorder, f"t{number}", dtype, is_scratch=True) for number in range(scratch_count)]
+    parameter, gradient = _Value(recorder, "p", dtype), _Value(recorder, "g", dtype)
+    values: Any = (parameter, gradient, slots, scratch)
+    update(*values)
+    stored = [
+        value.name for value in (parameter, gradient, *slots)
+        if value.name in recorder.changed and (value is not gradient or keeps_gradient)
+    ]
+    names = tuple(v.name for v in (parameter, gradient, *slots) if v.name in recorder.loaded or v.name in stored)
+    lines = [
+        *(f"T {name} = a_{name}[i];" for name in names if name in recorder.loaded),
+        *recorder.statements,
+        *(f"a_{name}[i] = {name};" for name in stored),
+    ]
+    return Program(names, "\n".join(lines), tuple(recorder.scalars))
+
+
+def fused(update: Update, slot_count: int, scratch_count: int, *, keeps_gradient: bool = False) -> Update:
+    """Local. The same update, as one kernel where its blocks are CuPy's; others it gets as it is.
+
+    Args:
+        update: As of `record`.
+        slot_count: As of `record`.
+        scratch_count: As of `record`.
+        keeps_gradient: As of `record`.
+
+    Returns:
+        An update. What has no C here runs function by function, which CuPy does as well.
+    """
+    programs: dict[np.dtype[Any], Program | None] = {}
+
+    def run(parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]) -> None:
+        if not arrays.is_cupy(parameter):
+            update(parameter, gradient, slots, scratch)
+            return
+        dtype = parameter.dtype
+        if dtype not in programs:
+            try:
+                programs[dtype] = record(update, dtype, slot_count, scratch_count, keeps_gradient=keeps_gradient)
+            except Exception:
+                # What stands for a block is no array: the update itself, on arrays, will do it, or say what is wrong.
+                programs[dtype] = None
+        program = programs[dtype]
+        if program is None:
+            update(parameter, gradient, slots, scratch)
+            return
+        blocks = {"p": parameter, "g": gradient, **{f"s{number}": slot for number, slot in enumerate(slots)}}
+        kernel = _compile(program.names, program.body, len(program.scalars))
+        kernel(*program.scalars, *(blocks[name] for name in program.names), size=parameter.size)
+
+    return run
+
+
+@functools.cache
+def _compile(names: tuple[str, ...], body: str, scalar_count: int) -> Any:
+    # Another step differs in its numbers only, so this is called once for each optimizer.
+    return importlib.import_module("mpidist.comm.cuda").elementwise_kernel(
+        [f"T k{number}" for number in range(scalar_count)], [f"raw T a_{name}" for name in names], body
+    )

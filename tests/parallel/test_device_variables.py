@@ -1,0 +1,207 @@
+"""Training on arrays that are not NumPy's: variables, gradients, state and checkpoints, by CuPy's rules.
+
+The arrays are simulated (`tests/simulated_cupy.py`), and go from rank to rank by the collective of host arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.comm import selection
+from mpidist.comm.array_collective import ArrayCollective
+from mpidist.comm.carrier import HostCarrier, Ticket
+from mpidist.comm.collective import AnyArray
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.staged_collective import StagedCollective
+from mpidist.errors import MismatchError
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.optimizers import LAMB, LARS, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Lion, RMSprop
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.options import CommunicationOptions
+from mpidist.variables.arena import Arena
+from mpidist.variables.creation import create_variable
+from mpidist.variables.drift import DriftCheck
+from mpidist.variables.mirrored import MirroredVariable
+from tests.simulated_cupy import simulated_cupy
+
+pytestmark = pytest.mark.mpi
+
+
+class SimulatedCarrier(HostCarrier):
+    """Copies between rooms in host memory and simulated arrays."""
+
+    def copy_to_room(self, sources: Sequence[AnyArray], room: AnyArray) -> Ticket:
+        return super().copy_to_room([source.get() for source in sources], room)  # type: ignore[attr-defined]
+
+    def copy_from_room(self, room: AnyArray, targets: Sequence[AnyArray]) -> Ticket:
+        return super().copy_from_room(room, [target.host for target in targets])  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def xp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def open_device(
+        communicator: Communicator, options: CommunicationOptions, host: ArrayCollective
+    ) -> ArrayCollective:
+        return StagedCollective(communicator, options, host, lambda _: SimulatedCarrier())
+
+    monkeypatch.setattr(selection, "open_device", open_device)
+    # Without CUDA there is no kernel to compile: updates run function by function.
+    monkeypatch.setattr("mpidist.optimizers.fused.record", _cannot)
+    with simulated_cupy() as module:
+        yield module
+
+
+@pytest.fixture
+def arena(xp: Any, communicator: Communicator) -> Arena:
+    return Arena(communicator, on_gpu=True)
+
+
+def make(arena: Arena, value: Any, **options: Any) -> MirroredVariable:
+    variable = create_variable(arena, value, **options)
+    assert isinstance(variable, MirroredVariable)
+    return variable
+
+
+def test_a_variable_is_an_array_of_the_device(arena: Arena, xp: Any) -> None:
+    rank, size = arena.communicator.rank, arena.communicator.size
+    variable = make(arena, np.full((3, 2), rank, np.float32), name="w")
+    assert isinstance(variable.value(), xp.ndarray)
+    assert variable.device == "/device:GPU:0"
+    # The first replica's value, on all.
+    np.testing.assert_array_equal(variable.numpy(), np.zeros((3, 2), np.float32))
+    variable.assign(np.ones((3, 2), np.float32))
+    variable.assign_add(xp.full((3, 2), 2, np.float32))
+    variable.assign_sub(np.full((3, 2), 0.5, np.float32))
+    assert type(variable.numpy()) is np.ndarray
+    np.testing.assert_array_equal(variable.numpy(), np.full((3, 2), 2.5, np.float32))
+    np.testing.assert_array_equal(np.asarray(variable), variable.numpy())
+    total = variable * 2 + xp.ones((3, 2), np.float32)
+    assert isinstance(total, xp.ndarray)
+    np.testing.assert_array_equal(total.get(), np.full((3, 2), 6, np.float32))
+    np.testing.assert_array_equal((xp.ones((3, 2), np.float32) * variable).get(), variable.numpy())
+    assert "2.5" in repr(variable)
+    reduced = arena.collective.all_reduce(variable.value())
+    assert isinstance(reduced, xp.ndarray)
+    np.testing.assert_array_equal(reduced.get(), size * variable.numpy())
+
+
+def test_what_lies_elsewhere_is_refused_by_name(arena: Arena, xp: Any, communicator: Communicator) -> None:
+    on_host = make(Arena(communicator), np.zeros(3, np.float32))
+    with pytest.raises(TypeError, match=r"lies in GPU memory.*\.get\(\)"):
+        on_host.assign(xp.zeros(3, np.float32))
+    with pytest.raises(NotImplementedError, match="sparse_gradient=True is for variables in host memory"):
+        make(arena, np.zeros((3, 2), np.float32), sparse_gradient=True)
+    with pytest.raises(ValueError, match="shared=True puts variables into node memory"):
+        Arena(communicator, on_gpu=True, shared=True)
+
+
+FAMILIES: dict[str, Any] = {
+    "SGD": lambda: SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: Adam(0.1, amsgrad=True),
+    "AdamW, clipped": lambda: AdamW(0.1, clipnorm=0.5),
+    "Adagrad": lambda: Adagrad(0.1),
+    "Adadelta": lambda: Adadelta(0.1),
+    "RMSprop": lambda: RMSprop(0.1, centered=True, momentum=0.5),
+    "Lion, average": lambda: Lion(0.1, use_ema=True),
+    "Ftrl": lambda: Ftrl(0.1),
+    "SGD, accumulated": lambda: SGD(0.1, gradient_accumulation_steps=2),
+    "Adam, clipped by value, average": lambda: Adam(0.1, clipvalue=0.3, use_ema=True),
+    "LAMB": lambda: LAMB(0.1),
+    "LARS, global norm": lambda: LARS(0.1, global_clipnorm=0.7),
+}
+
+
+def train(arena: Arena, optimizer: Optimizer, to_array: Any) -> tuple[list[AnyArray], dict[str, Any]]:
+    rank = arena.communicator.rank
+    random = np.random.default_rng(rank)
+    variables = [
+        make(arena, np.linspace(-1, 1, count, dtype=np.float32).reshape(shape), name=f"v{count}")
+        for count, shape in ((12, (3, 4)), (1, ()), (70_001, (70_001,)))
+    ]
+    for _ in range(3):
+        gradients = [to_array(random.standard_normal(v.shape).astype(np.float32)) for v in variables]
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    return [v.numpy() for v in variables], optimizer.state()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_optimizer_does_what_it_does_in_host_memory(
+    arena: Arena, xp: Any, communicator: Communicator, family: str
+) -> None:
+    values, state = train(arena, FAMILIES[family](), xp.asarray)
+    on_host = Arena(communicator, shared=False)
+    expected, expected_state = train(on_host, FAMILIES[family](), lambda array: array)
+    for value, other in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-7)
+    assert _described(state) == _described(expected_state)
+
+
+def test_gradients_may_be_written_in_place_and_from_the_host(arena: Arena, xp: Any) -> None:
+    variable = make(arena, np.zeros(4, np.float32))
+    optimizer = SGD(1.0)
+    (view,) = optimizer.gradients([variable])
+    assert isinstance(view, xp.ndarray)
+    view[...] = xp.ones(4, np.float32)
+    optimizer.apply_gradients([(view, variable)])
+    optimizer.apply_gradients([(np.ones(4, np.float32), variable)])
+    np.testing.assert_array_equal(variable.numpy(), np.full(4, -2.0 * arena.communicator.size, np.float32))
+
+
+def test_rows_are_scattered_and_added_as_gradients(arena: Arena, xp: Any) -> None:
+    variable = make(arena, np.zeros((5, 2), np.float32))
+    variable.scatter_add(IndexedSlices(np.ones((3, 2), np.float32), np.array([1, 1, 4])))
+    variable.scatter_update(IndexedSlices(np.full((1, 2), 7, np.float32), np.array([0])))
+    np.testing.assert_array_equal(variable.numpy()[:, 0], [7, 2, 0, 0, 1])
+    SGD(1.0).apply_gradients([(IndexedSlices(np.ones((2, 2), np.float32), np.array([3, 3])), variable)])
+    assert variable.numpy()[3, 0] == -2 * arena.communicator.size
+
+
+def test_copies_that_drift_apart_are_found(arena: Arena) -> None:
+    variable = make(arena, np.zeros(3, np.float32), name="w")
+    check = DriftCheck(arena)
+    check.after_step()
+    if arena.communicator.size > 1:
+        if arena.communicator.rank == 1:
+            variable.value()[...] = 1
+        with pytest.raises(MismatchError, match=r"'w'.*rank 1"):
+            check.after_step()
+
+
+def test_a_checkpoint_is_that_of_host_memory(arena: Arena, xp: Any, mpi_tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    expected = random.standard_normal((50, 3)).astype(np.float32)
+    variable = make(arena, expected)
+    path = Checkpoint(w=variable).save(str(mpi_tmp_path / "ckpt"))
+    on_host = make(Arena(arena.communicator, shared=False), np.zeros((50, 3), np.float32))
+    Checkpoint(w=on_host).restore(path)
+    np.testing.assert_array_equal(on_host.numpy(), expected)
+    again = make(arena, np.zeros((50, 3), np.float32))
+    Checkpoint(w=again).restore(path)
+    assert isinstance(again.value(), xp.ndarray)
+    np.testing.assert_array_equal(again.numpy(), expected)
+
+
+def test_state_goes_to_the_host_and_comes_back(arena: Arena, xp: Any) -> None:
+    variable = make(arena, np.arange(10, dtype=np.float32))
+    saved = variable.state()
+    assert type(saved) is np.ndarray
+    variable.assign(np.zeros(10, np.float32))
+    variable.load(lambda start, stop: saved[start:stop])
+    np.testing.assert_array_equal(variable.numpy(), saved)
+    assert isinstance(variable.value(), xp.ndarray)
+
+
+def _cannot(*_: object, **__: object) -> None:
+    raise TypeError("no CUDA")
+
+
+def _described(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: _described(value) for name, value in state.items()}
+    return type(state).__name__, getattr(state, "shape", None)
