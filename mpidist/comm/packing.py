@@ -1,0 +1,191 @@
+"""Packing: many small arrays are reduced in one call, large ones each alone, and neighbours in memory as they lie.
+
+What is packed, and in which order calls are made, follows from the number of arrays, their shapes and their dtypes
+alone, which all ranks share. Where neighbours are to be reduced as one, the ranks first agree on who is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist import arrays, tree
+from mpidist.comm.agreement import same_on_all
+from mpidist.comm.array_collective import ArrayCollective
+from mpidist.comm.collective import AnyArray, Collective, check_in_place, check_reducible
+from mpidist.comm.slices import slices_of
+from mpidist.comm.sparse import reduce_slices
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.options import ReduceOp
+
+PACK_BYTES = 1 << 20
+# From here on copying an array to and fro costs more than a call.
+ALONE_BYTES = 1 << 16
+
+
+def all_reduce_nest(
+    collective: Collective,
+    nest: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    *,
+    in_place: bool = False,
+    bytes_per_pack: int = 0,
+) -> Any:
+    """Collective. Combine a nest of arrays over all ranks, as `Collective.all_reduce` does with each.
+
+    Every rank gets the same bits. They are also those of one call per array, unless sums are inexact, ranks are more
+    than two and the backend adds in an order that depends on an element's place (MPI and RING).
+
+    Args:
+        collective: Over the ranks.
+        nest: Arrays and `IndexedSlices` in lists, tuples and dicts; structure, shapes and dtypes are the same on every
+            rank.
+        op: The operation.
+        in_place: Write results into the arrays, each of which must be C-contiguous. Those that follow one another both
+            in the nest and in memory, in one allocation, are reduced without any copy. IndexedSlices are not changed.
+        bytes_per_pack: Small arrays of one dtype are packed up to so many bytes; 0 takes 1 MiB.
+
+    Returns:
+        The same structure: the arrays given if `in_place`, else new ones. Small ones may be parts of one allocation,
+        which lives as long as one of them.
+
+    Raises:
+        MismatchError: Structures, shapes or dtypes differ; looked at as in `Collective.all_reduce`.
+        TypeError, ValueError: As `Collective.all_reduce`; no array has changed then.
+    """
+    leaves, spec = tree.flatten(nest)
+    return tree.unflatten(
+        spec, all_reduce_list(collective, leaves, op, in_place=in_place, bytes_per_pack=bytes_per_pack)
+    )
+
+
+def all_reduce_list(
+    collective: Collective,
+    leaves: Sequence[Any],
+    op: ReduceOp = ReduceOp.SUM,
+    *,
+    in_place: bool = False,
+    bytes_per_pack: int = 0,
+) -> list[Any]:
+    """Collective. `all_reduce_nest` of arrays and IndexedSlices in one list."""
+    if len(leaves) == 1 or collective.communicator.size == 1:
+        return [_one(collective, leaf, op, in_place=in_place) for leaf in leaves]
+    results = list(leaves)
+    lent = {n: arrays.lend(leaf) for n, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)}
+    for array in {array.dtype: array for array in lent.values()}.values():
+        check_reducible(array, op)
+    if in_place:
+        for array in lent.values():
+            check_in_place(array, op)
+    _compare(collective, leaves, lent, op)
+    for n, leaf in enumerate(leaves):
+        if isinstance(leaf, IndexedSlices):
+            results[n] = reduce_slices(collective, op, leaf)
+    numbers = list(lent)
+    given = list(lent.values())
+    if in_place:
+        _reduce_in_place(collective, _joined(collective, given), op, bytes_per_pack or PACK_BYTES)
+        return results
+    for pack in _packs(given, bytes_per_pack or PACK_BYTES):
+        parts = _reduce_pack(collective, [given[index] for index in pack], op)
+        for index, part in zip(pack, parts, strict=True):
+            number = numbers[index]
+            results[number] = arrays.give_back(part, leaves[number])
+    return results
+
+
+def _one(collective: Collective, leaf: Any, op: ReduceOp, *, in_place: bool) -> Any:
+    if isinstance(leaf, IndexedSlices):
+        return reduce_slices(collective, op, leaf)
+    return collective.all_reduce(leaf, op, in_place=in_place)
+
+
+def _compare(collective: Collective, leaves: Sequence[Any], lent: dict[int, AnyArray], op: ReduceOp) -> None:
+    """Compare what ranks are about to do about as often as the collective does: packed, other shapes look alike."""
+    if isinstance(collective, ArrayCollective) and not collective.compares_soon():
+        return
+    described = [
+        (lent[n].shape, lent[n].dtype.name) if n in lent else type(leaf).__name__ for n, leaf in enumerate(leaves)
+    ]
+    same_on_all(
+        collective.communicator, "the arrays that are reduced together", (op.name, described),
+        "Pass nests of the same structure, shapes and dtypes on all ranks.",
+    )
+
+
+def _packs(given: Sequence[AnyArray], limit: int) -> list[list[int]]:
+    """Which arrays are reduced together, as indices: in the order in which packs are full, or arrays too large."""
+    packs: list[list[int]] = []
+    open_packs: dict[tuple[np.dtype[Any], int | None], list[int]] = {}
+    room: dict[tuple[np.dtype[Any], int | None], int] = {}
+    for index, array in enumerate(given):
+        # Arrays of another byte order would come back in this machine's.
+        if array.nbytes >= min(ALONE_BYTES, limit) or not array.dtype.isnative:
+            packs.append([index])
+            continue
+        key = (array.dtype, arrays.device_index(array))
+        if key in open_packs and array.nbytes > room[key]:
+            packs.append(open_packs.pop(key))
+        if key not in open_packs:
+            open_packs[key], room[key] = [], limit
+        open_packs[key].append(index)
+        room[key] -= array.nbytes
+    return packs + list(open_packs.values())
+
+
+def _reduce_pack(collective: Collective, pack: list[AnyArray], op: ReduceOp) -> list[AnyArray]:
+    if len(pack) == 1:
+        return [collective.all_reduce(pack[0], op)]
+    packed = arrays.namespace(pack[0]).concatenate([array.reshape(-1) for array in pack])
+    is_kept = op is not ReduceOp.MEAN or packed.dtype.kind not in "iu"
+    total = collective.all_reduce(packed, op, in_place=is_kept)
+    places = slices_of([array.size for array in pack])
+    return [total[place].reshape(array.shape) for place, array in zip(places, pack, strict=True)]
+
+
+def _reduce_in_place(collective: Collective, given: Sequence[AnyArray], op: ReduceOp, limit: int) -> None:
+    for pack in _packs(given, limit):
+        if len(pack) == 1:
+            collective.all_reduce(given[pack[0]], op, in_place=True)
+            continue
+        targets = [given[index] for index in pack]
+        for target, part in zip(targets, _reduce_pack(collective, targets, op), strict=True):
+            target[...] = part
+
+
+def _joined(collective: Collective, given: list[AnyArray]) -> list[AnyArray]:
+    """The arrays, with runs of neighbours in memory as one flat array each; the same runs on every rank."""
+    if sum(array.nbytes for array in given) < ALONE_BYTES:
+        # Packing so little takes no longer than agreeing.
+        return given
+    # Memory differs from rank to rank: neighbours are those that are neighbours everywhere.
+    places = [_place(array) for array in given]
+    apart = np.array(
+        [first[1] != second[0] or first[2:] != second[2:] for first, second in itertools.pairwise(places)], np.uint8
+    )
+    apart = collective.all_reduce(apart, ReduceOp.MAX)
+    if apart.all():
+        return given
+    edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(given)]
+    return [_as_one(given[first:end]) for first, end in itertools.pairwise(edges)]
+
+
+def _place(array: AnyArray) -> tuple[int, int, object, int]:
+    """Where an array begins and ends, in which dtype, and whose the memory is: a view must not cross its bounds."""
+    if type(array) is not np.ndarray:
+        return -1, -2, None, 0
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    begin = array.__array_interface__["data"][0]
+    return begin, begin + array.nbytes, array.dtype, id(owner)
+
+
+def _as_one(run: list[AnyArray]) -> AnyArray:
+    if len(run) == 1:
+        return run[0]
+    size = sum(array.size for array in run)
+    return np.lib.stride_tricks.as_strided(run[0], (size,), (run[0].itemsize,))
