@@ -17,11 +17,13 @@ class Entry(NamedTuple):
         strategy: The strategy that is current on this level.
         replica_context: Its replica context while inside `run`; None in cross-replica context.
         arena: Where its variables live.
+        refusal: Why collectives cannot be called on this level; None where they can.
     """
 
     strategy: object
     replica_context: object | None
     arena: object
+    refusal: str | None = None
 
 
 class _Stack(threading.local):
@@ -38,6 +40,13 @@ def innermost() -> Entry | None:
     """Local. The top of this thread's stack, or None at program start."""
     entries = _stack.entries
     return entries[-1] if entries else None
+
+
+def require_collectives() -> None:
+    """Local. Raise RuntimeError where the replicas of the innermost level cannot meet in a collective."""
+    entries = _stack.entries
+    if entries and entries[-1].refusal is not None:
+        raise RuntimeError(entries[-1].refusal)
 
 
 def push(entry: Entry) -> None:

@@ -106,6 +106,8 @@ class ArrayCollective(ABC):
             return array
         return result.astype(array.dtype) if converts else result
 
+    # What is too large for the wire is an infinity; no warning on one rank.
+    @np.errstate(over="ignore", invalid="ignore")
     def _all_reduce_on_wire(self, source: AnyArray, total: AnyArray, wire: np.dtype[Any]) -> None:
         """Each rank gets its slice of all arrays in the wire dtype, adds them in float32, and gives the sum to all."""
         xp, size, rank = arrays.namespace(source), self.communicator.size, self.communicator.rank
@@ -227,6 +229,14 @@ class ArrayCollective(ABC):
         """
         return np.zeros(tuple(shape), dtype)
 
+    def all_reduce_shared(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> bool:
+        """Collective. As `_all_reduce`, if the arrays of all ranks are the same part of what `allocate` gave.
+
+        Returns:
+            Whether it was done; the same on every rank.
+        """
+        return False
+
     def barrier(self) -> None:
         """Collective. Return when every rank has called."""
         if self._arrival is not None:
@@ -295,6 +305,10 @@ class ArrayCollective(ABC):
                 "implementation AUTO, STAGED or NCCL, or move it with .get()"
             )
         return lent
+
+    def compares_soon(self) -> bool:
+        """Local. Whether one of the next 16 calls compares shapes and dtypes; the same on every rank."""
+        return self._check or (1 << self._calls.bit_length()) - self._calls <= CHECKED_CALLS
 
     def _note(self, call: str, detail: ReduceOp | int | None, array: AnyArray) -> None:
         self._calls += 1

@@ -44,6 +44,8 @@ class AutomaticCollective(ArrayCollective):
         self._open = {"large": open_large, "device": open_device}
         # Bound once: what a small all-reduce costs is mostly Python.
         self._small_all_reduce = small._all_reduce
+        self._large_all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None] | None = None
+        self._all_reduce_shared: Callable[[AnyArray, AnyArray, ReduceOp], bool] | None = None
 
     def backend(self, array: AnyArray, byte_count: int) -> ArrayCollective:
         """Collective at the first large array and at the first in GPU memory, else Local. What a call goes by.
@@ -58,17 +60,27 @@ class AutomaticCollective(ArrayCollective):
         kind = "device" if is_device else "large"
         if kind not in self._opened:
             self._opened[kind] = self._open[kind]()
+            if kind == "large":
+                self._large_all_reduce = self._opened[kind]._all_reduce
         return self._opened[kind]
 
     def allocate(self, shape: Sequence[int], dtype: Any = np.float32) -> AnyArray:
         """Collective. See `ArrayCollective.allocate`."""
-        return self.backend(np.empty(0), self.limit).allocate(shape, dtype)
+        large = self.backend(np.empty(0), self.limit)
+        self._all_reduce_shared = large.all_reduce_shared
+        return large.allocate(shape, dtype)
 
     def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
-        if source.nbytes < self.limit and type(source) is np.ndarray:
-            self._small_all_reduce(source, total, op)
-        else:
-            self.backend(source, source.nbytes)._all_reduce(source, total, op)
+        if type(source) is np.ndarray:
+            if source.nbytes < self.limit:
+                # Also where any other array had better go by MPI.
+                if self._all_reduce_shared is None or not self._all_reduce_shared(source, total, op):
+                    self._small_all_reduce(source, total, op)
+                return
+            if self._large_all_reduce is not None:
+                self._large_all_reduce(source, total, op)
+                return
+        self.backend(source, source.nbytes)._all_reduce(source, total, op)
 
     def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
         self.backend(source, source.nbytes)._reduce(source, total, op, root)

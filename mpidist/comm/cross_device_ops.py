@@ -234,6 +234,11 @@ def take_collective(
         raise mark_collective(ValueError(
             f"`cross_device_ops` and the implementation {options.implementation} are both given: choose one of them"
         ))
+    if options.reproducible and not isinstance(chosen, CrossDeviceOps):
+        raise mark_collective(ValueError(
+            "`reproducible` is kept by the library's own collectives, and here the object given as `cross_device_ops` "
+            "reduces in an order of its own: leave one of them out"
+        ))
     collective = chosen.bind(communicator, options) if isinstance(chosen, CrossDeviceOps) else cast(Collective, chosen)
     if communicator.rank == 0:
         logger.info(

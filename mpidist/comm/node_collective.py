@@ -21,6 +21,7 @@ from mpidist.comm.node_barrier import NodeBarrier, open_node_barrier
 from mpidist.comm.node_memory import NodeMemory
 from mpidist.comm.shared_buffer import SharedBuffers
 from mpidist.comm.slices import cut_evenly, slices_of
+from mpidist.comm.tree_order import combine_in_tree
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions, ReduceOp
 
@@ -55,6 +56,8 @@ class NodeCollective(ArrayCollective):
         self._node = communicator.node
         self._rank, self._size = self._node.rank, self._node.size
         self._is_one_node = len(communicator.node_sizes) == 1
+        # The order of the tree is that of all ranks: over several nodes it cannot be kept here.
+        self._combine = combine_in_tree if options.reproducible and self._is_one_node else combine
         lane = communicator.open_lane()
         self._lane = None if lane is None else MpiCollective(lane, CommunicationOptions())
         self._lane_count = min(communicator.node_sizes)
@@ -87,8 +90,7 @@ class NodeCollective(ArrayCollective):
         return array
 
     def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
-        # Only what all ranks know decides about the barrier that compares where their arrays lie.
-        if self._has_allocated and source.nbytes >= _LOOKED_UP_BYTES and self._all_reduce_shared(source, total, op):
+        if self._has_allocated and self.all_reduce_shared(source, total, op):
             return
         if self._is_one_node and self._size == 2:
             if source.nbytes <= self._block_bytes:
@@ -108,9 +110,9 @@ class NodeCollective(ArrayCollective):
             if self._rank < self._slice_count:
                 mine = slices[number][self._rank]
                 blocks = [block[: count * source.itemsize].view(source.dtype)[mine] for block in self._blocks[turn]]
-                combine(blocks, result[mine], op)
+                self._combine(blocks, result[mine], op)
                 if self._lane is not None and result[mine].size:
-                    self._lane.all_reduce(result[mine], op, in_place=True)
+                    self._lane.all_reduce(result[mine], _undivided(op), in_place=True)
             self._turn = 1 - turn
             self._fill(source, pieces, number + 1)
             self._barrier()
@@ -120,12 +122,11 @@ class NodeCollective(ArrayCollective):
     def _slice_count(self) -> int:
         return self._size if self._is_one_node else self._lane_count
 
-    def _all_reduce_shared(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> bool:
-        """Combine arrays of the node's ranks where they lie: each rank its slice, which it then writes to all.
-
-        Returns:
-            False, and nothing is done, unless all ranks reduce the same place of a buffer of ours in place.
-        """
+    def all_reduce_shared(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> bool:
+        """Collective. See `ArrayCollective.all_reduce_shared`: each rank its slice, which it then writes to all."""
+        # Only what all ranks know decides about the barrier that compares where their arrays lie.
+        if not self._has_allocated or source.nbytes < _LOOKED_UP_BYTES:
+            return False
         place = self._buffers.place(source) if total is source else -1
         self._places[self._rank] = place
         self._barrier()
@@ -138,9 +139,9 @@ class NodeCollective(ArrayCollective):
             length = max(1, SHARED_BLOCK_BYTES // source.itemsize)
             for begin in range(mine.start, mine.stop, length):
                 blocks = [part[begin : min(begin + length, mine.stop)] for part in parts]
-                combine(blocks, blocks[0], op)
+                self._combine(blocks, blocks[0], op)
                 if self._lane is not None:
-                    self._lane.all_reduce(blocks[0], op, in_place=True)
+                    self._lane.all_reduce(blocks[0], _undivided(op), in_place=True)
                 for block in blocks[1:]:
                     block[...] = blocks[0]
         self._barrier()
@@ -189,7 +190,7 @@ class NodeCollective(ArrayCollective):
             if low < high:
                 count = piece.stop - piece.start
                 blocks = [block[: count * source.itemsize].view(source.dtype) for block in self._blocks[self._turn]]
-                combine(
+                self._combine(
                     [block[low - piece.start : high - piece.start] for block in blocks],
                     mine[low - part.start : high - part.start], op,
                 )
@@ -231,3 +232,7 @@ class NodeCollective(ArrayCollective):
     ) -> None:
         self._mpi._all_to_all(sent, sent_counts, got, got_counts)
 
+
+def _undivided(op: ReduceOp) -> ReduceOp:
+    """Between nodes a MEAN is a sum: it is divided once, by the number of all ranks."""
+    return ReduceOp.SUM if op is ReduceOp.MEAN else op

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import logging
 import os
+from dataclasses import replace
 from typing import cast
 
 from mpidist.comm import capabilities
@@ -13,9 +14,11 @@ from mpidist.comm.array_collective import ArrayCollective
 from mpidist.comm.automatic_collective import AutomaticCollective
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.device_selection import open_device, open_staged
+from mpidist.comm.device_selection import open_device, open_nccl, open_staged
+from mpidist.comm.measuring import find_tuning
 from mpidist.comm.solo_collective import SoloCollective
-from mpidist.comm.tuning import Tuning
+from mpidist.comm.tree_collective import TreeCollective
+from mpidist.comm.tuning import NEVER, Tuning
 from mpidist.errors import UnavailableError, mark_collective
 from mpidist.options import CommunicationImplementation, CommunicationOptions, parse_enum
 
@@ -30,11 +33,8 @@ BACKENDS: dict[CommunicationImplementation, tuple[str, str]] = {
     CommunicationImplementation.NODE: ("mpidist.comm.node_collective", "NodeCollective"),
     CommunicationImplementation.STAGED: ("mpidist.comm.staged_collective", "StagedCollective"),
 }
-# Those that take CuPy arrays only.
-DEVICE_BACKENDS: dict[CommunicationImplementation, tuple[str, str]] = {
-    CommunicationImplementation.NCCL: ("mpidist.comm.nccl_collective", "NcclCollective"),
-}
-_ALL_BACKENDS = {**BACKENDS, **DEVICE_BACKENDS}
+# Takes CuPy arrays only, so that no program can use it for everything.
+DEVICE_BACKENDS = (CommunicationImplementation.NCCL,)
 
 
 def asked_for(options: CommunicationOptions) -> CommunicationImplementation:
@@ -55,6 +55,7 @@ def choose(communicator: Communicator, options: CommunicationOptions) -> Collect
     Args:
         communicator: The ranks.
         options: `implementation` names a backend or is AUTO; `MPIDIST_COLLECTIVE` in the environment overrides it.
+            Under `reproducible` it moves the bytes, and `TreeCollective` combines.
 
     Returns:
         The collective.
@@ -65,13 +66,41 @@ def choose(communicator: Communicator, options: CommunicationOptions) -> Collect
     """
     wanted = asked_for(options)
     if communicator.size == 1:
+        # A program that asks for shared memory or a ring runs alone, too; GPUs that are not there are missing anywhere.
+        if wanted in DEVICE_BACKENDS:
+            _require_available(wanted, communicator)
         return SoloCollective(communicator, options)
+    if options.reproducible:
+        # Who waits for late ranks is the outer one.
+        untimed = replace(options, timeout_seconds=None)
+        inside = _choose_backend(wanted, communicator, untimed)
+        # Over several nodes the node collective sums lane by lane, in no tree.
+        keeps_order = len(communicator.node_sizes) == 1 and wanted in (
+            CommunicationImplementation.AUTO, CommunicationImplementation.NODE
+        )
+        return TreeCollective(
+            communicator, options, inside, (lambda: _open_node(communicator, untimed)) if keeps_order else None
+        )
+    return _choose_backend(wanted, communicator, options)
+
+
+def _choose_backend(
+    wanted: CommunicationImplementation, communicator: Communicator, options: CommunicationOptions
+) -> ArrayCollective:
     if wanted is CommunicationImplementation.AUTO:
-        _log(communicator, "AUTO", _sizes_described(communicator))
-        return _open_by_size(communicator, options)
+        return _open_by_size(communicator, options, logs=True)
     _require_available(wanted, communicator)
     _log(communicator, wanted.name, "asked for")
     return open_backend(wanted, communicator, options)
+
+
+def _open_node(communicator: Communicator, options: CommunicationOptions) -> ArrayCollective | None:
+    """Collective. The node collective, None on every rank where there is no room for it."""
+    try:
+        return open_backend(CommunicationImplementation.NODE, communicator, options)
+    except UnavailableError as error:
+        _log(communicator, "MPI for sums in the tree order", str(error), level=logging.WARNING)
+        return None
 
 
 def open_backend(
@@ -81,31 +110,45 @@ def open_backend(
     if implementation is CommunicationImplementation.STAGED:
         inside = _open_by_size(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
         return open_staged(communicator, options, inside)
-    module, name = _ALL_BACKENDS[implementation]
+    if implementation is CommunicationImplementation.NCCL:
+        return open_nccl(communicator, options)
+    module, name = BACKENDS[implementation]
     return cast(ArrayCollective, getattr(importlib.import_module(module), name)(communicator, options))
 
 
-def _sizes_described(communicator: Communicator) -> str:
-    tuning = Tuning()
-    if capabilities.why_not(CommunicationImplementation.NODE, communicator) is not None:
-        return "MPI, since no two ranks share memory"
-    return f"MPI below {tuning.node_from} bytes, NODE from there on, by {tuning.source}"
+def _sizes_described(tuning: Tuning, *, shares: bool) -> str:
+    begins, large = (tuning.node_from, "NODE") if shares else (tuning.ring_from, "RING")
+    why = f"by {tuning.source}" + ("" if shares else "; no two ranks share memory")
+    mpi = f"MPI in chunks of {tuning.chunk_bytes} bytes"
+    if begins >= NEVER:
+        return f"{mpi}, {why}"
+    return f"{mpi} below {begins} bytes, {large} from there on, {why}"
 
 
-def _open_by_size(communicator: Communicator, options: CommunicationOptions) -> ArrayCollective:
-    mpi = open_backend(CommunicationImplementation.MPI, communicator, options)
+def _open_by_size(
+    communicator: Communicator, options: CommunicationOptions, *, logs: bool = False
+) -> ArrayCollective:
     shares = capabilities.why_not(CommunicationImplementation.NODE, communicator) is None
+    tuning = find_tuning(communicator, lambda kind, given: open_backend(kind, communicator, given))
+    if logs:
+        _log(communicator, "AUTO", _sizes_described(tuning, shares=shares))
+    in_chunks = replace(options, bytes_per_pack=options.bytes_per_pack or tuning.chunk_bytes)
+    mpi = open_backend(CommunicationImplementation.MPI, communicator, in_chunks)
+    large, begins = CommunicationImplementation.NODE, tuning.node_from
+    if not shares:
+        large, begins = CommunicationImplementation.RING, tuning.ring_from
 
     def open_large() -> ArrayCollective:
+        if not shares and begins >= NEVER:
+            return mpi
         try:
-            return open_backend(CommunicationImplementation.NODE, communicator, options)
+            return open_backend(large, communicator, options)
         except UnavailableError as error:
             _log(communicator, "MPI for all sizes", str(error), level=logging.WARNING)
             return mpi
 
     automatic = AutomaticCollective(
-        communicator, options, mpi, open_large if shares else lambda: mpi,
-        lambda: open_device(communicator, options, automatic), Tuning().node_from,
+        communicator, options, mpi, open_large, lambda: open_device(communicator, options, automatic), begins
     )
     return automatic
 
@@ -117,7 +160,7 @@ def _require_available(wanted: CommunicationImplementation, communicator: Commun
     if not failed:
         return
     by = OVERRIDE if os.environ.get(OVERRIDE) else "`implementation`"
-    can = [one.name for one in _ALL_BACKENDS if _why_not(one, communicator) is None]
+    can = [one.name for one in (*BACKENDS, *DEVICE_BACKENDS) if _why_not(one, communicator) is None]
     cannot = [
         f"{one.name} ({why})" for one in CommunicationImplementation
         if one is not wanted and (why := _why_not(one, communicator)) is not None

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from mpidist import arrays
 from mpidist.optimizers.gradient import Gradient, to_dense
 from mpidist.options import VariableAggregation
 from mpidist.variables.mirrored import MirroredVariable
@@ -38,7 +39,8 @@ class Accumulator:
     def add(self, number: int, gradient: Gradient, factor: float) -> None:
         """Local. Add `factor` times a gradient of variable `number`."""
         total = self.sums[number]
-        dense = to_dense(gradient, self._variables[number])
+        # The sums are in host memory, as ON_READ variables are.
+        dense = arrays.to_host(to_dense(gradient, self._variables[number]))
         with np.errstate(over="ignore", invalid="ignore"):
             total.accumulate(dense if factor == 1 else np.multiply(dense, factor, dtype=total.dtype))
         self.numbers.add(number)
@@ -52,7 +54,8 @@ class Accumulator:
         numbers = tuple(sorted(self.numbers))
         with np.errstate(over="ignore"):
             for number in numbers:
-                np.copyto(views[number], self.sums[number].component, casting="same_kind")
+                view = views[number]
+                np.copyto(view, arrays.move(self.sums[number].component, arrays.namespace(view)), casting="same_kind")
         for total in self.sums:
             total.clear()
         self.numbers = set()

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import zlib
+from collections.abc import Sequence
+
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import arrays
+from mpidist.comm.agreement import same_on_all
+from mpidist.comm.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.kernel import Kernel, LayerKernel
 from mpidist.optimizers.options import OptimizerOptions
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.variable import AnyArray
+from mpidist.variables.variable import AnyArray, Variable
 
 Gradient = npt.ArrayLike | IndexedSlices
 
@@ -33,7 +39,8 @@ def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariabl
         return
     rows = _checked_rows(gradient, variable)
     view[...] = 0
-    np.add.at(view, gradient.indices, rows)
+    xp = variable.arena.namespace
+    np.add.at(view, arrays.move(gradient.indices, xp), arrays.move(rows, xp))
 
 
 def take_rows(gradient: Gradient, variable: MirroredVariable) -> tuple[AnyArray, AnyArray]:
@@ -72,11 +79,35 @@ def require_row_wise(
             )
 
 
+def require_same_gradients(
+    communicator: Communicator, pairs: Sequence[tuple[Gradient | None, Variable]] | None
+) -> None:
+    """Collective. Raise MismatchError unless all ranks pass the same values, as sums over the replicas are.
+
+    Args:
+        communicator: The ranks.
+        pairs: Gradients that are sums already; None where they still have to be summed, which all ranks must say.
+    """
+    same_on_all(
+        communicator, "the gradients given with skip_gradients_aggregation=True (checksums)",
+        "to be summed" if pairs is None else
+        {f"{number}: {variable.name}": _checksum(gradient) for number, (gradient, variable) in enumerate(pairs)},
+        "Sum them over the replicas first, as Strategy.gradients and all_reduce do, or leave the argument out.",
+    )
+
+
+def _checksum(gradient: Gradient | None) -> str:
+    if gradient is None:
+        return "None"
+    parts = (gradient.indices, gradient.values) if isinstance(gradient, IndexedSlices) else (gradient,)
+    return " ".join(f"{zlib.crc32(arrays.to_host(arrays.as_array(part)).tobytes()):#x}" for part in parts)
+
+
 def to_dense(gradient: Gradient, variable: MirroredVariable) -> AnyArray:
     """Local. The gradient as an array of the variable's shape and dtype; see `write_gradient`."""
     if not isinstance(gradient, IndexedSlices):
         return variable.coerce(gradient)
-    dense = np.zeros(variable.shape, variable.dtype)
+    dense: AnyArray = variable.arena.namespace.zeros(variable.shape, variable.dtype)
     write_gradient(dense, gradient, variable)
     return dense
 

@@ -86,9 +86,13 @@ class LossScaleOptimizer:
         """Collective at the first call, then Local. See `Optimizer.gradients`."""
         return self.inner_optimizer.gradients(variables)
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]]) -> None:
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], *, skip_gradients_aggregation: bool = False
+    ) -> None:
         """Collective. Unscale the gradients and apply them, or skip the step; see `Optimizer.apply_gradients`."""
-        was_applied = self.inner_optimizer.apply_scaled_gradients(grads_and_vars, self.dynamic_scale)
+        was_applied = self.inner_optimizer.apply_scaled_gradients(
+            grads_and_vars, self.dynamic_scale, skip_gradients_aggregation=skip_gradients_aggregation
+        )
         if was_applied is None:
             return
         if not was_applied:

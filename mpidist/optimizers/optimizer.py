@@ -11,7 +11,13 @@ from mpidist import context
 from mpidist.errors import CheckpointError
 from mpidist.optimizers import average
 from mpidist.optimizers.accumulator import Accumulator
-from mpidist.optimizers.gradient import Gradient, require_row_wise, take_rows, write_gradient
+from mpidist.optimizers.gradient import (
+    Gradient,
+    require_row_wise,
+    require_same_gradients,
+    take_rows,
+    write_gradient,
+)
 from mpidist.optimizers.kernel import Kernel as Kernel
 from mpidist.optimizers.kernel import LayerKernel, Schedule, positive
 from mpidist.optimizers.options import OptimizerOptions
@@ -108,7 +114,9 @@ class Optimizer:
             self.build(wanted)
         return tuple(self._view(self._number(variable)) for variable in wanted)
 
-    def apply_gradients(self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]]) -> None:
+    def apply_gradients(
+        self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], *, skip_gradients_aggregation: bool = False
+    ) -> None:
         """Collective. Sum the gradients over all replicas and update the variables.
 
         With gradient accumulation only every k-th call is collective and updates; the others are Local.
@@ -118,16 +126,24 @@ class Optimizer:
                 `IndexedSlices` of it, of which rows named twice count twice; None leaves the variable alone, on every
                 rank alike. Of a variable made with `sparse_gradient=True` they are `IndexedSlices`, on each rank any
                 number of rows, and only rows that some rank names are updated, decayed and clipped.
+            skip_gradients_aggregation: The gradients are summed over all replicas already, and the same on every rank,
+                as those of `Strategy.gradients` are: nothing is summed. In node memory the node's first rank's count.
 
         Raises:
             ValueError: No gradient at all, another shape, or a variable the optimizer was not built on.
             TypeError: A dtype that does not cast, or a dense gradient where a sparse one was declared.
-            MismatchError: The ranks pass gradients for other variables.
+            MismatchError: The ranks pass gradients for other variables; under `CommunicationOptions(check=True)` also
+                other values with `skip_gradients_aggregation`.
+            RuntimeError: Inside the function of `Strategy.gradients`, where a rank has several replicas.
         """
-        self._apply(grads_and_vars, None)
+        self._apply(grads_and_vars, None, is_summed=skip_gradients_aggregation)
 
     def apply_scaled_gradients(
-        self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], scale: float
+        self,
+        grads_and_vars: Iterable[tuple[Gradient | None, Variable]],
+        scale: float,
+        *,
+        skip_gradients_aggregation: bool = False,
     ) -> bool | None:
         """Collective. As `apply_gradients`, of a loss that was multiplied by `scale`, unless one is not finite.
 
@@ -137,11 +153,12 @@ class Optimizer:
         Args:
             grads_and_vars: Pairs (gradient, variable).
             scale: The same on every rank.
+            skip_gradients_aggregation: As for `apply_gradients`.
 
         Returns:
             Whether the variables were updated, the same on every rank; None for a call that only accumulates.
         """
-        return self._apply(grads_and_vars, float(scale))
+        return self._apply(grads_and_vars, float(scale), is_summed=skip_gradients_aggregation)
 
     def finalize_variable_values(self, variables: Iterable[Variable] | None = None) -> None:
         """Collective. Set variables to their moving average; nothing without `use_ema` or before the first update.
@@ -153,7 +170,10 @@ class Optimizer:
         if self._plan is not None and numbers and self.options.use_ema and self.iterations >= self.options.accumulated:
             average.overwrite_with_average(self._plan, numbers)
 
-    def _apply(self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], scale: float | None) -> bool | None:
+    def _apply(
+        self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], scale: float | None, *, is_summed: bool
+    ) -> bool | None:
+        context.require_collectives()
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
         if self._plan is None:
             self.build([variable for _, variable in pairs])
@@ -161,15 +181,19 @@ class Optimizer:
             self._require_current(self._plan.variables[0])
         plan, options = cast(Plan, self._plan), self.options
         factor = 1.0 if scale is None else 1 / scale
-        numbers = self._take(plan, pairs, factor)
+        if plan.arena.options.check and (is_summed or self._accumulator is None):
+            require_same_gradients(plan.arena.communicator, pairs if is_summed else None)
+        numbers = self._take(plan, pairs, factor, is_summed=is_summed)
         if self._accumulator is not None:
             if (self.iterations + 1) % options.accumulated:
                 self.iterations += 1
                 return None
             numbers, factor = self._accumulator.hand_over(plan.gradients), 1 / options.accumulated
+            # The accumulated sums are those over the ranks again; see `_take`.
+            is_summed = False
         rate = float(self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate)
         step = self.iterations // options.accumulated + 1
-        moment = Moment(step, rate, factor, must_be_finite=scale is not None)
+        moment = Moment(step, rate, factor, must_be_finite=scale is not None, is_summed=is_summed)
         if not update_variables(plan, numbers, self.kernel, options, moment):
             self.iterations -= options.accumulated - 1
             return False
@@ -181,7 +205,7 @@ class Optimizer:
         return True
 
     def _take(
-        self, plan: Plan, pairs: list[tuple[Gradient | None, Variable]], factor: float
+        self, plan: Plan, pairs: list[tuple[Gradient | None, Variable]], factor: float, *, is_summed: bool
     ) -> tuple[int, ...]:
         """Put gradients where they are reduced, or add them to earlier ones; returns the numbers, increasing."""
         numbers: list[int] = []
@@ -192,7 +216,11 @@ class Optimizer:
             if number in plan.tables:
                 plan.tables[number].put(*take_rows(gradient, plan.variables[number]))
             elif self._accumulator is None:
-                write_gradient(plan.gradients[number], gradient, plan.variables[number])
+                if not is_summed or plan.takes_sum(number):
+                    write_gradient(plan.gradients[number], gradient, plan.variables[number])
+            elif is_summed and plan.arena.communicator.rank:
+                # Accumulated gradients are saved, and later applied, as sums over the ranks: the first rank has all.
+                self._accumulator.numbers.add(number)
             else:
                 self._accumulator.add(number, gradient, factor)
             numbers.append(number)

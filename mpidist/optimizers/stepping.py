@@ -8,8 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 
 from mpidist.comm.collective import AnyArray
+from mpidist.optimizers.fused import fused
 from mpidist.optimizers.kernel import Kernel, LayerKernel
 from mpidist.optimizers.options import OptimizerOptions
+from mpidist.variables.arena import Arena
 from mpidist.variables.part import Update
 from mpidist.variables.plan import Plan
 from mpidist.variables.sweep import Sweep
@@ -24,12 +26,14 @@ class Moment:
         learning_rate: Of this update.
         factor: What the sums of the gradients are multiplied with.
         must_be_finite: Skip the update where a sum is not.
+        is_summed: The gradients are the sums over all replicas already.
     """
 
     step: int
     learning_rate: float
     factor: float = 1.0
     must_be_finite: bool = False
+    is_summed: bool = False
 
 
 def update_variables(
@@ -54,41 +58,51 @@ def update_variables(
     keep = 1 - moment.learning_rate * options.decay
     if not (isinstance(kernel, LayerKernel) or options.clips_norms or moment.must_be_finite):
         update = kernel.prepare(moment.step, moment.learning_rate)
-        plan.step(numbers, _around(update, kernel, options, keep=keep, factor=moment.factor))
+        around = _around(update, kernel, options, keep=keep, factor=moment.factor)
+        plan.step(numbers, _fuse(plan.arena, around, kernel, options), is_summed=moment.is_summed)
         return True
     # Sums of half precision may overflow; what is then not finite is looked for below.
     with np.errstate(over="ignore", invalid="ignore"):
-        plan.reduce(numbers)
+        plan.reduce(numbers, is_summed=moment.is_summed)
     sweep = plan.sweep(numbers)
     factors = dict.fromkeys(numbers, moment.factor)
     if options.clips_norms or moment.must_be_finite:
-        norms = np.sqrt(sweep.measure(lambda _, gradient: [_square(gradient)], 1)[:, 0])
+        norms = np.sqrt(sweep.measure(lambda _, gradient: [_square(gradient, sweep)], 1)[:, 0])
         if moment.must_be_finite and not np.isfinite(norms).all():
             return False
         clipped = moment.factor * _clipping(norms * moment.factor, options)
         factors = dict(zip(numbers, clipped.tolist(), strict=True))
     if isinstance(kernel, LayerKernel):
-        _update_layers(sweep, numbers, kernel, options, moment, factors, keep)
+        _update_layers(plan, numbers, kernel, options, moment, factors, keep)
     else:
         update = kernel.prepare(moment.step, moment.learning_rate)
-        sweep.apply(lambda n: _around(update, kernel, options, keep=keep, factor=factors[n]))
+        updates = {
+            n: _fuse(plan.arena, _around(update, kernel, options, keep=keep, factor=factors[n]), kernel, options)
+            for n in numbers
+        }
+        sweep.apply(updates.__getitem__)
     return True
 
 
 def _update_layers(
-    sweep: Sweep, numbers: tuple[int, ...], kernel: LayerKernel, options: OptimizerOptions, moment: Moment,
+    plan: Plan, numbers: tuple[int, ...], kernel: LayerKernel, options: OptimizerOptions, moment: Moment,
     factors: dict[int, float], keep: float,
 ) -> None:
+    sweep = plan.sweep(numbers)
     direct = kernel.direct(moment.step)
     # From what all ranks share: the factors themselves come out of a reduction.
     changes = options.clips_norms or options.clipvalue is not None or moment.factor != 1 or moment.must_be_finite
     if direct is not None or changes:
-        sweep.change(lambda n: _around(direct or _leave, kernel, options, factor=factors[n]))
-    squares = sweep.measure(lambda parameter, gradient: [_square(parameter), _square(gradient)], 2)
+        changed = {n: _around(direct or _leave, kernel, options, factor=factors[n]) for n in numbers}
+        sweep.change(
+            {n: _fuse(plan.arena, one, kernel, options, keeps_gradient=True) for n, one in changed.items()}.__getitem__
+        )
+    squares = sweep.measure(lambda parameter, gradient: [_square(parameter, sweep), _square(gradient, sweep)], 2)
     updates: dict[int, Update] = {}
     for number, (parameter_norm, direction_norm) in zip(numbers, np.sqrt(squares).tolist(), strict=True):
         update = kernel.prepare(moment.step, moment.learning_rate, keep * parameter_norm, direction_norm)
-        updates[number] = _around(update, kernel, options, keep=keep, is_clipped=True)
+        around = _around(update, kernel, options, keep=keep, is_clipped=True)
+        updates[number] = _fuse(plan.arena, around, kernel, options)
     sweep.apply(updates.__getitem__)
 
 
@@ -122,6 +136,16 @@ def _around(
     return around
 
 
+def _fuse(
+    arena: Arena, update: Update, kernel: Kernel | LayerKernel, options: OptimizerOptions, *,
+    keeps_gradient: bool = False,
+) -> Update:
+    """On GPUs the update as one kernel; in host memory, block by block in a cache, it is best as it is."""
+    if arena.namespace is np:
+        return update
+    return fused(update, len(kernel.slots) + options.use_ema, kernel.scratch_count, keeps_gradient=keeps_gradient)
+
+
 def _leave(
     parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
 ) -> None:
@@ -141,8 +165,11 @@ def _limit(norms: AnyArray, limit: float) -> AnyArray:
     return np.asarray(limit / np.maximum(norms, limit))
 
 
-def _square(array: AnyArray) -> float:
+def _square(array: AnyArray, sweep: Sweep) -> float:
     """The sum of squares, in double precision."""
     with np.errstate(over="ignore", invalid="ignore"):
         wide = np.abs(array).astype(np.float64, copy=False) if array.dtype.kind == "c" else array.astype(np.float64)
+        if sweep.is_in_order:
+            # BLAS adds in an order that depends on its threads, and these on how many ranks share the cores.
+            return float(np.add.reduce(np.multiply(wide, wide)))
         return float(np.dot(wide, wide))

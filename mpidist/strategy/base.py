@@ -7,18 +7,22 @@ from contextlib import AbstractContextManager, contextmanager
 from types import TracebackType
 from typing import Any, TypeVar
 
-from mpidist import context, tree
+from mpidist import context
 from mpidist.cluster.resolver import ClusterResolver
+from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.cross_device_ops import CrossDeviceOps, another_collective
 from mpidist.context import Entry
 from mpidist.data.dataset import Dataset
 from mpidist.data.distributed import DistributedDataset, distribute_datasets_from_function
 from mpidist.data.input_context import InputContext
 from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy.extended import StrategyExtended
+from mpidist.strategy.logical_replicas import LogicalReplicas
+from mpidist.strategy.numerics import NumericsRecord
 from mpidist.strategy.replica import ReplicaContext
 from mpidist.strategy.threads import share_cores
-from mpidist.strategy.values import ValueContext, gather_nest, gather_object, reduce_leaf
+from mpidist.strategy.values import ValueContext, gather_nest, gather_object, reduce_leaf, reduce_nest
 from mpidist.variables.arena import Arena
 from mpidist.variables.drift import DriftCheck
 
@@ -60,6 +64,13 @@ class Strategy:
         options: How they communicate.
         shared: Whether variables live once per node in shared memory: True, False, or None for "where it can be".
         cluster_resolver: What describes the cluster.
+        cross_device_ops: How arrays are combined over replicas: a `CrossDeviceOps` object, or any object with the
+            methods of `Collective` over these ranks. It also reduces the gradients, so that variables are private.
+        on_gpu: Variables are CuPy's, on the GPU that is current; see `cluster.gpu.bind`. Untested on a GPU.
+
+    Raises:
+        TypeError: `cross_device_ops` is something else, on every rank.
+        ValueError: It goes with neither the options nor shared=True, or belongs to other ranks.
     """
 
     def __init__(
@@ -69,13 +80,17 @@ class Strategy:
         options: CommunicationOptions | None = None,
         shared: bool | None = None,
         cluster_resolver: ClusterResolver | None = None,
+        cross_device_ops: CrossDeviceOps | Collective | None = None,
+        on_gpu: bool = False,
     ) -> None:
         share_cores(communicator)
         self.communicator = communicator
-        self.arena = Arena(communicator, options, shared=shared)
+        self.arena = Arena(communicator, options, shared=shared, cross_device_ops=cross_device_ops, on_gpu=on_gpu)
+        self._collectives: dict[CommunicationOptions, Collective] = {}
         self.arena.strategy = self
         self._cluster_resolver = cluster_resolver
         self._extended = StrategyExtended(self)
+        self._logical = LogicalReplicas(self)
         self._drift = DriftCheck(self.arena) if self.arena.options.check else None
         self._replica_context = ReplicaContext(self, communicator.rank)
         self._cross_entry = Entry(self, None, self.arena)
@@ -174,7 +189,55 @@ class Strategy:
         collective = self.arena.collective
         if not isinstance(value, (list, tuple, dict)):
             return reduce_leaf(collective, op, value, axis)
-        return tree.map_leaves(lambda leaf: reduce_leaf(collective, op, leaf, axis), value)
+        return reduce_nest(collective, op, value, axis, self.arena.options.bytes_per_pack)
+
+    def gradients(
+        self, fn: Callable[[Any], Any], batch: Any, logical_replicas: int = 8, *, blas_threads: int = 1
+    ) -> Any:
+        """Collective. The sum of what `fn` computes of micro-batches: the same bits on any number of ranks.
+
+        The batches of all ranks, in their order, make the global batch. It is cut into `logical_replicas`
+        micro-batches, whose sizes differ by at most one (as `numpy.array_split` cuts), and each rank computes some that
+        follow one another; rows that it lacks come from other ranks. The results are added up in a binary tree over
+        the micro-batches, half precision in float32 with one rounding. Those without rows are left out.
+
+            def loss_and_gradients(batch):
+                ...                                           # sums over the rows, divided by the global batch size
+            loss, gradients = strategy.gradients(loss_and_gradients, batch, logical_replicas=8)
+            optimizer.apply_gradients(zip(gradients, variables), skip_gradients_aggregation=True)
+
+        With `CommunicationOptions(reproducible=True)` norms (clipping, LAMB, LARS) are measured in an order that does
+        not depend on the ranks, either. What the bits do depend on is in `numerics`.
+
+        Args:
+            fn: Called with a micro-batch (copies, on aligned addresses), in replica context: `get_replica_context()`
+                numbers the micro-batches, and has as many replicas as there are micro-batches with rows. It must be a
+                function of the rows and of variables alone, and not keep anything from one call to the next. Its
+                collectives, optimizer steps, and writes to mirrored variables raise RuntimeError, unless there is
+                exactly one micro-batch for each rank.
+            batch: This rank's component: any nest of NumPy arrays with a common first dimension, that of rows, which
+                may be 0; None leaves stay None.
+            logical_replicas: At least the number of ranks, and part of the result: choose it once, for the largest
+                number of ranks that the program will ever have. A multiple of the number of ranks shares the work
+                evenly.
+            blas_threads: Threads of BLAS while `fn` runs; the result depends on it, so it does not follow the cores.
+
+        Returns:
+            What `fn` returns, any nest of arrays and numbers, added up over the micro-batches; the same on every rank.
+
+        Raises:
+            ValueError: Fewer logical replicas than ranks, no rows at all, or results of different shapes.
+            MismatchError: Ranks pass other numbers, dtypes or row shapes, or `fn` returns other ones.
+            TypeError: Results that cannot be added: booleans, objects, IndexedSlices.
+            RuntimeError: Inside `run`.
+        """
+        self._require_cross_replica()
+        return self._logical.gradients(fn, batch, logical_replicas, blas_threads)
+
+    @property
+    def numerics(self) -> NumericsRecord:
+        """Local. What the bits of `gradients` depend on besides its arguments; a checkpoint can hold it."""
+        return self._logical.numerics
 
     def gather(self, value: Any, axis: int) -> Any:
         """Collective. Concatenate the components of all ranks along `axis`; every rank gets the result.
@@ -210,6 +273,21 @@ class Strategy:
         """
         self._require_cross_replica()
         return gather_object(self.communicator, value)
+
+    def collective_for(self, options: CommunicationOptions | None) -> Collective:
+        """Collective at the first call with such options, then Local. What a call with options of its own goes by.
+
+        Args:
+            options: Of the call, the same on every rank: they win over the strategy's where they say something.
+        """
+        if options is None:
+            return self.arena.collective
+        merged = self.arena.options.merge(options)
+        if merged == self.arena.options:
+            return self.arena.collective
+        if merged not in self._collectives:
+            self._collectives[merged] = another_collective(self.arena.collective, merged)
+        return self._collectives[merged]
 
     def experimental_local_results(self, value: T) -> tuple[T, ...]:
         """Local. The components on this rank: `(value,)`, since one rank is one replica."""

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from mpidist import context, tree
 from mpidist.comm.agreement import together
+from mpidist.comm.asynchronous import AsyncCollective, Handle, open_asynchronous
+from mpidist.comm.hooks_collective import HooksCollective
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, VariableAggregation
+from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, VariableAggregation, parse_enum
 from mpidist.strategy.replica import Owner
-from mpidist.strategy.values import as_array
+from mpidist.strategy.values import as_array, reduce_leaf
 from mpidist.variables.sync_on_read import SyncOnReadVariable
 from mpidist.variables.variable import Variable
 
@@ -27,10 +29,11 @@ class StrategyExtended:
         container_strategy: The strategy.
     """
 
-    __slots__ = ("_owner",)
+    __slots__ = ("_asynchronous", "_owner")
 
     def __init__(self, container_strategy: Owner) -> None:
         self._owner = container_strategy
+        self._asynchronous: AsyncCollective | None = None
 
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
@@ -42,7 +45,7 @@ class StrategyExtended:
             value: This rank's component: any nest of arrays, numbers and IndexedSlices.
             destinations: A device, a variable or a value. Kept for code written for tf.distribute: the result is in
                 host memory, and a variable is not changed.
-            options: Kept for code written for tf.distribute.
+            options: Of this call, the same on every rank; where they say nothing the strategy's hold.
 
         Returns:
             The same structure.
@@ -57,7 +60,12 @@ class StrategyExtended:
                 f"Expected `reduce_op` to be a `mpidist.ReduceOp` or its name, got {reduce_op!r}; "
                 "ReduceOp.from_variable_aggregation converts"
             )
-        return self._owner.reduce(reduce_op, value, axis=None)
+        if options is None:
+            return self._owner.reduce(reduce_op, value, axis=None)
+        op = parse_enum(ReduceOp, reduce_op, "reduce_op")
+        with self._cross_replica("reduce_to"):
+            collective = self._owner.collective_for(options)
+            return tree.map_leaves(lambda leaf: reduce_leaf(collective, op, leaf, None), value)
 
     def batch_reduce_to(
         self,
@@ -67,13 +75,61 @@ class StrategyExtended:
     ) -> list[Any]:
         """Collective. `reduce_to` for each pair (value, destinations), in their order.
 
+        Under a strategy with `CrossDeviceOps` all arrays go through their `batch_reduce` at once.
+
         Raises:
             ValueError: Something that is no pair.
         """
         for pair in value_destination_pairs:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise ValueError(f"`value_destination_pairs` must hold tuples (value, destinations), got {pair!r}")
-        return [self.reduce_to(reduce_op, value, where, options) for value, where in value_destination_pairs]
+            _check_destinations(pair[1])
+        collective = self._owner.collective_for(options)
+        if not isinstance(collective, HooksCollective):
+            return [self.reduce_to(reduce_op, value, where, options) for value, where in value_destination_pairs]
+        op = parse_enum(ReduceOp, reduce_op, "reduce_op")
+        with self._cross_replica("batch_reduce_to"):
+            leaves, spec = tree.flatten([value for value, _ in value_destination_pairs])
+            given = [leaf if isinstance(leaf, IndexedSlices) else as_array(leaf) for leaf in leaves]
+            made = collective.reduce_values(op, [(one, one) for one in given], None, batch=True)
+            results = [one if isinstance(one, IndexedSlices) else one[()] for one in made]
+            return cast("list[Any]", tree.unflatten(spec, results))
+
+    def all_reduce_async(self, reduce_op: ReduceOp | str, array: Any, *, in_place: bool = True) -> Handle:
+        """Collective. Begin to combine an array over all replicas while the program goes on; from either context.
+
+            handles = [strategy.extended.all_reduce_async("SUM", bucket) for bucket in buckets_as_they_come]
+            for handle in handles:
+                handle.wait()
+
+        The first call opens a communicator and a thread for it. See `mpidist.comm.asynchronous` for when it pays.
+
+        Args:
+            reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
+            array: As for `Collective.all_reduce`; until `wait` has returned it must not be changed, nor read if
+                `in_place`.
+            in_place: Write the result into `array`, which must be C-contiguous; not for `MEAN` of integers.
+
+        Returns:
+            A handle: every replica calls its `wait()`, which returns the result. Any number may be under way; they
+            are done in the order of issue.
+
+        Raises:
+            TypeError, ValueError: As `Collective.all_reduce`.
+            RuntimeError: Another strategy is current, or a rank has several replicas here.
+        """
+        op = parse_enum(ReduceOp, reduce_op, "reduce_op")
+        entry = context.innermost()
+        if entry is not None and entry.strategy is not self._owner:
+            raise RuntimeError(
+                f"Mixing different tf.distribute.Strategy objects: {entry.strategy!r} is current and "
+                f"`all_reduce_async` of {self._owner!r} was called"
+            )
+        context.require_collectives()
+        if self._asynchronous is None:
+            arena = self._owner.arena
+            self._asynchronous = open_asynchronous(arena.collective, arena.options)
+        return self._asynchronous.all_reduce_async(array, op, in_place=in_place)
 
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
         """Collective. The first replica's value, on every rank.

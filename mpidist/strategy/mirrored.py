@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpidist.cluster.devices import node_device, warn_about_host_memory, warn_about_idle_gpus
+from mpidist.cluster.gpu import agree, bind
 from mpidist.comm.agreement import together
+from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import open_communicator
+from mpidist.comm.cross_device_ops import CrossDeviceOps
 from mpidist.errors import mark_collective
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
@@ -16,23 +19,29 @@ class MirroredStrategy(Strategy):
     """Every rank of the node is one replica; variables are the same on all, gradients are summed.
 
     Collective. Args:
-        devices: One device per rank of the node, rank 0's first; default: each rank's own. Arrays are in host memory.
+        devices: One device per rank of the node, rank 0's first; default: each rank's own. Where
+            GPUs are named, and CuPy and the GPUs are there, variables are CuPy's; else they are in host memory.
+        cross_device_ops: As for `Strategy`.
         communicator: An mpi4py communicator of the replicas; default: all ranks of the job.
         communication_options: How ranks communicate.
         shared: False keeps a private copy of the variables on each rank; True makes shared memory a must.
 
     Raises:
-        ValueError: The ranks are on several nodes, or `devices` does not name one per rank.
+        ValueError: The ranks are on several nodes, or `devices` does not name one per rank; or as `Strategy`.
+        TypeError: As `Strategy`.
     """
 
     def __init__(
         self,
         devices: Sequence[str] | None = None,
+        cross_device_ops: CrossDeviceOps | Collective | None = None,
         *,
         communicator: object | None = None,
         communication_options: CommunicationOptions | None = None,
         shared: bool | None = None,
     ) -> None:
+        # Before MPI starts, which may take a GPU for itself.
+        binding = bind(devices)
         ranks = open_communicator(communicator)
         if len(ranks.node_sizes) > 1:
             raise mark_collective(ValueError(
@@ -40,11 +49,16 @@ class MirroredStrategy(Strategy):
                 f"{len(ranks.node_sizes)} nodes with {list(ranks.node_sizes)} ranks. "
                 "Use MultiWorkerMirroredStrategy(), which takes the ranks of all nodes"
             ))
+        gpu = agree(binding, ranks)
         self.device = None
         if devices:
             self.device = together(
                 ranks, "choosing this rank's device", lambda: node_device(devices, ranks.rank, ranks.size)
             )
-            warn_about_host_memory(self.device)
+            if gpu is None:
+                warn_about_host_memory(self.device)
         warn_about_idle_gpus(ranks.node.size)
-        super().__init__(ranks, options=communication_options, shared=shared)
+        super().__init__(
+            ranks, options=communication_options, shared=shared, cross_device_ops=cross_device_ops,
+            on_gpu=gpu is not None,
+        )

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from mpidist.cluster.detect import detect
 from mpidist.cluster.devices import warn_about_idle_gpus
+from mpidist.cluster.gpu import agree, bind
 from mpidist.cluster.placement import place
 from mpidist.cluster.resolver import ClusterResolver
+from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import open_communicator
+from mpidist.comm.cross_device_ops import CrossDeviceOps
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 
@@ -22,6 +25,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         communication_options: How ranks communicate.
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
         shared: False keeps a private copy of the variables on each rank; True makes shared memory a must.
+        cross_device_ops: As for `Strategy`.
 
     Raises:
         LauncherError: Tasks and ranks do not fit together, or a launcher is missing.
@@ -35,11 +39,14 @@ class MultiWorkerMirroredStrategy(Strategy):
         *,
         communicator: object | None = None,
         shared: bool | None = None,
+        cross_device_ops: CrossDeviceOps | Collective | None = None,
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise ValueError(f"`cluster_resolver` must be a ClusterResolver, got {cluster_resolver!r}")
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
             raise ValueError(f"`communication_options` must be CommunicationOptions, got {communication_options!r}")
+        # Before MPI starts, which may take a GPU for itself.
+        binding = bind()
         ranks = open_communicator(communicator)
         resolver = detect(ranks) if cluster_resolver is None else cluster_resolver
         placement = place(ranks, resolver)
@@ -50,5 +57,9 @@ class MultiWorkerMirroredStrategy(Strategy):
         self.task_id = placement.task_id
         if not placement.as_launched:
             ranks = ranks.split(placement.group, placement.replica_key)
+        gpu = agree(binding, ranks)
         warn_about_idle_gpus(ranks.node.size)
-        super().__init__(ranks, options=communication_options, shared=shared, cluster_resolver=resolver)
+        super().__init__(
+            ranks, options=communication_options, shared=shared, cluster_resolver=resolver,
+            cross_device_ops=cross_device_ops, on_gpu=gpu is not None,
+        )

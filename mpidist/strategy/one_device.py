@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from mpidist.cluster.devices import parse_device, warn_about_host_memory
+from mpidist.cluster.gpu import agree, bind
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.default import warn_about_independent_programs
@@ -20,6 +21,8 @@ class OneDeviceStrategy(Strategy):
 
     def __init__(self, device: str) -> None:
         self.device = parse_device(device)
-        warn_about_host_memory(self.device)
-        super().__init__(SoloCommunicator())
+        gpu = agree(bind(device), SoloCommunicator())
+        if gpu is None:
+            warn_about_host_memory(self.device)
+        super().__init__(SoloCommunicator(), on_gpu=gpu is not None)
         warn_about_independent_programs("OneDeviceStrategy")

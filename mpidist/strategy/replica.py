@@ -6,10 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from mpidist import context, tree
+from mpidist import context
+from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
 from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, parse_enum
-from mpidist.strategy.values import gather_nest, gather_object, reduce_leaf
+from mpidist.strategy.values import gather_nest, gather_object, reduce_nest
 from mpidist.variables.arena import Arena
 
 T = TypeVar("T")
@@ -29,6 +30,10 @@ class Owner(Protocol):
     @property
     def num_replicas_in_sync(self) -> int:
         """Local. Number of replicas."""
+        ...
+
+    def collective_for(self, options: CommunicationOptions | None) -> Collective:
+        """Collective at the first call with such options, then Local. What a call with its own options goes by."""
         ...
 
     def cross_replica(self) -> AbstractContextManager[None]:
@@ -60,18 +65,22 @@ class ReplicaContext:
     Args:
         strategy: The strategy that runs.
         replica_id_in_sync_group: 0 to `num_replicas_in_sync` - 1, in the order of the ranks.
+        replica_count: How many there are, where they are logical replicas; default: those of the strategy.
 
     Raises:
         ValueError: The id is no int.
     """
 
-    __slots__ = ("_replica_id", "_strategy")
+    __slots__ = ("_replica_count", "_replica_id", "_strategy")
 
-    def __init__(self, strategy: Owner, replica_id_in_sync_group: int) -> None:
+    def __init__(
+        self, strategy: Owner, replica_id_in_sync_group: int, replica_count: int | None = None
+    ) -> None:
         if isinstance(replica_id_in_sync_group, bool) or not isinstance(replica_id_in_sync_group, int):
             raise ValueError(f"`replica_id_in_sync_group` must be an int, got {replica_id_in_sync_group!r}")
         self._strategy = strategy
         self._replica_id = replica_id_in_sync_group
+        self._replica_count = replica_count
 
     @property
     def strategy(self) -> Owner:
@@ -85,8 +94,8 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Local. Number of replicas over all nodes."""
-        return self._strategy.num_replicas_in_sync
+        """Local. Number of replicas over all nodes; inside `Strategy.gradients` of micro-batches that have rows."""
+        return self._strategy.num_replicas_in_sync if self._replica_count is None else self._replica_count
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Collective. Combine `value` over all replicas; every replica gets the result.
@@ -95,18 +104,20 @@ class ReplicaContext:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
             value: Any nest of arrays and numbers, of the same structure, shapes and dtypes on every replica; or of
                 `IndexedSlices` under SUM or MEAN, whose rows are put one after another in the order of the replicas.
-            options: Kept for code written for tf.distribute; the strategy's options hold.
+            options: Of this call, the same on every replica; where they say nothing the strategy's hold.
 
         Returns:
             The same structure. MEAN of integers is float64.
 
         Raises:
-            RuntimeError: This context is not the current one.
+            RuntimeError: This context is not the current one; or inside `Strategy.gradients`, where a rank has several
+                replicas.
         """
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")
         self._require_current()
-        collective = self._strategy.arena.collective
-        return tree.map_leaves(lambda leaf: reduce_leaf(collective, op, leaf, None), value)
+        collective = self._strategy.collective_for(options)
+        packed = (options.bytes_per_pack if options else 0) or self._strategy.arena.options.bytes_per_pack
+        return reduce_nest(collective, op, value, None, packed)
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
         """Collective. Concatenate `value` over all replicas along `axis`, in their order.
@@ -114,7 +125,7 @@ class ReplicaContext:
         Args:
             value: Any nest of arrays of at least one dimension; sizes may differ along `axis` only.
             axis: Along which to concatenate.
-            options: Kept for code written for tf.distribute.
+            options: As for `all_reduce`.
 
         Returns:
             The same structure.
@@ -126,7 +137,7 @@ class ReplicaContext:
             RuntimeError: This context is not the current one.
         """
         self._require_current()
-        return gather_nest(self._strategy.arena.collective, value, axis, "all_gather")
+        return gather_nest(self._strategy.collective_for(options), value, axis, "all_gather")
 
     def all_gather_object(self, value: T) -> list[T]:
         """Collective. The picklable values of all replicas, in their order.
@@ -161,6 +172,7 @@ class ReplicaContext:
     def _require_current(self) -> None:
         entry = context.innermost()
         if entry is not None and entry.replica_context is self:
+            context.require_collectives()
             return
         way_out = "is not the current one; ask `get_replica_context()` inside `run` and use it there"
         if entry is None or entry.replica_context is None:

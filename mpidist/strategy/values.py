@@ -6,7 +6,7 @@ import pickle
 from abc import ABC
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from mpidist import context, tree
 from mpidist.comm.agreement import together
 from mpidist.comm.collective import AnyArray, Collective, check_reducible
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.packing import all_reduce_list
 from mpidist.comm.sparse import reduce_slices
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
@@ -101,6 +102,32 @@ def reduce_leaf(collective: Collective, op: ReduceOp, leaf: Any, axis: int | Seq
         return _mean(collective, array, axes)
     check_reducible(array, op)
     return collective.all_reduce(np.asarray(_reduce_locally(array, op, axes)), op)[()]
+
+
+def reduce_nest(
+    collective: Collective, op: ReduceOp, value: Any, axis: int | Sequence[int] | None, bytes_per_pack: int = 0
+) -> Any:
+    """Collective. A nest of arrays and numbers combined over all replicas; see `Strategy.reduce`.
+
+    Args:
+        collective: Over the replicas.
+        op: The operation.
+        value: This rank's component.
+        axis: Dimensions reduced within the components first; without, small arrays are packed.
+        bytes_per_pack: See `packing.all_reduce_nest`.
+
+    Returns:
+        The same structure.
+    """
+    # Most often it is one array, and a scalar.
+    if isinstance(value, (np.ndarray, np.generic)):
+        return reduce_leaf(collective, op, value, axis)
+    leaves, spec = tree.flatten(value)
+    if axis is not None or len(leaves) == 1:
+        return tree.unflatten(spec, [reduce_leaf(collective, op, leaf, axis) for leaf in leaves])
+    components = [leaf if isinstance(leaf, IndexedSlices) else as_array(leaf) for leaf in leaves]
+    reduced = all_reduce_list(collective, components, op, bytes_per_pack=bytes_per_pack)
+    return tree.unflatten(spec, [one if isinstance(one, IndexedSlices) else one[()] for one in reduced])
 
 
 def _mean(collective: Collective, array: AnyArray, axes: tuple[int, ...]) -> Any:
@@ -201,7 +228,7 @@ def compute_average_loss(
         losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim))
     if global_batch_size is None:
         # A replica without examples adds nothing to the loss.
-        global_batch_size = max(1, losses.shape[0]) * current_arena().communicator.size
+        global_batch_size = max(1, losses.shape[0]) * _replica_count()
     if not global_batch_size > 0:
         raise ValueError(f"`global_batch_size` must be positive, got {global_batch_size!r}")
     return losses.sum(dtype=losses.dtype) / losses.dtype.type(global_batch_size)
@@ -222,4 +249,21 @@ def scale_regularization_loss(regularization_loss: npt.ArrayLike) -> Any:
     entry = context.innermost()
     if entry is not None and entry.replica_context is None:
         raise RuntimeError("scale_regularization_loss belongs into `run`: call it where the loss is computed")
-    return default_array(regularization_loss) / current_arena().communicator.size
+    return default_array(regularization_loss) / _replica_count()
+
+
+class _Counted(Protocol):
+    """A replica context, which is defined above this module."""
+
+    @property
+    def num_replicas_in_sync(self) -> int:
+        """Local. How many there are."""
+        ...
+
+
+def _replica_count() -> int:
+    """Of the current replica context, whose replicas may be logical ones, else of the current strategy."""
+    entry = context.innermost()
+    if entry is not None and entry.replica_context is not None:
+        return cast(_Counted, entry.replica_context).num_replicas_in_sync
+    return current_arena().communicator.size

@@ -1,0 +1,63 @@
+"""The cut: a global batch into micro-batches, one per logical replica, and these over the ranks."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from mpidist.comm.slices import cut_evenly, slices_of
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Which rows make which micro-batch, and which rank computes it; pure, and the same on every rank.
+
+    Attributes:
+        rows: That each rank has; in the order of the ranks they are the global batch.
+        logical_replicas: Into so many micro-batches it is cut, whose sizes differ by at most one, as those of
+            `numpy.array_split` do.
+    """
+
+    rows: tuple[int, ...]
+    logical_replicas: int
+
+    @cached_property
+    def count(self) -> int:
+        """Local. The micro-batches that have rows; the others, the last ones, are left out."""
+        return min(self.logical_replicas, sum(self.rows))
+
+    @cached_property
+    def micro_batches(self) -> list[slice]:
+        """Local. Rows of the global batch, for each micro-batch that has any."""
+        return cut_evenly(sum(self.rows), self.logical_replicas)[: self.count]
+
+    @cached_property
+    def owned(self) -> list[slice]:
+        """Local. The micro-batches of each rank: their numbers, one after another."""
+        return cut_evenly(self.count, len(self.rows))
+
+    def wanted(self, rank: int) -> slice:
+        """Local. The rows of the global batch that a rank computes with."""
+        numbers = self.owned[rank]
+        if numbers.start == numbers.stop:
+            return slice(0, 0)
+        return slice(self.micro_batches[numbers.start].start, self.micro_batches[numbers.stop - 1].stop)
+
+    @cached_property
+    def coincides(self) -> bool:
+        """Local. Whether each rank has the rows that it computes with, and no others."""
+        have = slices_of(self.rows)
+        return all(
+            (one.start, one.stop) == (want.start, want.stop) or one.stop - one.start == want.stop - want.start == 0
+            for one, want in zip(have, (self.wanted(rank) for rank in range(len(self.rows))), strict=True)
+        )
+
+    def sent(self, rank: int) -> list[slice]:
+        """Local. Which of its own rows a rank sends to each rank, itself among them."""
+        have = slices_of(self.rows)[rank]
+        result: list[slice] = []
+        for other in range(len(self.rows)):
+            want = self.wanted(other)
+            low, high = max(have.start, want.start), min(have.stop, want.stop)
+            result.append(slice(low - have.start, high - have.start) if low < high else slice(0, 0))
+        return result
