@@ -31,7 +31,9 @@ def test_mirrored_strategy_on_two_devices(communicator: Communicator) -> None:
             mpidist.MirroredStrategy(devices=["/gpu:0", "/gpu:1"])
 
 
-@pytest.mark.parametrize("kind", [mpidist.HierarchicalCopyAllReduce, mpidist.ReductionToOneDevice, mpidist.NcclAllReduce])
+@pytest.mark.parametrize(
+    "kind", [mpidist.HierarchicalCopyAllReduce, mpidist.ReductionToOneDevice, mpidist.NcclAllReduce]
+)
 def test_cross_device_ops(communicator: Communicator, kind: type[mpidist.HierarchicalCopyAllReduce]) -> None:
     # The block has the first, its text names the others.
     mirrored_strategy = mpidist.MirroredStrategy(cross_device_ops=kind())
