@@ -14,7 +14,7 @@ import numpy as np
 
 from mpidist.comm.array_collective import ArrayCollective
 from mpidist.comm.collective import AnyArray
-from mpidist.comm.combine import combine
+from mpidist.comm.combine import FUNCTIONS, combine, is_half
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.mpi_collective import MpiCollective
 from mpidist.comm.node_barrier import NodeBarrier, open_node_barrier
@@ -93,11 +93,7 @@ class NodeCollective(ArrayCollective):
         if self._has_allocated and self.all_reduce_shared(source, total, op):
             return
         if self._is_one_node and self._size == 2:
-            if source.nbytes <= self._block_bytes:
-                self._all_reduce_block(source, total, op)
-                return
-            for piece in self._pieces(source):
-                self._all_reduce_block(source[piece], total[piece], op)
+            self._all_reduce_pair(source, total, op)
             return
         pieces = self._pieces(source)
         slices = [cut_evenly(piece.stop - piece.start, self._slice_count) for piece in pieces]
@@ -147,19 +143,29 @@ class NodeCollective(ArrayCollective):
         self._barrier()
         return True
 
-    def _all_reduce_block(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+    def _all_reduce_pair(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         """Each of two ranks gives its block and combines the other's with its own: fewer copies than by slices.
 
-        With two operands the order does not matter for the bits, so both ranks get the same.
+        With two operands the order does not matter for the bits, so both ranks get the same. What is done per block is
+        written out: calls and settings for each one took a tenth of the time.
         """
-        dtype, count = source.dtype, source.size
+        dtype, rank, barrier = source.dtype, self._rank, self._barrier
         if dtype not in self._views:
             self._views[dtype] = [[block.view(dtype) for block in blocks] for blocks in self._blocks]
-        blocks = self._views[dtype][self._turn]
-        blocks[self._rank][:count] = source
-        self._turn = 1 - self._turn
-        self._barrier()
-        combine((source, blocks[1 - self._rank][:count]), total, op)
+        length = max(1, self._block_bytes // dtype.itemsize)
+        function = None if is_half(dtype) else FUNCTIONS[op]
+        with np.errstate(all="ignore"):
+            for begin in range(0, source.size, length):
+                mine, into = source[begin : begin + length], total[begin : begin + length]
+                blocks = self._views[dtype][self._turn]
+                blocks[rank][: mine.size] = mine
+                self._turn = 1 - self._turn
+                barrier()
+                theirs = blocks[1 - rank][: mine.size]
+                if function is None:
+                    combine((mine, theirs), into, op)
+                else:
+                    function(mine, theirs, out=into)
 
     def _fill(self, source: AnyArray, pieces: Sequence[slice], number: int) -> None:
         if number < len(pieces):

@@ -122,6 +122,8 @@ def _sizes_described(tuning: Tuning, *, shares: bool) -> str:
     mpi = f"MPI in chunks of {tuning.chunk_bytes} bytes"
     if begins >= NEVER:
         return f"{mpi}, {why}"
+    if begins == 0:
+        return f"{large}, {why}"
     return f"{mpi} below {begins} bytes, {large} from there on, {why}"
 
 

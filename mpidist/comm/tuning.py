@@ -69,12 +69,11 @@ def usual_tuning(place: Place) -> Tuning:
         # Ranks wait for cores at each barrier, of which node memory has more than a small message. Open MPI remains the
         # faster one with large arrays, too (8.1 against 9.3 ms with 4 ranks on 2 cores and 16 MB).
         begins = NEVER if place.library.startswith("Open MPI") else 1 << 14
-        return Tuning(node_from=begins, source="default sizes for more ranks than cores")
-    if place.node_ranks == 2 and place.node_count == 1:
-        # Two ranks need one barrier of their own. Open MPI's small messages take less; its larger ones, and all of
-        # MPICH's, more.
-        begins = 0 if place.library.startswith("MPICH") else 1 << 10
-        return Tuning(node_from=begins, source="default sizes for two ranks")
+        return Tuning(node_from=begins, chunk_bytes=1 << 22, source="default sizes for more ranks than cores")
+    if place.node_ranks == 2 and place.node_count == 1 and place.library.startswith("MPICH"):
+        # Two ranks need one barrier of their own, which takes less than any call of MPICH, and than those of Open MPI
+        # from some kilobytes on.
+        return Tuning(node_from=0, source="default sizes for two ranks")
     return Tuning()
 
 

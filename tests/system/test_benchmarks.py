@@ -1,0 +1,104 @@
+"""The benchmarks of collectives, small: they measure what they say, and their model keeps to its formulas."""
+
+from __future__ import annotations
+
+import importlib
+import json
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from tests.launching import run_program
+
+pytestmark = pytest.mark.timeout_seconds(240)
+
+FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
+
+
+@pytest.fixture
+def cost_model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    return importlib.import_module("cost_model")
+
+
+def test_collectives_are_compared_and_give_times_to_the_model(tmp_path: Path) -> None:
+    figures, picture = tmp_path / "collectives.json", tmp_path / "collectives.png"
+    result = run_program(
+        2, FOLDER / "collectives.py", "--to-bytes", 1 << 18, "--rounds", 2, "--seconds", 1, "--no-gloo", "--no-model",
+        "--json", figures, "--plot", picture, timeout_seconds=100,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    content = json.loads(figures.read_text())
+    assert content["machine"]["ranks"] == 2
+    sizes = [4**power for power in range(1, 10)]
+    assert list(map(int, content["times_us"])) == sizes
+    for size in sizes:
+        times = content["times_us"][str(size)]
+        assert {"AUTO", "MPI", "RING", "NODE", "raw MPI, one call", "raw MPI, in place"} <= set(times)
+        assert ("memory limit" in times) == ("NODE, allocated" in times) == (size >= 1 << 16)
+        assert all(0 < t["min"] <= t["median"] for t in times.values())
+    # Four bytes over an hour's worth of microseconds would be an error of units.
+    assert content["times_us"]["4"]["AUTO"]["min"] < 1e5
+    assert set(content["ratios"]["min"]["raw MPI at its best / AUTO"]) == set(map(str, sizes))
+
+    model = tmp_path / "model.json"
+    result = run_program(
+        1, FOLDER / "scale_model.py", "--times", figures, "--network", "aries", "--ranks-per-node", 8,
+        "--json", model, "--plot", tmp_path / "model.png", timeout_seconds=60,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    predicted = json.loads(model.read_text())
+    assert set(predicted["errors"]) == {"RING", "MPI", "NODE"}
+    assert predicted["errors"]["NODE"]["points"] == 3
+    assert set(predicted["predicted"]) == {str(4**power) for power in range(1, 9)}
+    row = predicted["predicted"]["65536"]
+    assert row["best"] == min(row["seconds"], key=row["seconds"].get)
+    assert 0 < row["efficiency"] <= row["efficiency_overlapped"] <= 1
+
+
+def test_the_model_measures_for_itself_under_mpirun(tmp_path: Path) -> None:
+    model = tmp_path / "model.json"
+    result = run_program(2, FOLDER / "scale_model.py", "--rounds", 1, "--json", model, timeout_seconds=100)
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert set(json.loads(model.read_text())["lines"]) == {"RING", "MPI", "NODE", "TO ONE"}
+
+
+def test_a_fit_finds_the_numbers_that_made_the_times(cost_model: ModuleType) -> None:
+    made = cost_model.Line(3e-6, 1e-10, float(1 << 20), 4e-10)
+    for algorithm in cost_model.COUNTS:
+        points = {
+            (ranks, 4**power): cost_model.predicted(algorithm, made, ranks, 4**power)
+            for ranks in (2, 3, 4) for power in range(2, 14)
+        }
+        # The knee lies at one of the points' own counts of bytes only for NODE: elsewhere near it.
+        line = cost_model.fit(algorithm, points)
+        assert line.start == pytest.approx(3e-6, rel=0.05)
+        off = [abs(cost_model.predicted(algorithm, line, *key) / value - 1) for key, value in points.items()]
+        assert max(off) < (1e-6 if algorithm == "NODE" else 0.2)
+    with pytest.raises(ValueError, match="at least 4 points"):
+        cost_model.fit("RING", {(2, 4): 1.0})
+
+
+def test_costs_keep_to_the_formulas(cost_model: ModuleType) -> None:
+    slow = cost_model.Network("slow", 1e-3, 1e9, "made up")
+    free = cost_model.Line(0.0, 0.0, 1.0, 0.0)
+    machine = cost_model.Machine(free, free, 0.0, slow)
+    # Eight nodes of one rank and 8 MB: latency and bytes by hand.
+    assert cost_model.ring(machine, 8, 1, 8e6) == pytest.approx(14 * (1e-3 + 1e-3))
+    assert cost_model.recursive_doubling(machine, 8, 1, 8e6) == pytest.approx(3 * (1e-3 + 8e-3))
+    assert cost_model.rabenseifner(machine, 8, 1, 8e6) == pytest.approx(6e-3 + 2 * 7 / 8 * 8e-3)
+    assert cost_model.to_one(machine, 8, 1, 8e6) == pytest.approx(2 * (1e-3 + 7 * 8e-3))
+    # Lanes send each byte of a node once; whole arrays of all its ranks go over the same link.
+    lanes = cost_model.node_and_lanes(machine, 32, 4, 8e6)
+    assert lanes == pytest.approx(6e-3 + 2 * 7 / 8 * 8e-3)
+    assert cost_model.recursive_doubling(machine, 32, 4, 8e6) == pytest.approx(3 * (1e-3 + 32e-3))
+    # Latency decides for small arrays, bytes for large ones.
+    machine = cost_model.Machine(cost_model.Line(1e-3, 0.0, 1.0, 0.0), free, 0.0, slow)
+    assert cost_model.to_one(machine, 8, 1, 8e6) == pytest.approx(2 * (1e-3 + 7 * 8e-3) + 14e-3)
+    assert cost_model.best(machine, 8, 1, 4) == "recursive doubling"
+    assert cost_model.best(machine, 8, 1, 8e7, ("recursive doubling", "ring")) == "ring"
+    assert cost_model.best(machine, 4096, 1, 8e6, ("recursive doubling", "ring")) == "recursive doubling"
+    for cost in cost_model.ALGORITHMS.values():
+        assert cost(machine, 1 << 16, 64, 1e8) > cost(machine, 256, 64, 1e8) * 0.999

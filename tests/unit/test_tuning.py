@@ -1,0 +1,97 @@
+"""The sizes of the automatic collective: rules, the file that keeps measured ones, and where two ways cross."""
+
+from __future__ import annotations
+
+import json
+import logging
+import socket
+from pathlib import Path
+
+import pytest
+
+from mpidist.comm.measuring import crossing
+from mpidist.comm.tuning import NEVER, Place, Tuning, keep_tuning, processor_name, read_tuning, usual_tuning
+
+PLACE = Place("MPICH 5.0.2", 4, 2, 64, "a processor")
+
+
+def test_the_key_names_what_counts_and_no_host() -> None:
+    assert PLACE.key == "MPICH 5.0.2; 4 ranks a node, several nodes; 64 cores, a processor"
+    assert socket.gethostname() not in Place("MPICH 5.0.2", 4, 1, 64, processor_name()).key
+    assert processor_name()
+
+
+def test_ranks_that_outnumber_cores_use_node_memory_later() -> None:
+    enough = usual_tuning(PLACE)
+    crowded = [usual_tuning(Place(name, 4, 2, 2, "a processor")) for name in ("MPICH 5.0.2", "Open MPI 5.0.11")]
+    assert enough.node_from < crowded[0].node_from < NEVER == crowded[1].node_from
+    assert "more ranks than cores" in crowded[0].source
+
+
+def test_two_ranks_of_mpich_always_use_node_memory() -> None:
+    sizes = [usual_tuning(Place(f"{name} 5", ranks, 1, 64, "")).node_from for ranks in (2, 3) for name in
+             ("MPICH", "Open MPI")]
+    assert sizes[0] == 0 < sizes[1] == sizes[2] == sizes[3]
+
+
+def test_sizes_are_kept_beside_others(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "tuning.json"
+    assert read_tuning(path, PLACE.key) is None
+    keep_tuning(path, "another", Tuning(1, 2, 3))
+    keep_tuning(path, PLACE.key, Tuning(0, 1 << 18, NEVER, "measured"))
+    kept = read_tuning(path, PLACE.key)
+    assert kept is not None
+    assert (kept.node_from, kept.chunk_bytes, kept.ring_from) == (0, 1 << 18, NEVER)
+    assert str(path) in kept.source
+    other = read_tuning(path, "another")
+    assert other is not None
+    assert other.node_from == 1
+    assert [file.name for file in path.parent.iterdir()] == ["tuning.json"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "{", "[1]", json.dumps({PLACE.key: 5}), json.dumps({PLACE.key: {"node_from": 1}}),
+        json.dumps({PLACE.key: {"node_from": -1, "chunk_bytes": 1, "ring_from": 1}}),
+        json.dumps({PLACE.key: {"node_from": "1", "chunk_bytes": 1, "ring_from": 1}}),
+        json.dumps({PLACE.key: {"node_from": 1, "chunk_bytes": 0, "ring_from": 1}}),
+    ],
+)
+def test_a_broken_file_is_a_warning_and_is_replaced(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "tuning.json"
+    path.write_text(text)
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        assert read_tuning(path, PLACE.key) is None
+    assert str(path) in caplog.text
+    assert "MPIDIST_TUNE=1" in caplog.text
+    keep_tuning(path, PLACE.key, Tuning())
+    assert read_tuning(path, PLACE.key) is not None
+
+
+def test_a_file_that_cannot_be_written_or_read_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("")
+    path = tmp_path / "file" / "tuning.json"
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        keep_tuning(path, PLACE.key, Tuning())
+        assert read_tuning(path, PLACE.key) is None
+    assert "cannot be kept" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("ratios", "begins"),
+    [
+        ([2.0, 1.5, 0.8, 0.5], 3),
+        ([2.0, 2.0, 2.0, 2.0], NEVER),
+        ([0.9, 0.9, 0.9, 0.9], 0),
+        # One disturbed size does not decide.
+        ([2.0, 0.5, 1.1, 0.5], 2),
+        ([0.5, 0.5, 0.5, 1.1], 0),
+    ],
+)
+def test_where_two_ways_cross(ratios: list[float], begins: int) -> None:
+    assert crossing(list(enumerate(ratios, 1))) == begins
