@@ -35,6 +35,7 @@ from mpidist.comm import selection
 from mpidist.comm.array_collective import ArrayCollective
 from mpidist.comm.collective import Collective, check_in_place, check_reducible
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.ending import FORWARD_SECONDS
 from mpidist.comm.hooks_collective import HooksCollective
 from mpidist.options import CommunicationOptions, ReduceOp
 
@@ -218,6 +219,8 @@ class CommunicationThread:
                     f"mpidist: {place} comes to its end, and its asynchronous reduction number {seen + 1} has waited "
                     f"{STALLED_SECONDS:g} s for other ranks, which made fewer of them; the job ends\n".encode(),
                 )
+                # Hydra was seen to drop what a rank wrote just before it aborted.
+                time.sleep(FORWARD_SECONDS)
                 mpi.COMM_WORLD.Abort(1)
 
 
