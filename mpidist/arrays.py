@@ -87,9 +87,12 @@ def lend(array: object) -> AnyArray:
 
 
 def give_back(result: AnyArray, like: object) -> Any:
-    """Local. A result as an array of the library of `like`, over the same memory."""
+    """Local. A result as an array of the library of `like`, over the same memory unless it is read-only."""
     if type(result) is type(like) or isinstance(like, (np.ndarray, np.generic)):
         return result
+    # Before its version 1 DLPack cannot say that memory must not be written to, and NumPy refuses.
+    if not getattr(result.flags, "writeable", True):
+        result = result.copy()
     return array_api_compat.array_namespace(like).from_dlpack(result)
 
 

@@ -62,7 +62,7 @@ class ClusterSpec:
         return self._addresses == other
 
     # Equal to a plain dict, which has no hash either.
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # how Python says that a class with `__eq__` has no hash
 
     def __repr__(self) -> str:
         jobs = self.as_dict()

@@ -153,7 +153,7 @@ def synchronize(index: int) -> None:
 
 def require_current_device(array: AnyArray) -> None:
     """Local. Raise ValueError where an array lies on another GPU than the current one."""
-    lies_on, current = int(array.device.id), current_device()  # type: ignore[attr-defined]
+    lies_on, current = int(array.device.id), current_device()  # type: ignore[attr-defined]  # CuPy: an index
     if lies_on != current:
         raise ValueError(
             f"an array of shape {array.shape} lies on GPU {lies_on} and GPU {current} is current: one rank computes on "
@@ -197,5 +197,5 @@ def _address(array: Any) -> int:
 
 def _record(stream: Any) -> Ticket:
     event: Ticket = cupy.cuda.Event(disable_timing=True)
-    event.record(stream)  # type: ignore[attr-defined]
+    event.record(stream)  # type: ignore[attr-defined]  # a Ticket only to the callers
     return event

@@ -1,0 +1,43 @@
+"""Arrays of other libraries: lent without a copy, and results given back in their kind."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from mpidist import arrays
+
+
+def test_a_tensor_is_lent_and_given_back_without_a_copy() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    tensor = torch.zeros(3)
+    lent = arrays.lend(tensor)
+    lent[...] = 2
+    assert tensor.tolist() == [2, 2, 2]
+    result = np.ones(3, np.float32)
+    back = arrays.give_back(result, tensor)
+    back[0] = 5
+    assert result.tolist() == [5, 1, 1]
+
+
+@pytest.mark.parametrize("library", ["torch", "jax.numpy"])
+def test_a_read_only_result_is_copied(library: str) -> None:
+    xp = pytest.importorskip(library, reason=f"{library.partition('.')[0]} is not installed")
+    result = np.arange(3, dtype=np.float32)
+    result.flags.writeable = False
+    back = arrays.give_back(result, xp.zeros(3, dtype=xp.float32))
+    assert isinstance(back, type(xp.zeros(1)))
+    assert np.asarray(back).tolist() == [0, 1, 2]
+    assert not np.shares_memory(np.asarray(back), result)
+
+
+@pytest.mark.parametrize("value", [[1, 2], 3.0, "text", None])
+def test_what_is_no_array_is_refused(value: object) -> None:
+    with pytest.raises(TypeError, match="expected an array of NumPy, CuPy or any library that speaks DLPack"):
+        arrays.lend(value)
+
+
+def test_a_tensor_that_records_gradients_is_refused_with_its_reason() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with pytest.raises(TypeError, match=r"cannot be seen by NumPy without a copy: .*detach"):
+        arrays.lend(torch.zeros(2, requires_grad=True))
