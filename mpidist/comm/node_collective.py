@@ -1,12 +1,15 @@
 """The node collective: ranks of a node combine arrays in memory that they share, each its slice.
 
-An array goes through node memory block by block, so that the blocks stay in a cache and the memory sees only the
-array itself. Between nodes every local rank is busy at once: it reduces its slice with the same slice of the other
-nodes, on a communicator of its own.
+A small array goes through node memory block by block, so that the blocks stay in a cache and the memory sees only the
+array itself; a large one is read and written where it lies, if the system allows that (`direct_copies.py`). Between
+nodes every local rank is busy at once: it reduces its slice with the same slice of the other nodes, on a communicator
+of its own.
 """
 
 from __future__ import annotations
 
+import logging
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,14 +19,19 @@ from mpidist.comm.array_collective import ArrayCollective
 from mpidist.comm.collective import AnyArray
 from mpidist.comm.combine import FUNCTIONS, combine, is_half
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.direct_copies import DirectCopies, piece_bytes
 from mpidist.comm.mpi_collective import MpiCollective
 from mpidist.comm.node_barrier import NodeBarrier, open_node_barrier
 from mpidist.comm.node_memory import NodeMemory
+from mpidist.comm.peer_memory import open_peer_memory
 from mpidist.comm.shared_buffer import SharedBuffers
 from mpidist.comm.slices import cut_evenly, slices_of
 from mpidist.comm.tree_order import combine_in_tree
+from mpidist.comm.tuning import NEVER
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions, ReduceOp
+
+logger = logging.getLogger("mpidist")
 
 # A rank's block. It should stay in the rank's own cache, and a barrier be short beside it.
 BLOCK_BYTES = 1 << 19
@@ -33,6 +41,10 @@ ROOM_BYTES = 1 << 26
 _LOOKED_UP_BYTES = 1 << 16
 # Of arrays that are shared already a rank reads and writes all ranks' blocks.
 SHARED_BLOCK_BYTES = 1 << 18
+# From here on arrays are copied directly: if that is faster for `TRIED_BYTES` already, and if it is not.
+DIRECT_FROM = (1 << 18, 1 << 24)
+TRIED_BYTES = 1 << 20
+_TRIALS = 3
 # Blocks begin at multiples of this: no two ranks write to one cache line, and every dtype fits (of 32 bytes, too).
 _LINE = 64
 
@@ -57,7 +69,8 @@ class NodeCollective(ArrayCollective):
         self._rank, self._size = self._node.rank, self._node.size
         self._is_one_node = len(communicator.node_sizes) == 1
         # The order of the tree is that of all ranks: over several nodes it cannot be kept here.
-        self._combine = combine_in_tree if options.reproducible and self._is_one_node else combine
+        in_tree = options.reproducible and self._is_one_node
+        self._combine = combine_in_tree if in_tree else combine
         lane = communicator.open_lane()
         self._lane = None if lane is None else MpiCollective(lane, CommunicationOptions())
         self._lane_count = min(communicator.node_sizes)
@@ -78,9 +91,37 @@ class NodeCollective(ArrayCollective):
         self._buffers = SharedBuffers(communicator)
         self._has_allocated = False
         places_end = rooms_bytes + (largest + 1) * _LINE
-        self._places = memory.bytes[rooms_bytes : rooms_bytes + 8 * self._size].view(np.int64)
+        tables = memory.bytes[rooms_bytes : rooms_bytes + 24 * self._size].view(np.int64)
+        self._places = tables[: self._size]
         self._barrier = open_node_barrier(communicator, memory.bytes[places_end:])
         self._views: dict[np.dtype[Any], list[list[AnyArray]]] = {}
+        peers, why_not = open_peer_memory(communicator, tables[self._size :].reshape(-1, 2), self._barrier)
+        self._direct: DirectCopies | None = None
+        self._direct_from = NEVER
+        if peers is not None:
+            pieces = piece_bytes(largest, options.bytes_per_pack)
+            self._direct = DirectCopies(peers, self._rank, self._size, self._barrier, pieces, changes_parts=in_tree)
+            # Blocks as the user wants them are not for a trial.
+            is_faster = not options.bytes_per_pack and self._direct_is_faster()
+            self._direct_from = DIRECT_FROM[0 if is_faster else 1]
+        elif communicator.rank == 0:
+            logger.info("collective NODE: large arrays go through shared blocks, too: %s", why_not)
+
+    def _direct_is_faster(self) -> bool:
+        """Collective. Try it, in a few milliseconds: only that tells whether the ranks' cores share a cache.
+
+        Both ways give the same bits.
+        """
+        array = np.zeros(TRIED_BYTES, np.uint8)
+        best = [NEVER, NEVER]
+        for _ in range(_TRIALS):
+            for way, self._direct_from in enumerate((NEVER, 0)):
+                self._barrier()
+                begin = time.perf_counter_ns()
+                self._all_reduce(array, array, ReduceOp.MAX)
+                best[way] = min(best[way], time.perf_counter_ns() - begin)
+        blocks, direct = (self.communicator.all_reduce_max(nanoseconds) for nanoseconds in best)
+        return direct < blocks
 
     def allocate(self, shape: Sequence[int], dtype: Any = np.float32) -> AnyArray:
         """Collective. An array in node memory; see `ArrayCollective.allocate`."""
@@ -91,6 +132,9 @@ class NodeCollective(ArrayCollective):
 
     def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         if self._has_allocated and self.all_reduce_shared(source, total, op):
+            return
+        if self._direct is not None and source.nbytes >= self._direct_from:
+            self._direct.all_reduce(source, total, op, self._slice_count, self._combine, self._across_nodes)
             return
         if self._is_one_node and self._size == 2:
             self._all_reduce_pair(source, total, op)
@@ -107,12 +151,16 @@ class NodeCollective(ArrayCollective):
                 mine = slices[number][self._rank]
                 blocks = [block[: count * source.itemsize].view(source.dtype)[mine] for block in self._blocks[turn]]
                 self._combine(blocks, result[mine], op)
-                if self._lane is not None and result[mine].size:
-                    self._lane.all_reduce(result[mine], _undivided(op), in_place=True)
+                self._across_nodes(result[mine], op)
             self._turn = 1 - turn
             self._fill(source, pieces, number + 1)
             self._barrier()
             total[piece] = result
+
+    def _across_nodes(self, array: AnyArray, op: ReduceOp) -> None:
+        if self._lane is not None and array.size:
+            # A MEAN is a sum here: it is divided once, by the number of all ranks.
+            self._lane.all_reduce(array, ReduceOp.SUM if op is ReduceOp.MEAN else op, in_place=True)
 
     @property
     def _slice_count(self) -> int:
@@ -136,8 +184,7 @@ class NodeCollective(ArrayCollective):
             for begin in range(mine.start, mine.stop, length):
                 blocks = [part[begin : min(begin + length, mine.stop)] for part in parts]
                 self._combine(blocks, blocks[0], op)
-                if self._lane is not None:
-                    self._lane.all_reduce(blocks[0], _undivided(op), in_place=True)
+                self._across_nodes(blocks[0], op)
                 for block in blocks[1:]:
                     block[...] = blocks[0]
         self._barrier()
@@ -186,6 +233,9 @@ class NodeCollective(ArrayCollective):
             self._all_reduce(source, total, op)
             mine[...] = total[slices_of(counts)[self.communicator.rank]]
             return
+        if self._direct is not None and source.nbytes >= self._direct_from:
+            self._direct.reduce_scatter(source, mine, counts, op, self._combine)
+            return
         # Pieces of the whole array: what of a piece is a rank's part, that rank combines.
         part = slices_of(counts)[self._rank]
         pieces = self._pieces(source)
@@ -208,6 +258,9 @@ class NodeCollective(ArrayCollective):
         if not self._is_one_node:
             self._mpi._broadcast(data, root)
             return
+        if self._direct is not None and data.nbytes >= self._direct_from:
+            self._direct.broadcast(data, root)
+            return
         for piece in self._pieces(data):
             turn, mine = self._turn, data[piece]
             room = self._blocks[turn][root][: mine.nbytes]
@@ -221,6 +274,9 @@ class NodeCollective(ArrayCollective):
     def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
         if not self._is_one_node:
             self._mpi._all_gather(mine, gathered, counts)
+            return
+        if self._direct is not None and gathered.nbytes >= self._direct_from:
+            self._direct.all_gather(mine, gathered, counts)
             return
         parts = slices_of(counts)
         for begin in range(0, max(counts), self._block_bytes):
@@ -237,8 +293,3 @@ class NodeCollective(ArrayCollective):
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
         self._mpi._all_to_all(sent, sent_counts, got, got_counts)
-
-
-def _undivided(op: ReduceOp) -> ReduceOp:
-    """Between nodes a MEAN is a sum: it is divided once, by the number of all ranks."""
-    return ReduceOp.SUM if op is ReduceOp.MEAN else op

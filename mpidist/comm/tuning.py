@@ -66,9 +66,9 @@ class Place:
 def usual_tuning(place: Place) -> Tuning:
     """Local. The numbers by rules, made from measurements with 2 to 4 ranks and two cores."""
     if place.node_ranks > place.cores:
-        # Ranks wait for cores at each barrier, of which node memory has more than a small message. Open MPI remains the
-        # faster one with large arrays, too (8.1 against 9.3 ms with 4 ranks on 2 cores and 16 MB).
-        begins = NEVER if place.library.startswith("Open MPI") else 1 << 14
+        # Ranks wait for cores at each barrier, of which node memory has more than a small message. With Open MPI it
+        # pays once arrays are copied directly.
+        begins = 1 << 19 if place.library.startswith("Open MPI") else 1 << 14
         return Tuning(node_from=begins, chunk_bytes=1 << 22, source="default sizes for more ranks than cores")
     if place.node_ranks == 2 and place.node_count == 1 and place.library.startswith("MPICH"):
         # Two ranks need one barrier of their own, which takes less than any call of MPICH, and than those of Open MPI

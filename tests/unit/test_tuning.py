@@ -24,7 +24,7 @@ def test_the_key_names_what_counts_and_no_host() -> None:
 def test_ranks_that_outnumber_cores_use_node_memory_later() -> None:
     enough = usual_tuning(PLACE)
     crowded = [usual_tuning(Place(name, 4, 2, 2, "a processor")) for name in ("MPICH 5.0.2", "Open MPI 5.0.11")]
-    assert enough.node_from < crowded[0].node_from < NEVER == crowded[1].node_from
+    assert enough.node_from < crowded[0].node_from < crowded[1].node_from < NEVER
     assert "more ranks than cores" in crowded[0].source
 
 

@@ -1,0 +1,119 @@
+"""Direct copies between a node's ranks: the contract, uneven nodes, the bits of blocks, and what forbids them."""
+
+from __future__ import annotations
+
+import logging
+import os
+
+import numpy as np
+import pytest
+
+from mpidist.comm import node_collective, peer_memory, selection
+from mpidist.comm.collective import Collective
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.node_collective import NodeCollective
+from mpidist.comm.node_memory import NodeMemory
+from mpidist.comm.peer_memory import PeerMemory, open_peer_memory
+from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from mpidist.testing_contract import CollectiveContract
+from tests.parallel.layouts import lay_out
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+# Pieces so small that the arrays here go in several.
+NODE = CommunicationOptions(implementation="NODE", bytes_per_pack=256)
+
+
+def open_node(communicator: Communicator, direct_from: int, options: CommunicationOptions = NODE) -> NodeCollective:
+    """The node collective, which copies arrays from so many bytes on directly."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(node_collective, "DIRECT_FROM", (direct_from, direct_from))
+        collective = selection.choose(communicator, options)
+    assert isinstance(collective, NodeCollective)
+    return collective
+
+
+def open_table(communicator: Communicator) -> tuple[PeerMemory | None, str]:
+    node = communicator.node
+    table = NodeMemory(communicator, 16 * node.size).bytes.view(np.int64).reshape(-1, 2)
+    return open_peer_memory(communicator, table, node.barrier)
+
+
+@pytest.fixture(autouse=True)
+def _peers_can_be_reached(communicator: Communicator) -> None:
+    peers, why = open_table(communicator)
+    if peers is None:
+        pytest.skip(f"this system does not let processes read one another: {why}")
+
+
+class TestContract(CollectiveContract):
+    large = 3001
+
+    @pytest.fixture(params=["node", "pairs", "first", "last"])
+    def collective(self, request: pytest.FixtureRequest, communicator: Communicator) -> Collective:
+        laid_out = lay_out(communicator, request.param)
+        if max(laid_out.node_sizes) == 1:
+            pytest.skip("no two ranks share a node in this layout")
+        return open_node(laid_out, 0)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "complex64"])
+@pytest.mark.parametrize("in_place", [False, True])
+def test_the_bits_are_those_of_blocks(communicator: Communicator, dtype: str, in_place: bool) -> None:
+    """Which of them is faster is measured: the result must not depend on it."""
+    mine = np.random.default_rng(communicator.rank).standard_normal(5_003).astype(dtype)
+    results = []
+    for direct_from in (0, 1 << 62):
+        array = mine.copy()
+        collective = open_node(communicator, direct_from)
+        results.append(collective.all_reduce(array, in_place=in_place))
+        np.testing.assert_array_equal(array, results[-1] if in_place else mine)
+    np.testing.assert_array_equal(results[0], results[1])
+    sums = communicator.all_gather_object(results[0].tobytes())
+    assert len(set(sums)) == 1
+
+
+def test_what_a_tree_combines_leaves_the_arrays_alone(communicator: Communicator) -> None:
+    options = CommunicationOptions(reproducible=True, bytes_per_pack=256)
+    collective = selection.open_backend(CommunicationImplementation.NODE, communicator, options)
+    assert isinstance(collective, NodeCollective)
+    collective._direct_from = 0
+    mine = np.random.default_rng(communicator.rank).standard_normal(1_001).astype(np.float32)
+    kept = mine.copy()
+    total = collective.all_reduce(mine)
+    np.testing.assert_array_equal(mine, kept)
+    np.testing.assert_allclose(total, np.sum(communicator.all_gather_object(mine), axis=0), rtol=1e-5, atol=1e-5)
+
+
+def test_either_way_is_chosen_by_a_trial(communicator: Communicator) -> None:
+    collective = selection.choose(communicator, CommunicationOptions(implementation="NODE"))
+    assert isinstance(collective, NodeCollective)
+    assert collective._direct_from in node_collective.DIRECT_FROM
+    assert len(set(communicator.all_gather_object(collective._direct_from))) == 1
+    array = np.full(node_collective.DIRECT_FROM[1] // 4 + 1, communicator.rank + 1, np.float32)
+    assert (collective.all_reduce(array, ReduceOp.MAX) == communicator.size).all()
+
+
+def test_without_the_right_to_it_blocks_are_used(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    # One rank is enough.
+    if communicator.rank == communicator.size - 1:
+        monkeypatch.setenv(peer_memory.SWITCH, "0")
+    with caplog.at_level(logging.INFO, "mpidist"):
+        collective = open_node(communicator, 0)
+    assert collective._direct is None
+    if communicator.rank == 0:
+        assert "large arrays go through shared blocks, too: " in caplog.text
+    assert (collective.all_reduce(np.ones(5_000, np.float32)) == communicator.size).all()
+
+
+def test_another_process_under_the_same_number_is_noticed(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in containers that number their processes apart."""
+    number = os.getpid() if communicator.rank else os.getppid()
+    monkeypatch.setattr(os, "getpid", lambda: number)
+    peers, why = open_table(communicator)
+    assert peers is None
+    assert why
