@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections import deque
 from collections.abc import Sequence
 from typing import Any, ClassVar, cast
 
 import numpy as np
 
 from mpidist import arrays
-from mpidist.comm.agreement import require_same, same_on_all
-from mpidist.comm.arrival import Arrival
+from mpidist.comm.agreement import require_same
+from mpidist.comm.call_log import HINT, CallLog
 from mpidist.comm.collective import (
     AnyArray,
     check_axis,
@@ -25,11 +24,6 @@ from mpidist.comm.combine import add_halves, half_dtype, is_half
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.slices import even_sizes, slices_of
 from mpidist.options import CommunicationOptions, ReduceOp
-
-# Shapes and dtypes are compared in so many first calls, then at powers of two: whether a check runs may depend only
-# on what all ranks share, and the number of calls is that.
-CHECKED_CALLS = 16
-_HINT = "Give `axis=0` to reduce a batch whose size differs between ranks, and make the same calls on all ranks."
 
 
 class ArrayCollective(ABC):
@@ -45,7 +39,7 @@ class ArrayCollective(ABC):
 
     Attributes:
         communicator: The ranks.
-        recent: The last calls, newest last: number, call, detail (operation or root), bytes of this rank's array.
+        log: What it was asked for.
     """
 
     # Half precision and booleans under MIN and MAX are combined as they are, with sums in float32; else converted.
@@ -55,12 +49,10 @@ class ArrayCollective(ABC):
 
     def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
         self.communicator = communicator
-        self.recent: deque[tuple[int, str, ReduceOp | int | None, int]] = deque(maxlen=64)
-        self._check = options.check
+        self.log = CallLog(communicator, options)
+        # Bound once: a small call costs little but Python.
+        self._enter = self.log.enter
         self._wire = None if options.wire_dtype is None else half_dtype(options.wire_dtype)
-        self._is_alone = communicator.size == 1
-        self._arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
-        self._calls = 0
 
     def all_reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, *, in_place: bool = False) -> AnyArray:
         """Collective. See `Collective.all_reduce`."""
@@ -76,7 +68,10 @@ class ArrayCollective(ABC):
         ):
             self._enter("all_reduce", op, array)
             result = np.empty(array.shape, dtype)
-            self._all_reduce(array.reshape(-1), result.reshape(-1), op)
+            if array.ndim == 1:
+                self._all_reduce(array, result, op)
+            else:
+                self._all_reduce(array.reshape(-1), result.reshape(-1), op)
             return result
         return self._all_reduce_any(array, op, in_place)
 
@@ -153,9 +148,9 @@ class ArrayCollective(ABC):
     def all_gather(self, array: AnyArray, axis: int = 0) -> AnyArray:
         """Collective. See `Collective.all_gather`."""
         array, like = self._lend(array), array
-        self._note("all_gather", axis, array)
+        self.log.note("all_gather", axis, array)
         calls = self.communicator.all_gather_object(("all_gather", array.shape, array.dtype.name, axis))
-        require_same([call[0] for call in calls], "the collective call", _HINT)
+        require_same([call[0] for call in calls], "the collective call", HINT)
         axis = check_gatherable([call[1:] for call in calls])
         xp = arrays.namespace(array)
         dtype = array.dtype.newbyteorder("=")
@@ -191,9 +186,9 @@ class ArrayCollective(ABC):
             (len(parts), parts[0].dtype.name, parts[0].shape[1:], tuple(part.shape[:1] for part in parts))
             if parts else (0, "", (), ())
         )
-        self._note("all_to_all", None, parts[0] if parts else np.empty(0))
+        self.log.note("all_to_all", None, parts[0] if parts else np.empty(0))
         calls = self.communicator.all_gather_object(("all_to_all", *described))
-        require_same([call[0] for call in calls], "the collective call", _HINT)
+        require_same([call[0] for call in calls], "the collective call", HINT)
         require_same(
             [call[1:4] for call in calls], "all_to_all: number of parts, dtype and shape apart from the first size",
             "Only first sizes may differ.",
@@ -239,8 +234,7 @@ class ArrayCollective(ABC):
 
     def barrier(self) -> None:
         """Collective. Return when every rank has called."""
-        if self._arrival is not None:
-            self._arrival.wait("barrier")
+        self.log.wait("barrier")
         self.communicator.barrier()
 
     def _broadcast_array(self, data: AnyArray, root: int) -> None:
@@ -305,31 +299,6 @@ class ArrayCollective(ABC):
                 "implementation AUTO, STAGED or NCCL, or move it with .get()"
             )
         return lent
-
-    def compares_soon(self) -> bool:
-        """Local. Whether one of the next 16 calls compares shapes and dtypes; the same on every rank."""
-        return self._check or (1 << self._calls.bit_length()) - self._calls <= CHECKED_CALLS
-
-    def _note(self, call: str, detail: ReduceOp | int | None, array: AnyArray) -> None:
-        self._calls += 1
-        self.recent.append((self._calls, call, detail, array.nbytes))
-        if self._arrival is not None:
-            self._arrival.wait(call)
-
-    def _enter(self, call: str, detail: ReduceOp | int, array: AnyArray) -> None:
-        """Note the call, and compare, now and then, what the ranks are about to do."""
-        self._calls = calls = self._calls + 1
-        self.recent.append((calls, call, detail, array.nbytes))
-        if self._is_alone:
-            return
-        if self._arrival is not None:
-            self._arrival.wait(call)
-        if self._check or calls <= CHECKED_CALLS or calls & (calls - 1) == 0:
-            same_on_all(
-                self.communicator, "the collective call, its shape and dtype",
-                (f"{call} {detail.name if isinstance(detail, ReduceOp) else detail}", array.shape, array.dtype.name),
-                _HINT,
-            )
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.communicator!r})"

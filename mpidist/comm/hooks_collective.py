@@ -77,7 +77,7 @@ class HooksCollective(ArrayCollective):
         ]
         dense = [number for number, (value, _) in enumerate(pairs) if not isinstance(value, IndexedSlices)]
         lent = {number: self._lend(pairs[number][0]) for number in dense}
-        self._note("reduce", op, next(iter(lent.values()), np.empty(0)))
+        self.log.note("reduce", op, next(iter(lent.values()), np.empty(0)))
         same_on_all(
             self.communicator, "the values of cross_device_ops",
             (op.name, [(array.shape, array.dtype.name) for array in lent.values()]),

@@ -105,7 +105,7 @@ def _one(collective: Collective, leaf: Any, op: ReduceOp, *, in_place: bool) -> 
 
 def _compare(collective: Collective, leaves: Sequence[Any], lent: dict[int, AnyArray], op: ReduceOp) -> None:
     """Compare what ranks are about to do about as often as the collective does: packed, other shapes look alike."""
-    if isinstance(collective, ArrayCollective) and not collective.compares_soon():
+    if isinstance(collective, ArrayCollective) and not collective.log.compares_soon():
         return
     described = [
         (lent[n].shape, lent[n].dtype.name) if n in lent else type(leaf).__name__ for n, leaf in enumerate(leaves)
@@ -121,18 +121,20 @@ def _packs(given: Sequence[AnyArray], limit: int) -> list[list[int]]:
     packs: list[list[int]] = []
     open_packs: dict[tuple[np.dtype[Any], int | None], list[int]] = {}
     room: dict[tuple[np.dtype[Any], int | None], int] = {}
+    alone = min(ALONE_BYTES, limit)
     for index, array in enumerate(given):
+        byte_count, dtype = array.nbytes, array.dtype
         # Arrays of another byte order would come back in this machine's.
-        if array.nbytes >= min(ALONE_BYTES, limit) or not array.dtype.isnative:
+        if byte_count >= alone or not dtype.isnative:
             packs.append([index])
             continue
-        key = (array.dtype, arrays.device_index(array))
-        if key in open_packs and array.nbytes > room[key]:
+        key = (dtype, None if type(array) is np.ndarray else arrays.device_index(array))
+        if byte_count > room.get(key, limit):
             packs.append(open_packs.pop(key))
         if key not in open_packs:
             open_packs[key], room[key] = [], limit
         open_packs[key].append(index)
-        room[key] -= array.nbytes
+        room[key] -= byte_count
     return packs + list(open_packs.values())
 
 
@@ -147,13 +149,23 @@ def _reduce_pack(collective: Collective, pack: list[AnyArray], op: ReduceOp) -> 
 
 
 def _reduce_in_place(collective: Collective, given: Sequence[AnyArray], op: ReduceOp, limit: int) -> None:
+    # All packs go through the same memory: fresh one, which the system gives page by page, costs more than the copies.
+    room: AnyArray | None = None
     for pack in _packs(given, limit):
-        if len(pack) == 1:
-            collective.all_reduce(given[pack[0]], op, in_place=True)
-            continue
         targets = [given[index] for index in pack]
-        for target, part in zip(targets, _reduce_pack(collective, targets, op), strict=True):
-            target[...] = part
+        if len(pack) == 1:
+            collective.all_reduce(targets[0], op, in_place=True)
+            continue
+        xp = arrays.namespace(targets[0])
+        if room is None or arrays.namespace(room) is not xp:
+            room = xp.empty(limit, np.uint8)
+        packed = room[: sum(target.nbytes for target in targets)].view(targets[0].dtype)
+        xp.concatenate([target.reshape(-1) for target in targets], out=packed)
+        collective.all_reduce(packed, op, in_place=True)
+        begin = 0
+        for target in targets:
+            target[...] = packed[begin : begin + target.size].reshape(target.shape)
+            begin += target.size
 
 
 def _joined(collective: Collective, given: list[AnyArray]) -> list[AnyArray]:

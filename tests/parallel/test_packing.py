@@ -37,7 +37,7 @@ def collective(request: pytest.FixtureRequest, communicator: Communicator) -> Ar
 
 
 def calls_of(collective: ArrayCollective) -> int:
-    return collective.recent[-1][0] if collective.recent else 0
+    return collective.log.recent[-1][0] if collective.log.recent else 0
 
 
 def is_defined(op: ReduceOp, dtype: str) -> bool:
