@@ -104,8 +104,9 @@ class NodeCollective(ArrayCollective):
             # Blocks as the user wants them are not for a trial.
             is_faster = not options.bytes_per_pack and self._direct_is_faster()
             self._direct_from = DIRECT_FROM[0 if is_faster else 1]
-        elif communicator.rank == 0:
-            logger.info("collective NODE: large arrays go through shared blocks, too: %s", why_not)
+        if communicator.rank == 0:
+            way = f"arrays from {self._direct_from} bytes on are copied directly between processes, by a trial"
+            logger.info("collective NODE: %s", f"all arrays go through shared blocks: {why_not}" if why_not else way)
 
     def _direct_is_faster(self) -> bool:
         """Collective. Try it, in a few milliseconds: only that tells whether the ranks' cores share a cache.

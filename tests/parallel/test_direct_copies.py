@@ -85,8 +85,12 @@ def test_what_a_tree_combines_leaves_the_arrays_alone(communicator: Communicator
     np.testing.assert_allclose(total, np.sum(communicator.all_gather_object(mine), axis=0), rtol=1e-5, atol=1e-5)
 
 
-def test_either_way_is_chosen_by_a_trial(communicator: Communicator) -> None:
-    collective = selection.choose(communicator, CommunicationOptions(implementation="NODE"))
+def test_the_way_is_chosen_by_a_trial_and_told(
+    communicator: Communicator, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.INFO, "mpidist"):
+        collective = selection.choose(communicator, CommunicationOptions(implementation="NODE"))
+    assert ("are copied directly between processes, by a trial" in caplog.text) == (communicator.rank == 0)
     assert isinstance(collective, NodeCollective)
     assert collective._direct_from in node_collective.DIRECT_FROM
     assert len(set(communicator.all_gather_object(collective._direct_from))) == 1
@@ -104,7 +108,7 @@ def test_without_the_right_to_it_blocks_are_used(
         collective = open_node(communicator, 0)
     assert collective._direct is None
     if communicator.rank == 0:
-        assert "large arrays go through shared blocks, too: " in caplog.text
+        assert "collective NODE: all arrays go through shared blocks: " in caplog.text
     assert (collective.all_reduce(np.ones(5_000, np.float32)) == communicator.size).all()
 
 
