@@ -13,8 +13,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mpidist.comm.collective import AnyArray
+from mpidist.comm.communicator import Communicator
 from mpidist.comm.peer_memory import PeerMemory
 from mpidist.comm.slices import cut_evenly, slices_of
+from mpidist.comm.tuning import NEVER
 from mpidist.options import ReduceOp
 
 # What all ranks' pieces take together while they are combined: they should stay in a core's own cache. A piece is not
@@ -29,31 +31,51 @@ class DirectCopies:
     """The operations of a node on contiguous flat arrays, which stand for those of `ArrayCollective`.
 
     Args:
-        peers: The node's memory.
-        rank: This rank among the node's.
-        size: How many ranks the node has.
+        communicator: All ranks.
+        peers: The memory of this node's.
         barrier: Of the node.
         piece_bytes: See `piece_bytes`; the same on all nodes.
         changes_parts: What combines pieces changes them.
+
+    Attributes:
+        limit: Smaller arrays are not for it; in bytes, the same on every rank.
     """
 
     def __init__(
         self,
+        communicator: Communicator,
         peers: PeerMemory,
-        rank: int,
-        size: int,
         barrier: Callable[[], None],
         piece_bytes: int,
         *,
         changes_parts: bool,
     ) -> None:
+        self.limit = NEVER
+        self._communicator = communicator
         self._peers = peers
-        self._rank = rank
+        self._rank = rank = communicator.node.rank
+        size = communicator.node.size
         self._others = [(rank + step) % size for step in range(1, size)]
         self._barrier = barrier
         self._piece_bytes = piece_bytes
         self._changes_parts = changes_parts
         self._rows = np.empty((size, piece_bytes), np.uint8)
+
+    def takes(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
+        """Collective. Whether these arrays are copied directly; it shows them to the node, and one operation follows.
+
+        Args:
+            source: Read by other ranks.
+            target: Written by other ranks.
+            byte_count: What is compared with the limit, the same on every rank.
+        """
+        if byte_count < self.limit:
+            return False
+        is_reached = self._peers.show(source, target)
+        if len(self._communicator.node_sizes) == 1:
+            return is_reached
+        # Nodes that take different ways would meet between nodes with different pieces.
+        return not self._communicator.all_reduce_max(int(not is_reached))
 
     def all_reduce(
         self,
@@ -74,7 +96,6 @@ class DirectCopies:
             combine: Combines pieces in the order of the ranks.
             across_nodes: Combines what has been combined here with what has been at the same place of other nodes.
         """
-        self._peers.show(source, total)
         if self._rank < slice_count:
             for piece in self._pieces(cut_evenly(source.size, slice_count)[self._rank], source.itemsize):
                 mine = total[piece]
@@ -93,7 +114,6 @@ class DirectCopies:
         self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp, combine: Combine
     ) -> None:
         """Collective. Each rank combines its part of all ranks' arrays."""
-        self._peers.show(source, source)
         part = slices_of(counts)[self._rank]
         for piece in self._pieces(part, source.itemsize):
             combine(self._gathered(source, piece), mine[piece.start - part.start : piece.stop - part.start], op)
@@ -101,14 +121,12 @@ class DirectCopies:
 
     def broadcast(self, data: AnyArray, root: int) -> None:
         """Collective. Every rank reads the root's array."""
-        self._peers.show(data, data)
         if self._rank != root:
             self._peers.read(root, 0, data)
         self._barrier()
 
     def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
         """Collective. Every rank reads every rank's array; bytes."""
-        self._peers.show(mine, mine)
         parts = slices_of(counts)
         gathered[parts[self._rank]] = mine
         for other in self._others:

@@ -95,34 +95,42 @@ class NodeCollective(ArrayCollective):
         self._places = tables[: self._size]
         self._barrier = open_node_barrier(communicator, memory.bytes[places_end:])
         self._views: dict[np.dtype[Any], list[list[AnyArray]]] = {}
-        peers, why_not = open_peer_memory(communicator, tables[self._size :].reshape(-1, 2), self._barrier)
-        self._direct: DirectCopies | None = None
-        self._direct_from = NEVER
-        if peers is not None:
-            pieces = piece_bytes(largest, options.bytes_per_pack)
-            self._direct = DirectCopies(peers, self._rank, self._size, self._barrier, pieces, changes_parts=in_tree)
-            # Blocks as the user wants them are not for a trial.
-            is_faster = not options.bytes_per_pack and self._direct_is_faster()
-            self._direct_from = DIRECT_FROM[0 if is_faster else 1]
-        if communicator.rank == 0:
-            way = f"arrays from {self._direct_from} bytes on are copied directly between processes, by a trial"
-            logger.info("collective NODE: %s", f"all arrays go through shared blocks: {why_not}" if why_not else way)
+        self._direct = self._open_direct(options, tables[self._size :].reshape(-1, 2), changes_parts=in_tree)
 
-    def _direct_is_faster(self) -> bool:
+    def _open_direct(
+        self, options: CommunicationOptions, table: AnyArray, *, changes_parts: bool
+    ) -> DirectCopies | None:
+        """Collective. Direct copies where the system allows them, from the size on that a trial finds."""
+        peers, why_not = open_peer_memory(self.communicator, table, self._barrier)
+        way = f"all arrays go through shared blocks: {why_not}"
+        direct = None
+        if peers is not None:
+            pieces = piece_bytes(max(self.communicator.node_sizes), options.bytes_per_pack)
+            direct = DirectCopies(self.communicator, peers, self._barrier, pieces, changes_parts=changes_parts)
+            # Blocks as the user wants them are not for a trial.
+            is_faster = not options.bytes_per_pack and self._is_faster(direct)
+            direct.limit = DIRECT_FROM[0 if is_faster else 1]
+            way = f"arrays from {direct.limit} bytes on are copied directly between processes, by a trial"
+        if self.communicator.rank == 0:
+            logger.info("collective NODE: %s", way)
+        return direct
+
+    def _is_faster(self, direct: DirectCopies) -> bool:
         """Collective. Try it, in a few milliseconds: only that tells whether the ranks' cores share a cache.
 
         Both ways give the same bits.
         """
         array = np.zeros(TRIED_BYTES, np.uint8)
-        best = [NEVER, NEVER]
+        best = {NEVER: NEVER, 0: NEVER}
+        self._direct = direct
         for _ in range(_TRIALS):
-            for way, self._direct_from in enumerate((NEVER, 0)):
+            for direct.limit in best:
                 self._barrier()
                 begin = time.perf_counter_ns()
                 self._all_reduce(array, array, ReduceOp.MAX)
-                best[way] = min(best[way], time.perf_counter_ns() - begin)
-        blocks, direct = (self.communicator.all_reduce_max(nanoseconds) for nanoseconds in best)
-        return direct < blocks
+                best[direct.limit] = min(best[direct.limit], time.perf_counter_ns() - begin)
+        blocks, copies = (self.communicator.all_reduce_max(nanoseconds) for nanoseconds in best.values())
+        return copies < blocks
 
     def allocate(self, shape: Sequence[int], dtype: Any = np.float32) -> AnyArray:
         """Collective. An array in node memory; see `ArrayCollective.allocate`."""
@@ -134,7 +142,7 @@ class NodeCollective(ArrayCollective):
     def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         if self._has_allocated and self.all_reduce_shared(source, total, op):
             return
-        if self._direct is not None and source.nbytes >= self._direct_from:
+        if self._direct is not None and self._direct.takes(source, total, source.nbytes):
             self._direct.all_reduce(source, total, op, self._slice_count, self._combine, self._across_nodes)
             return
         if self._is_one_node and self._size == 2:
@@ -234,7 +242,7 @@ class NodeCollective(ArrayCollective):
             self._all_reduce(source, total, op)
             mine[...] = total[slices_of(counts)[self.communicator.rank]]
             return
-        if self._direct is not None and source.nbytes >= self._direct_from:
+        if self._direct is not None and self._direct.takes(source, source, source.nbytes):
             self._direct.reduce_scatter(source, mine, counts, op, self._combine)
             return
         # Pieces of the whole array: what of a piece is a rank's part, that rank combines.
@@ -259,7 +267,7 @@ class NodeCollective(ArrayCollective):
         if not self._is_one_node:
             self._mpi._broadcast(data, root)
             return
-        if self._direct is not None and data.nbytes >= self._direct_from:
+        if self._direct is not None and self._direct.takes(data, data, data.nbytes):
             self._direct.broadcast(data, root)
             return
         for piece in self._pieces(data):
@@ -276,7 +284,7 @@ class NodeCollective(ArrayCollective):
         if not self._is_one_node:
             self._mpi._all_gather(mine, gathered, counts)
             return
-        if self._direct is not None and gathered.nbytes >= self._direct_from:
+        if self._direct is not None and self._direct.takes(mine, mine, gathered.nbytes):
             self._direct.all_gather(mine, gathered, counts)
             return
         parts = slices_of(counts)

@@ -58,14 +58,23 @@ class PeerMemory:
         self._here, self._there = _Span(), _Span()
         self._spans = (ctypes.byref(self._here), 1, ctypes.byref(self._there), 1, 0)
 
-    def show(self, source: AnyArray, target: AnyArray) -> None:
+    def show(self, source: AnyArray, target: AnyArray) -> bool:
         """Collective over the node. Let the others read `source`, and write `target`, until the next barrier.
 
         Both are contiguous, and neither moves before that.
+
+        Returns:
+            Whether the kernel reaches the arrays of all ranks; the same on each. Memory that a driver has mapped, such
+            as CUDA's pinned memory, need not be reached (`VM_IO` in the kernel's `check_vma_flags`).
         """
-        self._table[self._rank] = address_of(source), address_of(target)
+        shown = [address_of(source)]
+        shown.append(shown[0] if target is source else address_of(target))
+        if not all(self._reaches(address) for address in set(shown)):
+            shown = [0, 0]
+        self._table[self._rank] = shown
         self._barrier()
         self._sources, self._targets = self._table.T.tolist()
+        return 0 not in self._sources
 
     def read(self, rank: int, offset: int, into: AnyArray) -> None:
         """Local. Fill a contiguous array from the source of a rank, from byte `offset` on."""
@@ -74,6 +83,12 @@ class PeerMemory:
     def write(self, rank: int, offset: int, array: AnyArray) -> None:
         """Local. Write a contiguous array to the target of a rank, from byte `offset` on."""
         self._copy(_calls().process_vm_writev, rank, self._targets[rank] + offset, array)
+
+    def _reaches(self, address: int) -> bool:
+        """Whether this process's own memory there can be read so."""
+        here, there = self._here, self._there
+        here.begin, there.begin, here.count, there.count = address_of(self._table[self._rank]), address, 1, 1
+        return int(_calls().process_vm_readv(self._processes[self._rank], *self._spans)) == 1
 
     def _copy(self, call: Any, rank: int, address: int, array: AnyArray) -> None:
         here, there = self._here, self._there

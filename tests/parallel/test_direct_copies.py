@@ -77,7 +77,8 @@ def test_what_a_tree_combines_leaves_the_arrays_alone(communicator: Communicator
     options = CommunicationOptions(reproducible=True, bytes_per_pack=256)
     collective = selection.open_backend(CommunicationImplementation.NODE, communicator, options)
     assert isinstance(collective, NodeCollective)
-    collective._direct_from = 0
+    assert collective._direct is not None
+    collective._direct.limit = 0
     mine = np.random.default_rng(communicator.rank).standard_normal(1_001).astype(np.float32)
     kept = mine.copy()
     total = collective.all_reduce(mine)
@@ -92,8 +93,9 @@ def test_the_way_is_chosen_by_a_trial_and_told(
         collective = selection.choose(communicator, CommunicationOptions(implementation="NODE"))
     assert ("are copied directly between processes, by a trial" in caplog.text) == (communicator.rank == 0)
     assert isinstance(collective, NodeCollective)
-    assert collective._direct_from in node_collective.DIRECT_FROM
-    assert len(set(communicator.all_gather_object(collective._direct_from))) == 1
+    assert collective._direct is not None
+    assert collective._direct.limit in node_collective.DIRECT_FROM
+    assert len(set(communicator.all_gather_object(collective._direct.limit))) == 1
     array = np.full(node_collective.DIRECT_FROM[1] // 4 + 1, communicator.rank + 1, np.float32)
     assert (collective.all_reduce(array, ReduceOp.MAX) == communicator.size).all()
 
@@ -110,6 +112,24 @@ def test_without_the_right_to_it_blocks_are_used(
     if communicator.rank == 0:
         assert "collective NODE: all arrays go through shared blocks: " in caplog.text
     assert (collective.all_reduce(np.ones(5_000, np.float32)) == communicator.size).all()
+
+
+@pytest.mark.parametrize("layout", ["node", "first"])
+def test_memory_that_cannot_be_reached_goes_through_blocks(
+    communicator: Communicator, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    laid_out = lay_out(communicator, layout)
+    if max(laid_out.node_sizes) == 1:
+        pytest.skip("no two ranks share a node in this layout")
+    collective = open_node(laid_out, 0)
+    if communicator.rank == communicator.size - 1:
+        monkeypatch.setattr(PeerMemory, "_reaches", lambda self, address: False)
+    array = np.full(5_000, communicator.rank + 1.0)
+    total = communicator.size * (communicator.size + 1) // 2
+    assert (collective.all_reduce(array) == total).all()
+    assert (collective.broadcast(array, 1) == 2).all()
+    assert (collective.reduce_scatter(array) == total).all()
+    assert collective.all_gather(array).sum() == 5_000 * total
 
 
 def test_another_process_under_the_same_number_is_noticed(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -36,6 +38,19 @@ def test_reads_and_writes_at_an_offset() -> None:
     np.testing.assert_array_equal(target[990:], source[500:510])
     assert not target[:990].any()
     peers.read(0, 0, np.empty(0))
+
+
+def test_memory_of_a_driver_is_found_out_beforehand() -> None:
+    """The kernel's page of clocks is mapped as devices' memory is: programs read it, the kernel does not copy it."""
+    line = next((line for line in Path("/proc/self/maps").read_text().splitlines() if line.endswith("[vvar]")), None)
+    if line is None:
+        pytest.skip("this system maps no page of clocks")
+    page = (ctypes.c_uint8 * 64).from_address(int(line.partition("-")[0], 16))
+    clocks, usual = np.ctypeslib.as_array(page), np.zeros(64, np.uint8)
+    peers = PeerMemory([os.getpid()], 0, np.zeros((1, 2), np.int64), lambda: None)
+    assert not peers.show(clocks, usual)
+    assert not peers.show(usual, clocks)
+    assert peers.show(usual, usual)
 
 
 def test_an_address_that_is_not_there_is_an_error_with_the_way_out() -> None:
