@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import importlib
+import importlib.metadata
 import importlib.util
+import itertools
+import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -22,6 +27,11 @@ Array = npt.NDArray[Any]
 CHUNKS_KB = (256, 1024, 4096, 16384)
 LIMIT_BLOCK_BYTES = 1 << 18
 BUCKET_BYTES = 25 << 20
+HOROVOD_VERSION = "0.28.1+restarts"
+HOROVOD_CYCLES_MS = (0.1, 1.0)
+HOROVOD_FUSION_MB = (1, 4, 16, 64, 128)  # larger tensors are not packed: at 1 MB, 6 % of ResNet-50's bytes are
+HOROVOD_DEFAULTS = "1 ms, 128 MB"
+HOROVOD_WARM_CALLS = 3
 
 
 class Way(NamedTuple):
@@ -30,10 +40,12 @@ class Way(NamedTuple):
     Attributes:
         written: Arrays that every rank writes just before the time is taken, as a program that computes gradients.
         run: Does it so many times.
+        turn: What is there only while it is this way's turn: a thread that polls would slow all others down.
     """
 
     written: Sequence[Array]
     run: Callable[[int], object]
+    turn: Callable[[], contextlib.AbstractContextManager[object]] = contextlib.nullcontext
 
 
 def repeated(case: Case) -> Callable[[int], None]:
@@ -150,22 +162,69 @@ def _at_once(gloo: Any, pieces: Sequence[Any]) -> Case:
 
 
 def open_horovod() -> Any:
-    """Collective. `horovod.torch`, None where it is not installed."""
-    if importlib.util.find_spec("horovod") is None:
-        say("Horovod is not installed")
+    """Local. `horovod.torch`, None where it is not what `install_horovod.sh` installs; its ways start it, each anew."""
+    try:
+        version = importlib.metadata.version("horovod")
+    except importlib.metadata.PackageNotFoundError:
+        say("Horovod is not installed: see benchmarks/install_horovod.sh")
         return None
-    horovod = importlib.import_module("horovod.torch")
-    horovod.init()
-    return horovod
+    if version != HOROVOD_VERSION:
+        say(f"no Horovod: expected version {HOROVOD_VERSION} of benchmarks/install_horovod.sh, got {version}")
+        return None
+    if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
+        say("no Horovod: it calls MPI on a thread of its own, and MPI has no THREAD_MULTIPLE here")
+        return None
+    importlib.import_module("torch").set_num_threads(1)
+    return importlib.import_module("horovod.torch")
 
 
 def horovod_ways(horovod: Any, array: Array, tensors: Sequence[Array]) -> dict[str, Way]:
-    """Its fused path: all tensors are handed over, its thread packs them."""
+    """Its fused path, in place, over its settings: tensors one by one or as a group; its thread packs them.
+
+    And one array as it is, which it need not pack.
+    """
     torch = importlib.import_module("torch")
     views = [torch.from_numpy(tensor) for tensor in tensors]
+    whole = torch.from_numpy(array)
 
     def fused() -> None:
         for handle in [horovod.allreduce_async_(v, name=str(i), op=horovod.Sum) for i, v in enumerate(views)]:
             horovod.synchronize(handle)
 
-    return {"Horovod, fused": Way((array,), repeated(fused))}
+    def grouped() -> None:
+        horovod.grouped_allreduce_(views, name="group", op=horovod.Sum)
+
+    def flat() -> None:
+        horovod.allreduce_(whole, name="flat", op=horovod.Sum)
+
+    def way(case: Case, cycle_ms: float, fusion_mb: int) -> Way:
+        turn = functools.partial(_horovod_turn, horovod, case, cycle_ms, fusion_mb)
+        return Way((array,), repeated(case), turn)
+
+    ways = {}
+    for cycle_ms, fusion_mb in itertools.product(HOROVOD_CYCLES_MS, HOROVOD_FUSION_MB):
+        setting = f"{cycle_ms:g} ms, {fusion_mb} MB"
+        ways[f"Horovod, fused, {setting}"] = way(fused, cycle_ms, fusion_mb)
+        ways[f"Horovod, grouped, {setting}"] = way(grouped, cycle_ms, fusion_mb)
+    return ways | {"Horovod, flat": way(flat, min(HOROVOD_CYCLES_MS), max(HOROVOD_FUSION_MB))}
+
+
+@contextlib.contextmanager
+def _horovod_turn(horovod: Any, case: Case, cycle_ms: float, fusion_mb: int) -> Iterator[None]:
+    """Collective. Horovod at work with these settings, which it reads as it starts, and warm.
+
+    Its first calls agree on the tensors and touch its buffer.
+    """
+    os.environ["HOROVOD_CYCLE_TIME"] = str(cycle_ms)
+    os.environ["HOROVOD_FUSION_THRESHOLD"] = str(fusion_mb << 20)
+    horovod.init()
+    found = horovod.rank(), horovod.size()
+    if WORLD.allreduce(found != (WORLD.rank, WORLD.size), MPI.LOR):
+        raise SystemExit(
+            f"Horovod runs on another MPI library than mpi4py: expected rank and size {WORLD.rank, WORLD.size}, "
+            f"got {found}; build it anew with benchmarks/install_horovod.sh"
+        )
+    for _ in range(HOROVOD_WARM_CALLS):
+        case()
+    yield
+    horovod.shutdown()

@@ -1,9 +1,12 @@
 """How fast is an all-reduce of 4 bytes to 256 MB, and of ResNet-50's 161 gradients, and against whom?
 
     mpirun -n 2 python benchmarks/collectives.py --plot collectives.png --json collectives.json
+    mpirun -n 2 python benchmarks/collectives.py --no-sweep    # ResNet-50's gradients only
 
 Measured in turns in one run: every collective of mpidist, on any array and on arrays of `allocate`; raw mpi4py and C
-(one call, in place, chunks of 256 KB to 16 MB); PyTorch's gloo; Horovod where it is installed; and the memory limit.
+(one call, in place, chunks of 256 KB to 16 MB); PyTorch's gloo; and the memory limit. ResNet-50's gradients also by
+Horovod where it is installed (`install_horovod.sh`), over its cycle times and fusion thresholds; it runs in its turns
+only, since its thread calls MPI in every cycle, work or none.
 The limit: each rank adds its slice of all ranks' arrays, which lie in memory that they share, in blocks of 256 KB, and
 writes the sum to all of them, so it reads its array's bytes once and writes them once.
 
@@ -15,16 +18,18 @@ from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import random
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import click
 import measure
 import numpy as np
 from collective_peers import (
+    HOROVOD_DEFAULTS,
     Array,
     Way,
     gloo_tensor_ways,
@@ -85,12 +90,13 @@ def interleaved(ways: Mapping[str, Way], calls: int, rounds: int) -> Times:
     for number in range(rounds + 1):
         for name in random.Random(number).sample(list(ways), len(ways)):
             way = ways[name]
-            for array in way.written:
-                array.fill(0)  # sums of zeros stay zeros, however often
-            WORLD.Barrier()
-            begin = time.perf_counter()
-            way.run(calls)
-            taken = (time.perf_counter() - begin) / calls * 1e6
+            with way.turn():
+                for array in way.written:
+                    array.fill(0)  # sums of zeros stay zeros, however often
+                WORLD.Barrier()
+                begin = time.perf_counter()
+                way.run(calls)
+                taken = (time.perf_counter() - begin) / calls * 1e6
             if number > 0:  # the first round touches memory and opens what opens late
                 times[name].append(WORLD.allreduce(taken, MPI.MAX))
     return {name: {"min": min(t), "median": statistics.median(t)} for name, t in times.items()}
@@ -99,10 +105,11 @@ def interleaved(ways: Mapping[str, Way], calls: int, rounds: int) -> Times:
 def check(ways: Mapping[str, Way]) -> None:
     """Every way gives the sum where it is in place; else the figures are those of an error."""
     for name, way in ways.items():
-        for array in way.written:
-            array.fill(WORLD.rank + 1)
-        WORLD.Barrier()
-        way.run(1)
+        with way.turn():
+            for array in way.written:
+                array.fill(WORLD.rank + 1)
+            WORLD.Barrier()
+            way.run(1)
         if sum(array.nbytes for array in way.written) >= IN_PLACE_FROM and "one call" not in name:
             expected = WORLD.size * (WORLD.size + 1) // 2
             is_right = all((array == expected).all() for array in way.written)
@@ -191,7 +198,7 @@ def resnet50(make: Maker, collective: Collective, gloo: Any, horovod: Any, round
     ways = {name: way for name, way in make(count).items() if "allocated" in name or "," not in name or "MPI" in name}
     array = np.zeros(count, np.float32)
     views = views_of(array)
-    ways |= nest_ways(collective)
+    ways |= (nests := nest_ways(collective))
 
     def per_tensor() -> None:
         for view in views:
@@ -209,7 +216,18 @@ def resnet50(make: Maker, collective: Collective, gloo: Any, horovod: Any, round
     say(f"{'':32}{'min ms':>9}{'median':>9}{'/ AUTO, allocated':>19}")
     for name, t in times.items():
         say(f"{name:32}{t['min'] / 1e3:9.2f}{t['median'] / 1e3:9.2f}{t['median'] / mine:19.2f}")
+    if horovod is not None:
+        say_horovod(times, tuple(nests))
     return times
+
+
+def say_horovod(times: Times, ours: Sequence[str]) -> None:
+    """How many times Horovod's fused path takes, by its defaults and at its best, of what ours take."""
+    for which in ("min", "median"):
+        paths = [best for path in ("fused", "grouped") if (best := best_of(times, f"Horovod, {path}", which))]
+        names = f"Horovod, fused, {HOROVOD_DEFAULTS}", min(paths)[1]
+        for name, own in itertools.product(names, ours):
+            say(f"{which}: {name} / {own}: {times[name][which] / times[own][which]:.2f}")
 
 
 def ratios_of(results: Mapping[int, Times], which: str) -> dict[str, dict[int, float]]:
@@ -265,23 +283,26 @@ def plot(path: str, results: Mapping[int, Times]) -> None:
 @click.option("--to-bytes", default=1 << 28, show_default=True, help="Largest array; sizes grow by a factor of 4.")
 @click.option("--rounds", default=15, show_default=True, help="Repetitions of each way, at most.")
 @click.option("--seconds", default=20.0, show_default=True, help="Time for each size; at least 3 rounds are made.")
+@click.option("--sweep/--no-sweep", "with_sweep", default=True, help="With arrays of all sizes.")
 @click.option("--gloo/--no-gloo", "with_gloo", default=True, help="With PyTorch and Horovod.")
 @click.option("--model/--no-model", "with_model", default=True, help="With ResNet-50's gradients.")
 @click.option("--plot", "plot_path", help="Write a log-log plot.")
 @click.option("--json", "json_path", help="Write the figures.")
 def main(  # noqa: PLR0913 - one argument for each option
-    from_bytes: int, to_bytes: int, rounds: int, seconds: float, with_gloo: bool, with_model: bool,
+    from_bytes: int, to_bytes: int, rounds: int, seconds: float, with_sweep: bool, with_gloo: bool, with_model: bool,
     plot_path: str | None, json_path: str | None,
 ) -> None:
     if from_bytes < 4 or to_bytes < from_bytes:
         raise click.BadParameter(f"expected 4 <= --from-bytes <= --to-bytes, got {from_bytes} and {to_bytes}")
+    if plot_path and not with_sweep:
+        raise click.UsageError("--plot draws all sizes: expected it without --no-sweep")
     sizes = [size for power in range(20) if from_bytes <= (size := 4**power * 4) <= to_bytes]
     gloo, horovod = (open_gloo(), open_horovod()) if with_gloo else (None, None)
     collectives = open_collectives()
     make = open_maker(collectives, gloo)
-    results = sweep(make, sizes, rounds, seconds)
+    results = sweep(make, sizes, rounds, seconds) if with_sweep else {}
     model = resnet50(make, collectives["AUTO"], gloo, horovod, rounds) if with_model else {}
-    ratios = {which: ratios_of(results, which) for which in ("min", "median")}
+    ratios = {which: ratios_of(results, which) for which in ("min", "median")} if results else {}
     figures = {"times_us": results, "resnet50_us": model, "ratios": ratios}
     measure.record(json_path, figures)
     if plot_path and WORLD.rank == 0:

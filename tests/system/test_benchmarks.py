@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import json
 from pathlib import Path
 from types import ModuleType
@@ -56,6 +57,34 @@ def test_collectives_are_compared_and_give_times_to_the_model(tmp_path: Path) ->
     row = predicted["predicted"]["65536"]
     assert row["best"] == min(row["seconds"], key=row["seconds"].get)
     assert 0 < row["efficiency"] <= row["efficiency_overlapped"] <= 1
+
+
+def test_resnet50s_gradients_are_measured_alone(tmp_path: Path) -> None:
+    figures = tmp_path / "collectives.json"
+    result = run_program(
+        2, FOLDER / "collectives.py", "--no-sweep", "--no-gloo", "--rounds", 1, "--json", figures, timeout_seconds=100,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    content = json.loads(figures.read_text())
+    assert content["times_us"] == content["ratios"] == {}
+    assert {"AUTO, nest of 161", "AUTO, nest of 161 views", "raw MPI, per tensor"} <= set(content["resnet50_us"])
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("horovod") is None, reason="Horovod is not installed: see benchmarks/install_horovod.sh"
+)
+def test_horovod_starts_anew_for_each_of_its_turns(tmp_path: Path) -> None:
+    figures = tmp_path / "collectives.json"
+    result = run_program(
+        2, FOLDER / "collectives.py", "--no-sweep", "--rounds", 1, "--json", figures, timeout_seconds=200,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    times = json.loads(figures.read_text())["resnet50_us"]
+    settings = [f"{cycle} ms, {fusion} MB" for cycle in ("0.1", "1") for fusion in (1, 4, 16, 64, 128)]
+    for path in ("fused", "grouped"):
+        assert {f"Horovod, {path}, {setting}" for setting in settings} <= set(times)
+    # Its defaults and its best over our arrays apart and as views, from minima and from medians.
+    assert result.stdout.count(" / AUTO, nest of 161") == 8
 
 
 def test_the_model_measures_for_itself_under_mpirun(tmp_path: Path) -> None:
