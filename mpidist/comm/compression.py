@@ -2,7 +2,8 @@
 
 Each rank keeps what it has not sent (error feedback: F. Seide and others, 1-Bit Stochastic Gradient Descent, 2014) and
 adds it to its next gradient, so that over many steps the sums that were applied add up to the true ones. What is kept
-belongs to whoever reduces: the classes hold parameters only and may be shared.
+belongs to whoever reduces: the classes hold parameters only and may be shared. What a checkpoint holds of it, and what
+becomes of it on another number of ranks, `variables/compressed_step.py` says.
 """
 
 from __future__ import annotations
@@ -15,8 +16,10 @@ from mpidist.comm.collective import AnyArray, Collective, check_in_place
 from mpidist.comm.combine import is_half
 from mpidist.options import ReduceOp
 
-# What a rank keeps of one gradient from step to step, by name.
+# What a rank keeps of one gradient from step to step, by name: under `ERROR` what it has left out, of the gradient's
+# shape; all else is the same on every rank.
 Memory = dict[str, AnyArray]
+ERROR = "error"
 
 
 class Compression(Protocol):
@@ -33,7 +36,9 @@ class Compression(Protocol):
             collective: Over the ranks.
             gradient: C-contiguous, of a floating dtype; same shape and dtype on every rank. Takes the result. Where
                 that is not finite, it is so on every rank, and `memory` stays as if the call had not been made.
-            memory: Of this gradient, empty at first, and then what the last call left there.
+            memory: Of this gradient, empty at first, and then what the last call left there; `memory[ERROR]` is this
+                rank's own, in float32 for halves and else in the gradient's dtype, and may have been changed by others;
+                all else is the same on every rank. Arrays are replaced, not written to.
         """
         ...
 
@@ -49,10 +54,10 @@ def with_error(gradient: AnyArray, memory: Memory) -> AnyArray:
     if not is_compressible(gradient.dtype):
         raise TypeError(f"gradients of floating dtype can be compressed, got {gradient.dtype}")
     total = gradient.astype(np.float32 if is_half(gradient.dtype) else gradient.dtype)
-    if "error" in memory:
+    if ERROR in memory:
         # What is not finite is seen by all ranks in the result.
         with np.errstate(over="ignore", invalid="ignore"):
-            total += memory["error"]
+            total += memory[ERROR]
     return total
 
 

@@ -16,6 +16,7 @@ from mpidist import arrays, tree
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.array_collective import ArrayCollective
 from mpidist.comm.collective import AnyArray, Collective, check_in_place, check_reducible
+from mpidist.comm.shared_buffer import address_of
 from mpidist.comm.slices import slices_of
 from mpidist.comm.sparse import reduce_slices
 from mpidist.indexed_slices import IndexedSlices
@@ -156,16 +157,16 @@ def _reduce_in_place(collective: Collective, given: Sequence[AnyArray], op: Redu
         if len(pack) == 1:
             collective.all_reduce(targets[0], op, in_place=True)
             continue
-        xp = arrays.namespace(targets[0])
-        if room is None or arrays.namespace(room) is not xp:
-            room = xp.empty(limit, np.uint8)
-        packed = room[: sum(target.nbytes for target in targets)].view(targets[0].dtype)
-        xp.concatenate([target.reshape(-1) for target in targets], out=packed)
+        flat = [target.reshape(-1) for target in targets]
+        if arrays.is_cupy(flat[0]):
+            packed = arrays.namespace(flat[0]).concatenate(flat)
+        else:
+            room = np.empty(limit, np.uint8) if room is None else room
+            packed = room[: sum(target.nbytes for target in targets)].view(flat[0].dtype)
+            np.concatenate(flat, out=packed)
         collective.all_reduce(packed, op, in_place=True)
-        begin = 0
-        for target in targets:
-            target[...] = packed[begin : begin + target.size].reshape(target.shape)
-            begin += target.size
+        for target, place in zip(flat, slices_of([target.size for target in flat]), strict=True):
+            target[...] = packed[place]
 
 
 def _joined(collective: Collective, given: list[AnyArray]) -> list[AnyArray]:
@@ -174,10 +175,12 @@ def _joined(collective: Collective, given: list[AnyArray]) -> list[AnyArray]:
         # Packing so little takes no longer than agreeing.
         return given
     # Memory differs from rank to rank: neighbours are those that are neighbours everywhere.
-    places = [_place(array) for array in given]
-    apart = np.array(
-        [first[1] != second[0] or first[2:] != second[2:] for first, second in itertools.pairwise(places)], np.uint8
-    )
+    owners = [_owner(array) for array in given]
+    apart = np.array([
+        # A view must not cross the bounds of an allocation.
+        first[1] is not second[1] or not _is_next(first[0], second[0])
+        for first, second in itertools.pairwise(zip(given, owners, strict=True))
+    ], np.uint8)
     apart = collective.all_reduce(apart, ReduceOp.MAX)
     if apart.all():
         return given
@@ -185,15 +188,18 @@ def _joined(collective: Collective, given: list[AnyArray]) -> list[AnyArray]:
     return [_as_one(given[first:end]) for first, end in itertools.pairwise(edges)]
 
 
-def _place(array: AnyArray) -> tuple[int, int, object, int]:
-    """Where an array begins and ends, in which dtype, and whose the memory is: a view must not cross its bounds."""
-    if type(array) is not np.ndarray:
-        return -1, -2, None, 0
+def _owner(array: AnyArray) -> object:
+    """Whose the memory of an array is."""
     owner: Any = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base
-    begin = array.__array_interface__["data"][0]
-    return begin, begin + array.nbytes, array.dtype, id(owner)
+    return owner
+
+
+def _is_next(first: AnyArray, second: AnyArray) -> bool:
+    """Whether an array of the same dtype begins where another one ends."""
+    is_alike = type(first) is type(second) is np.ndarray and first.dtype == second.dtype
+    return is_alike and address_of(first) + first.nbytes == address_of(second)
 
 
 def _as_one(run: list[AnyArray]) -> AnyArray:

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.comm.collective import AnyArray, Collective
-from mpidist.comm.compression import Memory, is_compressible, with_error
+from mpidist.comm.compression import ERROR, Memory, is_compressible, with_error
 from mpidist.options import ReduceOp
 
 # Factors must be so many times smaller than the matrix.
@@ -62,6 +62,9 @@ class PowerSGD:
         matrix = with_error(gradient, memory).reshape(shape)
         start = self._start(shape, matrix.dtype)
         right = memory.get("factor", start)
+        if right.shape != start.shape:
+            # From a checkpoint of another rank; what it left out is good for any.
+            right = start
         # Factors are kept as rows; these two sums are all that ranks exchange.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             left = collective.all_reduce(right @ matrix.T)
@@ -73,7 +76,7 @@ class PowerSGD:
             # On every rank, whose elements may be finite by chance: not so is the result as a whole.
             return
         matrix -= left.T @ mine
-        memory["error"] = matrix.reshape(gradient.shape)
+        memory[ERROR] = matrix.reshape(gradient.shape)
         # A direction that got lost, as all do under a gradient of zeros, would never come back.
         lost = ~right.any(axis=1)
         right[lost] = start[lost]

@@ -16,11 +16,13 @@ from mpidist.options import ReduceOp
 
 # Indices, shape (n,), 64-bit integers; and their values, shape (n, ...).
 Rows = tuple[AnyArray, AnyArray]
-# A message begins with its length in bytes, the checksum of what must be the same on all ranks, whether the values are
-# in it, and the tables' counts of rows.
-_HEADER = np.dtype(np.int64)
-_FIXED = 3
-# Of values up to so many bytes, copies into and out of the message cost less than messages of their own.
+# A message is its length in numbers, the checksum of what must be the same on all ranks, the tables' counts of rows,
+# all indices, and the bytes of those tables' values that are packed, filled up to a whole number.
+_NUMBER = np.dtype(np.int64)
+_FIXED = 2
+# Tables are packed as far as so many bytes of values go: copies into and out of the message cost less than messages of
+# their own. Beyond it copies land in memory that the system gives anew, page by page, at every call: packed, five
+# tables of 100 KB took five times as long as alone.
 _PACKED_BYTES = 1 << 17
 
 
@@ -88,22 +90,29 @@ def gather_rows(
     Raises:
         MismatchError: `described` differs.
     """
-    indices = [rows[0] for rows in tables]
     values = [rows[1].astype(rows[1].dtype.newbyteorder("="), copy=False) for rows in tables]
-    is_packed = sum(array.nbytes for array in values) <= _PACKED_BYTES
-    bodies = [_as_bytes(array) for array in (*indices, *(values if is_packed else ()))]
-    header = np.array([0, zlib.crc32(repr(described).encode()), is_packed, *map(len, indices)], _HEADER)
-    header[0] = header.nbytes + sum(body.size for body in bodies)
-    messages = _split(collective.all_gather(np.concatenate([header.view(np.uint8), *bodies])))
-    if any(checksum != header[1] for _, checksum, _ in messages):
+    header = np.array([0, zlib.crc32(repr(described).encode()), *[len(rows[0]) for rows in tables]], _NUMBER)
+    numbers = np.concatenate([header, *[rows[0] for rows in tables]])
+    sizes = [array.nbytes for array in values]
+    packed = [_as_bytes(array) for array, fits in zip(values, _fit(sizes), strict=True) if fits]
+    message = numbers.view(np.uint8)
+    if packed:
+        rest = np.zeros(-sum(array.size for array in packed) % _NUMBER.itemsize, np.uint8)
+        message = np.concatenate([message, *packed, rest])
+    message.view(_NUMBER)[0] = message.size // _NUMBER.itemsize
+    row_bytes = [array.itemsize * math.prod(array.shape[1:]) for array in values]
+    checksums, indices, parts = _split(collective.all_gather(message), row_bytes)
+    if any(checksum != header[1] for checksum in checksums):
         same_on_all(collective.communicator, subject, described, "Only the number of rows may differ.")
-    received = [message for message, _, _ in messages]
-    if all(has_values for _, _, has_values in messages):
-        joined = _unpack(received, len(indices), [*indices, *values])
-        return list(zip(joined[: len(indices)], joined[len(indices) :], strict=True))
-    # Some rank has much to send; those who have packed a little send it once more.
-    gathered = [collective.all_gather(array) for array in values]
-    return list(zip(_unpack(received, len(indices), indices), gathered, strict=True))
+    results: list[Rows] = []
+    for array, numbers_of_all, values_of_all in zip(values, indices, parts, strict=True):
+        rows = np.concatenate(numbers_of_all)
+        if len(values_of_all) == len(checksums):
+            results.append((rows, np.concatenate(values_of_all).view(array.dtype).reshape(len(rows), *array.shape[1:])))
+        else:
+            # Some rank has much to send; those who have packed a little send it once more.
+            results.append((rows, collective.all_gather(array)))
+    return results
 
 
 def _reduce_union(collective: Collective, mine: Rows, subject: str, described: object) -> Rows:
@@ -119,31 +128,40 @@ def _reduce_union(collective: Collective, mine: Rows, subject: str, described: o
     return union, collective.all_reduce(laid_out)
 
 
-def _split(gathered: AnyArray) -> list[tuple[AnyArray, int, int]]:
-    """The messages of the ranks, with checksum and whether values are in it."""
-    messages: list[tuple[AnyArray, int, int]] = []
-    at = 0
-    while at < len(gathered):
-        length, checksum, has_values = gathered[at : at + _FIXED * _HEADER.itemsize].view(_HEADER).tolist()
-        messages.append((gathered[at : at + length], checksum, has_values))
-        at += length
-    return messages
+def _fit(sizes: Sequence[int]) -> list[bool]:
+    """Which tables' values are packed, by their bytes: one after another, each that fits in what is left."""
+    room, fits = _PACKED_BYTES, []
+    for size in sizes:
+        fits.append(size <= room)
+        room -= size * fits[-1]
+    return fits
 
 
-def _unpack(messages: Sequence[AnyArray], table_count: int, likes: Sequence[AnyArray]) -> list[AnyArray]:
-    """All ranks' arrays one after another; `likes` are this rank's indices of all tables, and perhaps the values."""
-    parts: list[list[AnyArray]] = [[] for _ in likes]
-    row_bytes = [like.itemsize * math.prod(like.shape[1:]) for like in likes]
-    begin = (_FIXED + table_count) * _HEADER.itemsize
-    for message in messages:
-        counts = message[:begin].view(_HEADER).tolist()[_FIXED:]
-        at = begin
-        for number, like in enumerate(likes):
-            count = counts[number % table_count]
-            stop = at + count * row_bytes[number]
-            parts[number].append(message[at:stop].view(like.dtype).reshape(count, *like.shape[1:]))
-            at = stop
-    return [np.concatenate(part) for part in parts]
+def _split(
+    gathered: AnyArray, row_bytes: Sequence[int]
+) -> tuple[list[int], list[list[AnyArray]], list[list[AnyArray]]]:
+    """The checksums of all ranks, and for each table their indices and the bytes of what values they have packed."""
+    checksums: list[int] = []
+    indices: list[list[AnyArray]] = [[] for _ in row_bytes]
+    values: list[list[AnyArray]] = [[] for _ in row_bytes]
+    numbers = gathered.view(_NUMBER)
+    begin = 0
+    while begin < len(numbers):
+        at = begin + _FIXED + len(row_bytes)
+        length, checksum, *counts = numbers[begin:at].tolist()
+        checksums.append(checksum)
+        for table, count in zip(indices, counts, strict=True):
+            table.append(numbers[at : at + count])
+            at += count
+        place = at * _NUMBER.itemsize
+        # What a rank has packed follows from its counts.
+        sizes = [count * width for count, width in zip(counts, row_bytes, strict=True)]
+        for table, size, fits in zip(values, sizes, _fit(sizes), strict=True):
+            if fits:
+                table.append(gathered[place : place + size])
+                place += size
+        begin += length
+    return checksums, indices, values
 
 
 def _as_bytes(array: AnyArray) -> AnyArray:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.comm.collective import AnyArray, Collective
-from mpidist.comm.compression import Memory, is_compressible, with_error
+from mpidist.comm.compression import ERROR, Memory, is_compressible, with_error
 
 # Below it a message costs as much as its bytes.
 _LEAST_BYTES = 1 << 12
@@ -64,7 +64,7 @@ class TopK:
         with np.errstate(over="ignore", invalid="ignore"):
             gradient[...] = total.reshape(gradient.shape)
         if np.isfinite(gradient).all():
-            memory["error"] = rest.reshape(gradient.shape)
+            memory[ERROR] = rest.reshape(gradient.shape)
 
     def _largest(self, values: AnyArray) -> AnyArray:
         """Where the largest values stand, in order; what is not a number counts as largest."""

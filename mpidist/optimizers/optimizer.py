@@ -23,6 +23,7 @@ from mpidist.optimizers.kernel import LayerKernel, Schedule, positive
 from mpidist.optimizers.options import OptimizerOptions
 from mpidist.optimizers.saving import detach, load_list
 from mpidist.optimizers.stepping import Moment, update_variables
+from mpidist.variables.compressed_step import LeftOut
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.plan import Plan
 from mpidist.variables.variable import AnyArray, Variable
@@ -34,6 +35,8 @@ if TYPE_CHECKING:
 
 # Of accumulated gradients in a checkpoint: the sums, and 1 for each variable that got one.
 SUMS, NUMBERS = "accumulated", "accumulates"
+# Begins the names of what compressed gradients have left out, and of what else is kept of them.
+COMPRESSION = "compression_"
 
 
 class Optimizer:
@@ -67,6 +70,7 @@ class Optimizer:
         self._plan: Plan | None = None
         self._all: tuple[int, ...] = ()
         self._accumulator: Accumulator | None = None
+        self._left_out: LeftOut | None = None
         self._pending: Mapping[str, Any] | None = None
 
     def build(self, variables: Iterable[Variable]) -> None:
@@ -90,6 +94,7 @@ class Optimizer:
             return
         self._plan = Plan(chosen, self._initial, max(self.kernel.scratch_count, int(self.options.use_ema)))
         self._all = tuple(range(len(chosen)))
+        self._left_out = LeftOut(chosen, self._plan.memories)
         if self.options.gradient_accumulation_steps:
             self._accumulator = Accumulator(chosen)
         if self._pending is not None:
@@ -193,6 +198,8 @@ class Optimizer:
             is_summed = False
         rate = float(self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate)
         step = self.iterations // options.accumulated + 1
+        if self._left_out is not None and not is_summed:
+            self._left_out.pay(numbers, plan.gradients)
         moment = Moment(step, rate, factor, must_be_finite=scale is not None, is_summed=is_summed)
         if not update_variables(plan, numbers, self.kernel, options, moment):
             self.iterations -= options.accumulated - 1
@@ -235,8 +242,10 @@ class Optimizer:
         return [variable for slot in self._slots().values() for variable in slot]
 
     def state(self) -> dict[str, Any]:
-        """Local. The tree that a checkpoint stores."""
+        """Local. The tree that a checkpoint stores; of compressed gradients with what each rank has left out."""
         tree: dict[str, Any] = {"iterations": self.iterations, **self._slots()}
+        if self._left_out is not None:
+            tree.update({COMPRESSION + name: arrays for name, arrays in self._left_out.state().items()})
         if self._accumulator is not None:
             tree[NUMBERS] = np.array([number in self._accumulator.numbers for number in self._all], np.uint8)
         return tree
@@ -244,14 +253,17 @@ class Optimizer:
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Collective. Take the state over; what belongs to variables not yet built waits for `build`.
 
+        What compressed gradients have left out comes back on any number of ranks; see `LeftOut`.
+
         Raises:
             CheckpointError: The state of another kind of optimizer, or of other shapes.
         """
         expected = {"iterations", *self._initial}
         if self.options.gradient_accumulation_steps:
             expected |= {SUMS, NUMBERS}
+        left_out = {name for name in saved if name.startswith(COMPRESSION)}
         # Before the first step there are no slots to save.
-        if set(saved) not in (expected, {"iterations"}):
+        if saved.keys() - left_out not in (expected, {"iterations"}):
             raise CheckpointError(
                 f"{self.name} needs {sorted(expected)}, but the checkpoint holds {sorted(saved)}: it was saved with "
                 "another optimizer, or with other options"
@@ -259,7 +271,9 @@ class Optimizer:
         if self._plan is not None:
             self._load(saved)
         else:
-            self._pending = detach(saved, [name for name in saved if name != "iterations"])
+            # What all ranks have left out is read by and by, each rank its share: for one it may be too much.
+            whole = detach(saved, [name for name in saved if name != "iterations" and name not in left_out])
+            self._pending = {**whole, **{name: saved[name] for name in left_out}}
         self.iterations = int(saved["iterations"].numpy())
 
     def _slots(self) -> dict[str, list[Variable]]:
@@ -274,6 +288,10 @@ class Optimizer:
         return slots
 
     def _load(self, saved: Mapping[str, Any]) -> None:
+        if self._left_out is not None:
+            self._left_out.load({
+                name.removeprefix(COMPRESSION): saved[name] for name in saved if name.startswith(COMPRESSION)
+            })
         for name, targets in self._slots().items():
             load_list(targets, saved, name, self._initial.get(name, 0.0), self.name)
         if self._accumulator is not None:

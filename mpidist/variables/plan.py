@@ -47,6 +47,7 @@ class Plan:
         parts: Of the variables with dense gradients.
         tables: The variables with sparse gradients, by number.
         gradients: Writable views of this rank's, in the shapes of the variables; of a table an array without rows.
+        memories: What this rank's compressed gradients have left out, by number; see `LeftOut`.
     """
 
     def __init__(
@@ -77,8 +78,8 @@ class Plan:
         }
         self.gradients = tuple(self._gradient(number) for number in range(len(self.variables)))
         self._steps: dict[tuple[int, ...], list[PartStep]] = {}
-        # What this rank's compressed gradients have left out, by number: it belongs to no selection of variables.
-        self._memories: dict[int, Memory] = {}
+        # They belong to no selection of variables.
+        self.memories: dict[int, Memory] = {}
         self._sweeps: dict[tuple[int, ...], Sweep] = {}
         self._is_shared = any(p.is_shared for p in self.parts) or any(t.is_shared for t in self.tables.values())
         self._header = self._open_header()
@@ -179,7 +180,7 @@ class Plan:
         if self._compression is None:
             return PartStep(part, numbers)
         gradients = {number: self.gradients[number] for number in numbers}
-        return CompressedStep(part, gradients, self._compression, self._memories)
+        return CompressedStep(part, gradients, self._compression, self.memories)
 
     def _gradient(self, number: int) -> AnyArray:
         variable = self.variables[number]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import h5py
 import numpy as np
 import pytest
 
 import mpidist
+from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.comm import selection
 from mpidist.comm.collective import AnyArray, Collective
 from mpidist.comm.communicator import Communicator
@@ -17,6 +21,7 @@ from mpidist.comm.compression import Compression, Memory
 from mpidist.comm.power_sgd import PowerSGD, matrix_shape
 from mpidist.comm.ring_collective import RingCollective
 from mpidist.comm.top_k import TopK
+from mpidist.errors import CheckpointError
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import LAMB, SGD, Adam, LossScaleOptimizer
 from mpidist.options import CommunicationOptions
@@ -331,3 +336,177 @@ def test_the_arena_shares_nothing(communicator: Communicator) -> None:
     assert not strategy.arena.shares_memory
     with pytest.raises(ValueError, match="`compression` makes a collective do it"):
         Strategy(communicator, options=CommunicationOptions(compression=PowerSGD(2)), shared=True)
+
+
+class Run:
+    """A model, its optimizer and their checkpoint, made anew."""
+
+    def __init__(self, communicator: Communicator, compression: Compression | None, kind: Any, dtype: str) -> None:
+        self.rank = communicator.rank
+        self.dtype = dtype
+        self.strategy = compressed(communicator, compression)
+        with self.strategy.scope():
+            self.variables = make_model(dtype)
+        self.optimizer = kind()
+        self.checkpoint = Checkpoint(v=self.variables, o=self.optimizer)
+
+    def step(self, *steps: int) -> Run:
+        for step in steps:
+            gradients: list[Any] = [gradient_of(step, self.rank, shape, self.dtype) for shape in SHAPES]
+            # Not every variable has a gradient in every step.
+            gradients[step % 5] = None
+            self.apply(gradients)
+        return self
+
+    def apply(self, gradients: list[Any]) -> None:
+        apply(self.strategy, self.optimizer, gradients, self.variables)
+
+    def bits(self) -> list[bytes]:
+        """Of the variables, and of what is left out."""
+        state = self.optimizer.state()
+        inner = state.get("inner", state)
+        kept = [value for name in sorted(inner) if name.startswith("compression_") for value in inner[name].items()]
+        return [
+            *(v.numpy().tobytes() for v in self.variables),
+            *(b"%d" % n + getattr(v, "component", v).tobytes() for n, v in sorted(kept, key=lambda item: item[0])),
+        ]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+@pytest.mark.parametrize("kind", [lambda: Adam(0.1), lambda: LossScaleOptimizer(SGD(0.1), 8.0)], ids=["Adam", "scaled"])
+@pytest.mark.parametrize("compression", [TopK(0.05), PowerSGD(2), PowerSGD(2, start_step=3)], ids=repr)
+def test_a_resumed_run_goes_on_bit_for_bit(
+    communicator: Communicator, mpi_tmp_path: Path, compression: Compression, kind: Any, dtype: str
+) -> None:
+    undisturbed = Run(communicator, compression, kind, dtype).step(*range(8)).bits()
+    # Step 2 is within `start_step`, step 5 behind it.
+    for at in (2, 5):
+        path = Run(communicator, compression, kind, dtype).step(*range(at)).checkpoint.write(mpi_tmp_path / f"{at}")
+        fresh = Run(communicator, compression, kind, dtype)
+        fresh.checkpoint.read(path).assert_consumed()
+        assert fresh.step(*range(at, 8)).bits() == undisturbed
+        # Into objects that have errors of their own.
+        fresh.step(8, 9).checkpoint.read(path).assert_existing_objects_matched()
+        assert fresh.step(*range(at, 8)).bits() == undisturbed
+
+
+@pytest.mark.parametrize("layout", ["pairs", "each"])
+def test_a_run_over_nodes_goes_on_bit_for_bit(communicator: Communicator, mpi_tmp_path: Path, layout: str) -> None:
+    laid_out = lay_out(communicator, layout)
+    first = Run(laid_out, TopK(0.05), lambda: SGD(0.1), "float32").step(0, 1, 2)
+    fresh = Run(laid_out, TopK(0.05), lambda: SGD(0.1), "float32")
+    fresh.checkpoint.read(first.checkpoint.write(mpi_tmp_path / "c")).assert_consumed()
+    assert fresh.step(3, 4).bits() == first.step(3, 4).bits()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_each_rank_has_its_error_in_the_file(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    run = Run(communicator, TopK(0.05), lambda: SGD(0.1), "float32").step(1, 2)
+    errors = run.optimizer.state()["compression_error"]
+    assert sorted(errors) == [0, 3, 5]
+    assert all(v.is_per_replica and v.component.any() for v in errors.values())
+    path = run.checkpoint.write(mpi_tmp_path / "c")
+    with h5py.File(path) as file:
+        for number, error in errors.items():
+            saved = file[f"o/compression_error/{number}"]
+            assert saved.shape == (communicator.size, *SHAPES[number])
+            assert np.array_equal(saved[communicator.rank], error.component)
+
+
+class Eighths(Run):
+    """Values and gradients of few bits, whose sums are exact in every order."""
+
+    def __init__(self, communicator: Communicator, compression: Compression | None) -> None:
+        super().__init__(communicator, compression, lambda: SGD(1.0), "float64")
+        for number, variable in enumerate(self.variables):
+            variable.assign(eighths(number, 99, variable.shape))
+
+    def step(self, *steps: int) -> Eighths:
+        for step in steps:
+            self.apply([eighths(step, self.rank, shape) for shape in SHAPES])
+        return self
+
+
+def eighths(step: int, rank: int, shape: tuple[int, ...]) -> AnyArray:
+    return np.asarray(np.random.default_rng((step, rank)).integers(-16, 17, shape) / 8)
+
+
+@pytest.mark.parametrize("compression", [TopK(0.05), PowerSGD(2)], ids=repr)
+def test_on_other_ranks_nothing_of_the_sums_is_lost(
+    communicator: Communicator, mpi_tmp_path: Path, compression: Compression, caplog: pytest.LogCaptureFixture
+) -> None:
+    """What was applied and what is restored, added up, is the true sum: whoever saved, restores, and compresses how."""
+    world, rank = communicator.size, communicator.rank
+    for savers in range(1, world + 1):
+        group = communicator.split(int(rank >= savers))
+        if rank < savers:
+            run = Eighths(group, compression).step(*range(4))
+            run.checkpoint.write(mpi_tmp_path / f"by-{savers}")
+    communicator.barrier()
+    initial = [v.numpy() for v in Eighths(communicator, None).variables]
+    tolerance = 0.0 if isinstance(compression, TopK) else 1e-9
+    for savers in range(1, world + 1):
+        expected = [
+            start - sum(eighths(step, r, start.shape) for step in range(4) for r in range(savers)) for start in initial
+        ]
+        for readers in range(1, world + 1):
+            group = communicator.split(int(rank >= readers))
+            # The rest goes at once, by a step that compresses without loss, or by one that compresses nothing.
+            for now in (TopK(1.0), None):
+                run = Eighths(group, now)
+                caplog.clear()
+                with caplog.at_level(logging.WARNING, "mpidist"):
+                    run.checkpoint.read(mpi_tmp_path / f"by-{savers}").assert_consumed()
+                    run.apply([np.zeros(shape) for shape in SHAPES])
+                for variable, true in zip(run.variables, expected, strict=True):
+                    np.testing.assert_allclose(variable.numpy(), true, rtol=0, atol=tolerance)
+                said = [record.getMessage() for record in caplog.records]
+                is_changed = savers > 1 and (group.size != savers or now is None)
+                assert len(said) == int(group.rank == 0 and is_changed)
+                if said:
+                    assert f"{savers} ranks saved what each had left out" in said[0]
+                    assert f"{group.size} restore" in said[0]
+                # And it goes once.
+                run.apply([np.zeros(shape) for shape in SHAPES])
+                for variable, true in zip(run.variables, expected, strict=True):
+                    np.testing.assert_allclose(variable.numpy(), true, rtol=0, atol=tolerance)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_what_waits_for_a_gradient_is_saved_again(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    run = Eighths(communicator, TopK(0.05)).step(0, 1)
+    errors = {n: v.component.copy() for n, v in run.optimizer.state()["compression_error"].items()}
+    plain = Eighths(communicator, None)
+    plain.checkpoint.read(run.checkpoint.write(mpi_tmp_path / "c")).assert_consumed()
+    # All but variable 0 get a gradient, and with it what had been left out.
+    plain.apply([None, *(np.zeros(shape) for shape in SHAPES[1:])])
+    again = Eighths(communicator, TopK(0.05))
+    again.checkpoint.read(plain.checkpoint.write(mpi_tmp_path / "d")).assert_consumed()
+    again.optimizer.build(again.variables)
+    kept = again.optimizer.state()["compression_error"]
+    assert list(kept) == [0]
+    np.testing.assert_array_equal(kept[0].component, errors[0])
+
+
+def test_a_factor_of_another_rank_begins_anew(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    path = Run(communicator, PowerSGD(2), lambda: SGD(0.1), "float32").step(0, 1).checkpoint.write(mpi_tmp_path / "c")
+    wider = Run(communicator, PowerSGD(3), lambda: SGD(0.1), "float32")
+    wider.checkpoint.read(path).assert_consumed()
+    wider.step(2, 3)
+    if communicator.size > 1:
+        factors = wider.optimizer.state()["compression_factor"]
+        assert {number: len(factor) for number, factor in factors.items()} == dict.fromkeys((0, 3, 5), 3)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_errors_of_other_variables_are_an_error_of_all(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    run = Run(communicator, TopK(0.05), lambda: SGD(0.1), "float32").step(0, 1)
+    path = Checkpoint(o=run.optimizer).write(mpi_tmp_path / "c")
+    other = Run(communicator, TopK(0.05), lambda: SGD(0.1), "float32")
+    Checkpoint(o=other.optimizer).read(path)
+    with pytest.raises(CheckpointError, match=rf"variable 0 .* needs shape \(50, 30\).*on each of {communicator.size}"):
+        other.optimizer.build(other.variables[::-1])
+    other = Run(communicator, TopK(0.05), lambda: SGD(0.1), "float32")
+    Checkpoint(o=other.optimizer).read(path)
+    with pytest.raises(CheckpointError, match=r"variable 3 .* needs no such variable"):
+        other.optimizer.build(other.variables[:2])

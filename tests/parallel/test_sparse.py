@@ -164,6 +164,36 @@ def test_some_ranks_have_much(collective: Collective) -> None:
         np.testing.assert_array_equal(values, np.concatenate([tables_of(r)[number][1] for r in range(size)]))
 
 
+def test_small_tables_share_a_message_beside_large_ones(
+    collective: Collective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One message for all indices and what is small, one more for each table that is large on some rank."""
+    communicator = collective.communicator
+    rank, size = communicator.rank, communicator.size
+
+    def tables_of(rank: int) -> list[tuple[AnyArray, AnyArray]]:
+        # Bytes that are no whole number of 64-bit words, on each rank other ones; the first is large on one rank.
+        counts = (60_000 if rank == size - 1 else 5, *range(rank, rank + 20), 70_000)
+        random = np.random.default_rng(rank)
+        return [(np.arange(n) + rank, random.normal(size=(n, 3)).astype("float16")) for n in counts]
+
+    calls: list[Any] = []
+    gather = communicator.all_gather_object
+
+    def counted(value: Any) -> list[Any]:
+        calls.append(value)
+        return gather(value)
+
+    monkeypatch.setattr(communicator, "all_gather_object", counted)
+    result = gather_rows(collective, tables_of(rank), "tables")
+    monkeypatch.undo()
+    assert len(calls) == 3
+    for number, (indices, values) in enumerate(result):
+        np.testing.assert_array_equal(indices, np.concatenate([tables_of(r)[number][0] for r in range(size)]))
+        np.testing.assert_array_equal(values, np.concatenate([tables_of(r)[number][1] for r in range(size)]))
+        assert values.dtype == np.float16
+
+
 @pytest.mark.mpi(min_size=2)
 def test_bytes_that_move(communicator: Communicator) -> None:
     n, width = communicator.size, 64
@@ -178,12 +208,12 @@ def test_bytes_that_move(communicator: Communicator) -> None:
 
     apart = np.arange(30) + 1000 * communicator.rank
     row = 4 * width
-    assert sent_by_all(apart) == (n - 1) * n * (30 * (8 + row) + 32)
+    assert sent_by_all(apart) == (n - 1) * n * (30 * (8 + row) + 24)
     # The indices first, then the rows: a gathered row goes around the ring.
-    assert sent_by_all(apart, densify=True) == (n - 1) * n * (30 * (8 + row) + 32)
+    assert sent_by_all(apart, densify=True) == (n - 1) * n * (30 * (8 + row) + 24)
     # Everyone's rows are the same: they are all-reduced where that is less, far from all 10 000 rows.
     together = sent_by_all(np.arange(30), densify=True)
     values = n * 30 * row if n <= 2 else 2 * 30 * row
-    assert together == (n - 1) * (n * (30 * 8 + 32) + values)
+    assert together == (n - 1) * (n * (30 * 8 + 24) + values)
     # Rows that a rank names often travel once.
-    assert sent_by_all(np.zeros(500, int), densify=True) == (n - 1) * (n * (8 + 32) + (n if n <= 2 else 2) * row)
+    assert sent_by_all(np.zeros(500, int), densify=True) == (n - 1) * (n * (8 + 24) + (n if n <= 2 else 2) * row)
