@@ -1,18 +1,21 @@
 """Train a classifier of handwritten digits: a network with two hidden layers in NumPy, gradients by hand.
 
     mpirun -n 8 python examples/train.py
+    mpirun -n 4 python examples/train.py --device gpu
     python examples/train.py --strategy default
     mpirun -n 4 python examples/train.py --checkpoint-dir checkpoints --plot curve.png
 
 The data are the 1797 digits that scikit-learn carries, or those of --data: an .npz or .h5 file with `x_train`,
 `y_train`, `x_test`, `y_test`. With --checkpoint-dir a run that was killed goes on from its last checkpoint when it is
-started again, on any number of ranks, and ends where an undisturbed run ends.
+started again, on any number of ranks, and ends where an undisturbed run ends. With --device gpu each rank computes on a
+GPU of its own, and the arrays are CuPy's.
 """
 
 from __future__ import annotations
 
 import importlib
 import itertools
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,12 +26,16 @@ import numpy as np
 import numpy.typing as npt
 
 import mpidist
+from mpidist.arrays import namespace
+from mpidist.errors import UnavailableError
 
 Array = npt.NDArray[Any]
+# Says to all strategies but the default one where arrays lie.
+DEVICE = "MPIDIST_DEVICE"
 STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
     "multi-worker": mpidist.MultiWorkerMirroredStrategy,
     "mirrored": mpidist.MirroredStrategy,
-    "one-device": lambda: mpidist.OneDeviceStrategy("cpu:0"),
+    "one-device": lambda: mpidist.OneDeviceStrategy(f"{os.environ[DEVICE]}:0"),
     "default": mpidist.get_strategy,
 }
 
@@ -51,20 +58,22 @@ class Network:
 
     def forward(self, x: Array) -> list[Array]:
         """The activations of all layers; the last are the logits."""
+        xp = namespace(x)
         activations = [x]
         for number, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
             x = x @ kernel.value() + bias.value()
             if number < len(self.kernels) - 1:
-                x = np.maximum(x, 0)
+                x = xp.maximum(x, 0)
             activations.append(x)
         return activations
 
     def backward(self, activations: list[Array], delta: Array, gradients: Sequence[Array]) -> None:
         """Write the gradients in place; `delta` is that of the logits."""
+        xp = namespace(delta)
         layers = len(self.kernels)
         for number in reversed(range(layers)):
-            np.matmul(activations[number].T, delta, out=gradients[number])
-            np.sum(delta, axis=0, out=gradients[layers + number])
+            xp.matmul(activations[number].T, delta, out=gradients[number])
+            xp.sum(delta, axis=0, out=gradients[layers + number])
             if number:
                 delta = (delta @ self.kernels[number].value().T) * (activations[number] > 0)
 
@@ -80,6 +89,19 @@ class History:
 
     def load_state(self, saved: Any) -> None:
         self.losses = saved["losses"].numpy().tolist()
+
+
+def open_strategy(name: str, device: str) -> mpidist.Strategy:
+    """The strategy, on GPUs if they are asked for; without them the program ends, and says once why."""
+    os.environ[DEVICE] = device
+    if device == "gpu" and name == "default":
+        raise click.UsageError("--strategy default computes on the CPU; with --device gpu take another one")
+    try:
+        return STRATEGIES[name]()
+    except UnavailableError as error:
+        if mpidist.launch.world_rank() == 0:
+            click.echo(f"Error: {error}, that is --device cpu", err=True)
+        raise SystemExit(1) from None
 
 
 def load_data(path: str | None) -> tuple[Array, Array, Array, Array]:
@@ -110,6 +132,7 @@ def plot_losses(path: str, losses: Sequence[float], title: str) -> None:
 
 @click.command(help=__doc__, context_settings={"max_content_width": 120})
 @click.option("--strategy", "strategy_name", type=click.Choice(list(STRATEGIES)), default="multi-worker")
+@click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
 @click.option("--data", type=click.Path(exists=True, dir_okay=False), help="An .npz or .h5 file instead of the digits.")
 @click.option("--epochs", default=30, show_default=True, type=click.IntRange(1))
 @click.option("--batch", default=64, show_default=True, type=click.IntRange(1), help="Examples per step, of all ranks.")
@@ -121,6 +144,7 @@ def plot_losses(path: str, losses: Sequence[float], title: str) -> None:
 @click.option("--seed", default=0, show_default=True)
 def main(
     strategy_name: str,
+    device: str,
     data: str | None,
     epochs: int,
     batch: int,
@@ -131,7 +155,7 @@ def main(
     losses_path: str | None,
     seed: int,
 ) -> None:
-    strategy = STRATEGIES[strategy_name]()
+    strategy = open_strategy(strategy_name, device)
     x_train, y_train, x_test, y_test = load_data(data)
     train = mpidist.data.Dataset.from_tensor_slices((x_train, y_train)).shuffle(len(x_train), seed=seed).batch(batch)
     test = mpidist.data.Dataset.from_tensor_slices((x_test, y_test)).batch(512)
@@ -151,12 +175,14 @@ def main(
     history = History()
 
     def train_step(x: Array, y: Array, global_size: int) -> Any:
+        xp = namespace(x)
         activations = network.forward(x)
         logits = activations[-1] - activations[-1].max(axis=1, keepdims=True)
-        exponentials = np.exp(logits)
+        exponentials = xp.exp(logits)
         probabilities = exponentials / exponentials.sum(axis=1, keepdims=True)
-        losses = -np.log(probabilities[np.arange(len(y)), y] + 1e-12)
-        probabilities[np.arange(len(y)), y] -= 1
+        right = (xp.arange(len(y)), y)
+        losses = -xp.log(probabilities[right] + 1e-12)
+        probabilities[right] -= 1
         network.backward(activations, probabilities / np.float32(global_size), gradients)
         optimizer.apply_gradients(zip(gradients, network.variables, strict=True))
         return mpidist.compute_average_loss(losses, global_batch_size=global_size)

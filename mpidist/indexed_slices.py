@@ -15,6 +15,8 @@ AnyArray = npt.NDArray[Any]
 class IndexedSlices:
     """Rows of a larger array; a row may occur more than once, and then counts more than once in a sum.
 
+    Rows are in host memory, through which those of all ranks go: CuPy's arrays are copied there.
+
     Attributes:
         values: Shape (rows, ...), one entry per index.
         indices: Shape (rows,), integers: where each row belongs along the first axis.
@@ -30,7 +32,7 @@ class IndexedSlices:
     dense_shape: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
-        values, indices = np.asarray(self.values), np.asarray(self.indices)
+        values, indices = _on_host(self.values), _on_host(self.indices)
         if indices.size == 0:
             indices = indices.astype(np.int64)
         if indices.dtype.kind not in "iu":
@@ -68,3 +70,8 @@ class IndexedSlices:
         dense = np.zeros(self.dense_shape, self.dtype)
         np.add.at(dense, self.indices, self.values)
         return dense
+
+
+def _on_host(array: Any) -> AnyArray:
+    # CuPy's arrays have to be asked; `np.asarray` refuses them.
+    return np.asarray(array.get() if hasattr(array, "__cuda_array_interface__") else array)

@@ -127,8 +127,8 @@ class CommunicationOptions:
             number of ranks.
         compression: How optimizers sum gradients approximately, for instance `PowerSGD(rank=4)`; see
             `mpidist.comm.compression.Compression`. Variables are then private to each rank, as with an
-            `implementation`. What is left out is kept in memory, and not in checkpoints: a program that resumes
-            begins with none.
+            `implementation`. A checkpoint of an optimizer holds what each rank has left out, so that a program goes on
+            bit for bit on as many ranks; on others the sum is kept. It grows by a gradient per rank.
     """
 
     bytes_per_pack: int = 0
@@ -202,7 +202,8 @@ class InputOptions:
     """Options of `experimental_distribute_dataset`.
 
     Attributes:
-        experimental_fetch_to_device: Kept for code written for tf.distribute.
+        experimental_fetch_to_device: Under a strategy on GPUs: None and True give batches as CuPy arrays, copied ahead;
+            False leaves them in host memory.
         experimental_replication_mode: Both modes mean the same here: one rank is one pipeline and one replica.
         experimental_place_dataset_on_device: Kept for code written for tf.distribute.
         experimental_per_replica_buffer_size: Batches that are prepared ahead in a thread; 0 turns prefetching off.

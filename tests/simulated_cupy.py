@@ -1,12 +1,13 @@
 """Arrays that behave as CuPy's towards NumPy, in host memory, so that what uses them is tested where there is no GPU.
 
 They refuse to become NumPy arrays by themselves, and to be mixed with them, as CuPy's do: whatever forgets to say where
-its arrays lie fails. Of streams, and of CUDA, they know nothing.
+its arrays lie fails. Of streams, and of CUDA, they know nothing; that is `tests/simulated_cuda.py`.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
@@ -15,11 +16,21 @@ from typing import Any
 import numpy as np
 
 
+class _Current(threading.local):
+    """The GPU that is current: in every thread its own, and at first number 0."""
+
+    device = 0
+
+
+current = _Current()
+
+
 class ndarray:  # noqa: N801 - CuPy's name
     __array_priority__ = 100
 
     def __init__(self, host: Any) -> None:
         self.host = host
+        self._device = current.device
 
     # What CuPy's arrays have of NumPy's.
     shape = property(lambda self: self.host.shape)
@@ -37,7 +48,15 @@ class ndarray:  # noqa: N801 - CuPy's name
 
     @property
     def device(self) -> Any:
-        return SimpleNamespace(id=0)
+        return SimpleNamespace(id=self._device)
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {"shape": self.shape, "typestr": self.dtype.str, "data": (self.data.ptr, False), "version": 3}
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self.host.ctypes.data)
 
     def get(self, out: Any = None) -> Any:
         if out is None:
@@ -45,14 +64,14 @@ class ndarray:  # noqa: N801 - CuPy's name
         out[...] = self.host
         return out
 
+    def set(self, host: Any) -> None:
+        self.host[...] = host
+
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        if method == "at":
-            target, *others = (_host(value) for value in inputs)
-            ufunc.at(target, *others)
-            return None
+        # CuPy takes `at`, `reduce` and the like by its own functions only.
         if method != "__call__":
             return NotImplemented
         for value in inputs:
@@ -82,6 +101,9 @@ class ndarray:  # noqa: N801 - CuPy's name
     def __float__(self) -> float:
         return float(self.host)
 
+    def __int__(self) -> int:
+        return int(self.host)
+
     def __bool__(self) -> bool:
         return bool(self.host)
 
@@ -89,16 +111,21 @@ class ndarray:  # noqa: N801 - CuPy's name
         return str(self.host)
 
     def __getattr__(self, name: str) -> Any:
-        if name not in ("reshape", "view", "astype", "fill", "copy", "tobytes", "sum", "all", "any", "ravel"):
+        if name not in _METHODS:
             raise AttributeError(f"CuPy's arrays, as simulated, have no {name}")
         method = getattr(self.host, name)
         return lambda *args, **options: _wrap(method(*(_host(value) for value in args), **options))
 
 
+# Of the methods that CuPy's arrays have, those that are used; CuPy has no others under these names.
+_METHODS = frozenset((
+    "reshape", "view", "astype", "fill", "copy", "tobytes", "sum", "all", "any", "ravel", "max", "min", "argmax", "dot",
+))
 ndarray.__module__ = "cupy"
 for _name, _ufunc in {
     "add": np.add, "sub": np.subtract, "mul": np.multiply, "truediv": np.true_divide, "pow": np.power,
-    "matmul": np.matmul, "eq": np.equal, "gt": np.greater, "lt": np.less,
+    "matmul": np.matmul, "eq": np.equal, "ne": np.not_equal, "gt": np.greater, "lt": np.less, "ge": np.greater_equal,
+    "le": np.less_equal, "and": np.bitwise_and, "or": np.bitwise_or,
 }.items():
     def _binary(self: Any, other: Any, ufunc: np.ufunc = _ufunc) -> Any:
         priority = getattr(other, "__array_priority__", 0)
@@ -109,9 +136,14 @@ for _name, _ufunc in {
     def _reflected(self: Any, other: Any, ufunc: np.ufunc = _ufunc) -> Any:
         return ufunc(other, self)
 
+    def _in_place(self: Any, other: Any, ufunc: np.ufunc = _ufunc) -> Any:
+        return ufunc(self, other, out=self)
+
     setattr(ndarray, f"__{_name}__", _binary)
     setattr(ndarray, f"__r{_name}__", _reflected)
-setattr(ndarray, "__neg__", lambda self: _binary(self, -1, np.multiply))  # noqa: B010
+    setattr(ndarray, f"__i{_name}__", _in_place)
+for _name, _ufunc in {"neg": np.negative, "invert": np.invert, "abs": np.absolute}.items():
+    setattr(ndarray, f"__{_name}__", lambda self, ufunc=_ufunc: ufunc(self))
 
 
 def _host(value: Any) -> Any:
@@ -138,9 +170,26 @@ def _make(name: str) -> Any:
                                              *args[1:], **options))
         if name in ("concatenate", "stack"):
             return ndarray(getattr(np, name)([_host(part) for part in args[0]], *args[1:], **options))
+        out = options.pop("out", None)
+        if out is not None:
+            getattr(np, name)(*map(_host, args), out=_host(out), **options)
+            return out
         return _wrap(getattr(np, name)(*map(_host, args), **options))
 
     return function
+
+
+class _Scattering:
+    """One of the four functions that CuPy can apply `at` indices."""
+
+    def __init__(self, ufunc: np.ufunc) -> None:
+        self.ufunc = ufunc
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        return self.ufunc(*args, **options)
+
+    def at(self, target: ndarray, indices: ndarray, values: ndarray) -> None:
+        self.ufunc.at(target.host, _host(indices), _host(values))
 
 
 @contextmanager
@@ -150,11 +199,16 @@ def simulated_cupy() -> Iterator[Any]:
     module.ndarray = ndarray
     for name in (
         "asarray", "ascontiguousarray", "array", "zeros", "ones", "empty", "full", "arange", "empty_like", "zeros_like",
-        "concatenate", "stack", "moveaxis", "matmul",
+        "concatenate", "stack", "moveaxis", "matmul", "sum", "argmax", "where", "broadcast_to", "bincount",
+        "searchsorted", "take_along_axis", "argsort", "full_like", "take",
     ):
         setattr(module, name, _make(name))
-    for name in ("divide", "add", "multiply", "subtract", "copyto", "sqrt", "square"):
+    for name in (
+        "divide", "add", "multiply", "subtract", "copyto", "sqrt", "square", "exp", "log", "maximum", "minimum", "tanh",
+    ):
         setattr(module, name, getattr(np, name))
+    for name in ("add", "subtract", "maximum", "minimum"):
+        setattr(module, name, _Scattering(getattr(np, name)))
     module.asnumpy = lambda array: array.get()
     before = sys.modules.get("cupy")
     sys.modules["cupy"] = module

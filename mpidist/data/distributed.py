@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.data.dataset import Dataset
@@ -28,8 +30,10 @@ class DistributedDataset:
         dataset: Batched with the global batch size; the same on every rank.
         communicator: The ranks that share it.
         options: `experimental_per_replica_buffer_size` batches are read ahead in a thread. Without options that is
-            what the dataset's `prefetch` says, else 1, or 0 where reading is only a copy in memory.
+            what the dataset's `prefetch` says, else 1, or 0 where reading is only a copy in memory for NumPy's arrays.
         presharded: The dataset is this rank's own, and is neither cut nor compared with those of other ranks.
+        namespace: The module whose arrays batches are: `numpy`, or `cupy`; see `mpidist.data.device`. With
+            `experimental_fetch_to_device=False` they are NumPy's.
 
     Raises:
         TypeError: `dataset` is no dataset.
@@ -44,11 +48,14 @@ class DistributedDataset:
         *,
         options: InputOptions | None = None,
         presharded: bool = False,
+        namespace: Any = np,
     ) -> None:
         self._communicator = communicator
         share = take_dataset(dataset, communicator) if presharded else share_dataset(dataset, communicator)
         self._share = share
-        self._depth = _prefetch_depth(share, options)
+        fetches = options is None or options.experimental_fetch_to_device is not False
+        self._namespace = namespace if fetches else np
+        self._depth = _prefetch_depth(share, options, is_copied=self._namespace is not np)
         self._iterations = 0
 
     @property
@@ -65,7 +72,9 @@ class DistributedDataset:
         """Local. A pass from the beginning; all ranks begin and end their passes together."""
         number = self._iterations
         self._iterations += 1
-        return DistributedIterator(self._share, self._communicator, number, self._depth, self._set_iterations)
+        return DistributedIterator(
+            self._share, self._communicator, number, self._depth, self._set_iterations, self._namespace
+        )
 
     def __repr__(self) -> str:
         rank, size = self._communicator.rank, self._communicator.size
@@ -79,6 +88,7 @@ def distribute_datasets_from_function(
     dataset_fn: Callable[[InputContext], Dataset],
     communicator: Communicator,
     options: InputOptions | None = None,
+    namespace: Any = np,
 ) -> DistributedDataset:
     """Collective. The dataset that `dataset_fn` makes for this rank, as it is: batching and sharding are its business.
 
@@ -87,6 +97,7 @@ def distribute_datasets_from_function(
             steps as the longest, with empty batches where a rank has none left.
         communicator: The ranks that step together.
         options: As for `DistributedDataset`.
+        namespace: As for `DistributedDataset`.
 
     Returns:
         What each rank iterates.
@@ -98,10 +109,10 @@ def distribute_datasets_from_function(
     """
     place = InputContext(communicator.size, communicator.rank, communicator.size)
     dataset = together(communicator, f"{FROM_FUNCTION}: dataset_fn", lambda: dataset_fn(place))
-    return DistributedDataset(dataset, communicator, options=options, presharded=True)
+    return DistributedDataset(dataset, communicator, options=options, presharded=True, namespace=namespace)
 
 
-def _prefetch_depth(share: Share, options: InputOptions | None) -> int:
+def _prefetch_depth(share: Share, options: InputOptions | None, *, is_copied: bool) -> int:
     if options is not None:
         return options.experimental_per_replica_buffer_size
-    return share.pipeline.prefetch or (0 if share.pipeline.is_cheap else 1)
+    return share.pipeline.prefetch or (0 if share.pipeline.is_cheap and not is_copied else 1)

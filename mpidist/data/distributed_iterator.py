@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from mpidist import context, tree
+import numpy as np
+
+from mpidist import arrays, context, tree
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.data import element as elements
+from mpidist.data.device import DeviceReader, goes
 from mpidist.data.iterator import Reader
 from mpidist.data.position import load_position, position_state
 from mpidist.data.share import Share, unbatched_error, zero_rows_error
@@ -53,6 +56,7 @@ class DistributedIterator(Iterator[Any]):
         iteration: Number of the pass; shuffles depend on it.
         depth: How many batches are read ahead in a thread; 0 reads in `next`.
         set_iterations: Tells the dataset how many passes there have been, when a position is loaded.
+        namespace: The module whose arrays batches are.
     """
 
     def __init__(
@@ -62,16 +66,18 @@ class DistributedIterator(Iterator[Any]):
         iteration: int,
         depth: int,
         set_iterations: Callable[[int], None],
+        namespace: Any = np,
     ) -> None:
         self._share = share
         self._communicator = communicator
         self._iteration = iteration
         self._depth = depth
         self._set_iterations = set_iterations
+        self._namespace = namespace
         self._taken = 0
         self._is_ended = False
         self._pattern: Any = None
-        self._reader: Reader | None = None
+        self._reader: Reader | DeviceReader | None = None
         self._is_even = share.is_even or communicator.size == 1
         # The whole of a step, once reading has begun, where no rank waits for another: it may take microseconds.
         self._read_ready: Callable[[], Any] | None = None
@@ -171,7 +177,11 @@ class DistributedIterator(Iterator[Any]):
         if self._reader is None:
             share = self._share
             epoch = Epoch((self._iteration,), share.salt)
-            self._reader = Reader(share.pipeline.iterate(epoch, self._taken, share.read), self._depth)
+            batches = share.pipeline.iterate(epoch, self._taken, share.read)
+            self._reader = (
+                Reader(batches, self._depth) if self._namespace is np
+                else DeviceReader(batches, self._depth, self._namespace)
+            )
             self._read_ready = self._reader.read if self._is_even else None
         return self._reader.read()
 
@@ -198,7 +208,7 @@ class DistributedIterator(Iterator[Any]):
             mine = together(self._communicator, "making an empty batch", lambda: None if is_dry else _pattern(batch))
             patterns = self._communicator.all_gather_object(mine) if any(dry) else [mine]
             self._pattern = mine if mine is not None else next(one for one in patterns if one is not None)
-        return self._pattern if is_dry else batch
+        return self._empty() if is_dry else batch
 
     def _step_asking(self) -> Any:
         """A step where a length is unknown: the flag of each rank tells whether it has data."""
@@ -219,7 +229,13 @@ class DistributedIterator(Iterator[Any]):
             self._ask_for_pattern(flag == _READY)
         elif decision == _DRY:
             raise StopIteration
-        return batch if flag == _READY else self._pattern
+        return batch if flag == _READY else self._empty()
+
+    def _empty(self) -> Any:
+        """An empty batch, where batches lie."""
+        if self._namespace is np:
+            return self._pattern
+        return tree.map_leaves(lambda leaf: self._namespace.asarray(leaf) if goes(leaf) else leaf, self._pattern)
 
     def _ask_for_pattern(self, is_ready: bool) -> None:
         """Some rank ran dry before it saw a batch: look at another's."""
@@ -235,9 +251,9 @@ class DistributedIterator(Iterator[Any]):
 
 
 def _pattern(batch: Any) -> Any:
-    """An empty batch like this one, which does not keep it in memory."""
+    """An empty batch like this one, in host memory, which does not keep it in memory."""
     elements.first_dimension(batch)
-    return tree.map_leaves(lambda leaf: leaf[:0].copy(), batch)
+    return tree.map_leaves(lambda leaf: arrays.to_host(leaf[:0]).copy(), batch)
 
 
 def _raise(error: Exception | None) -> None:

@@ -50,6 +50,10 @@ class Prefetcher(Iterator[T]):
         """
         return self._channel.take()
 
+    def take_ready(self) -> T | None:
+        """Local. The next element if it is ready now; None if it is not, at the end, and before an error."""
+        return self._channel.take_ready()
+
     def close(self) -> None:
         """Local. End the thread, and drop what it has prepared. Safe twice."""
         self._finalizer()
@@ -100,6 +104,14 @@ class _Channel(Generic[T]):
         if error is not None:
             raise error
         raise StopIteration
+
+    def take_ready(self) -> T | None:
+        """Do not wait."""
+        with self._changed:
+            if not self._ready:
+                return None
+            self._changed.notify_all()
+            return self._ready.popleft()
 
     def close(self) -> None:
         """Wake up both sides, for good."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mpidist import arrays
 from mpidist.variables.variable import AnyArray
 
 
@@ -19,7 +20,7 @@ def positives_above(
         thresholds: In any order; compared in the dtype of the predictions where that is a float.
 
     Returns:
-        float64 of shape (2, thresholds): true positives, false positives.
+        float64 of shape (2, thresholds), in host memory: true positives, false positives.
     """
     scores = predictions.reshape(-1)
     if scores.dtype.kind != "f":
@@ -28,11 +29,11 @@ def positives_above(
     limits = np.array(thresholds, scores.dtype)
     order = np.argsort(limits, kind="stable")
     # Of how many thresholds a score is above; one look-up instead of a comparison with each.
-    above = np.searchsorted(limits[order], scores, side="left")
+    above = np.searchsorted(arrays.move(limits[order], arrays.namespace(scores)), scores, side="left")
     is_positive = labels.reshape(-1) != 0
     result = np.empty((2, limits.size))
     for row, chosen in enumerate((is_positive, ~is_positive)):
-        by_count = np.bincount(above[chosen], weights.reshape(-1)[chosen], limits.size + 1)
+        by_count = arrays.to_host(np.bincount(above[chosen], weights.reshape(-1)[chosen], limits.size + 1))
         result[row, order] = np.cumsum(by_count[::-1])[::-1][1:]
     return result
 

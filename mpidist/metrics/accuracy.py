@@ -8,7 +8,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mpidist.metrics.argument import as_classes, as_one_hot, as_pair
+from mpidist.metrics.argument import as_classes, as_floats, as_one_hot, as_pair
 from mpidist.metrics.mean import ratio, weighted_sums
 from mpidist.metrics.metric import Metric
 from mpidist.variables.variable import AnyArray
@@ -47,8 +47,8 @@ class AccuracyMeasure:
         else:
             read = as_one_hot if self.labels == "one-hot" else as_classes
             labels, scores = read(values[0], values[1])
-            predicted = scores.argmax(-1) if scores.size else np.full(labels.shape, -1)
-        return weighted_sums(np.asarray(predicted == labels, np.float64), sample_weight)
+            predicted = scores.argmax(-1) if scores.size else np.full_like(labels, -1, dtype=np.int64)
+        return weighted_sums(as_floats("y_pred", predicted == labels), sample_weight)
 
     def compute(self, sums: AnyArray) -> float:
         """Local. The fraction; 0 before any value."""

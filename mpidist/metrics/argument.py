@@ -1,4 +1,4 @@
-"""Arguments of metrics: turned into arrays of numbers, and checked against each other."""
+"""Arguments of metrics: turned into arrays of numbers, and checked against each other; CuPy's stay where they are."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import arrays
 from mpidist.variables.variable import AnyArray
 
 
@@ -17,16 +18,16 @@ def as_numbers(name: str, value: npt.ArrayLike) -> AnyArray:
 
     Args:
         name: Of the argument, for the error.
-        value: Anything that NumPy takes for an array.
+        value: Anything that NumPy takes for an array, or CuPy's.
 
     Returns:
-        The array.
+        The array, CuPy's where the value is.
 
     Raises:
         ValueError: Nested lists of different lengths, or no real numbers.
     """
     try:
-        array = np.asarray(value)
+        array = arrays.as_array(value)
     except ValueError as error:
         raise ValueError(f"`{name}` must be an array, got nested lists of different lengths: {error}") from error
     # Dtypes of ml_dtypes, bfloat16 for instance, are of kind V.
@@ -37,7 +38,7 @@ def as_numbers(name: str, value: npt.ArrayLike) -> AnyArray:
 
 def as_floats(name: str, value: npt.ArrayLike) -> AnyArray:
     """Local. The same in float64."""
-    return np.asarray(as_numbers(name, value), np.float64)
+    return as_numbers(name, value).astype(np.float64, copy=False)
 
 
 def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
@@ -105,21 +106,30 @@ def as_one_hot(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, 
     return labels.argmax(-1), scores
 
 
-def spread_weights(sample_weight: npt.ArrayLike | None, shape: tuple[int, ...]) -> AnyArray:
+def on_one_device(values: list[Any]) -> list[Any]:
+    """Local. The values as they are, or, if one of them lies on a GPU, all of them there; None stays None."""
+    if not any(map(arrays.is_cupy, values)):
+        return values
+    xp = arrays.gpu_namespace()
+    return [None if value is None else arrays.move(arrays.as_array(value), xp) for value in values]
+
+
+def spread_weights(sample_weight: npt.ArrayLike | None, like: AnyArray) -> AnyArray:
     """Local. One weight per value.
 
     Args:
-        sample_weight: None for 1 each, a number, or an array whose shape is `shape` or its leading dimensions; a last
-            dimension of 1 more than that is dropped.
-        shape: Of the values.
+        sample_weight: None for 1 each, a number, or an array whose shape is that of the values or of their leading
+            dimensions; a last dimension of 1 more than that is dropped.
+        like: The values.
 
     Returns:
-        float64 of `shape`, read-only.
+        float64 of their shape, where they lie; not to be written to.
 
     Raises:
         ValueError: The weights' shape does not fit, or no numbers.
     """
-    weight = np.ones(()) if sample_weight is None else as_floats("sample_weight", sample_weight)
+    shape, xp = like.shape, arrays.namespace(like)
+    weight: AnyArray = xp.ones(()) if sample_weight is None else as_floats("sample_weight", sample_weight)
     got = weight.shape
     if weight.ndim > 1 and weight.shape[-1] == 1 and weight.shape != shape[: weight.ndim]:
         weight = weight[..., 0]
@@ -128,7 +138,8 @@ def spread_weights(sample_weight: npt.ArrayLike | None, shape: tuple[int, ...]) 
             f"`sample_weight` must have the shape of the values or of their leading dimensions, expected a prefix of "
             f"{shape}, got {got}"
         )
-    return np.broadcast_to(weight.reshape(weight.shape + (1,) * (len(shape) - weight.ndim)), shape)
+    spread: AnyArray = xp.broadcast_to(weight.reshape(weight.shape + (1,) * (len(shape) - weight.ndim)), shape)
+    return spread
 
 
 def as_thresholds(thresholds: float | Sequence[float], name: str = "thresholds") -> tuple[float, ...]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import arrays
 from mpidist.metrics.above import positives_above, require_probabilities
 from mpidist.metrics.argument import as_floats, as_numbers, as_pair, as_thresholds, positive, spread_weights
 from mpidist.metrics.metric import Metric
@@ -56,10 +57,10 @@ class AucMeasure:
             # sigmoid(x), in a form that does not overflow.
             predictions = 0.5 + 0.5 * np.tanh(0.5 * predictions.astype(np.float64))
         require_probabilities(predictions, "Logits can be taken with from_logits=True")
-        weights = spread_weights(sample_weight, predictions.shape)
+        weights = spread_weights(sample_weight, predictions)
         if self.num_labels is None:
             if self.label_weights is not None:
-                weights = weights * _spread_over_labels(self.label_weights, predictions.shape)
+                weights = weights * _spread_over_labels(self.label_weights, predictions)
             return positives_above(labels, predictions, weights, self.thresholds)[None]
         return np.stack([
             positives_above(labels[:, n], predictions[:, n], weights[:, n], self.thresholds)
@@ -112,13 +113,13 @@ def _divide(numerator: AnyArray, denominator: AnyArray) -> AnyArray:
     return np.divide(numerator, denominator, out=np.zeros(numerator.shape), where=denominator != 0)
 
 
-def _spread_over_labels(label_weights: tuple[float, ...], shape: tuple[int, ...]) -> AnyArray:
-    if shape[-1:] != (len(label_weights),):
+def _spread_over_labels(label_weights: tuple[float, ...], like: AnyArray) -> AnyArray:
+    if like.shape[-1:] != (len(label_weights),):
         raise ValueError(
             f"with `label_weights` `y_true` and `y_pred` must have a last dimension of {len(label_weights)} labels, "
-            f"got {shape}"
+            f"got {like.shape}"
         )
-    return np.array(label_weights)
+    return arrays.move(np.array(label_weights), arrays.namespace(like))
 
 
 def _as_label_weights(label_weights: Sequence[float], num_labels: int | None) -> tuple[float, ...]:

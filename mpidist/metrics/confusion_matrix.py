@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import arrays
 from mpidist.metrics.argument import as_classes, as_numbers, as_pair, positive, spread_weights
 from mpidist.metrics.metric import Metric
 from mpidist.variables.variable import AnyArray
@@ -41,10 +42,11 @@ class ConfusionMatrixMeasure:
             predicted = scores.argmax(-1)
         else:
             labels, predicted = as_pair(labels, predicted)
-        weights = spread_weights(sample_weight, labels.shape)
+        weights = spread_weights(sample_weight, labels)
         rows, columns = self._classes("y_true", labels), self._classes("y_pred", predicted)
         count = self.num_classes
-        return np.bincount(rows * count + columns, weights.reshape(-1), count * count).reshape(self.shape)
+        found = np.bincount(rows * count + columns, weights.reshape(-1), count * count)
+        return arrays.to_host(found).reshape(self.shape)
 
     def compute(self, sums: AnyArray) -> AnyArray:
         """Local. The matrix."""

@@ -67,19 +67,19 @@ def weighted_sums(array: AnyArray, sample_weight: npt.ArrayLike | None) -> AnyAr
     """Local. Sum of `array` times its weights, and sum of the weights.
 
     Args:
-        array: One value per example, or more dimensions.
+        array: One value per example, or more dimensions. Of CuPy's the sums are made on the GPU.
         sample_weight: A number, or an array whose shape is that of `array` or of its leading dimensions.
 
     Returns:
-        Two numbers.
+        Two numbers, in host memory.
 
     Raises:
         ValueError: The weights' shape does not fit.
     """
     if sample_weight is None:
-        return np.array([array.sum(), array.size], np.float64)
-    weight = spread_weights(sample_weight, array.shape)
-    return np.array([(array * weight).sum(), weight.sum()], np.float64)
+        return np.array([float(array.sum()), array.size])
+    weight = spread_weights(sample_weight, array)
+    return np.array([float((array * weight).sum()), float(weight.sum())])
 
 
 def Mean(name: str = "mean", dtype: npt.DTypeLike | None = None) -> Metric:

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from mpidist.metrics.argument import as_float_dtype
+from mpidist.metrics.argument import as_float_dtype, on_one_device
 from mpidist.options import VariableAggregation
 from mpidist.variables.creation import current_arena
 from mpidist.variables.sync_on_read import SyncOnReadVariable
@@ -34,7 +34,7 @@ class Measure(Protocol):
         ...
 
     def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
-        """Local. What one batch adds to the sums, in float64."""
+        """Local. What one batch adds to the sums, in float64 and host memory; the values are NumPy's or CuPy's."""
         ...
 
     def compute(self, sums: AnyArray) -> Any:
@@ -45,7 +45,9 @@ class Measure(Protocol):
 class Metric:
     """Sums of one measure, kept per replica.
 
-    Collective. Make it in the strategy's scope. The sums are one ON_READ variable, which checkpoints save.
+    Collective. Make it in the strategy's scope. The sums are one ON_READ variable, which checkpoints save. It is in
+    host memory, under a strategy on GPUs too: of CuPy arrays `update_state` makes the sums on the GPU, and brings only
+    these numbers over, for which it waits.
 
     Args:
         measure: The arithmetic.
@@ -82,7 +84,7 @@ class Metric:
 
         Args:
             values: What the metric takes: `(values)` of a mean, `(y_true, y_pred)` of an accuracy; the weights may
-                follow.
+                follow. NumPy's, or what NumPy takes for arrays; if one is CuPy's, all are taken to its GPU.
             sample_weight: One weight per example.
             named: The same by name.
 
@@ -91,7 +93,8 @@ class Metric:
             TypeError: Another number of arguments, or other names.
         """
         bound, weight = self._bind(values, sample_weight, named)
-        self.sums.accumulate(self.measure.contribution(*bound, sample_weight=weight))
+        *placed, weight = on_one_device([*bound, weight])
+        self.sums.accumulate(self.measure.contribution(*placed, sample_weight=weight))
 
     def result(self) -> Any:
         """Collective. The metric of all data that all replicas have seen since `reset_state`."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import arrays
 from mpidist.metrics.above import positives_above, require_probabilities
 from mpidist.metrics.argument import as_pair, as_thresholds, positive, spread_weights
 from mpidist.metrics.metric import Metric
@@ -57,9 +58,10 @@ class PositivesMeasure:
             predictions = np.where(chosen, predictions, -1) if self.thresholds else chosen.astype(np.float64)
         if self.class_id is not None:
             labels, predictions = _of_class(labels, self.class_id), _of_class(predictions, self.class_id)
-        weights = spread_weights(sample_weight, predictions.shape)
+        weights = spread_weights(sample_weight, predictions)
         found = positives_above(labels, predictions, weights, thresholds)
-        whole = found.sum(0) if self.of == "predicted" else np.full(len(thresholds), weights[labels != 0].sum())
+        positive = None if self.of == "predicted" else float(weights[labels != 0].sum())
+        whole = found.sum(0) if positive is None else np.full(len(thresholds), positive)
         return np.stack([found[0], whole])
 
     def compute(self, sums: AnyArray) -> Any:
@@ -85,8 +87,10 @@ def among_top_k(predictions: AnyArray, k: int) -> AnyArray:
         raise ValueError(f"`y_pred` must have a last dimension of at least top_k={k} classes, got {predictions.shape}")
     # Signed zero apart, `-x` keeps ties: a stable sort then leaves the first ones first.
     highest = np.argsort(-predictions.astype(np.float64), axis=-1, kind="stable")[..., :k]
-    chosen = np.zeros(predictions.shape, bool)
-    np.put_along_axis(chosen, highest, True, -1)
+    xp = arrays.namespace(predictions)
+    chosen: AnyArray = xp.zeros(predictions.shape, bool)
+    rows = chosen.reshape(-1, predictions.shape[-1])
+    rows[xp.arange(len(rows))[:, None], highest.reshape(len(rows), k)] = True
     return chosen
 
 

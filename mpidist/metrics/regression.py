@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
-from mpidist.metrics.argument import as_pair
+from mpidist.metrics.argument import as_floats, as_pair
 from mpidist.metrics.mean import ratio, weighted_sums
 from mpidist.metrics.metric import Metric
 from mpidist.variables.variable import AnyArray
@@ -40,7 +40,7 @@ class ErrorMeasure:
         truth, predictions = as_pair(values[0], values[1])
         difference = predictions.astype(np.float64) - truth
         errors = np.abs(difference) if self.kind == "absolute" else np.square(difference)
-        return weighted_sums(np.asarray(errors), sample_weight)
+        return weighted_sums(as_floats("y_pred", errors), sample_weight)
 
     def compute(self, sums: AnyArray) -> float:
         """Local. The mean error; 0 before any value."""

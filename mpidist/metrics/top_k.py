@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import arrays
 from mpidist.metrics.argument import as_classes, as_one_hot, positive
 from mpidist.metrics.mean import ratio, weighted_sums
 from mpidist.metrics.metric import Metric
@@ -58,12 +59,12 @@ def in_top_k(labels: AnyArray, scores: AnyArray, k: int) -> AnyArray:
     """
     classes = scores.shape[-1]
     if classes == 0 or labels.size == 0:
-        return np.zeros(labels.shape, bool)
+        return np.zeros_like(labels, dtype=bool)
     known = (labels >= 0) & (labels < classes)
     places = np.where(known, labels, 0).astype(np.int64)
     own = np.take_along_axis(scores, places[..., None], -1)
     finite = np.isfinite(scores).all(-1)
-    return np.asarray(known & finite & ((scores > own).sum(-1) < k))
+    return arrays.as_array(known & finite & ((scores > own).sum(-1) < k))
 
 
 def TopKCategoricalAccuracy(

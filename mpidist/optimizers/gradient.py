@@ -40,7 +40,7 @@ def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariabl
     rows = _checked_rows(gradient, variable)
     view[...] = 0
     xp = variable.arena.namespace
-    np.add.at(view, arrays.move(gradient.indices, xp), arrays.move(rows, xp))
+    xp.add.at(view, arrays.move(gradient.indices, xp), arrays.move(rows, xp))
 
 
 def take_rows(gradient: Gradient, variable: MirroredVariable) -> tuple[AnyArray, AnyArray]:

@@ -171,5 +171,5 @@ def _square(array: AnyArray, sweep: Sweep) -> float:
         wide = np.abs(array).astype(np.float64, copy=False) if array.dtype.kind == "c" else array.astype(np.float64)
         if sweep.is_in_order:
             # BLAS adds in an order that depends on its threads, and these on how many ranks share the cores.
-            return float(np.add.reduce(np.multiply(wide, wide)))
+            return float(np.multiply(wide, wide).sum())
         return float(np.dot(wide, wide))

@@ -230,6 +230,7 @@ class Strategy:
             MismatchError: Ranks pass other numbers, dtypes or row shapes, or `fn` returns other ones.
             TypeError: Results that cannot be added: booleans, objects, IndexedSlices.
             RuntimeError: Inside `run`.
+            NotImplementedError: The strategy's variables lie on GPUs.
         """
         self._require_cross_replica()
         return self._logical.gradients(fn, batch, logical_replicas, blas_threads)
@@ -307,9 +308,10 @@ class Strategy:
             options: Of the input.
 
         Returns:
-            An iterable of this rank's pieces: each global batch is split so that sizes differ by at most one.
+            An iterable of this rank's pieces: each global batch is split so that sizes differ by at most one. On GPUs
+            they are CuPy arrays.
         """
-        return DistributedDataset(dataset, self.communicator, options=options)
+        return DistributedDataset(dataset, self.communicator, options=options, namespace=self.arena.namespace)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -323,7 +325,9 @@ class Strategy:
         Returns:
             An iterable that ends on all ranks together: a rank without data gets empty batches.
         """
-        return distribute_datasets_from_function(dataset_fn, self.communicator, options=options)
+        return distribute_datasets_from_function(
+            dataset_fn, self.communicator, options=options, namespace=self.arena.namespace
+        )
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 

@@ -281,7 +281,7 @@ def _broadcastable(leaf: Any) -> Any:
     if isinstance(leaf, IndexedSlices):
         raise TypeError("broadcast_to does not support IndexedSlices; use their `to_dense()`")
     # Python numbers keep all their digits.
-    return np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else np.array(as_array(leaf))
+    return np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else as_array(leaf).copy()
 
 
 def _like(leaf: Any, array: Any) -> Any:

@@ -56,6 +56,11 @@ class LogicalReplicas:
     def gradients(self, fn: Callable[[Any], Any], batch: Any, logical_replicas: int, blas_threads: int) -> Any:
         """Collective. See `Strategy.gradients`."""
         communicator = self._owner.communicator
+        if self._owner.arena.namespace is not np:
+            raise mark_collective(NotImplementedError(
+                "gradients of logical replicas are computed and added up in host memory, and this strategy's variables "
+                "lie on GPUs: compute them in `run`, or use a strategy on CPUs"
+            ))
         leaves, spec = tree.flatten(batch)
         arrays, rows = together(communicator, "gradients", lambda: _rows_of(leaves))
         described = [None if one is None else (one.dtype.str, one.shape[1:]) for one in arrays]

@@ -13,10 +13,12 @@ class OneDeviceStrategy(Strategy):
     """One replica. Under several ranks each runs a program of its own, and a warning says so.
 
     Local. Args:
-        device: "cpu:0", "/gpu:0", "/job:worker/device:CPU:0" and the like. Arrays are in host memory.
+        device: "cpu:0", "/gpu:0", "/job:worker/device:CPU:0" and the like. On a GPU, where it and CuPy are there,
+            variables and batches are CuPy's; else they are in host memory.
 
     Raises:
         ValueError: The device cannot be parsed.
+        UnavailableError: `MPIDIST_DEVICE=gpu` without CuPy or a visible GPU.
     """
 
     def __init__(self, device: str) -> None:

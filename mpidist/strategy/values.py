@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, cast
 import numpy as np
 import numpy.typing as npt
 
-from mpidist import context, tree
+from mpidist import arrays, context, tree
 from mpidist.comm.agreement import together
 from mpidist.comm.collective import AnyArray, Collective, check_reducible
 from mpidist.comm.communicator import Communicator
@@ -101,7 +101,7 @@ def reduce_leaf(collective: Collective, op: ReduceOp, leaf: Any, axis: int | Seq
     if op is ReduceOp.MEAN:
         return _mean(collective, array, axes)
     check_reducible(array, op)
-    return collective.all_reduce(np.asarray(_reduce_locally(array, op, axes)), op)[()]
+    return collective.all_reduce(arrays.as_array(_reduce_locally(array, op, axes)), op)[()]
 
 
 def reduce_nest(
@@ -135,10 +135,10 @@ def _mean(collective: Collective, array: AnyArray, axes: tuple[int, ...]) -> Any
     # The sum of half-precision numbers may be too large for them when their mean is not.
     wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
     count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
-    total = collective.all_reduce(np.asarray(array.sum(axes, dtype=wide)))
+    total = collective.all_reduce(arrays.as_array(array.sum(axes, dtype=wide)))
     elements = int(collective.all_reduce(np.array(count)))
     with np.errstate(invalid="ignore", divide="ignore"):
-        return np.asarray(np.true_divide(total, elements, dtype=wide)).astype(dtype, copy=False)[()]
+        return arrays.as_array(np.true_divide(total, elements, dtype=wide)).astype(dtype, copy=False)[()]
 
 
 def gather_nest(collective: Collective, value: Any, axis: int, method: str) -> Any:
@@ -154,8 +154,8 @@ def gather_nest(collective: Collective, value: Any, axis: int, method: str) -> A
         The same structure.
     """
     leaves, spec = tree.flatten(value)
-    arrays = together(collective.communicator, method, lambda: [_gatherable(leaf, method) for leaf in leaves])
-    return tree.unflatten(spec, [collective.all_gather(array, axis) for array in arrays])
+    given = together(collective.communicator, method, lambda: [_gatherable(leaf, method) for leaf in leaves])
+    return tree.unflatten(spec, [collective.all_gather(array, axis) for array in given])
 
 
 def gather_object(communicator: Communicator, value: T) -> list[T]:
@@ -175,6 +175,8 @@ def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any
     # The identities stand for a replica without data: the empty part of a partial batch.
     if op is ReduceOp.SUM or op is ReduceOp.PROD:
         return _LOCAL[op](array, axis=axes, dtype=array.dtype)
+    if array.size:
+        return _LOCAL[op](array, axis=axes)
     if array.dtype.kind in "fV":
         identity: Any = np.inf if op is ReduceOp.MIN else -np.inf
     elif array.dtype.kind == "b":
@@ -182,7 +184,7 @@ def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any
     else:
         limits = np.iinfo(array.dtype)
         identity = limits.max if op is ReduceOp.MIN else limits.min
-    return _LOCAL[op](array, axis=axes, initial=identity)
+    return np.full_like(array, identity, shape=[n for axis, n in enumerate(array.shape) if axis not in axes])
 
 
 def _axes(array: AnyArray, axis: int | Sequence[int]) -> tuple[int, ...]:
@@ -210,16 +212,16 @@ def compute_average_loss(
         global_batch_size: Number of examples on all replicas. Default: this replica's times the number of replicas.
 
     Returns:
-        A NumPy scalar of the losses' dtype.
+        A NumPy scalar of the losses' dtype; of CuPy's losses an array without dimensions.
 
     Raises:
         ValueError: A scalar loss, weights of another shape, or a size that is not positive.
     """
-    losses = np.asarray(default_array(per_example_loss))
+    losses = default_array(per_example_loss)
     if losses.ndim == 0:
         raise ValueError("`per_example_loss` must have one loss per example, got a scalar; do not average it before")
     if sample_weight is not None:
-        weight = np.asarray(sample_weight, losses.dtype)
+        weight = arrays.move(arrays.as_array(sample_weight).astype(losses.dtype), arrays.namespace(losses))
         if weight.ndim > losses.ndim:
             raise ValueError(
                 f"`sample_weight` must not have more dimensions than the losses, got shapes {weight.shape} and "

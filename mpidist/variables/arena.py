@@ -26,6 +26,7 @@ from mpidist.comm.collective import AnyArray, Collective
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.comm.cross_device_ops import take_collective
 from mpidist.comm.node_memory import NodeMemory
+from mpidist.errors import mark_collective
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.variables.slab import ALIGNMENT as ALIGNMENT
 from mpidist.variables.slab import Address as Address
@@ -72,6 +73,7 @@ class Arena:
     Raises:
         ValueError: Shared memory and a collective, or a GPU, are both demanded, or two collectives.
         TypeError: `cross_device_ops` is neither `CrossDeviceOps` nor a `Collective`.
+        NotImplementedError: Variables on GPUs, and `compression`.
 
     Attributes:
         communicator: The strategy's ranks.
@@ -122,6 +124,11 @@ class Arena:
                 )
             shared = False
         if on_gpu:
+            if compresses:
+                raise mark_collective(NotImplementedError(
+                    f"gradients are compressed in host memory, and this strategy's variables lie on GPUs: leave out "
+                    f"compression={options.compression!r} (`wire_dtype` halves what is sent), or use CPUs"
+                ))
             if shared:
                 raise ValueError("shared=True puts variables into node memory, and this strategy's lie on GPUs")
             shared = False

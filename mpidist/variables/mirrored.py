@@ -138,9 +138,7 @@ class MirroredVariable(Variable):
             if not (slab.is_shared and len(self.group.node_sizes) == 1):
                 rows = self.group.broadcast_object(rows)
         target = self.address.writable.reshape(self.shape)
-        xp = self.arena.namespace
-        values, indices = arrays.move(rows.values, xp), arrays.move(rows.indices, xp)
-        self.arena.write(slab, lambda: apply_rows(kind, target, values, indices))
+        self.arena.write(slab, lambda: apply_rows(kind, target, rows.values, rows.indices))
         return self
 
     def _require_same(self, array: AnyArray, content: bytes) -> None:
@@ -178,13 +176,7 @@ def create_mirrored(
     Raises:
         MismatchError: Shape or dtype of `initial` differ between ranks.
         TypeError: A dtype that holds no numbers.
-        NotImplementedError: `sparse_gradient` on GPUs.
     """
-    if sparse_gradient and arena.namespace is not np:
-        raise mark_collective(NotImplementedError(
-            f"variable {name!r}: sparse_gradient=True is for variables in host memory, and this strategy's lie on "
-            "GPUs; leave it out (IndexedSlices are then added into a dense gradient)"
-        ))
     number, address = arena.create(name, initial.shape, initial.dtype)
     variable = MirroredVariable(
         arena, address, initial.shape, name=name, trainable=trainable, aggregation=aggregation,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import arrays
 from mpidist.indexed_slices import IndexedSlices
 
 AnyArray = npt.NDArray[Any]
@@ -96,10 +97,18 @@ def apply_rows(kind: str, target: AnyArray, values: AnyArray, indices: AnyArray)
     Args:
         kind: Of the change.
         target: Is written.
-        values: The rows, as `checked_rows` gives them, where the target lies.
+        values: The rows, as `checked_rows` gives them, in host memory.
         indices: Likewise.
     """
-    if kind == "update":
+    if arrays.is_cupy(target):
+        # CuPy adds up what belongs to one row in any order, so that ranks would get other bits, and multiplies not at
+        # all: the rows are changed in host memory.
+        rows, places = np.unique(indices, return_inverse=True)
+        there = arrays.move(rows, arrays.namespace(target))
+        block = arrays.to_host(target[there])
+        apply_rows(kind, block, values, places)
+        target[there] = arrays.move(block, arrays.namespace(target))
+    elif kind == "update":
         target[indices] = values
     else:
         _APPLY[kind](target, indices, values)

@@ -2,7 +2,8 @@
 
 In a step the rows of all ranks are gathered and merged, and the kernel is applied to the merged rows of the parameter
 and of the state. In node memory the merged rows are cut over the ranks of the node, so that each has one writer; where
-memory is private, every rank updates its own copy.
+memory is private, every rank updates its own copy. Rows are gathered and merged in host memory; where the variable is
+on a GPU, the merged ones are then taken there.
 """
 
 from __future__ import annotations
@@ -11,12 +12,13 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from mpidist import arrays
 from mpidist.comm.collective import AnyArray
 from mpidist.comm.merging import merge_rows
 from mpidist.comm.sparse import Rows, gather_rows
 from mpidist.variables.arena import Arena
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.part import BLOCK_BYTES, Update
+from mpidist.variables.part import BLOCK_BYTES, GPU_BLOCK_BYTES, Update
 from mpidist.variables.slab import Slab
 
 
@@ -51,9 +53,11 @@ class Table:
             self.is_shared, self._writes_back = False, True
             self.slots = self._reserve(slots)
         self._states = [self._as_rows(slab.writable) for slab in self.slots.values()]
-        self._length = max(1, BLOCK_BYTES // max(1, self._width * self._dtype.itemsize))
-        self._blocks = [np.empty((self._length, self._width), self._dtype) for _ in range(1 + len(slots))]
-        self._scratch = [np.empty(self._length * self._width, self._dtype) for _ in range(scratch_count)]
+        self._xp = xp = arena.namespace
+        row_bytes = max(1, self._width * self._dtype.itemsize)
+        self._length = max(1, BLOCK_BYTES // row_bytes if xp is np else min(GPU_BLOCK_BYTES // row_bytes, self._count))
+        self._blocks = [xp.empty((self._length, self._width), self._dtype) for _ in range(1 + len(slots))]
+        self._scratch = [xp.empty(self._length * self._width, self._dtype) for _ in range(scratch_count)]
         # Under `reproducible` one rank measures all merged rows, whoever updates them.
         self._given = self._merged = self._everything = self._no_rows()
 
@@ -117,16 +121,20 @@ class Table:
         self._merged = self._no_rows()
 
     def _pieces(self, merged: Rows) -> Iterator[tuple[AnyArray, AnyArray]]:
-        """Row numbers and flat gradients, as many at a time as fit a cache."""
+        """Row numbers and flat gradients, where the variable lies; as many at a time as a block takes."""
         indices, values = merged
         for low in range(0, len(indices), self._length):
-            yield indices[low : low + self._length], values[low : low + self._length].reshape(-1)
+            rows, gradient = indices[low : low + self._length], values[low : low + self._length].reshape(-1)
+            yield arrays.move(rows, self._xp), arrays.move(gradient, self._xp)
 
     def _fetch(self, source: AnyArray, rows: AnyArray, block: int) -> AnyArray:
         """Rows of an array as a flat block of their own."""
-        target = self._blocks[block][: len(rows)]
-        # "clip" writes straight into `out`; the indices have been checked.
-        np.take(source, rows, axis=0, out=target, mode="clip")
+        target: AnyArray = self._blocks[block][: len(rows)]
+        if self._xp is np:
+            # "clip" writes straight into `out`; the indices have been checked.
+            np.take(source, rows, axis=0, out=target, mode="clip")
+        else:
+            self._xp.take(source, rows, axis=0, out=target)
         return target.reshape(-1)
 
     def _reserve(self, slots: Mapping[str, float]) -> dict[str, Slab]:

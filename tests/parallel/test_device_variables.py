@@ -19,6 +19,7 @@ from mpidist.comm.carrier import HostCarrier, Ticket
 from mpidist.comm.collective import AnyArray
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.staged_collective import StagedCollective
+from mpidist.comm.top_k import TopK
 from mpidist.errors import MismatchError
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import LAMB, LARS, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Lion, RMSprop
@@ -95,8 +96,8 @@ def test_what_lies_elsewhere_is_refused_by_name(arena: Arena, xp: Any, communica
     on_host = make(Arena(communicator), np.zeros(3, np.float32))
     with pytest.raises(TypeError, match=r"lies in GPU memory.*\.get\(\)"):
         on_host.assign(xp.zeros(3, np.float32))
-    with pytest.raises(NotImplementedError, match="sparse_gradient=True is for variables in host memory"):
-        make(arena, np.zeros((3, 2), np.float32), sparse_gradient=True)
+    with pytest.raises(NotImplementedError, match=r"compressed in host memory.*leave out compression=TopK"):
+        Arena(communicator, CommunicationOptions(compression=TopK(0.1)), on_gpu=True)
     with pytest.raises(ValueError, match="shared=True puts variables into node memory"):
         Arena(communicator, on_gpu=True, shared=True)
 
@@ -142,6 +143,17 @@ def test_an_optimizer_does_what_it_does_in_host_memory(
     assert _described(state) == _described(expected_state)
 
 
+@pytest.mark.parametrize("family", ["AdamW, clipped", "LAMB"])
+def test_norms_are_measured_in_order_where_that_is_asked_for(
+    arena: Arena, xp: Any, communicator: Communicator, family: str
+) -> None:
+    options = CommunicationOptions(reproducible=True)
+    values, _ = train(Arena(communicator, options, on_gpu=True), FAMILIES[family](), xp.asarray)
+    expected, _ = train(Arena(communicator, options, shared=False), FAMILIES[family](), lambda array: array)
+    for value, other in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-7)
+
+
 def test_gradients_may_be_written_in_place_and_from_the_host(arena: Arena, xp: Any) -> None:
     variable = make(arena, np.zeros(4, np.float32))
     optimizer = SGD(1.0)
@@ -156,10 +168,56 @@ def test_gradients_may_be_written_in_place_and_from_the_host(arena: Arena, xp: A
 def test_rows_are_scattered_and_added_as_gradients(arena: Arena, xp: Any) -> None:
     variable = make(arena, np.zeros((5, 2), np.float32))
     variable.scatter_add(IndexedSlices(np.ones((3, 2), np.float32), np.array([1, 1, 4])))
-    variable.scatter_update(IndexedSlices(np.full((1, 2), 7, np.float32), np.array([0])))
+    variable.scatter_update(IndexedSlices(xp.full((1, 2), 7, np.float32), xp.asarray([0])))
     np.testing.assert_array_equal(variable.numpy()[:, 0], [7, 2, 0, 0, 1])
+    variable.scatter_mul(IndexedSlices(np.full((2, 2), 2, np.float32), np.array([4, 4])))
+    variable.scatter_min(IndexedSlices(np.full((1, 2), 5, np.float32), np.array([0])))
+    variable.scatter_sub(IndexedSlices(np.ones((1, 2), np.float32), np.array([1])))
+    np.testing.assert_array_equal(variable.numpy()[:, 0], [5, 1, 0, 0, 4])
     SGD(1.0).apply_gradients([(IndexedSlices(np.ones((2, 2), np.float32), np.array([3, 3])), variable)])
     assert variable.numpy()[3, 0] == -2 * arena.communicator.size
+
+
+def train_tables(arena: Arena, optimizer: Optimizer, to_array: Any) -> list[AnyArray]:
+    """A table, a dense variable and a table of vectors; on each rank any number of rows, some twice."""
+    random = np.random.default_rng(arena.communicator.rank)
+    variables = [
+        make(arena, np.linspace(-1, 1, 60, dtype=np.float32).reshape(20, 3), sparse_gradient=True, name="rows"),
+        make(arena, np.ones(5, np.float32), name="dense"),
+        make(arena, np.linspace(0, 1, 8, dtype=np.float32), sparse_gradient=True, name="numbers"),
+    ]
+    for number in range(4):
+        gradients = [
+            IndexedSlices(
+                to_array(random.standard_normal((count, *variable.shape[1:])).astype(np.float32)),
+                to_array(random.integers(0, variable.shape[0], count)),
+            ) if variable.sparse_gradient else to_array(random.standard_normal(5).astype(np.float32))
+            for variable in variables
+            for count in [(3 * arena.communicator.rank + number) % 7]
+        ]
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    return [v.numpy() for v in (*variables, *optimizer.variables)]
+
+
+@pytest.mark.parametrize("family", [
+    "SGD", "Adam", "AdamW, clipped", "Adagrad", "Adadelta", "RMSprop", "Ftrl", "Adam, clipped by value",
+])
+def test_declared_rows_are_updated_as_in_host_memory(
+    arena: Arena, xp: Any, communicator: Communicator, family: str
+) -> None:
+    families = {**FAMILIES, "Adam, clipped by value": lambda: Adam(0.1, clipvalue=0.3)}
+    values = train_tables(arena, families[family](), xp.asarray)
+    expected = train_tables(Arena(communicator, shared=False), families[family](), lambda array: array)
+    for value, other in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-7)
+
+
+def test_declared_rows_of_the_slots_are_on_the_gpu(arena: Arena, xp: Any) -> None:
+    table = make(arena, np.zeros((4, 2), np.float32), sparse_gradient=True)
+    optimizer = Adam(0.1)
+    optimizer.apply_gradients([(IndexedSlices(xp.ones((1, 2), np.float32), xp.asarray([2])), table)])
+    assert all(isinstance(slot.value(), xp.ndarray) for slot in optimizer.variables)
+    np.testing.assert_array_equal(table.numpy() != 0, np.arange(4)[:, None] == [2, 2])
 
 
 def test_copies_that_drift_apart_are_found(arena: Arena) -> None:

@@ -2,11 +2,23 @@
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mpidist.cluster.devices import Device, idle_gpus_warning, node_device, parse_device, visible_gpus
+from mpidist.cluster.devices import (
+    Device,
+    idle_gpus_warning,
+    node_device,
+    parse_device,
+    visible_gpus,
+    warn_about_idle_gpus,
+)
+from mpidist.strategy.base import Strategy
+from mpidist.strategy.mirrored import MirroredStrategy
+from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
 
 
 @pytest.mark.parametrize(
@@ -99,3 +111,18 @@ def test_idle_gpus_are_told_with_the_command() -> None:
     assert text is not None
     assert "4 GPUs are visible and 1 rank runs" in text
     assert "mpirun -n 4 python" in text
+
+
+@pytest.mark.parametrize("kind", [MirroredStrategy, MultiWorkerMirroredStrategy])
+def test_a_strategy_tells_of_idle_gpus_once(
+    kind: Callable[[], Strategy], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("mpidist.cluster.devices.visible_gpus", lambda: ["0", "1", "2"])
+    warn_about_idle_gpus.cache_clear()
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        kind()
+        kind()
+    warn_about_idle_gpus.cache_clear()
+    (told,) = [record.getMessage() for record in caplog.records]
+    assert "3 GPUs are visible and 1 rank runs on this node" in told
+    assert "mpirun -n 3 python" in told
