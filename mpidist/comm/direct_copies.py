@@ -8,6 +8,7 @@ they shared a cache; copied directly 6.3 to 9 ms, wherever they stood.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -23,6 +24,14 @@ from mpidist.options import ReduceOp
 # below 64 KB: a call of the kernel takes 0.3 us, under a virtual machine's some 3.
 PIECES_BYTES = 1 << 21
 LEAST_PIECE_BYTES = 1 << 16
+
+# Arrays are copied directly from here on: if that is faster for `TRIED_BYTES` already, and if it is not.
+DIRECT_FROM = (1 << 18, 1 << 24)
+TRIED_BYTES = 1 << 20
+_TRIALS = 3
+# After so many bytes it is tried again: the system moves ranks that are not bound to cores. It takes a hundredth of the
+# time that these take.
+TRIED_AGAIN_BYTES = 1 << 30
 
 Combine = Callable[[Sequence[AnyArray], AnyArray, ReduceOp], None]
 
@@ -50,8 +59,10 @@ class DirectCopies:
         *,
         changes_parts: bool,
     ) -> None:
-        self.limit = NEVER
+        self.limit = DIRECT_FROM[1]
         self._communicator = communicator
+        self._all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None] | None = None
+        self._moved = 0
         self._peers = peers
         self._rank = rank = communicator.node.rank
         size = communicator.node.size
@@ -61,6 +72,26 @@ class DirectCopies:
         self._changes_parts = changes_parts
         self._rows = np.empty((size, piece_bytes), np.uint8)
 
+    def try_against_blocks(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None]) -> None:
+        """Collective. See from which size on direct copies are faster, in a few milliseconds, and again now and then.
+
+        Only a trial tells whether the ranks' cores share a cache. Both ways give the same bits.
+
+        Args:
+            all_reduce: Goes either way, by the limit.
+        """
+        self._all_reduce, self._moved = all_reduce, 0
+        array = np.zeros(TRIED_BYTES, np.uint8)
+        best = {NEVER: NEVER, 0: NEVER}
+        for _ in range(_TRIALS):
+            for self.limit in best:
+                self._barrier()
+                begin = time.perf_counter_ns()
+                all_reduce(array, array, ReduceOp.MAX)
+                best[self.limit] = min(best[self.limit], time.perf_counter_ns() - begin)
+        blocks, copies = (self._communicator.all_reduce_max(nanoseconds) for nanoseconds in best.values())
+        self.limit = DIRECT_FROM[0 if copies < blocks else 1]
+
     def takes(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
         """Collective. Whether these arrays are copied directly; it shows them to the node, and one operation follows.
 
@@ -69,6 +100,11 @@ class DirectCopies:
             target: Written by other ranks.
             byte_count: What is compared with the limit, the same on every rank.
         """
+        if byte_count < DIRECT_FROM[0]:
+            return False
+        self._moved += byte_count
+        if self._moved > TRIED_AGAIN_BYTES and self._all_reduce is not None:
+            self.try_against_blocks(self._all_reduce)
         if byte_count < self.limit:
             return False
         is_reached = self._peers.show(source, target)

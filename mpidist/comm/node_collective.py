@@ -9,7 +9,6 @@ of its own.
 from __future__ import annotations
 
 import logging
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -27,7 +26,6 @@ from mpidist.comm.peer_memory import open_peer_memory
 from mpidist.comm.shared_buffer import SharedBuffers
 from mpidist.comm.slices import cut_evenly, slices_of
 from mpidist.comm.tree_order import combine_in_tree
-from mpidist.comm.tuning import NEVER
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions, ReduceOp
 
@@ -41,10 +39,6 @@ ROOM_BYTES = 1 << 26
 _LOOKED_UP_BYTES = 1 << 16
 # Of arrays that are shared already a rank reads and writes all ranks' blocks.
 SHARED_BLOCK_BYTES = 1 << 18
-# From here on arrays are copied directly: if that is faster for `TRIED_BYTES` already, and if it is not.
-DIRECT_FROM = (1 << 18, 1 << 24)
-TRIED_BYTES = 1 << 20
-_TRIALS = 3
 # Blocks begin at multiples of this: no two ranks write to one cache line, and every dtype fits (of 32 bytes, too).
 _LINE = 64
 
@@ -95,42 +89,18 @@ class NodeCollective(ArrayCollective):
         self._places = tables[: self._size]
         self._barrier = open_node_barrier(communicator, memory.bytes[places_end:])
         self._views: dict[np.dtype[Any], list[list[AnyArray]]] = {}
-        self._direct = self._open_direct(options, tables[self._size :].reshape(-1, 2), changes_parts=in_tree)
-
-    def _open_direct(
-        self, options: CommunicationOptions, table: AnyArray, *, changes_parts: bool
-    ) -> DirectCopies | None:
-        """Collective. Direct copies where the system allows them, from the size on that a trial finds."""
-        peers, why_not = open_peer_memory(self.communicator, table, self._barrier)
+        peers, why_not = open_peer_memory(communicator, tables[self._size :].reshape(-1, 2), self._barrier)
+        self._direct: DirectCopies | None = None
         way = f"all arrays go through shared blocks: {why_not}"
-        direct = None
         if peers is not None:
-            pieces = piece_bytes(max(self.communicator.node_sizes), options.bytes_per_pack)
-            direct = DirectCopies(self.communicator, peers, self._barrier, pieces, changes_parts=changes_parts)
+            pieces = piece_bytes(largest, options.bytes_per_pack)
+            self._direct = DirectCopies(communicator, peers, self._barrier, pieces, changes_parts=in_tree)
             # Blocks as the user wants them are not for a trial.
-            is_faster = not options.bytes_per_pack and self._is_faster(direct)
-            direct.limit = DIRECT_FROM[0 if is_faster else 1]
-            way = f"arrays from {direct.limit} bytes on are copied directly between processes, by a trial"
-        if self.communicator.rank == 0:
+            if not options.bytes_per_pack:
+                self._direct.try_against_blocks(self._all_reduce)
+            way = f"arrays from {self._direct.limit} bytes on are copied directly between processes, by a trial"
+        if communicator.rank == 0:
             logger.info("collective NODE: %s", way)
-        return direct
-
-    def _is_faster(self, direct: DirectCopies) -> bool:
-        """Collective. Try it, in a few milliseconds: only that tells whether the ranks' cores share a cache.
-
-        Both ways give the same bits.
-        """
-        array = np.zeros(TRIED_BYTES, np.uint8)
-        best = {NEVER: NEVER, 0: NEVER}
-        self._direct = direct
-        for _ in range(_TRIALS):
-            for direct.limit in best:
-                self._barrier()
-                begin = time.perf_counter_ns()
-                self._all_reduce(array, array, ReduceOp.MAX)
-                best[direct.limit] = min(best[direct.limit], time.perf_counter_ns() - begin)
-        blocks, copies = (self.communicator.all_reduce_max(nanoseconds) for nanoseconds in best.values())
-        return copies < blocks
 
     def allocate(self, shape: Sequence[int], dtype: Any = np.float32) -> AnyArray:
         """Collective. An array in node memory; see `ArrayCollective.allocate`."""

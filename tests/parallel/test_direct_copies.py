@@ -8,7 +8,7 @@ import os
 import numpy as np
 import pytest
 
-from mpidist.comm import node_collective, peer_memory, selection
+from mpidist.comm import direct_copies, peer_memory, selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.node_collective import NodeCollective
@@ -26,11 +26,16 @@ NODE = CommunicationOptions(implementation="NODE", bytes_per_pack=256)
 
 def open_node(communicator: Communicator, direct_from: int, options: CommunicationOptions = NODE) -> NodeCollective:
     """The node collective, which copies arrays from so many bytes on directly."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(node_collective, "DIRECT_FROM", (direct_from, direct_from))
-        collective = selection.choose(communicator, options)
+    collective = selection.choose(communicator, options)
     assert isinstance(collective, NodeCollective)
+    if collective._direct is not None:
+        collective._direct.limit = direct_from
     return collective
+
+
+@pytest.fixture(autouse=True)
+def _any_size_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_copies, "DIRECT_FROM", (0, direct_copies.DIRECT_FROM[1]))
 
 
 def open_table(communicator: Communicator) -> tuple[PeerMemory | None, str]:
@@ -94,10 +99,26 @@ def test_the_way_is_chosen_by_a_trial_and_told(
     assert ("are copied directly between processes, by a trial" in caplog.text) == (communicator.rank == 0)
     assert isinstance(collective, NodeCollective)
     assert collective._direct is not None
-    assert collective._direct.limit in node_collective.DIRECT_FROM
+    assert collective._direct.limit in direct_copies.DIRECT_FROM
     assert len(set(communicator.all_gather_object(collective._direct.limit))) == 1
-    array = np.full(node_collective.DIRECT_FROM[1] // 4 + 1, communicator.rank + 1, np.float32)
+    array = np.full(direct_copies.DIRECT_FROM[1] // 4 + 1, communicator.rank + 1, np.float32)
     assert (collective.all_reduce(array, ReduceOp.MAX) == communicator.size).all()
+
+
+def test_it_is_tried_again_after_some_time(communicator: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(direct_copies, "TRIED_AGAIN_BYTES", 10 * direct_copies.TRIED_BYTES)
+    collective = selection.choose(communicator, CommunicationOptions(implementation="NODE"))
+    assert isinstance(collective, NodeCollective)
+    assert collective._direct is not None
+    collective._direct.limit = -1
+    array = np.ones(direct_copies.TRIED_BYTES // 4, np.float32)
+    for _ in range(4):
+        assert (collective.all_reduce(array) == communicator.size).all()
+    assert collective._direct.limit == -1
+    for _ in range(7):
+        assert (collective.all_reduce(array) == communicator.size).all()
+    assert collective._direct.limit in direct_copies.DIRECT_FROM
+    assert len(set(communicator.all_gather_object(collective._direct.limit))) == 1
 
 
 def test_without_the_right_to_it_blocks_are_used(
