@@ -47,7 +47,8 @@ class DirectCopies:
         changes_parts: What combines pieces changes them.
 
     Attributes:
-        limit: Smaller arrays are not for it; in bytes, the same on every rank.
+        least: Smaller arrays are not for it, in bytes.
+        limit: Nor are those below, for now; the same on every rank.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class DirectCopies:
         *,
         changes_parts: bool,
     ) -> None:
-        self.limit = DIRECT_FROM[1]
+        self.least, self.limit = DIRECT_FROM
         self._communicator = communicator
         self._all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None] | None = None
         self._moved = 0
@@ -100,7 +101,7 @@ class DirectCopies:
             target: Written by other ranks.
             byte_count: What is compared with the limit, the same on every rank.
         """
-        if byte_count < DIRECT_FROM[0]:
+        if byte_count < self.least:
             return False
         self._moved += byte_count
         if self._moved > TRIED_AGAIN_BYTES and self._all_reduce is not None:

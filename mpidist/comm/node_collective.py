@@ -16,7 +16,7 @@ import numpy as np
 
 from mpidist.comm.array_collective import ArrayCollective
 from mpidist.comm.collective import AnyArray
-from mpidist.comm.combine import FUNCTIONS, combine, is_half
+from mpidist.comm.combine import FUNCTIONS, combine, is_half, open_quiet
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.direct_copies import DirectCopies, piece_bytes
 from mpidist.comm.mpi_collective import MpiCollective
@@ -62,6 +62,7 @@ class NodeCollective(ArrayCollective):
         self._node = communicator.node
         self._rank, self._size = self._node.rank, self._node.size
         self._is_one_node = len(communicator.node_sizes) == 1
+        self._is_pair = self._is_one_node and self._size == 2
         # The order of the tree is that of all ranks: over several nodes it cannot be kept here.
         in_tree = options.reproducible and self._is_one_node
         self._combine = combine_in_tree if in_tree else combine
@@ -88,18 +89,23 @@ class NodeCollective(ArrayCollective):
         tables = memory.bytes[rooms_bytes : rooms_bytes + 24 * self._size].view(np.int64)
         self._places = tables[: self._size]
         self._barrier = open_node_barrier(communicator, memory.bytes[places_end:])
-        self._views: dict[np.dtype[Any], list[list[AnyArray]]] = {}
-        peers, why_not = open_peer_memory(communicator, tables[self._size :].reshape(-1, 2), self._barrier)
+        self._views: dict[np.dtype[Any], tuple[list[tuple[AnyArray, ...]], int, bool]] = {}
+        self._quietly = open_quiet()
         self._direct: DirectCopies | None = None
+        self._open_direct(options, tables[self._size :].reshape(-1, 2), changes_parts=in_tree)
+
+    def _open_direct(self, options: CommunicationOptions, table: AnyArray, *, changes_parts: bool) -> None:
+        """Collective. Direct copies where the system allows them."""
+        peers, why_not = open_peer_memory(self.communicator, table, self._barrier)
         way = f"all arrays go through shared blocks: {why_not}"
         if peers is not None:
-            pieces = piece_bytes(largest, options.bytes_per_pack)
-            self._direct = DirectCopies(communicator, peers, self._barrier, pieces, changes_parts=in_tree)
+            pieces = piece_bytes(max(self.communicator.node_sizes), options.bytes_per_pack)
+            self._direct = DirectCopies(self.communicator, peers, self._barrier, pieces, changes_parts=changes_parts)
             # Blocks as the user wants them are not for a trial.
             if not options.bytes_per_pack:
                 self._direct.try_against_blocks(self._all_reduce)
             way = f"arrays from {self._direct.limit} bytes on are copied directly between processes, by a trial"
-        if communicator.rank == 0:
+        if self.communicator.rank == 0:
             logger.info("collective NODE: %s", way)
 
     def allocate(self, shape: Sequence[int], dtype: Any = np.float32) -> AnyArray:
@@ -112,10 +118,11 @@ class NodeCollective(ArrayCollective):
     def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         if self._has_allocated and self.all_reduce_shared(source, total, op):
             return
-        if self._direct is not None and self._direct.takes(source, total, source.nbytes):
-            self._direct.all_reduce(source, total, op, self._slice_count, self._combine, self._across_nodes)
+        direct = self._direct
+        if direct is not None and source.nbytes >= direct.least and direct.takes(source, total, source.nbytes):
+            direct.all_reduce(source, total, op, self._slice_count, self._combine, self._across_nodes)
             return
-        if self._is_one_node and self._size == 2:
+        if self._is_pair:
             self._all_reduce_pair(source, total, op)
             return
         pieces = self._pieces(source)
@@ -175,23 +182,36 @@ class NodeCollective(ArrayCollective):
         With two operands the order does not matter for the bits, so both ranks get the same. What is done per block is
         written out: calls and settings for each one took a tenth of the time.
         """
-        dtype, rank, barrier = source.dtype, self._rank, self._barrier
+        dtype = source.dtype
         if dtype not in self._views:
-            self._views[dtype] = [[block.view(dtype) for block in blocks] for blocks in self._blocks]
-        length = max(1, self._block_bytes // dtype.itemsize)
-        function = None if is_half(dtype) else FUNCTIONS[op]
-        with np.errstate(all="ignore"):
-            for begin in range(0, source.size, length):
-                mine, into = source[begin : begin + length], total[begin : begin + length]
-                blocks = self._views[dtype][self._turn]
-                blocks[rank][: mine.size] = mine
-                self._turn = 1 - self._turn
-                barrier()
-                theirs = blocks[1 - rank][: mine.size]
-                if function is None:
-                    combine((mine, theirs), into, op)
-                else:
-                    function(mine, theirs, out=into)
+            views = [tuple(block.view(dtype) for block in blocks) for blocks in self._blocks]
+            self._views[dtype] = views, len(views[0][0]), is_half(dtype)
+        blocks, length, is_combined = self._views[dtype]
+        function = None if is_combined else FUNCTIONS[op]
+        if source.size <= length:
+            self._exchange(source, total, blocks, op, function)
+            return
+        for begin in range(0, source.size, length):
+            piece = slice(begin, begin + length)
+            self._exchange(source[piece], total[piece], blocks, op, function)
+
+    def _exchange(
+        self,
+        mine: AnyArray,
+        total: AnyArray,
+        blocks: Sequence[Sequence[AnyArray]],
+        op: ReduceOp,
+        function: np.ufunc | None,
+    ) -> None:
+        given, size = blocks[self._turn], mine.size
+        given[self._rank][:size] = mine
+        self._turn = 1 - self._turn
+        self._barrier()
+        theirs = given[1 - self._rank][:size]
+        if function is None:
+            combine((mine, theirs), total, op)
+        else:
+            self._quietly(function, mine, theirs, out=total)
 
     def _fill(self, source: AnyArray, pieces: Sequence[slice], number: int) -> None:
         if number < len(pieces):

@@ -29,13 +29,8 @@ def open_node(communicator: Communicator, direct_from: int, options: Communicati
     collective = selection.choose(communicator, options)
     assert isinstance(collective, NodeCollective)
     if collective._direct is not None:
-        collective._direct.limit = direct_from
+        collective._direct.least = collective._direct.limit = direct_from
     return collective
-
-
-@pytest.fixture(autouse=True)
-def _any_size_will_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_copies, "DIRECT_FROM", (0, direct_copies.DIRECT_FROM[1]))
 
 
 def open_table(communicator: Communicator) -> tuple[PeerMemory | None, str]:
@@ -83,7 +78,7 @@ def test_what_a_tree_combines_leaves_the_arrays_alone(communicator: Communicator
     collective = selection.open_backend(CommunicationImplementation.NODE, communicator, options)
     assert isinstance(collective, NodeCollective)
     assert collective._direct is not None
-    collective._direct.limit = 0
+    collective._direct.least = collective._direct.limit = 0
     mine = np.random.default_rng(communicator.rank).standard_normal(1_001).astype(np.float32)
     kept = mine.copy()
     total = collective.all_reduce(mine)
