@@ -28,7 +28,7 @@ LEAST_PIECE_BYTES = 1 << 16
 # Arrays are copied directly from here on: if that is faster for `TRIED_BYTES` already, and if it is not.
 DIRECT_FROM = (1 << 18, 1 << 24)
 TRIED_BYTES = 1 << 20
-_TRIALS = 3
+_TRIALS = 5
 # After so many bytes it is tried again: the system moves ranks that are not bound to cores. It takes a hundredth of the
 # time that these take.
 TRIED_AGAIN_BYTES = 1 << 30
