@@ -1,12 +1,12 @@
 """How does a step of ResNet-50 scale to 65,536 ranks, and which all-reduce is for which size?
 
-    mpirun -n 2 python benchmarks/scale_model.py --plot scale_model.png --json scale_model.json
-    python benchmarks/scale_model.py --times collectives.json --network aries --ranks-per-node 64
+    python benchmarks/scale_model.py --times benchmarks/results/collectives_mpich.json --plot scale_model.png
+    mpirun -n 2 python benchmarks/scale_model.py --network aries --ranks-per-node 64 --json scale_model.json
 
-A model, not a measurement: latency, bandwidth and addition within a node are fitted to measured times (here, or those
-of `collectives.py`), of which every third is held back and compared with what the model says; the network is given. It
-knows no contention, no noise and no slow nodes; read its large numbers as what is possible at best. Ranks that outnumber
-the cores wait for one another, which no such model tells: start as many as there are cores.
+A model, not a measurement: latency, bandwidth and addition within a node are fitted to measured times (medians of
+`collectives.py`, or taken here in seconds), of which every third is held back and compared with what the model says; the
+network is given. It knows no contention, no noise and no slow nodes; read its large numbers as what is possible at best.
+Ranks that outnumber the cores wait for one another, which no such model tells: start as many as there are cores.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def read_times(path: str) -> dict[str, Points]:
     for size, times in content["times_us"].items():
         for name in COUNTS:
             if name in times:
-                found[name][ranks, int(size)] = times[name]["min"] / 1e6
+                found[name][ranks, int(size)] = times[name]["median"] / 1e6
     return found
 
 

@@ -81,7 +81,8 @@ class DirectCopies:
         Args:
             all_reduce: Goes either way, by the limit.
         """
-        self._all_reduce, self._moved = all_reduce, 0
+        # Not before its end: it moves bytes itself.
+        self._all_reduce, self._moved = all_reduce, -NEVER
         array = np.zeros(TRIED_BYTES, np.uint8)
         best = {NEVER: NEVER, 0: NEVER}
         for _ in range(_TRIALS):
@@ -91,7 +92,7 @@ class DirectCopies:
                 all_reduce(array, array, ReduceOp.MAX)
                 best[self.limit] = min(best[self.limit], time.perf_counter_ns() - begin)
         blocks, copies = (self._communicator.all_reduce_max(nanoseconds) for nanoseconds in best.values())
-        self.limit = DIRECT_FROM[0 if copies < blocks else 1]
+        self.limit, self._moved = DIRECT_FROM[0 if copies < blocks else 1], 0
 
     def takes(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
         """Collective. Whether these arrays are copied directly; it shows them to the node, and one operation follows.
