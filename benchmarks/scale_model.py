@@ -4,9 +4,10 @@
     mpirun -n 2 python benchmarks/scale_model.py --network aries --ranks-per-node 64 --json scale_model.json
 
 A model, not a measurement: latency, bandwidth and addition within a node are fitted to measured times (medians of
-`collectives.py`, or taken here in seconds), of which every third is held back and compared with what the model says; the
-network is given. It knows no contention, no noise and no slow nodes; read its large numbers as what is possible at best.
-Ranks that outnumber the cores wait for one another, which no such model tells: start as many as there are cores.
+`collectives.py`, or taken here in seconds), of which every third is held back and compared with what the model says;
+the network is given. It knows no contention, no noise and no slow nodes; read its large numbers as what is possible
+at best. Ranks that outnumber the cores wait for one another, which no such model tells: start as many as there are
+cores.
 """
 
 from __future__ import annotations
