@@ -73,6 +73,13 @@ def test_the_bits_are_those_of_blocks(communicator: Communicator, dtype: str, in
     assert len(set(sums)) == 1
 
 
+def test_pieces_are_never_below_an_element(communicator: Communicator) -> None:
+    options = CommunicationOptions(implementation="NODE", bytes_per_pack=1)
+    array = np.full(50, communicator.rank + 1, np.clongdouble)
+    total = open_node(communicator, 0, options).all_reduce(array)
+    assert (total == communicator.size * (communicator.size + 1) // 2).all()
+
+
 def test_what_a_tree_combines_leaves_the_arrays_alone(communicator: Communicator) -> None:
     options = CommunicationOptions(reproducible=True, bytes_per_pack=256)
     collective = selection.open_backend(CommunicationImplementation.NODE, communicator, options)
