@@ -40,7 +40,7 @@ def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: st
     collective = open_node(communicator, layout, bytes_per_pack=256)
     rank, size = communicator.rank, communicator.size
     random = np.random.default_rng(0)
-    owned = collective.allocate((20_000,))
+    owned = collective.allocate((80_000,))
     for step in range(150):
         count = int(random.integers(1, 400))
         # Ranks get out of step on purpose.
@@ -74,8 +74,8 @@ def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: st
 def test_an_allocated_array_is_combined_where_it_lies(communicator: Communicator, layout: str, dtype: str) -> None:
     collective = open_node(communicator, layout)
     rank, size = communicator.rank, communicator.size
-    mine = collective.allocate((300, 500), dtype)
-    assert mine.shape == (300, 500)
+    mine = collective.allocate((600, 500), dtype)
+    assert mine.shape == (600, 500)
     assert not mine.any()
     op = ReduceOp.MAX if dtype == "bool" else ReduceOp.SUM
     mine[...] = rank == 1 if dtype == "bool" else rank + 1
@@ -94,13 +94,13 @@ def test_an_allocated_array_is_combined_where_it_lies(communicator: Communicator
 def test_ranks_with_different_arrays_agree_on_the_way(communicator: Communicator) -> None:
     collective = open_node(communicator, "node")
     rank, size = communicator.rank, communicator.size
-    owned = collective.allocate((50_000,))
-    other = collective.allocate((60_000,))
-    private = np.zeros(50_000, np.float32)
+    owned = collective.allocate((100_000,))
+    other = collective.allocate((120_000,))
+    private = np.zeros(100_000, np.float32)
     cases: list[list[Any]] = [
         [owned if rank == 0 else private, "only rank 0 has it in a buffer"],
-        [owned if rank == 0 else other[:50_000], "in different buffers"],
-        [(other[:50_000] if rank else other[10_000:]), "at different places"],
+        [owned if rank == 0 else other[:100_000], "in different buffers"],
+        [(other[:100_000] if rank else other[20_000:]), "at different places"],
     ]
     for array, why in cases:
         array[...] = rank + 1
@@ -110,7 +110,7 @@ def test_ranks_with_different_arrays_agree_on_the_way(communicator: Communicator
 
 def test_a_buffer_lives_as_long_as_an_array_over_it(communicator: Communicator) -> None:
     collective = open_node(communicator, "node")
-    view = collective.allocate((40_000,))[10_000:30_000]
+    view = collective.allocate((100_000,))[10_000:90_000]
     gc.collect()
     view[...] = 1
     collective.all_reduce(view, in_place=True)
