@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from mpidist.comm import selection
-from mpidist.comm.array_collective import ArrayCollective
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.node_barrier import NodeBarrier, open_node_barrier
+from mpidist.comm.node_collective import NodeCollective
 from mpidist.comm.node_memory import NodeMemory
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.parallel.layouts import lay_out
@@ -24,20 +24,28 @@ pytestmark = pytest.mark.mpi(min_size=2)
 LAYOUTS = ["node", "pairs", "first", "last"]
 
 
-def open_node(communicator: Communicator, layout: str, *, bytes_per_pack: int = 0) -> ArrayCollective:
+def open_node(communicator: Communicator, layout: str, *, bytes_per_pack: int = 0) -> NodeCollective:
     laid_out = lay_out(communicator, layout)
     if max(laid_out.node_sizes) == 1:
         pytest.skip("no two ranks share a node in this layout")
     options = CommunicationOptions(implementation="NODE", bytes_per_pack=bytes_per_pack)
     collective = selection.choose(laid_out, options)
-    assert isinstance(collective, ArrayCollective)
+    assert isinstance(collective, NodeCollective)
     return collective
 
 
+@pytest.mark.parametrize("copies", [None, 0, 900], ids=["blocks", "direct", "both"])
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: str) -> None:
-    """Blocks are used again while other ranks may still read them: an error in that order shows as a wrong number."""
+def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: str, copies: int | None) -> None:
+    """Blocks are used again while other ranks may still read them: an error in that order shows as a wrong number.
+
+    So are the tables that say where arrays lie; `copies` is the size from which on arrays are copied directly.
+    """
     collective = open_node(communicator, layout, bytes_per_pack=256)
+    if copies is not None:
+        if collective._direct is None:
+            pytest.skip("this system does not let processes read one another")
+        collective._direct.least = collective._direct.limit = copies
     rank, size = communicator.rank, communicator.size
     random = np.random.default_rng(0)
     owned = collective.allocate((80_000,))
