@@ -49,7 +49,7 @@ def _peers_can_be_reached(communicator: Communicator) -> None:
 class TestContract(CollectiveContract):
     large = 3001
 
-    @pytest.fixture(params=["node", "pairs", "first", "last"])
+    @pytest.fixture(params=["node", "first"])
     def collective(self, request: pytest.FixtureRequest, communicator: Communicator) -> Collective:
         laid_out = lay_out(communicator, request.param)
         if max(laid_out.node_sizes) == 1:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -62,12 +64,10 @@ def test_an_address_that_is_not_there_is_an_error_with_the_way_out() -> None:
 
 
 def test_a_process_that_has_ended_is_an_error() -> None:
-    child = os.fork()
-    if child == 0:
-        os._exit(0)
-    os.waitpid(child, 0)
+    with subprocess.Popen([sys.executable, "-c", ""]) as child:
+        child.wait()
     with pytest.raises(OSError, match="No such process"):
-        open_own(np.zeros(8), np.zeros(8), child).write(0, 0, np.zeros(8))
+        open_own(np.zeros(8), np.zeros(8), child.pid).write(0, 0, np.zeros(8))
 
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
