@@ -111,7 +111,7 @@ class DirectCopies:
             self.try_against_blocks(self._all_reduce)
         if byte_count < self.limit:
             return False
-        is_reached = self._peers.show(source, target)
+        is_reached = self._peers.show(source, target, byte_count)
         if len(self._communicator.node_sizes) == 1:
             return is_reached
         # Nodes that take different ways would meet between nodes with different pieces.

@@ -86,13 +86,13 @@ class NodeCollective(ArrayCollective):
         self._buffers = SharedBuffers(communicator)
         self._has_allocated = False
         places_end = rooms_bytes + (largest + 1) * _LINE
-        tables = memory.bytes[rooms_bytes : rooms_bytes + 24 * self._size].view(np.int64)
+        tables = memory.bytes[rooms_bytes : rooms_bytes + 32 * self._size].view(np.int64)
         self._places = tables[: self._size]
         self._barrier = open_node_barrier(communicator, memory.bytes[places_end:])
         self._views: dict[np.dtype[Any], tuple[list[tuple[AnyArray, ...]], int, bool]] = {}
         self._quietly = open_quiet()
         self._direct: DirectCopies | None = None
-        self._open_direct(options, tables[self._size :].reshape(-1, 2), changes_parts=in_tree)
+        self._open_direct(options, tables[self._size :].reshape(-1, 3), changes_parts=in_tree)
 
     def _open_direct(self, options: CommunicationOptions, table: AnyArray, *, changes_parts: bool) -> None:
         """Collective. Direct copies where the system allows them."""

@@ -20,8 +20,10 @@ import numpy as np
 from mpidist.comm.collective import AnyArray
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.shared_buffer import address_of
+from mpidist.errors import MismatchError, mark_collective
 
 SWITCH = "MPIDIST_PEER_MEMORY"
+CHECK = "MPIDIST_CHECK=1"
 
 # Yama (the security module of Debian and Ubuntu) lets only ancestors trace a process, unless it allows more by this
 # call (`man 2 PR_SET_PTRACER`); PTRACER_ANY leaves the check of the user in force. MPI libraries do the same.
@@ -42,7 +44,7 @@ class PeerMemory:
     Args:
         processes: The process of each rank of the node.
         rank: This rank among them.
-        table: int64 of shape (ranks, 2) in node memory.
+        table: int64 of shape (ranks, 3) in node memory.
         barrier: Of the node.
     """
 
@@ -58,22 +60,35 @@ class PeerMemory:
         self._here, self._there = _Span(), _Span()
         self._spans = (ctypes.byref(self._here), 1, ctypes.byref(self._there), 1, 0)
 
-    def show(self, source: AnyArray, target: AnyArray) -> bool:
+    def show(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
         """Collective over the node. Let the others read `source`, and write `target`, until the next barrier.
 
         Both are contiguous, and neither moves before that.
 
+        Args:
+            source: To be read.
+            target: To be written.
+            byte_count: What all ranks must have in common, so that none writes beyond another's array.
+
         Returns:
             Whether the kernel reaches the arrays of all ranks; the same on each. Memory that a driver has mapped, such
             as CUDA's pinned memory, need not be reached (`VM_IO` in the kernel's `check_vma_flags`).
+
+        Raises:
+            MismatchError: The ranks' numbers of bytes differ; on every rank of the node.
         """
         shown = [address_of(source)]
         shown.append(shown[0] if target is source else address_of(target))
         if not all(self._reaches(address) for address in set(shown)):
             shown = [0, 0]
-        self._table[self._rank] = shown
+        self._table[self._rank] = *shown, byte_count
         self._barrier()
-        self._sources, self._targets = self._table.T.tolist()
+        self._sources, self._targets, byte_counts = self._table.T.tolist()
+        if len(set(byte_counts)) > 1:
+            raise mark_collective(MismatchError(
+                f"the arrays of a collective call must be of one size on all ranks, got {byte_counts} bytes on the "
+                f"ranks of this node. Make the same calls on all ranks; {CHECK} compares shapes at every call"
+            ))
         return 0 not in self._sources
 
     def read(self, rank: int, offset: int, into: AnyArray) -> None:
@@ -114,7 +129,7 @@ def open_peer_memory(
 
     Args:
         communicator: All ranks.
-        table: int64 of shape (ranks of the node, 2) in node memory.
+        table: int64 of shape (ranks of the node, 3) in node memory.
         barrier: Of the node.
 
     Returns:

@@ -14,6 +14,7 @@ from mpidist.comm.communicator import Communicator
 from mpidist.comm.node_collective import NodeCollective
 from mpidist.comm.node_memory import NodeMemory
 from mpidist.comm.peer_memory import PeerMemory, open_peer_memory
+from mpidist.errors import MismatchError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.testing_contract import CollectiveContract
 from tests.parallel.layouts import lay_out
@@ -35,7 +36,7 @@ def open_node(communicator: Communicator, direct_from: int, options: Communicati
 
 def open_table(communicator: Communicator) -> tuple[PeerMemory | None, str]:
     node = communicator.node
-    table = NodeMemory(communicator, 16 * node.size).bytes.view(np.int64).reshape(-1, 2)
+    table = NodeMemory(communicator, 24 * node.size).bytes.view(np.int64).reshape(-1, 3)
     return open_peer_memory(communicator, table, node.barrier)
 
 
@@ -71,6 +72,16 @@ def test_the_bits_are_those_of_blocks(communicator: Communicator, dtype: str, in
     np.testing.assert_array_equal(results[0], results[1])
     sums = communicator.all_gather_object(results[0].tobytes())
     assert len(set(sums)) == 1
+
+
+def test_no_rank_writes_beyond_anothers_array(communicator: Communicator) -> None:
+    """Shapes are compared in the first calls, and then now and then only."""
+    collective = open_node(communicator, 0)
+    for _ in range(20):
+        collective.all_reduce(np.ones(10))
+    with pytest.raises(MismatchError, match=r"must be of one size on all ranks, got \["):
+        collective.all_reduce(np.ones(1_000 + communicator.rank))
+    assert (collective.all_reduce(np.ones(10)) == communicator.size).all()
 
 
 def test_pieces_are_never_below_an_element(communicator: Communicator) -> None:

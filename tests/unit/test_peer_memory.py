@@ -18,14 +18,14 @@ from mpidist.comm.peer_memory import PeerMemory, open_peer_memory
 
 
 def open_own(source: AnyArray, target: AnyArray, process: int | None = None) -> PeerMemory:
-    peers = PeerMemory([process or os.getpid()], 0, np.zeros((1, 2), np.int64), lambda: None)
-    peers.show(source, target)
+    peers = PeerMemory([process or os.getpid()], 0, np.zeros((1, 3), np.int64), lambda: None)
+    peers.show(source, target, source.nbytes)
     return peers
 
 
 @pytest.fixture(autouse=True)
 def _is_allowed() -> None:
-    peers, why = open_peer_memory(SoloCommunicator(), np.zeros((1, 2), np.int64), lambda: None)
+    peers, why = open_peer_memory(SoloCommunicator(), np.zeros((1, 3), np.int64), lambda: None)
     if peers is None:
         pytest.skip(f"this system does not let processes read one another: {why}")
 
@@ -49,10 +49,10 @@ def test_memory_of_a_driver_is_found_out_beforehand() -> None:
         pytest.skip("this system maps no page of clocks")
     page = (ctypes.c_uint8 * 64).from_address(int(line.partition("-")[0], 16))
     clocks, usual = np.ctypeslib.as_array(page), np.zeros(64, np.uint8)
-    peers = PeerMemory([os.getpid()], 0, np.zeros((1, 2), np.int64), lambda: None)
-    assert not peers.show(clocks, usual)
-    assert not peers.show(usual, clocks)
-    assert peers.show(usual, usual)
+    peers = PeerMemory([os.getpid()], 0, np.zeros((1, 3), np.int64), lambda: None)
+    assert not peers.show(clocks, usual, 64)
+    assert not peers.show(usual, clocks, 64)
+    assert peers.show(usual, usual, 64)
 
 
 def test_an_address_that_is_not_there_is_an_error_with_the_way_out() -> None:
@@ -72,6 +72,6 @@ def test_a_process_that_has_ended_is_an_error() -> None:
 
 def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(peer_memory.SWITCH, "0")
-    assert open_peer_memory(SoloCommunicator(), np.zeros((1, 2), np.int64), lambda: None) == (
+    assert open_peer_memory(SoloCommunicator(), np.zeros((1, 3), np.int64), lambda: None) == (
         None, "MPIDIST_PEER_MEMORY=0"
     )
