@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -123,17 +124,11 @@ def test_a_difference_is_a_mismatch_on_every_rank(collective: Collective, case: 
     assert len(reduce_slices(collective, ReduceOp.SUM, IndexedSlices(np.ones(1), np.array([0]))).indices) > 1
 
 
-def test_tables_go_in_one_message(collective: Collective, monkeypatch: pytest.MonkeyPatch) -> None:
+def count_gathers(
+    collective: Collective, tables_of: Callable[[int], list[tuple[AnyArray, AnyArray]]], monkeypatch: pytest.MonkeyPatch
+) -> int:
+    """Gather every rank's tables, check what comes, and count the messages of objects."""
     communicator = collective.communicator
-    rank, size = communicator.rank, communicator.size
-
-    def tables_of(rank: int) -> list[tuple[AnyArray, AnyArray]]:
-        return [
-            (np.arange(rank), np.full((rank, 3), rank, "float16")),
-            (np.arange(0), np.ones((0, 2))),
-            (np.arange(5) + rank, np.full((5, 1), rank, "float64")),
-        ]
-
     calls: list[Any] = []
     gather = communicator.all_gather_object
 
@@ -141,14 +136,26 @@ def test_tables_go_in_one_message(collective: Collective, monkeypatch: pytest.Mo
         calls.append(value)
         return gather(value)
 
-    monkeypatch.setattr(communicator, "all_gather_object", counted)
-    result = gather_rows(collective, tables_of(rank), "tables")
-    monkeypatch.undo()
-    assert len(calls) == 1
+    with monkeypatch.context() as patch:
+        patch.setattr(communicator, "all_gather_object", counted)
+        result = gather_rows(collective, tables_of(communicator.rank), "tables")
+    every = [tables_of(rank) for rank in range(communicator.size)]
     for number, (indices, values) in enumerate(result):
-        np.testing.assert_array_equal(indices, np.concatenate([tables_of(r)[number][0] for r in range(size)]))
-        np.testing.assert_array_equal(values, np.concatenate([tables_of(r)[number][1] for r in range(size)]))
-        assert values.dtype == tables_of(0)[number][1].dtype
+        np.testing.assert_array_equal(indices, np.concatenate([tables[number][0] for tables in every]))
+        np.testing.assert_array_equal(values, np.concatenate([tables[number][1] for tables in every]))
+        assert values.dtype == every[0][number][1].dtype
+    return len(calls)
+
+
+def test_tables_go_in_one_message(collective: Collective, monkeypatch: pytest.MonkeyPatch) -> None:
+    def tables_of(rank: int) -> list[tuple[AnyArray, AnyArray]]:
+        return [
+            (np.arange(rank), np.full((rank, 3), rank, "float16")),
+            (np.arange(0), np.ones((0, 2))),
+            (np.arange(5) + rank, np.full((5, 1), rank, "float64")),
+        ]
+
+    assert count_gathers(collective, tables_of, monkeypatch) == 1
 
 
 def test_some_ranks_have_much(collective: Collective) -> None:
@@ -168,8 +175,7 @@ def test_small_tables_share_a_message_beside_large_ones(
     collective: Collective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One message for all indices and what is small, one more for each table that is large on some rank."""
-    communicator = collective.communicator
-    rank, size = communicator.rank, communicator.size
+    size = collective.communicator.size
 
     def tables_of(rank: int) -> list[tuple[AnyArray, AnyArray]]:
         # Bytes that are no whole number of 64-bit words, on each rank other ones; the first is large on one rank.
@@ -177,21 +183,7 @@ def test_small_tables_share_a_message_beside_large_ones(
         random = np.random.default_rng(rank)
         return [(np.arange(n) + rank, random.normal(size=(n, 3)).astype("float16")) for n in counts]
 
-    calls: list[Any] = []
-    gather = communicator.all_gather_object
-
-    def counted(value: Any) -> list[Any]:
-        calls.append(value)
-        return gather(value)
-
-    monkeypatch.setattr(communicator, "all_gather_object", counted)
-    result = gather_rows(collective, tables_of(rank), "tables")
-    monkeypatch.undo()
-    assert len(calls) == 3
-    for number, (indices, values) in enumerate(result):
-        np.testing.assert_array_equal(indices, np.concatenate([tables_of(r)[number][0] for r in range(size)]))
-        np.testing.assert_array_equal(values, np.concatenate([tables_of(r)[number][1] for r in range(size)]))
-        assert values.dtype == np.float16
+    assert count_gathers(collective, tables_of, monkeypatch) == 3
 
 
 @pytest.mark.mpi(min_size=2)
