@@ -8,6 +8,8 @@ they shared a cache; copied directly 6.3 to 9 ms, wherever they stood.
 
 from __future__ import annotations
 
+import logging
+import statistics
 import time
 from collections.abc import Callable, Sequence
 
@@ -20,6 +22,8 @@ from mpidist.comm.slices import cut_evenly, slices_of
 from mpidist.comm.tuning import NEVER
 from mpidist.options import ReduceOp
 
+logger = logging.getLogger("mpidist")
+
 # What all ranks' pieces take together while they are combined: they should stay in a core's own cache. A piece is not
 # below 16 KB: a call of the kernel takes 0.3 us, under a virtual machine's some 3.
 PIECES_BYTES = 1 << 21
@@ -27,13 +31,14 @@ LEAST_PIECE_BYTES = 1 << 14
 # Every dtype fits (of 32 bytes, too).
 _LINE = 64
 
-# Arrays are copied directly from here on: if that is faster for `TRIED_BYTES` already, and if it is not.
-DIRECT_FROM = (1 << 18, 1 << 24)
-TRIED_BYTES = 1 << 20
-_TRIALS = 5
+# If direct copies are faster for an array of the first size, they are taken from the second on; else the next pair is
+# tried. While the cores share a cache they are faster from 1 to 4 MB on, else from far below.
+TRIALS = ((1 << 18, 1 << 17), (1 << 20, 1 << 19), (1 << 22, 1 << 21))
+ALWAYS_FROM = 1 << 24
+_ROUNDS, _CALLS = 3, 2
 # After so many bytes it is tried again: the system moves ranks that are not bound to cores. It takes a hundredth of the
 # time that these take.
-TRIED_AGAIN_BYTES = 1 << 30
+TRIED_AGAIN_BYTES = 1 << 32
 
 Combine = Callable[[Sequence[AnyArray], AnyArray, ReduceOp], None]
 
@@ -62,7 +67,7 @@ class DirectCopies:
         *,
         changes_parts: bool,
     ) -> None:
-        self.least, self.limit = DIRECT_FROM
+        self.least, self.limit = TRIALS[0][1], ALWAYS_FROM
         self._communicator = communicator
         self._all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None] | None = None
         self._moved = 0
@@ -75,26 +80,40 @@ class DirectCopies:
         self._changes_parts = changes_parts
         self._rows = np.empty((size, piece_bytes), np.uint8)
 
-    def try_against_blocks(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None]) -> None:
-        """Collective. See from which size on direct copies are faster, in a few milliseconds, and again now and then.
+    def compare_with_blocks(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None]) -> None:
+        """Local. See by a trial from which size on they are faster: at the first large array, and again now and then.
 
         Only a trial tells whether the ranks' cores share a cache. Both ways give the same bits.
 
         Args:
             all_reduce: Goes either way, by the limit.
         """
+        self._all_reduce, self._moved = all_reduce, TRIED_AGAIN_BYTES
+
+    def _try(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None]) -> None:
+        """Collective. In 10 to 40 ms."""
         # Not before its end: it moves bytes itself.
-        self._all_reduce, self._moved = all_reduce, -NEVER
-        array = np.zeros(TRIED_BYTES, np.uint8)
-        best = {NEVER: NEVER, 0: NEVER}
-        for _ in range(_TRIALS):
-            for self.limit in best:
-                self._barrier()
-                begin = time.perf_counter_ns()
+        self._moved = -NEVER
+        before = self.limit
+        limits = (limit for byte_count, limit in TRIALS if self._is_faster(all_reduce, byte_count))
+        self.limit, self._moved = next(limits, ALWAYS_FROM), 0
+        if self.limit != before and self._communicator.rank == 0:
+            logger.info("collective NODE: arrays from %d bytes on are copied directly, by a trial", self.limit)
+
+    def _is_faster(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None], byte_count: int) -> bool:
+        """Collective. Whether arrays of this size are reduced faster by direct copies."""
+        array = np.zeros(byte_count, np.uint8)
+        taken: dict[int, list[int]] = {NEVER: [], 0: []}
+        for _ in range(_ROUNDS):
+            for self.limit, times in taken.items():
                 all_reduce(array, array, ReduceOp.MAX)
-                best[self.limit] = min(best[self.limit], time.perf_counter_ns() - begin)
-        blocks, copies = (self._communicator.all_reduce_max(nanoseconds) for nanoseconds in best.values())
-        self.limit, self._moved = DIRECT_FROM[0 if copies < blocks else 1], 0
+                begin = time.perf_counter_ns()
+                for _ in range(_CALLS):
+                    all_reduce(array, array, ReduceOp.MAX)
+                # The slowest rank counts, each time: where ranks share a core, the quickest knows nothing.
+                times.append(self._communicator.all_reduce_max(time.perf_counter_ns() - begin))
+        blocks, copies = (statistics.median(times) for times in taken.values())
+        return copies < blocks
 
     def takes(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
         """Collective. Whether these arrays are copied directly; it shows them to the node, and one operation follows.
@@ -108,7 +127,7 @@ class DirectCopies:
             return False
         self._moved += byte_count
         if self._moved > TRIED_AGAIN_BYTES and self._all_reduce is not None:
-            self.try_against_blocks(self._all_reduce)
+            self._try(self._all_reduce)
         if byte_count < self.limit:
             return False
         is_reached = self._peers.show(source, target, byte_count)

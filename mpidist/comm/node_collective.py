@@ -103,8 +103,8 @@ class NodeCollective(ArrayCollective):
             self._direct = DirectCopies(self.communicator, peers, self._barrier, pieces, changes_parts=changes_parts)
             # Blocks as the user wants them are not for a trial.
             if not options.bytes_per_pack:
-                self._direct.try_against_blocks(self._all_reduce)
-            way = f"arrays from {self._direct.limit} bytes on are copied directly between processes, by a trial"
+                self._direct.compare_with_blocks(self._all_reduce)
+            way = f"arrays from {self._direct.limit} bytes on are copied directly between processes, others by trial"
         if self.communicator.rank == 0:
             logger.info("collective NODE: %s", way)
 

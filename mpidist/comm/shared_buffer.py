@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import weakref
+from typing import Any, cast
 
 from mpidist.comm.collective import AnyArray
 from mpidist.comm.communicator import Communicator
@@ -75,4 +77,8 @@ class _Buffer:
 
 def address_of(array: AnyArray) -> int:
     """Local. Where the array begins."""
-    return int(array.__array_interface__["data"][0])
+    try:
+        # A quarter of the time of the way below; not for arrays that are read-only, empty or of a dtype of ml_dtypes.
+        return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))
+    except (TypeError, ValueError):
+        return int(array.__array_interface__["data"][0])

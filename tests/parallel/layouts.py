@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.node_collective import NodeCollective
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena, Slab
@@ -53,6 +54,13 @@ def make_strategy(communicator: Communicator, layout: str, *, check: bool = Fals
     if layout == "full":
         strategy.arena.reserve = refuse_shared(strategy.arena)  # type: ignore[method-assign]
     return strategy
+
+
+def copy_directly(collective: NodeCollective, from_bytes: int) -> None:
+    """Arrays from so many bytes on are copied directly, whatever a trial would say."""
+    assert collective._direct is not None
+    collective._direct.least = collective._direct.limit = from_bytes
+    collective._at_once_bytes = min(collective._at_once_bytes, from_bytes)
 
 
 def refuse_shared(arena: Arena) -> Callable[..., Slab]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 
 import numpy as np
 import pytest
@@ -17,11 +18,13 @@ from mpidist.comm.peer_memory import PeerMemory, open_peer_memory
 from mpidist.errors import MismatchError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.testing_contract import CollectiveContract
-from tests.parallel.layouts import lay_out
+from tests.parallel.layouts import copy_directly, lay_out
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
 # Pieces so small that the arrays here go in several.
+SIZES = [size for size, _ in direct_copies.TRIALS]
+LIMITS = [*(limit for _, limit in direct_copies.TRIALS), direct_copies.ALWAYS_FROM]
 NODE = CommunicationOptions(implementation="NODE", bytes_per_pack=256)
 
 
@@ -30,7 +33,7 @@ def open_node(communicator: Communicator, direct_from: int, options: Communicati
     collective = selection.choose(communicator, options)
     assert isinstance(collective, NodeCollective)
     if collective._direct is not None:
-        collective._direct.least = collective._direct.limit = direct_from
+        copy_directly(collective, direct_from)
     return collective
 
 
@@ -96,7 +99,7 @@ def test_what_a_tree_combines_leaves_the_arrays_alone(communicator: Communicator
     collective = selection.open_backend(CommunicationImplementation.NODE, communicator, options)
     assert isinstance(collective, NodeCollective)
     assert collective._direct is not None
-    collective._direct.least = collective._direct.limit = 0
+    copy_directly(collective, 0)
     mine = np.random.default_rng(communicator.rank).standard_normal(1_001).astype(np.float32)
     kept = mine.copy()
     total = collective.all_reduce(mine)
@@ -109,28 +112,59 @@ def test_the_way_is_chosen_by_a_trial_and_told(
 ) -> None:
     with caplog.at_level(logging.INFO, "mpidist"):
         collective = selection.choose(communicator, CommunicationOptions(implementation="NODE"))
-    assert ("are copied directly between processes, by a trial" in caplog.text) == (communicator.rank == 0)
-    assert isinstance(collective, NodeCollective)
-    assert collective._direct is not None
-    assert collective._direct.limit in direct_copies.DIRECT_FROM
+        assert ("are copied directly between processes" in caplog.text) == (communicator.rank == 0)
+        assert isinstance(collective, NodeCollective)
+        assert collective._direct is not None
+        collective._direct.limit = -1
+        array = np.full(direct_copies.TRIALS[-1][0] // 4, communicator.rank + 1, np.float32)
+        assert (collective.all_reduce(array, ReduceOp.MAX) == communicator.size).all()
+    assert collective._direct.limit in LIMITS
     assert len(set(communicator.all_gather_object(collective._direct.limit))) == 1
-    array = np.full(direct_copies.DIRECT_FROM[1] // 4 + 1, communicator.rank + 1, np.float32)
-    assert (collective.all_reduce(array, ReduceOp.MAX) == communicator.size).all()
+    told = f"arrays from {collective._direct.limit} bytes on are copied directly, by a trial"
+    assert (told in caplog.text) == (communicator.rank == 0)
+
+
+@pytest.mark.parametrize("slower", range(len(SIZES) + 1))
+def test_direct_copies_are_taken_from_the_size_from_which_on_they_are_faster(
+    communicator: Communicator, slower: int
+) -> None:
+    """The `slower` smallest of the sizes that are tried take longer by direct copies."""
+    collective = selection.choose(communicator, CommunicationOptions(implementation="NODE"))
+    assert isinstance(collective, NodeCollective)
+    direct = collective._direct
+    assert direct is not None
+    tried: list[int] = []
+
+    def all_reduce(array: np.ndarray, total: np.ndarray, op: ReduceOp) -> None:
+        is_direct = array.nbytes >= direct.limit
+        # One rank suffices: the slowest counts.
+        if communicator.rank == communicator.size - 1:
+            time.sleep(0.002 if is_direct == (array.nbytes in SIZES[:slower]) else 0)
+        tried.append(array.nbytes)
+
+    direct.compare_with_blocks(all_reduce)
+    large = np.ones(SIZES[0], np.uint8)
+    direct.takes(large, large, large.nbytes)
+    assert direct.limit == LIMITS[slower]
+    assert set(tried) == set(SIZES[: slower + 1])
+    communicator.barrier()
 
 
 def test_it_is_tried_again_after_some_time(communicator: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(direct_copies, "TRIED_AGAIN_BYTES", 10 * direct_copies.TRIED_BYTES)
+    monkeypatch.setattr(direct_copies, "TRIED_AGAIN_BYTES", 10 << 20)
     collective = selection.choose(communicator, CommunicationOptions(implementation="NODE"))
     assert isinstance(collective, NodeCollective)
     assert collective._direct is not None
+    array = np.ones(1 << 18, np.float32)
+    assert (collective.all_reduce(array) == communicator.size).all()
+    assert collective._direct.limit in LIMITS
     collective._direct.limit = -1
-    array = np.ones(direct_copies.TRIED_BYTES // 4, np.float32)
-    for _ in range(4):
+    for _ in range(9):
         assert (collective.all_reduce(array) == communicator.size).all()
     assert collective._direct.limit == -1
-    for _ in range(7):
+    for _ in range(3):
         assert (collective.all_reduce(array) == communicator.size).all()
-    assert collective._direct.limit in direct_copies.DIRECT_FROM
+    assert collective._direct.limit in LIMITS
     assert len(set(communicator.all_gather_object(collective._direct.limit))) == 1
 
 

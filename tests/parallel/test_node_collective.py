@@ -16,7 +16,7 @@ from mpidist.comm.node_barrier import NodeBarrier, open_node_barrier
 from mpidist.comm.node_collective import NodeCollective
 from mpidist.comm.node_memory import NodeMemory
 from mpidist.options import CommunicationOptions, ReduceOp
-from tests.parallel.layouts import lay_out
+from tests.parallel.layouts import copy_directly, lay_out
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -45,7 +45,7 @@ def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: st
     if copies is not None:
         if collective._direct is None:
             pytest.skip("this system does not let processes read one another")
-        collective._direct.least = collective._direct.limit = copies
+        copy_directly(collective, copies)
     rank, size = communicator.rank, communicator.size
     random = np.random.default_rng(0)
     owned = collective.allocate((80_000,))
@@ -133,6 +133,23 @@ def test_a_buffer_lives_as_long_as_an_array_over_it(communicator: Communicator) 
     del kept
     gc.collect()
     assert mapped() == before
+
+
+def test_mpi_goes_on_while_a_rank_waits(communicator: Communicator) -> None:
+    """Rank 1 waits in MPI until rank 0, which waits for it in node memory, takes its message."""
+    collective = open_node(communicator, "node")
+    for _ in range(20):  # the first calls compare what the ranks do, by MPI
+        collective.all_reduce(np.ones(3))
+    message = np.full(3, communicator.rank)
+    request = communicator.mpi.Irecv(message, 1, tag=77) if communicator.rank == 0 else None
+    if communicator.rank == 1:
+        time.sleep(0.05)
+        communicator.mpi.Ssend(message, 0, tag=77)
+    assert (collective.all_reduce(np.ones(3)) == communicator.size).all()
+    if request is not None:
+        request.Wait()
+        assert (message == 1).all()
+
 
 
 def test_the_barrier_keeps_everyone_until_the_last(communicator: Communicator) -> None:
