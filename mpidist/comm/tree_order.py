@@ -7,6 +7,7 @@ are dealt out to ranks nor on which partial sums a rank has made of its own.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -92,7 +93,12 @@ def combine_pairs(rows: Sequence[AnyArray], pairs: Sequence[tuple[int, int]], op
 
 def combine_in_tree(parts: Sequence[AnyArray], out: AnyArray, op: ReduceOp) -> None:
     """Local. `combine` in the order of the tree, halves in float32 with one rounding; may change the parts."""
-    pairs = pairing(leaves(len(parts)))
-    result = combine_pairs([part.astype(np.float32) for part in parts] if is_half(out.dtype) else parts, pairs, op)
+    rows = [part.astype(np.float32) for part in parts] if is_half(out.dtype) else parts
+    result = combine_pairs(rows, _pairs_of_leaves(len(parts)), op)
     if result is not out:
         out[...] = result
+
+
+@functools.cache
+def _pairs_of_leaves(count: int) -> list[tuple[int, int]]:
+    return pairing(leaves(count))

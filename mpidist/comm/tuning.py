@@ -65,10 +65,11 @@ class Place:
 
 def usual_tuning(place: Place) -> Tuning:
     """Local. The numbers by rules, made from measurements with 2 to 4 ranks and two cores."""
+    is_open_mpi = place.library.startswith("Open MPI")
     if place.node_ranks > place.cores:
-        # Ranks wait for cores at each barrier, of which node memory has more than a small message. With Open MPI it
-        # pays once arrays are copied directly.
-        begins = 1 << 19 if place.library.startswith("Open MPI") else 1 << 14
+        # Ranks wait for a core at each step of a message. On one node a small array takes a single barrier, which only
+        # some hundred bytes by Open MPI outrun; over several it takes more of them.
+        begins = (1 << 10 if is_open_mpi else 0) if place.node_count == 1 else (1 << 19 if is_open_mpi else 1 << 14)
         return Tuning(node_from=begins, chunk_bytes=1 << 22, source="default sizes for more ranks than cores")
     if place.node_ranks == 2 and place.node_count == 1 and place.library.startswith("MPICH"):
         # Two ranks need one barrier of their own, which takes less than any call of MPICH, and than those of Open MPI

@@ -21,11 +21,12 @@ def test_the_key_names_what_counts_and_no_host() -> None:
     assert processor_name()
 
 
-def test_ranks_that_outnumber_cores_use_node_memory_later() -> None:
+def test_ranks_that_outnumber_cores_use_node_memory_for_small_arrays_on_one_node_only() -> None:
     enough = usual_tuning(PLACE)
-    crowded = [usual_tuning(Place(name, 4, 2, 2, "a processor")) for name in ("MPICH 5.0.2", "Open MPI 5.0.11")]
-    assert enough.node_from < crowded[0].node_from < crowded[1].node_from < NEVER
-    assert "more ranks than cores" in crowded[0].source
+    one, two = ([usual_tuning(Place(name, 4, nodes, 2, "a processor")) for name in ("MPICH 5.0.2", "Open MPI 5.0.11")]
+                for nodes in (1, 2))
+    assert one[0].node_from == 0 < one[1].node_from < enough.node_from < two[0].node_from < two[1].node_from < NEVER
+    assert "more ranks than cores" in one[0].source
 
 
 def test_two_ranks_of_mpich_always_use_node_memory() -> None:
