@@ -1,6 +1,7 @@
 """Run all tests: those without MPI, the parallel ones on 1, 2, 3 and 4 ranks, then those that start whole programs.
 
-    python tests/run_all.py [--ranks 1,2,3,4] [-k EXPRESSION] [--skip-unit] [pytest's own options]
+    python tests/run_all.py [--ranks 1,2,3,4] [-k EXPRESSION] [--skip-unit] [--skip-programs]
+                              [pytest's own options]
 
 The MPI is the one of this environment. MPIDIST_TEST_RANKS=2 in the environment stands for `--ranks 2`. Every test has
 a time limit (see `mpidist.testing`), and so has every part. Exit code 0: everything passed.
@@ -33,6 +34,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--ranks", default=os.environ.get("MPIDIST_TEST_RANKS", "1,2,3,4"), metavar="N,N")
     parser.add_argument("-k", default=None, metavar="EXPRESSION", help="only tests that match, as in pytest")
     parser.add_argument("--skip-unit", action="store_true", help="leave out the tests without MPI")
+    parser.add_argument("--skip-programs", action="store_true", help="leave out the tests of whole programs")
     options, others = parser.parse_known_args(arguments)
     try:
         ranks = [int(n) for n in options.ranks.split(",")]
@@ -48,7 +50,8 @@ def main(arguments: list[str] | None = None) -> int:
         for count in ranks:
             command = [*mpirun_command(count, mpirun), *pytest, "--with-mpi", "tests/parallel", *chosen]
             parts[f"{count} rank{'s' if count > 1 else ''}"] = command
-        parts["programs"] = [*pytest, "tests/system", *chosen]
+        if not options.skip_programs:
+            parts["programs"] = [*pytest, "tests/system", *chosen]
     except NoLauncherError as error:
         print(f"run_all: {error}", file=sys.stderr)
         return 1

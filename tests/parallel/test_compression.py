@@ -27,6 +27,7 @@ from mpidist.optimizers import LAMB, SGD, Adam, LossScaleOptimizer
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.variable import Variable
+from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import lay_out
 
 pytestmark = pytest.mark.mpi
@@ -42,10 +43,6 @@ def collective(request: pytest.FixtureRequest, communicator: Communicator) -> Co
 
 def gradient_of(step: int, rank: int, shape: tuple[int, ...] = SHAPE, dtype: str = "float64") -> AnyArray:
     return np.random.default_rng((step, rank)).normal(size=shape).astype(dtype)
-
-
-def require_same_bits(communicator: Communicator, array: AnyArray) -> None:
-    assert len(set(communicator.all_gather_object(array.tobytes()))) == 1
 
 
 def top_k_by_hand(ratio: float, size: int) -> Callable[[list[AnyArray]], AnyArray]:

@@ -15,6 +15,7 @@ from mpidist.errors import CheckpointError, MismatchError
 from mpidist.optimizers import SGD, Adam, AdamW, ExponentialDecay, Optimizer
 from mpidist.strategy.base import Strategy
 from mpidist.variables.variable import Variable
+from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -84,8 +85,7 @@ def test_agrees_with_torch(strategy: Strategy, family: str, dtype: str) -> None:
     tolerance = 3e-5 if dtype == "float32" else 1e-11
     for variable, parameter in zip(variables, parameters, strict=True):
         np.testing.assert_allclose(variable.numpy(), parameter.detach().numpy(), rtol=tolerance, atol=tolerance)
-        for other in strategy.communicator.all_gather_object(variable.numpy()):
-            np.testing.assert_array_equal(other, variable.numpy())
+    require_same_bits(strategy.communicator, *(variable.numpy() for variable in variables))
 
 
 def test_gradients_are_summed_over_replicas(strategy: Strategy) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ from mpidist.comm.communicator import Communicator
 from mpidist.optimizers import Optimizer
 from mpidist.strategy.base import Strategy
 from mpidist.variables.variable import Variable
+from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -36,8 +38,9 @@ def make_model(strategy: Strategy, dtype: str) -> list[Variable]:
                 for i, shape in enumerate(SHAPES)]
 
 
+@functools.cache
 def all_gradients(step: int, size: int) -> list[list[AnyArray]]:
-    """For each rank those of all variables."""
+    """For each rank those of all variables, which are drawn once for all tests."""
     return [[np.asarray(np.random.default_rng((step, rank, i)).normal(size=shape))
              for i, shape in enumerate(SHAPES)] for rank in range(size)]
 
@@ -53,8 +56,7 @@ def require_close(strategy: Strategy, variables: list[Variable], expected: list[
     tolerance = 5e-5 if dtype == "float32" else 1e-10
     for variable, array in zip(variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), array, rtol=tolerance, atol=tolerance)
-        for other in strategy.communicator.all_gather_object(variable.numpy()):
-            np.testing.assert_array_equal(other, variable.numpy())
+    require_same_bits(strategy.communicator, *(variable.numpy() for variable in variables))
 
 
 TORCH: dict[str, tuple[Callable[[], Optimizer], Callable[[Any, Any], Any]]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,7 @@ from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, LossScaleOptimizer, Optimizer
 from mpidist.strategy.base import Strategy
 from mpidist.variables.variable import Variable
+from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import LAYOUTS, make_strategy
 from tests.parallel.test_optimizers import saved
 
@@ -48,8 +50,12 @@ def numbers_of(generator: np.random.Generator, shape: tuple[int, ...], dtype: st
     return np.asarray(drawn, dtype)
 
 
+@functools.lru_cache(512)
 def gradient_of(number: int, rank: int, i: int, dtype: str, *, exact: bool) -> Any:
-    """Of one replica: any number of rows, some twice, none on some ranks and in step 2 on all; in step 3 a None."""
+    """Of one replica: any number of rows, some twice, none on some ranks and in step 2 on all; in step 3 a None.
+
+    It is drawn once for all tests.
+    """
     shape = SHAPES[i]
     generator = np.random.default_rng((number, rank, i))
     if i not in TABLES:
@@ -76,11 +82,6 @@ def of_all(parts: list[Any]) -> Any:
 
 def step(strategy: Strategy, optimizer: Any, gradients: list[Any], variables: list[Variable]) -> None:
     strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
-
-
-def require_same_bits(communicator: Communicator, variables: list[Variable]) -> None:
-    everyones = communicator.all_gather_object([v.numpy().tobytes() for v in variables])
-    assert all(bits == everyones[0] for bits in everyones)
 
 
 FAMILIES: dict[str, Callable[[], Optimizer]] = {
@@ -135,7 +136,7 @@ def test_inexact_sums_go_in_the_order_of_the_ranks(communicator: Communicator) -
             for i in (1, 3):
                 given[i] = None
             step(strategy, optimizer, given, variables)
-        require_same_bits(communicator, [*variables, *optimizer.variables])
+        require_same_bits(communicator, *(v.numpy() for v in (*variables, *optimizer.variables)))
         results.append([v.numpy() for v in [*variables, *optimizer.variables]])
     for result in results[1:]:
         for array, expected in zip(result, results[0], strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 from collections.abc import Callable
 from typing import Any
@@ -37,13 +38,16 @@ class TestContract(CollectiveContract):
         return selection.choose(communicator, options)
 
 
+@functools.lru_cache(128)
 def random_array(rank: int, dtype: np.dtype[Any], size: int) -> AnyArray:
-    """Numbers of different sizes, so that another order gives other bits."""
+    """Numbers of different sizes, so that another order gives other bits. Drawn once for all tests."""
     random = np.random.default_rng(rank)
     array: AnyArray = random.normal(size=size) * 10.0 ** random.integers(-2, 2, size)
     if dtype.kind == "c":
         array = array + 1j * random.normal(size=size)
-    return array.astype(dtype)
+    array = array.astype(dtype)
+    array.flags.writeable = False
+    return array
 
 
 def tree_of(arrays: list[AnyArray], function: Any) -> AnyArray:
