@@ -34,11 +34,12 @@ _LINE = 64
 # If direct copies are faster for an array of the first size, they are taken from the second on; else the next pair is
 # tried. While the cores share a cache they are faster from 1 to 4 MB on, else from far below.
 TRIALS = ((1 << 18, 1 << 17), (1 << 20, 1 << 19), (1 << 22, 1 << 21))
+LEAST_BYTES = TRIALS[0][1]
 ALWAYS_FROM = 1 << 24
 _ROUNDS, _CALLS = 3, 2
 # After so many bytes it is tried again: the system moves ranks that are not bound to cores. It takes a hundredth of the
 # time that these take.
-TRIED_AGAIN_BYTES = 1 << 32
+TRIED_AGAIN_BYTES = 1 << 33
 
 Combine = Callable[[Sequence[AnyArray], AnyArray, ReduceOp], None]
 
@@ -67,7 +68,7 @@ class DirectCopies:
         *,
         changes_parts: bool,
     ) -> None:
-        self.least, self.limit = TRIALS[0][1], ALWAYS_FROM
+        self.least, self.limit = LEAST_BYTES, ALWAYS_FROM
         self._communicator = communicator
         self._all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None] | None = None
         self._moved = 0
@@ -107,11 +108,16 @@ class DirectCopies:
         for _ in range(_ROUNDS):
             for self.limit, times in taken.items():
                 all_reduce(array, array, ReduceOp.MAX)
-                begin = time.perf_counter_ns()
+                nanoseconds = 0
                 for _ in range(_CALLS):
+                    # As gradients come: just written, by the rank itself.
+                    array.fill(0)
+                    self._barrier()
+                    begin = time.perf_counter_ns()
                     all_reduce(array, array, ReduceOp.MAX)
+                    nanoseconds += time.perf_counter_ns() - begin
                 # The slowest rank counts, each time: where ranks share a core, the quickest knows nothing.
-                times.append(self._communicator.all_reduce_max(time.perf_counter_ns() - begin))
+                times.append(self._communicator.all_reduce_max(nanoseconds))
         blocks, copies = (statistics.median(times) for times in taken.values())
         return copies < blocks
 

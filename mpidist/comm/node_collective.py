@@ -18,7 +18,7 @@ from mpidist.comm.array_collective import ArrayCollective
 from mpidist.comm.collective import AnyArray
 from mpidist.comm.combine import FUNCTIONS, combine, is_half, open_quiet
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.direct_copies import DirectCopies, piece_bytes
+from mpidist.comm.direct_copies import LEAST_BYTES, DirectCopies, piece_bytes
 from mpidist.comm.mpi_collective import MpiCollective
 from mpidist.comm.node_barrier import NodeBarrier, open_node_barrier
 from mpidist.comm.node_memory import NodeMemory
@@ -39,8 +39,8 @@ ROOM_BYTES = 1 << 26
 _LOOKED_UP_BYTES = 1 << 18
 # Of arrays that are shared already a rank reads and writes all ranks' blocks.
 SHARED_BLOCK_BYTES = 1 << 18
-# Every rank combines whole arrays, with one barrier, where those of all ranks do not take more: 4 ranks on 2 cores took
-# 14 us for 4 bytes so, and 54 by slices; 53 and 72 for 64 KB; 175 for 256 KB either way.
+# Every rank combines whole arrays, with one barrier, where those of all ranks take no more: 4 ranks on 2 cores took 14 us
+# for 4 bytes so, and 54 by slices; 53 and 72 for 64 KB; 175 for 256 KB either way.
 _AT_ONCE_BYTES = 1 << 19
 # Views of blocks are kept for so many sizes.
 _KEPT = 256
@@ -93,9 +93,9 @@ class NodeCollective(ArrayCollective):
         self._barrier = open_node_barrier(communicator, memory.bytes[rooms_bytes + (largest + 1) * _LINE :])
         self._spare = np.empty(self._block_bytes, np.uint8)
         self._kept: dict[tuple[np.dtype[Any], int], tuple[list[list[AnyArray]], AnyArray]] = {}
-        # Two in a tree are two in order.
         self._is_in_order = not in_tree or self._size == 2
-        self._at_once_bytes = min(self._block_bytes, _AT_ONCE_BYTES // self._size) if self._is_one_node else 0
+        at_once = min(self._block_bytes, _AT_ONCE_BYTES // self._size, LEAST_BYTES)
+        self._at_once_bytes = at_once if self._is_one_node else 0
         self._quietly = open_quiet()
         self._direct: DirectCopies | None = None
         self._open_direct(options, tables[self._size :].reshape(-1, 3), changes_parts=in_tree)
@@ -187,10 +187,9 @@ class NodeCollective(ArrayCollective):
         return True
 
     def _combine_at_once(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
-        """Each rank gives its array and combines all ranks' by itself: one barrier, where slices take two.
+        """Each rank gives its array and combines all ranks' by itself, in their order: one barrier, slices take two.
 
-        The order is that of the ranks, so all get the same bits. What can be kept for the next call is kept, and no
-        function called that need not be: NumPy and Python take longer than the barrier.
+        What can be kept for the next call is kept: NumPy and Python take longer than the barrier.
         """
         key = source.dtype, source.size
         kept = self._kept.get(key)
@@ -207,8 +206,7 @@ class NodeCollective(ArrayCollective):
             return
         function = FUNCTIONS[op]
         quietly = self._quietly
-        # Of one element NumPy takes 0.8 us to add in place, and 0.25 into another array: they take turns, and the last
-        # is `total`.
+        # NumPy takes 0.8 us to add one element in place, 0.25 into another array: they take turns, `total` last.
         result, other = (total, spare) if self._size % 2 == 0 else (spare, total)
         quietly(function, blocks[0], blocks[1], out=result)
         for block in blocks[2:]:
