@@ -37,6 +37,9 @@ TRIALS = ((1 << 18, 1 << 17), (1 << 20, 1 << 19), (1 << 22, 1 << 21))
 LEAST_BYTES = TRIALS[0][1]
 ALWAYS_FROM = 1 << 24
 _ROUNDS, _CALLS = 3, 2
+# Of the time of blocks. Where both take about the same the next size decides: the cores may soon stand elsewhere, and
+# small arrays can take twice as long by direct copies, large ones five times as long by blocks.
+_GAIN = 0.85
 # After so many bytes it is tried again: the system moves ranks that are not bound to cores. It takes a hundredth of the
 # time that these take.
 TRIED_AGAIN_BYTES = 1 << 33
@@ -119,7 +122,7 @@ class DirectCopies:
                 # The slowest rank counts, each time: where ranks share a core, the quickest knows nothing.
                 times.append(self._communicator.all_reduce_max(nanoseconds))
         blocks, copies = (statistics.median(times) for times in taken.values())
-        return copies < blocks
+        return copies < _GAIN * blocks
 
     def takes(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
         """Collective. Whether these arrays are copied directly; it shows them to the node, and one operation follows.

@@ -39,8 +39,8 @@ ROOM_BYTES = 1 << 26
 _LOOKED_UP_BYTES = 1 << 18
 # Of arrays that are shared already a rank reads and writes all ranks' blocks.
 SHARED_BLOCK_BYTES = 1 << 18
-# Every rank combines whole arrays, with one barrier, where those of all ranks take no more: 4 ranks on 2 cores took 14 us
-# for 4 bytes so, and 54 by slices; 53 and 72 for 64 KB; 175 for 256 KB either way.
+# Every rank combines whole arrays, with one barrier, where those of all ranks take no more: 4 bytes took 4 ranks on 2
+# cores 14 us so, and 54 by slices; 64 KB 53 and 72; 256 KB 175 either way.
 _AT_ONCE_BYTES = 1 << 19
 # Views of blocks are kept for so many sizes.
 _KEPT = 256
