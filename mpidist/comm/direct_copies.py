@@ -31,15 +31,14 @@ LEAST_PIECE_BYTES = 1 << 14
 # Every dtype fits (of 32 bytes, too).
 _LINE = 64
 
-# If direct copies are faster for an array of the first size, they are taken from the second on; else the next pair is
-# tried. While the cores share a cache they are faster from 1 to 4 MB on, else from far below.
-TRIALS = ((1 << 18, 1 << 17), (1 << 20, 1 << 19), (1 << 22, 1 << 21))
+# Where direct copies of an array of the first size take less than that part of the time of blocks, they are taken from
+# the second size on; else the next size is tried. While the cores share a cache they are faster from 1 to 4 MB on, else
+# from far below. The cores may soon stand elsewhere; then small arrays can take twice as long by direct copies, and
+# large ones five times as long by blocks.
+TRIALS = ((1 << 18, 1 << 17, 0.75), (1 << 20, 1 << 19, 0.9), (1 << 22, 1 << 21, 1.1))
 LEAST_BYTES = TRIALS[0][1]
 ALWAYS_FROM = 1 << 24
 _ROUNDS, _CALLS = 3, 2
-# Of the time of blocks. Where both take about the same the next size decides: the cores may soon stand elsewhere, and
-# small arrays can take twice as long by direct copies, large ones five times as long by blocks.
-_GAIN = 0.85
 # After so many bytes it is tried again: the system moves ranks that are not bound to cores. It takes a hundredth of the
 # time that these take.
 TRIED_AGAIN_BYTES = 1 << 33
@@ -99,13 +98,13 @@ class DirectCopies:
         # Not before its end: it moves bytes itself.
         self._moved = -NEVER
         before = self.limit
-        limits = (limit for byte_count, limit in TRIALS if self._is_faster(all_reduce, byte_count))
+        limits = (limit for byte_count, limit, part in TRIALS if self._time_ratio(all_reduce, byte_count) < part)
         self.limit, self._moved = next(limits, ALWAYS_FROM), 0
         if self.limit != before and self._communicator.rank == 0:
             logger.info("collective NODE: arrays from %d bytes on are copied directly, by a trial", self.limit)
 
-    def _is_faster(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None], byte_count: int) -> bool:
-        """Collective. Whether arrays of this size are reduced faster by direct copies."""
+    def _time_ratio(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None], byte_count: int) -> float:
+        """Collective. The time of direct copies over that of blocks for arrays of this size; alike on all ranks."""
         array = np.zeros(byte_count, np.uint8)
         taken: dict[int, list[int]] = {NEVER: [], 0: []}
         for _ in range(_ROUNDS):
@@ -122,7 +121,7 @@ class DirectCopies:
                 # The slowest rank counts, each time: where ranks share a core, the quickest knows nothing.
                 times.append(self._communicator.all_reduce_max(nanoseconds))
         blocks, copies = (statistics.median(times) for times in taken.values())
-        return copies < _GAIN * blocks
+        return copies / blocks
 
     def takes(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
         """Collective. Whether these arrays are copied directly; it shows them to the node, and one operation follows.

@@ -23,8 +23,8 @@ from tests.parallel.layouts import copy_directly, lay_out
 pytestmark = pytest.mark.mpi(min_size=2)
 
 # Pieces so small that the arrays here go in several.
-SIZES = [size for size, _ in direct_copies.TRIALS]
-LIMITS = [*(limit for _, limit in direct_copies.TRIALS), direct_copies.ALWAYS_FROM]
+SIZES = [size for size, _, _ in direct_copies.TRIALS]
+LIMITS = [*(limit for _, limit, _ in direct_copies.TRIALS), direct_copies.ALWAYS_FROM]
 NODE = CommunicationOptions(implementation="NODE", bytes_per_pack=256)
 
 
