@@ -39,7 +39,7 @@ TRIALS = ((1 << 18, 1 << 17, 0.75), (1 << 20, 1 << 19, 0.9), (1 << 22, 1 << 21, 
 LEAST_BYTES = TRIALS[0][1]
 ALWAYS_FROM = 1 << 24
 _ROUNDS, _CALLS = 3, 2
-# After so many bytes it is tried again: the system moves ranks that are not bound to cores. It takes a hundredth of the
+# After so many bytes it is tried again: the system moves ranks that are not bound to cores. It takes some 2 % of the
 # time that these take.
 TRIED_AGAIN_BYTES = 1 << 33
 
@@ -94,7 +94,7 @@ class DirectCopies:
         self._all_reduce, self._moved = all_reduce, TRIED_AGAIN_BYTES
 
     def _try(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None]) -> None:
-        """Collective. In 10 to 40 ms."""
+        """Collective. In 6 to 32 ms with 2 ranks on 2 cores, in 70 to 110 with 4."""
         # Not before its end: it moves bytes itself.
         self._moved = -NEVER
         before = self.limit
