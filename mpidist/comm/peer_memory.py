@@ -86,8 +86,8 @@ class PeerMemory:
         table, begin = self._table, 3 * self._rank
         table[begin], table[begin + 1], table[begin + 2] = *shown, byte_count
         self._barrier()
-        shown = table.tolist()
-        self._sources, self._targets, byte_counts = shown[::3], shown[1::3], shown[2::3]
+        rows = table.tolist()
+        self._sources, self._targets, byte_counts = rows[::3], rows[1::3], rows[2::3]
         if len(set(byte_counts)) > 1:
             raise mark_collective(MismatchError(
                 f"the arrays of a collective call must be of one size on all ranks, got {byte_counts} bytes on the "
