@@ -20,7 +20,7 @@ from mpi4py import MPI
 from native_mpi import NativeAllReduce
 
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.node_memory import NodeMemory
+from mpidist.comm.memory.node_memory import NodeMemory
 
 Array = npt.NDArray[Any]
 

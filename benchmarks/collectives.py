@@ -47,11 +47,11 @@ from mpi4py import MPI
 from native_mpi import open_native
 from sync_step import SHAPES
 
-from mpidist.comm import selection
-from mpidist.comm.array_collective import ArrayCollective
+from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import open_communicator
-from mpidist.comm.packing import all_reduce_nest
+from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.front.packing import all_reduce_nest
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
 

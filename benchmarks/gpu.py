@@ -28,10 +28,10 @@ import numpy as np
 from measure import WORLD, interleaved, record, say
 
 from mpidist.cluster.gpu import agree, bind, why_no_gpu
-from mpidist.comm import selection
-from mpidist.comm.automatic_collective import AutomaticCollective
+from mpidist.comm.backends.automatic import AutomaticCollective
+from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator, open_communicator
-from mpidist.comm.cuda_awareness import TRANSPORT, Transport
+from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Transport
 from mpidist.errors import UnavailableError
 from mpidist.optimizers.adam import Adam, AdamKernel
 from mpidist.optimizers.fused import fused

@@ -24,8 +24,8 @@ from measure import WORLD, Case, say
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
-from mpidist.comm import selection
 from mpidist.comm.asynchronous import AsyncCollective, open_asynchronous
+from mpidist.comm.choice import selection
 from mpidist.comm.communicator import open_communicator
 from mpidist.options import CommunicationOptions
 

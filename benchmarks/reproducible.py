@@ -21,7 +21,7 @@ from measure import WORLD, Case, say
 from mpi4py import MPI
 
 import mpidist
-from mpidist.comm import selection
+from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import open_communicator
 from mpidist.experimental import CommunicationOptions

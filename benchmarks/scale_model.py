@@ -27,9 +27,9 @@ from cost_model import ALGORITHMS, COUNTS, NETWORKS, Line, Machine, Network, bes
 from measure import WORLD, say
 from mpi4py import MPI
 
-from mpidist.comm import selection
+from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator, open_communicator
-from mpidist.comm.reductions import ReductionToOneDevice
+from mpidist.comm.cross_device.reductions import ReductionToOneDevice
 from mpidist.options import CommunicationOptions
 
 Points = dict[tuple[int, int], float]  # ranks, bytes: seconds

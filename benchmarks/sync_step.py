@@ -29,8 +29,8 @@ from mpidist.optimizers.adam import AdamKernel
 from mpidist.optimizers.optimizer import Kernel, Optimizer
 from mpidist.optimizers.sgd import SGDKernel
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.part import BLOCK_BYTES
-from mpidist.variables.plan import Plan
+from mpidist.variables.step.bundle import BLOCK_BYTES
+from mpidist.variables.step.plan import Plan
 
 Array = npt.NDArray[Any]
 RATE = 1e-3

@@ -21,9 +21,9 @@ Words: a *communicator* is a group of ranks that we own; a *collective* combines
 a node's variables once, in *slabs*; a *plan* says where gradients and state of some variables lie and which *slice*
 each rank updates; a *strategy* is the user's entry. One MPI rank is one replica. Importing this package starts no MPI.
 
-Where a new thing goes: a collective is one module in `comm/` and a line in `comm/selection.py`; a resolver one module
-in `cluster/` and a line in `cluster/detect.py`; an optimizer or a metric one module and a line in the package's
-`__init__`.
+Where a new thing goes: a collective is one module in `comm/backends/` and a line in `comm/choice/selection.py`; a
+resolver one module in `cluster/` and a line in `cluster/detect.py`; an optimizer or a metric one module and a line in
+the package's `__init__`.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ if TYPE_CHECKING:
     from mpidist.checkpoint.checkpoint import Checkpoint
     from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
     from mpidist.cluster.spec import ClusterSpec
-    from mpidist.comm.cross_device_ops import CrossDeviceOps
-    from mpidist.comm.reductions import HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice
-    from mpidist.data.distributed import DistributedDataset
-    from mpidist.data.distributed_iterator import DistributedIterator
+    from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
+    from mpidist.comm.cross_device.reductions import HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice
+    from mpidist.data.distribution.distributed_dataset import DistributedDataset
+    from mpidist.data.distribution.distributed_iterator import DistributedIterator
     from mpidist.data.input_context import InputContext
     from mpidist.indexed_slices import IndexedSlices
     from mpidist.options import (
@@ -74,11 +74,11 @@ _HOMES = {
     "Checkpoint": "mpidist.checkpoint.checkpoint",
     "CheckpointManager": "mpidist.checkpoint.manager",
     "ClusterSpec": "mpidist.cluster.spec",
-    "CrossDeviceOps": "mpidist.comm.cross_device_ops",
-    "DistributedDataset": "mpidist.data.distributed",
-    "DistributedIterator": "mpidist.data.distributed_iterator",
+    "CrossDeviceOps": "mpidist.comm.cross_device.cross_device_ops",
+    "DistributedDataset": "mpidist.data.distribution.distributed_dataset",
+    "DistributedIterator": "mpidist.data.distribution.distributed_iterator",
     "DistributedValues": "mpidist.strategy.values",
-    "HierarchicalCopyAllReduce": "mpidist.comm.reductions",
+    "HierarchicalCopyAllReduce": "mpidist.comm.cross_device.reductions",
     "IndexedSlices": "mpidist.indexed_slices",
     "InputContext": "mpidist.data.input_context",
     "InputOptions": "mpidist.options",
@@ -86,10 +86,10 @@ _HOMES = {
     "MirroredStrategy": "mpidist.strategy.mirrored",
     "Module": "mpidist.variables.module",
     "MultiWorkerMirroredStrategy": "mpidist.strategy.multi_worker",
-    "NcclAllReduce": "mpidist.comm.reductions",
+    "NcclAllReduce": "mpidist.comm.cross_device.reductions",
     "OneDeviceStrategy": "mpidist.strategy.one_device",
     "ReduceOp": "mpidist.options",
-    "ReductionToOneDevice": "mpidist.comm.reductions",
+    "ReductionToOneDevice": "mpidist.comm.cross_device.reductions",
     "ReplicaContext": "mpidist.strategy.replica",
     "RunOptions": "mpidist.options",
     "Strategy": "mpidist.strategy.base",

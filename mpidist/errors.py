@@ -34,13 +34,13 @@ class RankError(MpidistError, RuntimeError):
     """Another rank failed with an exception that cannot be rebuilt here; the text carries it."""
 
 
-def mark_collective(error: Exception) -> Exception:
+def mark_shared(error: Exception) -> Exception:
     """Local. Note on an error that every rank raises it, so that an uncaught one is printed once, not by each rank."""
     error.__dict__["raised_on_all_ranks"] = True
     return error
 
 
-def is_collective(error: BaseException | None) -> bool:
+def is_shared(error: BaseException | None) -> bool:
     """Local. Whether the error, or one that led to it, is raised on every rank."""
     while error is not None:
         if error.__dict__.get("raised_on_all_ranks", False):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from mpidist.cluster.resolver import ClusterResolver
-from mpidist.comm.power_sgd import PowerSGD
-from mpidist.comm.top_k import TopK
+from mpidist.comm.compression.power_sgd import PowerSGD
+from mpidist.comm.compression.top_k import TopK
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategy import multi_worker
 from mpidist.strategy.values import ValueContext

@@ -6,9 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 
-AnyArray = npt.NDArray[Any]
+from mpidist.arrays import AnyArray
 
 
 @dataclass(frozen=True, eq=False)

@@ -126,7 +126,7 @@ class CommunicationOptions:
         reproducible: Sums have the same bits whatever the number of nodes; with `Strategy.gradients` whatever the
             number of ranks.
         compression: How optimizers sum gradients approximately, for instance `PowerSGD(rank=4)`; see
-            `mpidist.comm.compression.Compression`. Variables are then private to each rank, as with an
+            `mpidist.comm.compression.compression.Compression`. Variables are then private to each rank, as with an
             `implementation`. A checkpoint of an optimizer holds what each rank has left out, so that a program goes on
             bit for bit on as many ranks; on others the sum is kept. It grows by a gradient per rank.
     """

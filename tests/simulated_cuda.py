@@ -1,4 +1,4 @@
-"""CUDA as far as mpidist uses it, in host memory: `mpidist.comm.cuda` itself runs on it where there is no GPU.
+"""CUDA as far as mpidist uses it, in host memory: `mpidist.comm.gpu.cuda` itself runs on it where there is no GPU.
 
 Kernels run at once, on the program's own stream. Copies on other streams run as late as CUDA may run them: when
 somebody waits. Whoever forgets to wait sees what was in memory before, and whoever fills pinned memory again too early
@@ -178,7 +178,7 @@ def simulated_gpus() -> Iterator[Any]:
         fused._compile.cache_clear()
         device = current.device
         with visible, mock.patch.dict(sys.modules, {"cupy.cuda": cupy.cuda}):
-            sys.modules.pop("mpidist.comm.cuda", None)
+            sys.modules.pop("mpidist.comm.gpu.cuda", None)
             try:
                 yield cupy
             finally:

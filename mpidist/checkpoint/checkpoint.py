@@ -9,23 +9,22 @@ import zlib
 from typing import Any, cast
 
 import numpy as np
-import numpy.typing as npt
 
 from mpidist import launch
+from mpidist.arrays import AnyArray
 from mpidist.checkpoint import hdf5
-from mpidist.checkpoint.directory import DirectoryState, Entry, file_of, require_file, write_state
+from mpidist.checkpoint.directory import CheckpointEntry, DirectoryState, file_of, require_file, write_state
 from mpidist.checkpoint.layout import SAVE_COUNTER, Record
 from mpidist.checkpoint.objects import Found, Leaf, can_hold_variables, require_same_objects, walk
 from mpidist.checkpoint.restoring import Status
 from mpidist.checkpoint.saved import SavedFile
-from mpidist.checkpoint.transfer import Source, write_checkpoint
+from mpidist.checkpoint.transfer import ArrayToWrite, write_checkpoint
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.variables.variable import Variable
 
 logger = logging.getLogger("mpidist")
 
-AnyArray = npt.NDArray[Any]
 Path = str | os.PathLike[str]
 
 _OWN_ATTRIBUTES = {"_pending", "_root", "_save_counter"}
@@ -111,7 +110,7 @@ class Checkpoint:
         path = self.save_as(f"{os.fspath(file_prefix)}-{self._save_counter + 1}")
         directory, name = os.path.split(path)
         now = time.time()
-        state = DirectoryState((Entry(name, now),), now)
+        state = DirectoryState((CheckpointEntry(name, now),), now)
         communicator = self.communicator
         together(
             communicator, f"writing the state file of {directory!r}",
@@ -255,7 +254,7 @@ def _is_bystander(communicator: Communicator) -> bool:
     return True
 
 
-def _sources(found: Found, communicator: Communicator, counter: int | None) -> tuple[list[Source], list[str]]:
+def _sources(found: Found, communicator: Communicator, counter: int | None) -> tuple[list[ArrayToWrite], list[str]]:
     """What is written, and what the ranks have to agree on about it."""
     leaves: dict[str, Leaf] = dict(found.leaves)
     if counter is not None:
@@ -269,13 +268,13 @@ def _sources(found: Found, communicator: Communicator, counter: int | None) -> t
         record = Record(path, (replicas, *leaf.shape) if replicas else leaf.shape, dtype, replicas)
         line = f"{path!r} of shape {record.shape} and dtype {record.dtype}"
         if isinstance(leaf, Variable) and leaf.group.size == communicator.size:
-            sources.append(Source(record, leaf.state, is_component=replicas > 0))
+            sources.append(ArrayToWrite(record, leaf.state, is_component=replicas > 0))
         else:
             # Each rank has its own copy, and each writes some bytes of it: they have to be the same.
             array = (leaf.state() if isinstance(leaf, Variable) else leaf).reshape(record.shape)
             if communicator.size > 1:
                 line += f" with the content of checksum {zlib.crc32(np.ascontiguousarray(array).tobytes()):08x}"
-            sources.append(Source(record, _constant(array)))
+            sources.append(ArrayToWrite(record, _constant(array)))
         lines.append(line)
     return sources, lines
 

@@ -23,7 +23,7 @@ SUFFIX = ".h5"
 
 
 @dataclass(frozen=True)
-class Entry:
+class CheckpointEntry:
     """One checkpoint of a directory.
 
     Attributes:
@@ -44,7 +44,7 @@ class DirectoryState:
         last_preserved: When the last checkpoint that is kept for ever was saved, in seconds since 1970.
     """
 
-    entries: tuple[Entry, ...]
+    entries: tuple[CheckpointEntry, ...]
     last_preserved: float
 
 
@@ -75,7 +75,7 @@ def read_state(directory: str) -> DirectoryState | None:
         content = json.loads(text)
         names = content["all_model_checkpoint_paths"]
         times = content["all_model_checkpoint_timestamps"]
-        entries = tuple(Entry(str(name), float(time)) for name, time in zip(names, times, strict=True))
+        entries = tuple(CheckpointEntry(str(name), float(time)) for name, time in zip(names, times, strict=True))
         return DirectoryState(entries, float(content["last_preserved_timestamp"]))
     except (ValueError, KeyError, TypeError) as error:
         logger.warning("%s: cannot be understood as a checkpoint state file, so it is ignored: %s", path, error)

@@ -10,8 +10,8 @@ from types import TracebackType
 
 from mpidist.checkpoint.checkpoint import Checkpoint, is_writer
 from mpidist.checkpoint.directory import (
+    CheckpointEntry,
     DirectoryState,
-    Entry,
     delete_checkpoints,
     file_of,
     latest_checkpoint,
@@ -133,7 +133,7 @@ class CheckpointManager:
         )
         number = self._checkpoint.save_counter + 1 if checkpoint_number is None else checkpoint_number
         path = self._checkpoint.save_as(self._path(f"{self._name}-{number}"))
-        entry = Entry(os.path.basename(path), time.time())
+        entry = CheckpointEntry(os.path.basename(path), time.time())
         entries = tuple(old for old in self._state.entries if old.name != entry.name)
         state = DirectoryState((*entries, entry), self._state.last_preserved)
         kept, gone = retire(state, self._max_to_keep, self._keep_every_seconds)

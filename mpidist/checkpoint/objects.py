@@ -10,18 +10,17 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeGuard
 
 import numpy as np
-import numpy.typing as npt
 
+from mpidist.arrays import AnyArray
 from mpidist.checkpoint.hdf5 import check_storable
 from mpidist.checkpoint.layout import join
 from mpidist.checkpoint.saved import Saved
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator, SoloCommunicator
-from mpidist.errors import MismatchError, mark_collective
+from mpidist.errors import MismatchError, mark_shared
 from mpidist.variables.module import Module
 from mpidist.variables.variable import Variable
 
-AnyArray = npt.NDArray[Any]
 Leaf = Variable | AnyArray
 Parts = tuple[object, ...]
 
@@ -176,7 +175,7 @@ def require_same_objects(communicator: Communicator, lines: list[str]) -> None:
     for rank, other in enumerate(everyone):
         groups.setdefault(other[place] if place < len(other) else "nothing more", []).append(rank)
     got = "; ".join(f"{line} on {name_ranks(ranks)}" for line, ranks in list(groups.items())[:4])
-    raise mark_collective(MismatchError(
+    raise mark_shared(MismatchError(
         f"all ranks must hold the same objects in a checkpoint, got as number {place}: {got}. Build the same objects "
         "on every rank; what differs by rank can be saved as an array with one row per rank"
     ))

@@ -13,7 +13,7 @@ from mpidist.checkpoint.saved import SavedFile, arrays_in
 from mpidist.checkpoint.transfer import verify
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
-from mpidist.errors import CheckpointError, mark_collective
+from mpidist.errors import CheckpointError, mark_shared
 from mpidist.variables.module import unwatch, watch
 
 logger = logging.getLogger("mpidist")
@@ -100,7 +100,7 @@ class Status:
             return
         late = new_paths(self._walk(), self._file, self._restored, self.number)
         if late:
-            raise mark_collective(CheckpointError(
+            raise mark_shared(CheckpointError(
                 f"{self._name()} still holds values for {_listed(late)}, which came after `restore`: saving now would "
                 "leave them behind. On what `restore` returned (`checkpoint.pending` has it, too) call `restore_new()` "
                 "as soon as new objects are made, which attributes of a mpidist.Module do not need, or "

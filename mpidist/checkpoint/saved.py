@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.arrays import AnyArray
 from mpidist.checkpoint.hdf5 import Contents
 from mpidist.checkpoint.layout import Record, resolve, split
 from mpidist.checkpoint.positional import read_at
 from mpidist.errors import CheckpointError
 from mpidist.variables.variable import Read, Variable
 
-AnyArray = npt.NDArray[Any]
 # A nested dictionary, or a single array.
 Saved = Any
 

@@ -7,11 +7,11 @@ import os
 import secrets
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 import numpy as np
-import numpy.typing as npt
 
+from mpidist.arrays import AnyArray
 from mpidist.checkpoint import hdf5
 from mpidist.checkpoint.hdf5 import Blank
 from mpidist.checkpoint.layout import PAGE_BYTES, Record, component_share, first_pieces, share
@@ -21,10 +21,8 @@ from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import CheckpointError
 
-AnyArray = npt.NDArray[Any]
 
-
-class Source(NamedTuple):
+class ArrayToWrite(NamedTuple):
     """One array to write.
 
     Attributes:
@@ -39,7 +37,7 @@ class Source(NamedTuple):
 
 
 def write_checkpoint(
-    communicator: Communicator, path: str, sources: Sequence[Source], shared: Mapping[str, str]
+    communicator: Communicator, path: str, sources: Sequence[ArrayToWrite], shared: Mapping[str, str]
 ) -> None:
     """Collective. Write one file, all ranks at once, and give it its name when it is whole and on the disk.
 

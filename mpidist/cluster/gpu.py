@@ -18,7 +18,7 @@ from mpidist import launch
 from mpidist.cluster.devices import Device, parse_device, visible_gpus
 from mpidist.comm.agreement import name_ranks, together
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cuda_awareness import Transport, asked_transport, may_need_probe, start_probe
+from mpidist.comm.gpu.cuda_awareness import Transport, asked_transport, may_need_probe, start_probe
 from mpidist.errors import UnavailableError
 
 _logger = logging.getLogger("mpidist")
@@ -73,7 +73,7 @@ def bind(devices: Sequence[str] | str | None = None, environment: Mapping[str, s
             raise UnavailableError(
                 f"{DEVICE}=gpu asks for a GPU, and {missing}. Leave {DEVICE} out to compute on the CPU"
             )
-        cuda = importlib.import_module("mpidist.comm.cuda")
+        cuda = importlib.import_module("mpidist.comm.gpu.cuda")
         index = choose_index(named, node_rank, cuda.device_count())
         if node_rank == 0 and _is_probe_wanted(environment):
             start_probe()
@@ -149,7 +149,7 @@ def why_no_gpu(environment: Mapping[str, str] | None = None) -> str | None:
     if not visible_gpus(environment):
         return "no GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)"
     try:
-        cuda: Any = importlib.import_module("mpidist.comm.cuda")
+        cuda: Any = importlib.import_module("mpidist.comm.gpu.cuda")
     except ImportError as error:
         return f"CuPy cannot be imported ({error}): pip install cupy-cuda12x, or the one for your CUDA"
     return None if cuda.device_count() else "CUDA sees no GPU, though the driver does"

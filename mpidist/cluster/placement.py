@@ -11,7 +11,7 @@ from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.comm.agreement import name_ranks, together
 from mpidist.comm.communicator import Communicator
-from mpidist.errors import LauncherError, MismatchError, mark_collective
+from mpidist.errors import LauncherError, MismatchError, mark_shared
 
 JOB_ORDER = ("chief", "worker", "ps", "evaluator")
 """Order in which ranks are dealt the tasks of a cluster that says nobody's task."""
@@ -67,7 +67,7 @@ def place(communicator: Communicator, resolver: ClusterResolver) -> Placement:
     try:
         return placements(tasks)[communicator.rank]
     except ValueError as error:
-        raise mark_collective(error) from None
+        raise mark_shared(error) from None
 
 
 def agree_on_tasks(communicator: Communicator, resolver: ClusterResolver) -> list[Task]:
@@ -90,7 +90,7 @@ def agree_on_tasks(communicator: Communicator, resolver: ClusterResolver) -> lis
                 raise MismatchError(_different_clusters(claims))
         return assign_tasks(tasks, ClusterSpec(claims[0].cluster), launched=launch.read() is not None)
     except (LauncherError, MismatchError) as error:
-        raise mark_collective(error) from None
+        raise mark_shared(error) from None
 
 
 def assign_tasks(tasks: list[Task | None], spec: ClusterSpec, *, launched: bool = True) -> list[Task]:

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar
 
 from mpidist import errors
 from mpidist.comm.communicator import Communicator
-from mpidist.errors import MismatchError, RankError, mark_collective
+from mpidist.errors import MismatchError, RankError, mark_shared
 
 T = TypeVar("T")
 
@@ -49,7 +49,7 @@ def together(communicator: Communicator, step: str, function: Callable[[], T]) -
         raise error
     mine = None if error is None else _report(error, communicator.host)
     reports = communicator.all_gather_object(mine)
-    raise mark_collective(_shared_error(step, reports)) from error
+    raise mark_shared(_shared_error(step, reports)) from error
 
 
 def same_on_all(communicator: Communicator, subject: str, value: T, hint: str) -> None:
@@ -87,7 +87,7 @@ def require_same(values: list[T], subject: str, hint: str) -> None:
             groups.append((value, [rank]))
     got = "; ".join(f"{value!r} on {name_ranks(ranks)}" for value, ranks in groups[:4])
     more = f"; and {len(groups) - 4} other values" if len(groups) > 4 else ""
-    raise mark_collective(MismatchError(f"{subject} must be the same on all ranks, got {got}{more}. {hint}"))
+    raise mark_shared(MismatchError(f"{subject} must be the same on all ranks, got {got}{more}. {hint}"))
 
 
 def name_ranks(ranks: list[int]) -> str:

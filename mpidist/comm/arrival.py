@@ -13,7 +13,7 @@ from typing import Any, NoReturn, cast
 
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
-from mpidist.errors import CollectiveTimeoutError, MismatchError, mark_collective
+from mpidist.errors import CollectiveTimeoutError, MismatchError, mark_shared
 
 _HERE, _GO, _LATE, _DIFFERENT, _WAITING, _ASKED = "here", "go", "late", "different", "waiting", "asked"
 _TAG = 1
@@ -54,7 +54,7 @@ class Arrival:
         if self._mpi is None:
             return
         if self._broken is not None:
-            raise mark_collective(CollectiveTimeoutError(f"{call}: the ranks no longer meet, since {self._broken}"))
+            raise mark_shared(CollectiveTimeoutError(f"{call}: the ranks no longer meet, since {self._broken}"))
         self._count += 1
         if self._rank == 0:
             self._lead(call)
@@ -154,7 +154,7 @@ class Arrival:
 
     def _raise(self, kind: str, text: str) -> NoReturn:
         self._broken = text
-        raise mark_collective(MismatchError(text) if kind == _DIFFERENT else CollectiveTimeoutError(text))
+        raise mark_shared(MismatchError(text) if kind == _DIFFERENT else CollectiveTimeoutError(text))
 
     def _send(self, kind: str, text: str, rank: int) -> None:
         # Below the eager limit of every MPI: it does not wait for a receiver that may never come.

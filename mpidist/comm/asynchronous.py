@@ -30,12 +30,12 @@ from collections import deque
 from typing import Any
 
 from mpidist import arrays
-from mpidist.comm import selection
-from mpidist.comm.array_collective import ArrayCollective
+from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective, check_in_place, check_reducible
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.cross_device.user_collective import UserCollective
 from mpidist.comm.ending import FORWARD_SECONDS
-from mpidist.comm.hooks_collective import HooksCollective
+from mpidist.comm.front.front import ArrayCollective
 from mpidist.options import CommunicationOptions, ReduceOp
 
 logger = logging.getLogger("mpidist")
@@ -255,7 +255,7 @@ def open_asynchronous(collective: Collective, options: CommunicationOptions | No
 
 def _why_no_thread(collective: Collective) -> str | None:
     """The same on every rank."""
-    if isinstance(collective, HooksCollective) or not isinstance(collective, ArrayCollective):
+    if isinstance(collective, UserCollective) or not isinstance(collective, ArrayCollective):
         return f"{collective!r} has its own way of communicating, which two threads cannot share"
     mpi: Any = importlib.import_module("mpidist.comm.mpi_communicator").MPI
     if collective.communicator.all_reduce_max(int(mpi.Query_thread() < mpi.THREAD_MULTIPLE)):

@@ -1,22 +1,19 @@
 """The collective: how arrays of all ranks are combined. Backends keep this contract; `selection` picks one.
 
 A new backend is one module with a class like `ring_collective.RingCollective`, one line in the table of `selection`,
-and passes the contract suite of `mpidist.testing_contract`.
+and passes the contract suite of `mpidist.testing.contract`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Protocol
 
-import numpy.typing as npt
-
+from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import require_same
 from mpidist.comm.communicator import Communicator
-from mpidist.errors import mark_collective
+from mpidist.errors import mark_shared
 from mpidist.options import ReduceOp
-
-AnyArray = npt.NDArray[Any]
 
 
 class Collective(Protocol):
@@ -198,7 +195,7 @@ def check_gatherable(described: list[tuple[tuple[int, ...], str, int]]) -> int:
     try:
         axis = check_axis(described[0][0], described[0][2])
     except ValueError as error:
-        raise mark_collective(error) from None
+        raise mark_shared(error) from None
     require_same(
         [(*shape[:axis], "any", *shape[axis + 1 :]) for shape, _, _ in described],
         "gather: shape apart from the gathered axis", f"Sizes may differ along axis {axis} only.",

@@ -16,7 +16,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any
 
-from mpidist.errors import is_collective
+from mpidist.errors import is_shared
 
 # A rank that shares rank 0's error leaves the printing to rank 0, and ends the job itself if rank 0 does not.
 GRACE_SECONDS = 5.0
@@ -65,7 +65,7 @@ class _Ending:
         if isinstance(error, KeyboardInterrupt):
             self._end(130, "interrupted" if self.rank == 0 else "")
         if self.rank != 0:
-            time.sleep(GRACE_SECONDS if is_collective(error) else TURN_SECONDS * (1 + self.rank / self.size))
+            time.sleep(GRACE_SECONDS if is_shared(error) else TURN_SECONDS * (1 + self.rank / self.size))
         if self.previous_hook is sys.__excepthook__:
             text = "".join(traceback.format_exception(kind, error, trace))
         else:

@@ -29,11 +29,11 @@ position but the number of steps.
 from __future__ import annotations
 
 from mpidist.data.dataset import AUTOTUNE, Dataset
-from mpidist.data.element import ArraySpec
-from mpidist.data.files import SHARD_HINT
+from mpidist.data.items.stream import INFINITE, UNKNOWN
 from mpidist.data.options import DistributeOptions, Options
-from mpidist.data.readers import hdf5_reader, read_npy, read_npz
-from mpidist.data.stream import INFINITE, UNKNOWN
+from mpidist.data.pipeline.files import SHARD_HINT
+from mpidist.data.reading.element import ArraySpec
+from mpidist.data.reading.readers import hdf5_reader, read_npy, read_npz
 from mpidist.options import AutoShardPolicy
 
 INFINITE_CARDINALITY = INFINITE

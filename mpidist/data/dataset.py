@@ -8,20 +8,20 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from mpidist.data import element as elements
-from mpidist.data.caching import CachedSource, Filter, FirstPass, Kept
 from mpidist.data.dataset_base import BaseDataset, check_count, interleaved, pipeline_of
-from mpidist.data.files import SHARD_HINT, HintedShard
-from mpidist.data.padding import Padding
-from mpidist.data.pipeline import Pipeline
-from mpidist.data.places import Concatenate, PlaceSource
-from mpidist.data.readers import counter_of
-from mpidist.data.shared_memory import current_communicator, shared_source
-from mpidist.data.shuffle import Shuffle, ShuffleSeed
-from mpidist.data.source import ArraySource, IndexableSource, RangeSource
-from mpidist.data.stream import Repeat, Shard, Skip, Take
-from mpidist.data.workers import Workers, automatic_count
-from mpidist.data.zipped import Zip, ZipSource
+from mpidist.data.items.shuffle import Shuffle, ShuffleSeed
+from mpidist.data.items.stream import Repeat, Shard, Skip, Take
+from mpidist.data.pipeline.caching import CachedSource, Filter, FirstPass, Kept
+from mpidist.data.pipeline.files import SHARD_HINT, HintedShard
+from mpidist.data.pipeline.pipeline import Pipeline
+from mpidist.data.pipeline.places import Concatenate, PlaceSource
+from mpidist.data.pipeline.zipped import Zip, ZipSource
+from mpidist.data.reading import element as elements
+from mpidist.data.reading.padding import Padding
+from mpidist.data.reading.readers import counter_of
+from mpidist.data.reading.shared_memory import current_communicator, shared_source
+from mpidist.data.reading.source import ArraySource, IndexableSource, RangeSource
+from mpidist.data.reading.workers import Workers, automatic_count
 
 AUTOTUNE = -1
 

@@ -14,16 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import tree
-from mpidist.data import element as elements
-from mpidist.data.files import file_rows, resolve
-from mpidist.data.iterator import DatasetIterator
+from mpidist.data.items.shuffle import Shuffle, ShuffleSeed
+from mpidist.data.items.stream import INFINITE, Elements, Rows, Stream
 from mpidist.data.options import Options
-from mpidist.data.pipeline import Pipeline
-from mpidist.data.places import Interleave, PlaceSource
-from mpidist.data.readers import counter_of
-from mpidist.data.shuffle import Shuffle, ShuffleSeed
-from mpidist.data.source import ArraySource, ElementSource, IndexableSource, RangeSource
-from mpidist.data.stream import INFINITE, Elements, Rows, Stream
+from mpidist.data.pipeline.files import file_rows, resolve
+from mpidist.data.pipeline.iterator import DatasetIterator
+from mpidist.data.pipeline.pipeline import Pipeline
+from mpidist.data.pipeline.places import Interleave, PlaceSource
+from mpidist.data.reading import element as elements
+from mpidist.data.reading.readers import counter_of
+from mpidist.data.reading.source import ArraySource, ElementSource, IndexableSource, RangeSource
 
 D = TypeVar("D", bound="BaseDataset")
 # Of a list of files that is shuffled without a seed.

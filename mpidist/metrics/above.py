@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mpidist import arrays
-from mpidist.variables.variable import AnyArray
+from mpidist.arrays import AnyArray
 
 
 def positives_above(

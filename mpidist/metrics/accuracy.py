@@ -8,10 +8,10 @@ from typing import Literal
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.arrays import AnyArray
 from mpidist.metrics.argument import as_classes, as_floats, as_one_hot, as_pair
 from mpidist.metrics.mean import ratio, weighted_sums
 from mpidist.metrics.metric import Metric
-from mpidist.variables.variable import AnyArray
 
 
 @dataclass(frozen=True)

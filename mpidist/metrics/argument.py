@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays
-from mpidist.variables.variable import AnyArray
+from mpidist.arrays import AnyArray
 
 
 def as_numbers(name: str, value: npt.ArrayLike) -> AnyArray:

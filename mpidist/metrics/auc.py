@@ -9,10 +9,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays
+from mpidist.arrays import AnyArray
 from mpidist.metrics.above import positives_above, require_probabilities
 from mpidist.metrics.argument import as_floats, as_numbers, as_pair, as_thresholds, positive, spread_weights
 from mpidist.metrics.metric import Metric
-from mpidist.variables.variable import AnyArray
 
 CURVES = ("ROC", "PR")
 METHODS = ("interpolation", "minoring", "majoring")

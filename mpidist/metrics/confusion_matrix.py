@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays
+from mpidist.arrays import AnyArray
 from mpidist.metrics.argument import as_classes, as_numbers, as_pair, positive, spread_weights
 from mpidist.metrics.metric import Metric
-from mpidist.variables.variable import AnyArray
 
 
 @dataclass(frozen=True)

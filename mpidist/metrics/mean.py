@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.arrays import AnyArray
 from mpidist.metrics.argument import as_floats, spread_weights
 from mpidist.metrics.metric import Metric
-from mpidist.variables.variable import AnyArray
 
 
 @dataclass(frozen=True)

@@ -8,11 +8,12 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.arrays import AnyArray
 from mpidist.metrics.argument import as_float_dtype, on_one_device
 from mpidist.options import VariableAggregation
 from mpidist.variables.creation import current_arena
 from mpidist.variables.sync_on_read import SyncOnReadVariable
-from mpidist.variables.variable import AnyArray, Variable
+from mpidist.variables.variable import Variable
 
 
 class Measure(Protocol):

@@ -8,10 +8,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays
+from mpidist.arrays import AnyArray
 from mpidist.metrics.argument import as_classes, as_one_hot, positive
 from mpidist.metrics.mean import ratio, weighted_sums
 from mpidist.metrics.metric import Metric
-from mpidist.variables.variable import AnyArray
 
 
 @dataclass(frozen=True)

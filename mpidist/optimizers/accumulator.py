@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpidist import arrays
+from mpidist.arrays import AnyArray
 from mpidist.optimizers.gradient import Gradient, to_dense
 from mpidist.options import VariableAggregation
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.sync_on_read import SyncOnReadVariable
-from mpidist.variables.variable import AnyArray
 
 
 class Accumulator:

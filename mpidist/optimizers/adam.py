@@ -13,15 +13,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arrays import AnyArray
 from mpidist.optimizers.kernel import Schedule, fraction, positive
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.part import Update
-from mpidist.variables.variable import AnyArray
+from mpidist.variables.step.bundle import Update
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mpidist.optimizers.options import Options, OptionsButDecay
+    from mpidist.optimizers.options import OptionKeywords, OptionKeywordsButDecay
 
 
 @dataclass(frozen=True)
@@ -93,7 +93,7 @@ def Adam(
     amsgrad: bool = False,
     *,
     name: str = "Adam",
-    **options: Unpack[Options],
+    **options: Unpack[OptionKeywords],
 ) -> Optimizer:
     """Local. Adam.
 
@@ -129,7 +129,7 @@ def AdamW(
     amsgrad: bool = False,
     *,
     name: str = "AdamW",
-    **options: Unpack[OptionsButDecay],
+    **options: Unpack[OptionKeywordsButDecay],
 ) -> Optimizer:
     """Local. Adam with decoupled weight decay; `epsilon` as of `Adam`.
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpidist.variables.plan import Plan
-from mpidist.variables.variable import AnyArray
+from mpidist.arrays import AnyArray
+from mpidist.variables.step.plan import Plan
 
 SLOT = "average"
 

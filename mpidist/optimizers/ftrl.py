@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arrays import AnyArray
 from mpidist.optimizers.kernel import Schedule, positive
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.part import Update
-from mpidist.variables.variable import AnyArray
+from mpidist.variables.step.bundle import Update
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mpidist.optimizers.options import Options
+    from mpidist.optimizers.options import OptionKeywords
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ def Ftrl(  # noqa: PLR0913  # the arguments of tf.keras
     beta: float = 0.0,
     *,
     name: str = "Ftrl",
-    **options: Unpack[Options],
+    **options: Unpack[OptionKeywords],
 ) -> Optimizer:
     """Local. FTRL-proximal.
 

@@ -18,8 +18,8 @@ from typing import Any, cast
 import numpy as np
 
 from mpidist import arrays
-from mpidist.variables.part import Update
-from mpidist.variables.variable import AnyArray
+from mpidist.arrays import AnyArray
+from mpidist.variables.step.bundle import Update
 
 # C of an operation on names or expressions; NaNs go the way that NumPy's do.
 _OPERATIONS: dict[str, str] = {
@@ -244,6 +244,6 @@ def fused(update: Update, slot_count: int, scratch_count: int, *, keeps_gradient
 @functools.cache
 def _compile(names: tuple[str, ...], body: str, scalar_count: int) -> Any:
     # Another step differs in its numbers only, so this is called once for each optimizer.
-    return importlib.import_module("mpidist.comm.cuda").elementwise_kernel(
+    return importlib.import_module("mpidist.comm.gpu.cuda").elementwise_kernel(
         [f"T k{number}" for number in range(scalar_count)], [f"raw T a_{name}" for name in names], body
     )

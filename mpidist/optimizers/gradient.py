@@ -9,13 +9,14 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays
+from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.kernel import Kernel, LayerKernel
 from mpidist.optimizers.options import OptimizerOptions
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.variable import AnyArray, Variable
+from mpidist.variables.variable import Variable
 
 Gradient = npt.ArrayLike | IndexedSlices
 

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from typing import Protocol
 
-from mpidist.variables.part import Update
+from mpidist.variables.step.bundle import Update
 
 Schedule = Callable[[int], float]
 

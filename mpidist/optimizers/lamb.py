@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arrays import AnyArray
 from mpidist.optimizers.kernel import LayerKernel, Schedule, fraction, positive
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.part import Update
-from mpidist.variables.variable import AnyArray
+from mpidist.variables.step.bundle import Update
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mpidist.optimizers.options import Options
+    from mpidist.optimizers.options import OptionKeywords
 
 
 @dataclass(frozen=True)
@@ -92,7 +92,7 @@ def LAMB(
     epsilon: float = 1e-7,
     *,
     name: str = "LAMB",
-    **options: Unpack[Options],
+    **options: Unpack[OptionKeywords],
 ) -> Optimizer:
     """Local. LAMB. `weight_decay` is decoupled, as in Keras; the norm is that of the decayed variable.
 

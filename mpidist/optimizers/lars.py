@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arrays import AnyArray
 from mpidist.optimizers.kernel import LayerKernel, Schedule, positive
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.part import Update
-from mpidist.variables.variable import AnyArray
+from mpidist.variables.step.bundle import Update
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mpidist.optimizers.options import Options
+    from mpidist.optimizers.options import OptionKeywords
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ def LARS(
     nesterov: bool = False,
     *,
     name: str = "LARS",
-    **options: Unpack[Options],
+    **options: Unpack[OptionKeywords],
 ) -> Optimizer:
     """Local. LARS, with the argument names of TensorFlow's model garden.
 

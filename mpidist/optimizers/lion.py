@@ -11,15 +11,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arrays import AnyArray
 from mpidist.optimizers.kernel import Schedule, fraction
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.part import Update
-from mpidist.variables.variable import AnyArray
+from mpidist.variables.step.bundle import Update
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mpidist.optimizers.options import Options
+    from mpidist.optimizers.options import OptionKeywords
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ def Lion(
     beta_2: float = 0.99,
     *,
     name: str = "Lion",
-    **options: Unpack[Options],
+    **options: Unpack[OptionKeywords],
 ) -> Optimizer:
     """Local. Lion.
 

@@ -8,10 +8,11 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
 from mpidist.optimizers.gradient import Gradient
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.variable import AnyArray, Variable
+from mpidist.variables.variable import Variable
 
 # Above that the scale itself is not finite in float32.
 LARGEST_SCALE = 2.0**126

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 
 from mpidist import context
+from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
 from mpidist.optimizers import average
 from mpidist.optimizers.accumulator import Accumulator
@@ -22,16 +23,16 @@ from mpidist.optimizers.kernel import Kernel as Kernel
 from mpidist.optimizers.kernel import LayerKernel, Schedule, positive
 from mpidist.optimizers.options import OptimizerOptions
 from mpidist.optimizers.saving import detach, load_list
-from mpidist.optimizers.stepping import Moment, update_variables
-from mpidist.variables.compressed_step import LeftOut
+from mpidist.optimizers.stepping import UpdateSettings, update_variables
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.plan import Plan
-from mpidist.variables.variable import AnyArray, Variable
+from mpidist.variables.step.compressed_step import CompressionErrors
+from mpidist.variables.step.plan import Plan
+from mpidist.variables.variable import Variable
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mpidist.optimizers.options import Options
+    from mpidist.optimizers.options import OptionKeywords
 
 # Of accumulated gradients in a checkpoint: the sums, and 1 for each variable that got one.
 SUMS, NUMBERS = "accumulated", "accumulates"
@@ -54,7 +55,8 @@ class Optimizer:
     """
 
     def __init__(
-        self, kernel: Kernel | LayerKernel, learning_rate: float | Schedule, *, name: str, **options: Unpack[Options]
+        self, kernel: Kernel | LayerKernel, learning_rate: float | Schedule, *, name: str,
+        **options: Unpack[OptionKeywords],
     ) -> None:
         if not callable(learning_rate):
             if isinstance(learning_rate, bool) or not isinstance(learning_rate, (int, float, np.number)):
@@ -70,7 +72,7 @@ class Optimizer:
         self._plan: Plan | None = None
         self._all: tuple[int, ...] = ()
         self._accumulator: Accumulator | None = None
-        self._left_out: LeftOut | None = None
+        self._left_out: CompressionErrors | None = None
         self._pending: Mapping[str, Any] | None = None
 
     def build(self, variables: Iterable[Variable]) -> None:
@@ -94,7 +96,7 @@ class Optimizer:
             return
         self._plan = Plan(chosen, self._initial, max(self.kernel.scratch_count, int(self.options.use_ema)))
         self._all = tuple(range(len(chosen)))
-        self._left_out = LeftOut(chosen, self._plan.memories)
+        self._left_out = CompressionErrors(chosen, self._plan.memories)
         if self.options.gradient_accumulation_steps:
             self._accumulator = Accumulator(chosen)
         if self._pending is not None:
@@ -200,8 +202,8 @@ class Optimizer:
         step = self.iterations // options.accumulated + 1
         if self._left_out is not None and not is_summed:
             self._left_out.pay(numbers, plan.gradients)
-        moment = Moment(step, rate, factor, must_be_finite=scale is not None, is_summed=is_summed)
-        if not update_variables(plan, numbers, self.kernel, options, moment):
+        settings = UpdateSettings(step, rate, factor, must_be_finite=scale is not None, is_summed=is_summed)
+        if not update_variables(plan, numbers, self.kernel, options, settings):
             self.iterations -= options.accumulated - 1
             return False
         if options.use_ema:
@@ -253,7 +255,7 @@ class Optimizer:
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Collective. Take the state over; what belongs to variables not yet built waits for `build`.
 
-        What compressed gradients have left out comes back on any number of ranks; see `LeftOut`.
+        What compressed gradients have left out comes back on any number of ranks; see `CompressionErrors`.
 
         Raises:
             CheckpointError: The state of another kind of optimizer, or of other shapes.

@@ -8,7 +8,7 @@ from typing import TypedDict
 from mpidist.optimizers.kernel import positive
 
 
-class OptionsButDecay(TypedDict, total=False):
+class OptionKeywordsButDecay(TypedDict, total=False):
     """Keyword arguments of families that have a `weight_decay` of their own."""
 
     clipvalue: float | None
@@ -20,7 +20,7 @@ class OptionsButDecay(TypedDict, total=False):
     ema_overwrite_frequency: int | None
 
 
-class Options(OptionsButDecay, total=False):
+class OptionKeywords(OptionKeywordsButDecay, total=False):
     """Keyword arguments of every family; see `OptimizerOptions`."""
 
     weight_decay: float | None

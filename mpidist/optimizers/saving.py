@@ -7,8 +7,9 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
-from mpidist.variables.variable import AnyArray, Read, Variable
+from mpidist.variables.variable import Read, Variable
 
 
 class Saved(Protocol):

@@ -8,15 +8,15 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arrays import AnyArray
 from mpidist.optimizers.kernel import Schedule, positive
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.part import Update
-from mpidist.variables.variable import AnyArray
+from mpidist.variables.step.bundle import Update
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mpidist.optimizers.options import Options
+    from mpidist.optimizers.options import OptionKeywords
 
 
 @dataclass(frozen=True)
@@ -73,7 +73,7 @@ def SGD(
     nesterov: bool = False,
     *,
     name: str = "SGD",
-    **options: Unpack[Options],
+    **options: Unpack[OptionKeywords],
 ) -> Optimizer:
     """Local. Gradient descent with momentum: `m = momentum * m + rate * g; p -= m`, as in Keras.
 

@@ -7,18 +7,18 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mpidist.comm.collective import AnyArray
+from mpidist.arrays import AnyArray
 from mpidist.optimizers.fused import fused
 from mpidist.optimizers.kernel import Kernel, LayerKernel
 from mpidist.optimizers.options import OptimizerOptions
 from mpidist.variables.arena import Arena
-from mpidist.variables.part import Update
-from mpidist.variables.plan import Plan
-from mpidist.variables.sweep import Sweep
+from mpidist.variables.step.bundle import Update
+from mpidist.variables.step.plan import Plan
+from mpidist.variables.step.variable_pass import VariablePass
 
 
 @dataclass(frozen=True)
-class Moment:
+class UpdateSettings:
     """Where in the training an update stands.
 
     Attributes:
@@ -37,7 +37,8 @@ class Moment:
 
 
 def update_variables(
-    plan: Plan, numbers: tuple[int, ...], kernel: Kernel | LayerKernel, options: OptimizerOptions, moment: Moment
+    plan: Plan, numbers: tuple[int, ...], kernel: Kernel | LayerKernel, options: OptimizerOptions,
+    settings: UpdateSettings,
 ) -> bool:
     """Collective. Sum the gradients of some variables over all replicas and update the variables.
 
@@ -46,7 +47,7 @@ def update_variables(
         numbers: Of the variables in it, increasing.
         kernel: The arithmetic.
         options: What is done around it.
-        moment: Step and learning rate.
+        settings: Step and learning rate.
 
     Returns:
         False if a gradient was not finite and nothing was updated; the same on every rank.
@@ -55,27 +56,27 @@ def update_variables(
         MismatchError: The ranks pass other variables.
         ValueError: No variables.
     """
-    keep = 1 - moment.learning_rate * options.decay
-    if not (isinstance(kernel, LayerKernel) or options.clips_norms or moment.must_be_finite):
-        update = kernel.prepare(moment.step, moment.learning_rate)
-        around = _around(update, kernel, options, keep=keep, factor=moment.factor)
-        plan.step(numbers, _fuse(plan.arena, around, kernel, options), is_summed=moment.is_summed)
+    keep = 1 - settings.learning_rate * options.decay
+    if not (isinstance(kernel, LayerKernel) or options.clips_norms or settings.must_be_finite):
+        update = kernel.prepare(settings.step, settings.learning_rate)
+        around = _around(update, kernel, options, keep=keep, factor=settings.factor)
+        plan.step(numbers, _fuse(plan.arena, around, kernel, options), is_summed=settings.is_summed)
         return True
     # Sums of half precision may overflow; what is then not finite is looked for below.
     with np.errstate(over="ignore", invalid="ignore"):
-        plan.reduce(numbers, is_summed=moment.is_summed)
+        plan.reduce(numbers, is_summed=settings.is_summed)
     sweep = plan.sweep(numbers)
-    factors = dict.fromkeys(numbers, moment.factor)
-    if options.clips_norms or moment.must_be_finite:
+    factors = dict.fromkeys(numbers, settings.factor)
+    if options.clips_norms or settings.must_be_finite:
         norms = np.sqrt(sweep.measure(lambda _, gradient: [_square(gradient, sweep)], 1)[:, 0])
-        if moment.must_be_finite and not np.isfinite(norms).all():
+        if settings.must_be_finite and not np.isfinite(norms).all():
             return False
-        clipped = moment.factor * _clipping(norms * moment.factor, options)
+        clipped = settings.factor * _clipping(norms * settings.factor, options)
         factors = dict(zip(numbers, clipped.tolist(), strict=True))
     if isinstance(kernel, LayerKernel):
-        _update_layers(plan, numbers, kernel, options, moment, factors, keep)
+        _update_layers(plan, numbers, kernel, options, settings, factors, keep)
     else:
-        update = kernel.prepare(moment.step, moment.learning_rate)
+        update = kernel.prepare(settings.step, settings.learning_rate)
         updates = {
             n: _fuse(plan.arena, _around(update, kernel, options, keep=keep, factor=factors[n]), kernel, options)
             for n in numbers
@@ -85,13 +86,13 @@ def update_variables(
 
 
 def _update_layers(
-    plan: Plan, numbers: tuple[int, ...], kernel: LayerKernel, options: OptimizerOptions, moment: Moment,
+    plan: Plan, numbers: tuple[int, ...], kernel: LayerKernel, options: OptimizerOptions, settings: UpdateSettings,
     factors: dict[int, float], keep: float,
 ) -> None:
     sweep = plan.sweep(numbers)
-    direct = kernel.direct(moment.step)
+    direct = kernel.direct(settings.step)
     # From what all ranks share: the factors themselves come out of a reduction.
-    changes = options.clips_norms or options.clipvalue is not None or moment.factor != 1 or moment.must_be_finite
+    changes = options.clips_norms or options.clipvalue is not None or settings.factor != 1 or settings.must_be_finite
     if direct is not None or changes:
         changed = {n: _around(direct or _leave, kernel, options, factor=factors[n]) for n in numbers}
         sweep.change(
@@ -100,7 +101,7 @@ def _update_layers(
     squares = sweep.measure(lambda parameter, gradient: [_square(parameter, sweep), _square(gradient, sweep)], 2)
     updates: dict[int, Update] = {}
     for number, (parameter_norm, direction_norm) in zip(numbers, np.sqrt(squares).tolist(), strict=True):
-        update = kernel.prepare(moment.step, moment.learning_rate, keep * parameter_norm, direction_norm)
+        update = kernel.prepare(settings.step, settings.learning_rate, keep * parameter_norm, direction_norm)
         around = _around(update, kernel, options, keep=keep, is_clipped=True)
         updates[number] = _fuse(plan.arena, around, kernel, options)
     sweep.apply(updates.__getitem__)
@@ -165,7 +166,7 @@ def _limit(norms: AnyArray, limit: float) -> AnyArray:
     return np.asarray(limit / np.maximum(norms, limit))
 
 
-def _square(array: AnyArray, sweep: Sweep) -> float:
+def _square(array: AnyArray, sweep: VariablePass) -> float:
     """The sum of squares, in double precision."""
     with np.errstate(over="ignore", invalid="ignore"):
         wide = np.abs(array).astype(np.float64, copy=False) if array.dtype.kind == "c" else array.astype(np.float64)

@@ -11,10 +11,10 @@ from mpidist import context
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cross_device_ops import CrossDeviceOps, another_collective
+from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps, another_collective
 from mpidist.context import Entry
 from mpidist.data.dataset import Dataset
-from mpidist.data.distributed import DistributedDataset, distribute_datasets_from_function
+from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
 from mpidist.data.input_context import InputContext
 from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy.extended import StrategyExtended

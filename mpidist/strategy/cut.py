@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from mpidist.comm.slices import cut_evenly, slices_of
+from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
 
 
 @dataclass(frozen=True)

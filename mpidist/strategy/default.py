@@ -16,7 +16,7 @@ from mpidist import context, launch
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.context import Entry
 from mpidist.data.dataset import Dataset
-from mpidist.data.distributed import DistributedDataset
+from mpidist.data.distribution.distributed_dataset import DistributedDataset
 from mpidist.options import (
     CommunicationOptions,
     InputOptions,

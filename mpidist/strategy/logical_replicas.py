@@ -11,14 +11,15 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from mpidist import context, tree
+from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import require_same, same_on_all, together
-from mpidist.comm.collective import AnyArray, check_reducible
-from mpidist.comm.combine import is_half
-from mpidist.comm.slices import even_sizes, slices_of
-from mpidist.comm.tree_collective import GATHERED_BYTES, TreeCollective
-from mpidist.comm.tree_order import Node, combine_pairs, pairing, subtrees
+from mpidist.comm.arithmetic.combine import is_half
+from mpidist.comm.arithmetic.slices import even_sizes, slices_of
+from mpidist.comm.arithmetic.tree_order import Node, combine_pairs, pairing, subtrees
+from mpidist.comm.backends.tree import GATHERED_BYTES, TreeCollective
+from mpidist.comm.collective import check_reducible
 from mpidist.context import Entry
-from mpidist.errors import mark_collective
+from mpidist.errors import mark_shared
 from mpidist.options import ReduceOp
 from mpidist.strategy.cut import Cut
 from mpidist.strategy.numerics import Numerics, NumericsRecord, look
@@ -57,7 +58,7 @@ class LogicalReplicas:
         """Collective. See `Strategy.gradients`."""
         communicator = self._owner.communicator
         if self._owner.arena.namespace is not np:
-            raise mark_collective(NotImplementedError(
+            raise mark_shared(NotImplementedError(
                 "gradients of logical replicas are computed and added up in host memory, and this strategy's variables "
                 "lie on GPUs: compute them in `run`, or use a strategy on CPUs"
             ))
@@ -73,7 +74,7 @@ class LogicalReplicas:
         try:
             _check(cut, logical_replicas, blas_threads)
         except ValueError as error:
-            raise mark_collective(error) from None
+            raise mark_shared(error) from None
         self._calls += 1
         is_checked = (
             self._owner.arena.options.check or self._calls <= _CHECKED_CALLS or self._calls & (self._calls - 1) == 0

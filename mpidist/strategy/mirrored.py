@@ -9,8 +9,8 @@ from mpidist.cluster.gpu import agree, bind
 from mpidist.comm.agreement import together
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import open_communicator
-from mpidist.comm.cross_device_ops import CrossDeviceOps
-from mpidist.errors import mark_collective
+from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
+from mpidist.errors import mark_shared
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 
@@ -44,7 +44,7 @@ class MirroredStrategy(Strategy):
         binding = bind(devices)
         ranks = open_communicator(communicator)
         if len(ranks.node_sizes) > 1:
-            raise mark_collective(ValueError(
+            raise mark_shared(ValueError(
                 f"MirroredStrategy trains on the ranks of one node, and this job's {ranks.size} ranks are on "
                 f"{len(ranks.node_sizes)} nodes with {list(ranks.node_sizes)} ranks. "
                 "Use MultiWorkerMirroredStrategy(), which takes the ranks of all nodes"

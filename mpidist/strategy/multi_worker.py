@@ -9,7 +9,7 @@ from mpidist.cluster.placement import place
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import open_communicator
-from mpidist.comm.cross_device_ops import CrossDeviceOps
+from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 

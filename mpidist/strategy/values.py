@@ -12,11 +12,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays, context, tree
+from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
-from mpidist.comm.collective import AnyArray, Collective, check_reducible
+from mpidist.comm.collective import Collective, check_reducible
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.packing import all_reduce_list
-from mpidist.comm.sparse import reduce_slices
+from mpidist.comm.front.packing import all_reduce_list
+from mpidist.comm.front.sparse import reduce_slices
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
 from mpidist.variables.creation import current_arena

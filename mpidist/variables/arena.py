@@ -19,14 +19,16 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpidist import arrays
-from mpidist.comm import node_memory, selection
+from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import require_same
 from mpidist.comm.arrival import Arrival
-from mpidist.comm.collective import AnyArray, Collective
+from mpidist.comm.choice import selection
+from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator, SoloCommunicator
-from mpidist.comm.cross_device_ops import take_collective
-from mpidist.comm.node_memory import NodeMemory
-from mpidist.errors import mark_collective
+from mpidist.comm.cross_device.cross_device_ops import take_collective
+from mpidist.comm.memory import node_memory
+from mpidist.comm.memory.node_memory import NodeMemory
+from mpidist.errors import mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.variables.slab import ALIGNMENT as ALIGNMENT
 from mpidist.variables.slab import Address as Address
@@ -125,7 +127,7 @@ class Arena:
             shared = False
         if on_gpu:
             if compresses:
-                raise mark_collective(NotImplementedError(
+                raise mark_shared(NotImplementedError(
                     f"gradients are compressed in host memory, and this strategy's variables lie on GPUs: leave out "
                     f"compression={options.compression!r} (`wire_dtype` halves what is sent), or use CPUs"
                 ))

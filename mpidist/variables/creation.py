@@ -8,12 +8,13 @@ from typing import Any, cast
 import numpy.typing as npt
 
 from mpidist import arrays, context
+from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
 from mpidist.variables.arena import Arena, solo_arena
 from mpidist.variables.mirrored import create_mirrored
 from mpidist.variables.sync_on_read import SyncOnReadVariable
-from mpidist.variables.variable import AnyArray, Variable, default_array
+from mpidist.variables.variable import Variable, default_array
 
 
 def current_arena() -> Arena:

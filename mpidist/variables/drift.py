@@ -8,7 +8,7 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.comm.agreement import name_ranks
-from mpidist.errors import MismatchError, mark_collective
+from mpidist.errors import MismatchError, mark_shared
 from mpidist.variables.arena import Arena
 
 # Of a variable on one rank: its name and checksum; the checksum is None where the node's first rank speaks for all.
@@ -53,7 +53,7 @@ class DriftCheck:
                 self._first_seen.pop(number, None)
         if lines:
             more = f", and {len(lines) - 4} others" if len(lines) > 4 else ""
-            raise mark_collective(MismatchError(
+            raise mark_shared(MismatchError(
                 f"variables must hold the same values on all ranks, but after step {self._step} (call of `run`) these "
                 f"have drifted apart: {' | '.join(lines[:4])}{more}. Write variables by assign and the like only, on "
                 "every rank, and not by rank or through other views of their memory"

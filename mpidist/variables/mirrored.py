@@ -11,15 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays, context
+from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all, together
-from mpidist.comm.sparse import reduce_slices
-from mpidist.errors import mark_collective
+from mpidist.comm.front.sparse import reduce_slices
+from mpidist.errors import mark_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.arena import Arena
 from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
 from mpidist.variables.slab import Address
-from mpidist.variables.variable import AnyArray, Read, Variable, in_replica_context
+from mpidist.variables.variable import Read, Variable, in_replica_context
 
 S = TypeVar("S", bound="MirroredVariable")
 
@@ -120,7 +121,7 @@ class MirroredVariable(Variable):
         in_replica = in_replica_context()
         aggregates = in_replica and self.aggregation in (VariableAggregation.SUM, VariableAggregation.MEAN)
         if aggregates and kind in ONE_WRITER:
-            raise mark_collective(NotImplementedError(
+            raise mark_shared(NotImplementedError(
                 f"variable {self.name!r}: scatter_{kind} inside `run` is defined for the aggregations NONE and "
                 f"ONLY_FIRST_REPLICA, which take the first replica's rows, not for {self.aggregation.name}"
             ))

@@ -7,12 +7,11 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from mpidist import arrays
+from mpidist.arrays import AnyArray
 from mpidist.indexed_slices import IndexedSlices
 
-AnyArray = npt.NDArray[Any]
 S = TypeVar("S", bound="Scatter")
 
 

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpidist.comm.collective import AnyArray
-from mpidist.comm.node_memory import NodeMemory
+from mpidist.arrays import AnyArray
+from mpidist.comm.memory.node_memory import NodeMemory
 
 # A cache line: two ranks never write to the same one, and vector instructions start on a border.
 ALIGNMENT = 64

@@ -11,11 +11,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays
+from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all, together
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.arena import Arena
-from mpidist.variables.variable import AnyArray, Read, Variable, in_replica_context
+from mpidist.variables.variable import Read, Variable, in_replica_context
 
 S = TypeVar("S", bound="SyncOnReadVariable")
 

@@ -11,12 +11,12 @@ import numpy.typing as npt
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist import arrays, context
+from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.arena import Arena
 from mpidist.variables.scatter import Scatter
 
-AnyArray = npt.NDArray[Any]
 Read = Callable[[int, int], AnyArray]
 
 

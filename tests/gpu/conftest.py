@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 
 from mpidist.cluster.gpu import choose_index
-from mpidist.comm.array_collective import ArrayCollective
-from mpidist.comm.automatic_collective import AutomaticCollective
+from mpidist.comm.backends.automatic import AutomaticCollective
+from mpidist.comm.choice.selection import choose
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cuda_awareness import TRANSPORT
-from mpidist.comm.selection import choose
+from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.gpu.cuda_awareness import TRANSPORT
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
 
@@ -22,7 +22,7 @@ from mpidist.options import CommunicationOptions
 def cupy(communicator: Communicator) -> Any:
     """CuPy, with this rank's GPU current."""
     module = pytest.importorskip("cupy", reason="needs CuPy")
-    cuda = importlib.import_module("mpidist.comm.cuda")
+    cuda = importlib.import_module("mpidist.comm.gpu.cuda")
     cuda.use_device(choose_index(None, communicator.node.rank, cuda.device_count()))
     return module
 

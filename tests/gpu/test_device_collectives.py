@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm import capabilities
-from mpidist.comm.array_collective import ArrayCollective
+from mpidist.comm.choice import capabilities
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.front.front import ArrayCollective
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]

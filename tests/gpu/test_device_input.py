@@ -9,10 +9,10 @@ import pytest
 
 from mpidist.comm.communicator import Communicator
 from mpidist.data import Dataset
-from mpidist.data.device import DeviceReader
-from mpidist.data.distributed import DistributedDataset
+from mpidist.data.distribution.device import DeviceReader
+from mpidist.data.distribution.distributed_dataset import DistributedDataset
 from tests.gpu.test_device_collectives import CYCLES, SLOW
-from tests.parallel.test_metrics_families import CASES, WEIGHTS
+from tests.parallel.metrics.test_families import CASES, WEIGHTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 

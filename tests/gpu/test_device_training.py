@@ -9,7 +9,7 @@ import pytest
 
 from mpidist.comm.communicator import Communicator
 from mpidist.variables.arena import Arena
-from tests.parallel.test_device_variables import FAMILIES, train
+from tests.parallel.variables.test_device_variables import FAMILIES, train
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 

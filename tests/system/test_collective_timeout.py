@@ -18,7 +18,7 @@ import numpy as np
 import mpidist
 from mpidist.comm import selection
 from mpidist.comm.communicator import open_communicator
-from mpidist.comm.cross_device_ops import CrossDeviceOps
+from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.errors import CollectiveTimeoutError, MismatchError
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mpidist.comm.agreement import name_ranks, require_same, same_on_all, together
 from mpidist.comm.communicator import SoloCommunicator
-from mpidist.errors import MismatchError, is_collective, mark_collective
+from mpidist.errors import MismatchError, is_shared, mark_shared
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ def test_one_rank_raises_its_own_error() -> None:
     with pytest.raises(KeyError) as caught:
         together(solo, "doing it", fail)
     assert caught.value is mine
-    assert not is_collective(mine)
+    assert not is_shared(mine)
     assert together(solo, "doing it", lambda: 5) == 5
     same_on_all(solo, "anything", object(), "No hint.")
 
@@ -67,10 +67,10 @@ def test_many_differences_are_not_all_listed() -> None:
 
 
 def test_marks_are_seen_through_chains() -> None:
-    inner = mark_collective(ValueError("inner"))
-    assert is_collective(inner)
+    inner = mark_shared(ValueError("inner"))
+    assert is_shared(inner)
     outer = RuntimeError("outer")
     outer.__cause__ = inner
-    assert is_collective(outer)
-    assert not is_collective(RuntimeError("other"))
-    assert not is_collective(None)
+    assert is_shared(outer)
+    assert not is_shared(RuntimeError("other"))
+    assert not is_shared(None)

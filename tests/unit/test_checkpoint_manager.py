@@ -18,7 +18,7 @@ import pytest
 
 from mpidist.checkpoint import lock as lock_module
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.checkpoint.directory import DirectoryState, Entry, read_state, retire, write_state
+from mpidist.checkpoint.directory import CheckpointEntry, DirectoryState, read_state, retire, write_state
 from mpidist.checkpoint.lock import LOCK_FILE, DirectoryLock, Holder, is_dead, this_process
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
 from mpidist.comm.communicator import SoloCommunicator
@@ -116,7 +116,7 @@ def test_impossible_arguments(arguments: dict[str, Any], text: str, tmp_path: Pa
 
 
 def test_retire_keeps_one_every_so_often() -> None:
-    state = DirectoryState(tuple(Entry(f"c-{n}", 100.0 * n) for n in range(1, 8)), 0.0)
+    state = DirectoryState(tuple(CheckpointEntry(f"c-{n}", 100.0 * n) for n in range(1, 8)), 0.0)
     kept, gone = retire(state, 2, 250.0)
     assert [entry.name for entry in kept.entries] == ["c-6", "c-7"]
     assert gone == ["c-1", "c-2", "c-4", "c-5"]
@@ -154,7 +154,7 @@ def test_latest_checkpoint_of_odd_directories(tmp_path: Path, caplog: pytest.Log
 
 
 def test_state_file_is_text_with_relative_names(tmp_path: Path) -> None:
-    state = DirectoryState((Entry("a-1.h5", 1.5), Entry("a-2.h5", 2.5)), 0.5)
+    state = DirectoryState((CheckpointEntry("a-1.h5", 1.5), CheckpointEntry("a-2.h5", 2.5)), 0.5)
     write_state(str(tmp_path), state)
     assert read_state(str(tmp_path)) == state
     content = json.loads((tmp_path / "checkpoint").read_text())

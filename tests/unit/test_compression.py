@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.compression import with_error
-from mpidist.comm.power_sgd import PowerSGD, matrix_shape
-from mpidist.comm.top_k import TopK
+from mpidist.comm.compression.compression import with_error
+from mpidist.comm.compression.power_sgd import PowerSGD, matrix_shape
+from mpidist.comm.compression.top_k import TopK
 from mpidist.options import CommunicationOptions
 
 

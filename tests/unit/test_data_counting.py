@@ -13,9 +13,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.data import UNKNOWN, Dataset, hdf5_reader, read_npy, read_npz
-from mpidist.data.shuffle import is_steady
-from mpidist.data.source import ArraySource
-from mpidist.data.stream import Epoch
+from mpidist.data.items.shuffle import is_steady
+from mpidist.data.items.stream import Epoch
+from mpidist.data.reading.source import ArraySource
 
 SIZES = (5, 0, 7, 3)
 

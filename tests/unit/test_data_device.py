@@ -1,4 +1,4 @@
-"""Batches on their way to a GPU: `mpidist.comm.cuda` on simulated CUDA, whose copies run as late as they may."""
+"""Batches on their way to a GPU: `mpidist.comm.gpu.cuda` on simulated CUDA, whose copies run as late as they may."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ import pytest
 
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.data import Dataset
-from mpidist.data.device import DeviceReader
-from mpidist.data.distributed import DistributedDataset
+from mpidist.data.distribution.device import DeviceReader
+from mpidist.data.distribution.distributed_dataset import DistributedDataset
 from mpidist.options import InputOptions
 from tests import simulated_cuda
 from tests.simulated_cuda import PinnedMemory, simulated_gpus

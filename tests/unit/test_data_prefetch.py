@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from mpidist.data import Dataset
-from mpidist.data.prefetch import Prefetcher
+from mpidist.data.reading.prefetch import Prefetcher
 
 
 def ended(thread: threading.Thread) -> bool:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.data.sharding import count_groups, even_sizes, even_slice, file_shard, rotated_sizes
+from mpidist.data.items.sharding import count_groups, even_sizes, even_slice, file_shard, rotated_sizes
 
 counts = st.integers(0, 10_000)
 parts = st.integers(1, 65)

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from mpidist.comm.communicator import Communicator
 from mpidist.data import UNKNOWN, AutoShardPolicy, Dataset, Options
 from mpidist.data.dataset_base import interleaved, pipeline_of
-from mpidist.data.files import file_rows
-from mpidist.data.sharding import even_sizes
-from mpidist.data.share import Share, share_dataset
-from mpidist.data.stream import Epoch
+from mpidist.data.distribution.share import Share, share_dataset
+from mpidist.data.items.sharding import even_sizes
+from mpidist.data.items.stream import Epoch
+from mpidist.data.pipeline.files import file_rows
 
 T = TypeVar("T")
 

@@ -15,9 +15,9 @@ from tests.launching import run_program
 
 README = Path(__file__).resolve().parents[2] / "README.md"
 # These import MPI, which would start it here.
-NEEDS_MPI = {"mpidist.comm.mpi_communicator", "mpidist.comm.mpi_collective"}
+NEEDS_MPI = {"mpidist.comm.mpi_communicator", "mpidist.comm.backends.mpi"}
 # And this one imports CuPy, which is there only where a GPU is.
-NEEDS_CUPY = {"mpidist.comm.cuda"}
+NEEDS_CUPY = {"mpidist.comm.gpu.cuda"}
 MODULES = sorted({m.name for m in pkgutil.walk_packages(mpidist.__path__, "mpidist.")} - NEEDS_MPI - NEEDS_CUPY)
 
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from mpidist.comm import ending
-from mpidist.errors import mark_collective
+from mpidist.errors import mark_shared
 
 
 class AbortedError(Exception):
@@ -85,7 +85,7 @@ def test_a_rank_leaves_the_printing_of_a_shared_error_to_rank_0(
     monkeypatch.setattr(ending, "GRACE_SECONDS", 5.0)
     monkeypatch.setattr(time, "sleep", slept.append)
     with pytest.raises(AbortedError):
-        hooks.on_exception(*caught(mark_collective(ValueError("shared"))))
+        hooks.on_exception(*caught(mark_shared(ValueError("shared"))))
     assert 5.0 in slept
     slept.clear()
     with pytest.raises(AbortedError):

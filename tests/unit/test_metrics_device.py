@@ -10,7 +10,7 @@ import pytest
 
 from mpidist import metrics
 from mpidist.strategy.values import compute_average_loss
-from tests.parallel.test_metrics_families import CASES, WEIGHTS
+from tests.parallel.metrics.test_families import CASES, WEIGHTS
 from tests.simulated_cupy import simulated_cupy
 
 

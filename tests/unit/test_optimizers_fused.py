@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpidist.arrays import AnyArray
 from mpidist.optimizers.adadelta import AdadeltaKernel
 from mpidist.optimizers.adagrad import AdagradKernel
 from mpidist.optimizers.adam import AdamKernel
@@ -23,8 +24,7 @@ from mpidist.optimizers.lars import LARSKernel
 from mpidist.optimizers.lion import LionKernel
 from mpidist.optimizers.rmsprop import RMSpropKernel
 from mpidist.optimizers.sgd import SGDKernel
-from mpidist.variables.part import Update
-from mpidist.variables.variable import AnyArray
+from mpidist.variables.step.bundle import Update
 
 COMPILER = shutil.which("g++") or shutil.which("c++")
 COUNT = 1000

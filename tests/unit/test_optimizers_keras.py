@@ -12,7 +12,7 @@ import pytest
 
 import mpidist
 from mpidist import optimizers
-from mpidist.comm.collective import AnyArray
+from mpidist.arrays import AnyArray
 from mpidist.optimizers import LossScaleOptimizer
 from mpidist.variables.variable import Variable
 

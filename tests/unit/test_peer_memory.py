@@ -11,10 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpidist.comm import peer_memory
-from mpidist.comm.collective import AnyArray
+from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import SoloCommunicator
-from mpidist.comm.peer_memory import PeerMemory, open_peer_memory
+from mpidist.comm.memory import peer_memory
+from mpidist.comm.memory.peer_memory import PeerMemory, open_peer_memory
 
 
 def open_own(source: AnyArray, target: AnyArray, process: int | None = None) -> PeerMemory:

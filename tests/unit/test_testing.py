@@ -10,7 +10,7 @@ import pytest
 
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.testing import fake_nodes
-from mpidist.testing_outcome import Outcome, collection_difference, combine, outcome_of
+from mpidist.testing.outcome import Outcome, collection_difference, combine, outcome_of
 from tests.launching import launch_environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent

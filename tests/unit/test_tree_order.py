@@ -7,8 +7,8 @@ import itertools
 import numpy as np
 import pytest
 
-from mpidist.comm.collective import AnyArray
-from mpidist.comm.tree_order import Node, combine_pairs, leaves, pairing, subtrees
+from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.tree_order import Node, combine_pairs, leaves, pairing, subtrees
 from mpidist.options import ReduceOp
 
 

@@ -9,28 +9,38 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.comm.measuring import crossing
-from mpidist.comm.tuning import NEVER, Place, Tuning, keep_tuning, processor_name, read_tuning, usual_tuning
+from mpidist.comm.choice.measuring import crossing
+from mpidist.comm.choice.tuning import (
+    NEVER,
+    MachineProfile,
+    Tuning,
+    keep_tuning,
+    processor_name,
+    read_tuning,
+    usual_tuning,
+)
 
-PLACE = Place("MPICH 5.0.2", 4, 2, 64, "a processor")
+PLACE = MachineProfile("MPICH 5.0.2", 4, 2, 64, "a processor")
 
 
 def test_the_key_names_what_counts_and_no_host() -> None:
     assert PLACE.key == "MPICH 5.0.2; 4 ranks a node, several nodes; 64 cores, a processor"
-    assert socket.gethostname() not in Place("MPICH 5.0.2", 4, 1, 64, processor_name()).key
+    assert socket.gethostname() not in MachineProfile("MPICH 5.0.2", 4, 1, 64, processor_name()).key
     assert processor_name()
 
 
 def test_ranks_that_outnumber_cores_use_node_memory_for_small_arrays_on_one_node_only() -> None:
     enough = usual_tuning(PLACE)
-    one, two = ([usual_tuning(Place(name, 4, nodes, 2, "a processor")) for name in ("MPICH 5.0.2", "Open MPI 5.0.11")]
-                for nodes in (1, 2))
+    libraries = ("MPICH 5.0.2", "Open MPI 5.0.11")
+    one, two = (
+        [usual_tuning(MachineProfile(name, 4, nodes, 2, "a processor")) for name in libraries] for nodes in (1, 2)
+    )
     assert one[0].node_from == 0 < one[1].node_from < enough.node_from < two[0].node_from < two[1].node_from < NEVER
     assert "more ranks than cores" in one[0].source
 
 
 def test_two_ranks_of_mpich_always_use_node_memory() -> None:
-    sizes = [usual_tuning(Place(f"{name} 5", ranks, 1, 64, "")).node_from for ranks in (2, 3) for name in
+    sizes = [usual_tuning(MachineProfile(f"{name} 5", ranks, 1, 64, "")).node_from for ranks in (2, 3) for name in
              ("MPICH", "Open MPI")]
     assert sizes[0] == 0 < sizes[1] == sizes[2] == sizes[3]
 

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.comm.merging import merge_rows
+from mpidist.comm.arithmetic.merging import merge_rows
 
 AnyArray = np.ndarray[Any, Any]
 

@@ -1,0 +1,1 @@
+"""Arithmetic of collectives: how arrays are cut, combined and merged. Nothing here communicates."""

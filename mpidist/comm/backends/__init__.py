@@ -1,0 +1,1 @@
+"""Backends: each moves and combines flat arrays in its own way."""

@@ -1,0 +1,1 @@
+"""The choice of a backend: what is available, what is fastest, what the user asked for."""

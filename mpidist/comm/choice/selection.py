@@ -1,0 +1,189 @@
+"""Which collective a strategy uses: one ordered table, one function, and a line that says why."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+from dataclasses import replace
+from typing import cast
+
+from mpidist.comm.agreement import name_ranks
+from mpidist.comm.backends.automatic import AutomaticCollective
+from mpidist.comm.backends.solo import SoloCollective
+from mpidist.comm.backends.tree import TreeCollective
+from mpidist.comm.choice import capabilities
+from mpidist.comm.choice.device_selection import open_device, open_nccl, open_staged
+from mpidist.comm.choice.measuring import find_tuning
+from mpidist.comm.choice.tuning import NEVER, Tuning
+from mpidist.comm.collective import Collective
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.front.front import ArrayCollective
+from mpidist.errors import UnavailableError, mark_shared
+from mpidist.options import CommunicationImplementation, CommunicationOptions, parse_enum
+
+logger = logging.getLogger("mpidist")
+
+OVERRIDE = "MPIDIST_COLLECTIVE"
+
+# implementation: (module, class). Loaded by name, so that nothing is imported that cannot run here.
+BACKENDS: dict[CommunicationImplementation, tuple[str, str]] = {
+    CommunicationImplementation.MPI: ("mpidist.comm.backends.mpi", "MpiCollective"),
+    CommunicationImplementation.RING: ("mpidist.comm.backends.ring", "RingCollective"),
+    CommunicationImplementation.NODE: ("mpidist.comm.backends.node", "NodeCollective"),
+    CommunicationImplementation.STAGED: ("mpidist.comm.gpu.staged", "StagedCollective"),
+}
+# Takes CuPy arrays only, so that no program can use it for everything.
+DEVICE_BACKENDS = (CommunicationImplementation.NCCL,)
+
+
+def asked_for(options: CommunicationOptions) -> CommunicationImplementation:
+    """Local. The collective that the environment, or else the options, ask for; AUTO where neither does.
+
+    Raises:
+        ValueError: The environment names no collective.
+    """
+    override = os.environ.get(OVERRIDE)
+    if override:
+        return parse_enum(CommunicationImplementation, override, OVERRIDE)
+    return parse_enum(CommunicationImplementation, options.implementation, "implementation")
+
+
+def choose(communicator: Communicator, options: CommunicationOptions) -> Collective:
+    """Collective. The collective for these ranks.
+
+    Args:
+        communicator: The ranks.
+        options: `implementation` names a backend or is AUTO; `MPIDIST_COLLECTIVE` in the environment overrides it.
+            Under `reproducible` it moves the bytes, and `TreeCollective` combines.
+
+    Returns:
+        The collective.
+
+    Raises:
+        UnavailableError: The backend asked for cannot be had, on every rank; the text lists those that can, and why
+            the others cannot.
+    """
+    wanted = asked_for(options)
+    if communicator.size == 1:
+        # A program that asks for shared memory or a ring runs alone, too; GPUs that are not there are missing anywhere.
+        if wanted in DEVICE_BACKENDS:
+            _require_available(wanted, communicator)
+        return SoloCollective(communicator, options)
+    if options.reproducible:
+        # Who waits for late ranks is the outer one.
+        untimed = replace(options, timeout_seconds=None)
+        inside = _choose_backend(wanted, communicator, untimed)
+        # Over several nodes the node collective sums lane by lane, in no tree.
+        keeps_order = len(communicator.node_sizes) == 1 and wanted in (
+            CommunicationImplementation.AUTO, CommunicationImplementation.NODE
+        )
+        return TreeCollective(
+            communicator, options, inside, (lambda: _open_node(communicator, untimed)) if keeps_order else None
+        )
+    return _choose_backend(wanted, communicator, options)
+
+
+def _choose_backend(
+    wanted: CommunicationImplementation, communicator: Communicator, options: CommunicationOptions
+) -> ArrayCollective:
+    if wanted is CommunicationImplementation.AUTO:
+        return _open_by_size(communicator, options, logs=True)
+    _require_available(wanted, communicator)
+    _log(communicator, wanted.name, "asked for")
+    return open_backend(wanted, communicator, options)
+
+
+def _open_node(communicator: Communicator, options: CommunicationOptions) -> ArrayCollective | None:
+    """Collective. The node collective, None on every rank where there is no room for it."""
+    try:
+        return open_backend(CommunicationImplementation.NODE, communicator, options)
+    except UnavailableError as error:
+        _log(communicator, "MPI for sums in the tree order", str(error), level=logging.WARNING)
+        return None
+
+
+def open_backend(
+    implementation: CommunicationImplementation, communicator: Communicator, options: CommunicationOptions
+) -> ArrayCollective:
+    """Collective. A backend of the table, without asking whether it can be had."""
+    if implementation is CommunicationImplementation.STAGED:
+        inside = _open_by_size(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
+        return open_staged(communicator, options, inside)
+    if implementation is CommunicationImplementation.NCCL:
+        return open_nccl(communicator, options)
+    module, name = BACKENDS[implementation]
+    return cast(ArrayCollective, getattr(importlib.import_module(module), name)(communicator, options))
+
+
+def _sizes_described(tuning: Tuning, *, shares: bool) -> str:
+    begins, large = (tuning.node_from, "NODE") if shares else (tuning.ring_from, "RING")
+    why = f"by {tuning.source}" + ("" if shares else "; no two ranks share memory")
+    mpi = f"MPI in chunks of {tuning.chunk_bytes} bytes"
+    if begins >= NEVER:
+        return f"{mpi}, {why}"
+    if begins == 0:
+        return f"{large}, {why}"
+    return f"{mpi} below {begins} bytes, {large} from there on, {why}"
+
+
+def _open_by_size(
+    communicator: Communicator, options: CommunicationOptions, *, logs: bool = False
+) -> ArrayCollective:
+    shares = capabilities.why_not(CommunicationImplementation.NODE, communicator) is None
+    tuning = find_tuning(communicator, lambda kind, given: open_backend(kind, communicator, given))
+    if logs:
+        _log(communicator, "AUTO", _sizes_described(tuning, shares=shares))
+    in_chunks = replace(options, bytes_per_pack=options.bytes_per_pack or tuning.chunk_bytes)
+    mpi = open_backend(CommunicationImplementation.MPI, communicator, in_chunks)
+    large, begins = CommunicationImplementation.NODE, tuning.node_from
+    if not shares:
+        large, begins = CommunicationImplementation.RING, tuning.ring_from
+
+    def open_large() -> ArrayCollective:
+        if not shares and begins >= NEVER:
+            return mpi
+        try:
+            return open_backend(large, communicator, options)
+        except UnavailableError as error:
+            _log(communicator, "MPI for all sizes", str(error), level=logging.WARNING)
+            return mpi
+
+    automatic = AutomaticCollective(
+        communicator, options, mpi, open_large, lambda: open_device(communicator, options, automatic), begins
+    )
+    return automatic
+
+
+def _require_available(wanted: CommunicationImplementation, communicator: Communicator) -> None:
+    """Raise on every rank what is missing on any."""
+    reasons = communicator.all_gather_object(_why_not(wanted, communicator))
+    failed = [rank for rank, reason in enumerate(reasons) if reason is not None]
+    if not failed:
+        return
+    by = OVERRIDE if os.environ.get(OVERRIDE) else "`implementation`"
+    can = [one.name for one in (*BACKENDS, *DEVICE_BACKENDS) if _why_not(one, communicator) is None]
+    cannot = [
+        f"{one.name} ({why})" for one in CommunicationImplementation
+        if one is not wanted and (why := _why_not(one, communicator)) is not None
+    ]
+    # What the others lack may differ from rank to rank: the lists are those of rank 0.
+    text = communicator.broadcast_object(
+        f"the collective {wanted.name}, asked for by {by}, cannot be had on {name_ranks(failed)}: "
+        f"{reasons[failed[0]]}. There are: {', '.join(['AUTO', *can])}"
+        + (f". Not there: {'; '.join(cannot)}" if cannot else "")
+    )
+    raise mark_shared(UnavailableError(text))
+
+
+def _why_not(implementation: CommunicationImplementation, communicator: Communicator) -> str | None:
+    if implementation is CommunicationImplementation.AUTO:
+        return None
+    return capabilities.why_not(implementation, communicator)
+
+
+def _log(communicator: Communicator, name: str, why: str, *, level: int = logging.INFO) -> None:
+    # One line per job, not one per rank.
+    if communicator.rank == 0:
+        nodes = len(communicator.node_sizes)
+        logger.log(level, "collective %s: %s; %d ranks on %d nodes", name, why, communicator.size, nodes)

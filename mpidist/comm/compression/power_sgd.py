@@ -1,0 +1,128 @@
+"""PowerSGD: a matrix is sent as two thin factors, which one step of a power iteration improves at each call."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.collective import Collective
+from mpidist.comm.compression.compression import ERROR, CompressionState, is_compressible, with_error
+from mpidist.options import ReduceOp
+
+# Factors must be so many times smaller than the matrix.
+_LEAST_SAVING = 2
+_BLOCK_BYTES = 1 << 18
+
+
+@dataclass(frozen=True)
+class PowerSGD:
+    """Sums of gradients to low rank, with what is left out kept for the next call.
+
+    T. Vogels, S. P. Karimireddy, M. Jaggi: PowerSGD: Practical Low-Rank Gradient Compression, 2019, Algorithms 1
+    and 2, with a warm start. A gradient of more than two dimensions is a matrix cut where rows + columns are fewest;
+    rank * (rows + columns) elements are all-reduced in place of rows * columns. Vectors, and matrices that would not
+    shrink to half, go as they are.
+
+    Args:
+        rank: Of the approximation, at least 1.
+        start_step: So many first sums of each gradient are exact: gradients change fast at the beginning.
+        seed: Of the first factor; the same on every rank.
+
+    Raises:
+        ValueError: A number out of range.
+    """
+
+    rank: int = 1
+    start_step: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, least in (("rank", 1), ("start_step", 0), ("seed", 0)):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < least:
+                raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}")
+
+    def compresses(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
+        """Local. See `Compression.compresses`."""
+        rows, columns = matrix_shape(shape)
+        return is_compressible(dtype) and _LEAST_SAVING * self.rank * (rows + columns) <= rows * columns
+
+    def all_reduce(self, collective: Collective, gradient: AnyArray, memory: CompressionState) -> None:
+        """Collective. See `Compression.all_reduce`."""
+        step = int(memory.get("step", 0))
+        if step < self.start_step:
+            collective.all_reduce(gradient, ReduceOp.SUM, in_place=True)
+            memory["step"] = np.asarray(step + 1)
+            return
+        shape = matrix_shape(gradient.shape)
+        matrix = with_error(gradient, memory).reshape(shape)
+        start = self._start(shape, matrix.dtype)
+        right = memory.get("factor", start)
+        if right.shape != start.shape:
+            # From a checkpoint of another rank; what it left out is good for any.
+            right = start
+        # Factors are kept as rows; these two sums are all that ranks exchange.
+        with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
+            left = collective.all_reduce(right @ matrix.T)
+            left = _orthonormal(left) if np.isfinite(left).all() else np.full_like(left, np.nan)
+            mine = left @ matrix
+            right = collective.all_reduce(mine)
+            _multiply(left, right, gradient.reshape(shape))
+        if not np.isfinite(gradient).all():
+            # On every rank, whose elements may be finite by chance: not so is the result as a whole.
+            return
+        matrix -= left.T @ mine
+        memory[ERROR] = matrix.reshape(gradient.shape)
+        # A direction that got lost, as all do under a gradient of zeros, would never come back.
+        lost = ~right.any(axis=1)
+        right[lost] = start[lost]
+        memory["factor"] = right
+
+    def _start(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> AnyArray:
+        drawn = np.random.default_rng(self.seed).standard_normal((min(self.rank, *shape), shape[1]))
+        return drawn.astype(dtype)
+
+
+def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Local. Rows and columns of an array taken as a matrix: cut where their sum is smallest."""
+    if not shape:
+        return 1, 1
+    cuts = [(math.prod(shape[:at]), math.prod(shape[at:])) for at in range(1, max(2, len(shape)))]
+    return min(cuts, key=sum)
+
+
+def _orthonormal(rows: AnyArray) -> AnyArray:
+    """Rows that span what `rows` span, orthogonal to one another, of length 1, or 0 where one adds nothing.
+
+    Elementwise products and NumPy's sums, and no BLAS: the same bits on processors of any kind.
+    """
+    tiny = float(np.finfo(rows.dtype).eps)
+    result = rows.astype(np.promote_types(rows.dtype, np.float64))
+    for at in range(len(result)):
+        row = result[at]
+        row /= np.abs(row).max() or 1
+        length = np.sqrt(np.add.reduce(row * row))
+        # Twice is enough (W. Kahan, in B. Parlett, The Symmetric Eigenvalue Problem, 1980).
+        for earlier in itertools.chain(result[:at], result[:at]):
+            row -= np.add.reduce(row * earlier) * earlier
+        rest = np.sqrt(np.add.reduce(row * row))
+        row *= 1 / rest if rest > tiny * length else 0
+    return result.astype(rows.dtype)
+
+
+def _multiply(left: AnyArray, right: AnyArray, out: AnyArray) -> None:
+    """`out` = left.T @ right, by elementwise operations in one order: the same bits on processors of any kind."""
+    length = max(1, _BLOCK_BYTES // max(1, right[0].nbytes))
+    for low in range(0, len(out), length):
+        block = left[:, low : low + length, None]
+        total = block[0] * right[0]
+        product = np.empty_like(total)
+        for column, row in zip(block[1:], right[1:], strict=True):
+            np.multiply(column, row, out=product)
+            total += product
+        out[low : low + length] = total

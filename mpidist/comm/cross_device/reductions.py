@@ -1,0 +1,268 @@
+"""The reductions of tf.distribute's names: three algorithms, told apart by the bytes that each rank moves.
+
+For n ranks with B bytes each: to one device, that rank moves 2(n - 1)B and every other one 2B; hierarchical, the same
+holds within each node, and one stage crosses nodes; around the ring, each rank sends 2(n - 1)/n B.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist import arrays
+from mpidist.arrays import AnyArray
+from mpidist.comm.agreement import together
+from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
+from mpidist.comm.backends.gather_to_one import GatherToOne
+from mpidist.comm.backends.messages import Messages, Traffic
+from mpidist.comm.backends.ring import RingCollective
+from mpidist.comm.choice import capabilities, selection
+from mpidist.comm.collective import Collective
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
+from mpidist.errors import mark_shared
+from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+
+_DEVICE = re.compile(r"(?:.*[/:])?(?:CPU|GPU)(?::(\d+))?", re.IGNORECASE)
+
+
+class ReductionToOneDevice(CrossDeviceOps):
+    """All ranks send to one, which combines in the order of the ranks and sends the result back.
+
+    Local. Args:
+        reduce_to_device: The rank that combines, as a number, or as the name of a device whose number it is
+            ("/gpu:1", "CPU:0"); default: the first.
+        accumulation_fn: Called there with the list of the ranks' arrays, for any operation; returns one array of their
+            shape, which MEAN divides by the number of ranks. Default: the operation itself, piece by piece.
+
+    Raises:
+        ValueError: No rank and no name of a device; at `bind`, a rank that is not there.
+    """
+
+    def __init__(
+        self,
+        reduce_to_device: str | int | None = None,
+        accumulation_fn: Callable[[list[AnyArray]], AnyArray] | None = None,
+    ) -> None:
+        self._center = _number_of(reduce_to_device)
+        self._accumulate = accumulation_fn
+        self._messages: Messages | None = None
+        self._star: GatherToOne | None = None
+
+    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> Collective:
+        """Collective. See `CrossDeviceOps.bind`."""
+        if self._center >= communicator.size:
+            raise mark_shared(ValueError(
+                f"`reduce_to_device` names rank {self._center}, and the strategy has ranks 0 to {communicator.size - 1}"
+            ))
+        collective = super().bind(communicator, options)
+        if self._star is None:
+            self._messages = Messages(communicator, options.bytes_per_pack if options else 0)
+            self._star = GatherToOne(self._messages, range(communicator.size), self._center, communicator.rank)
+        return collective
+
+    @property
+    def traffic(self) -> Traffic:
+        """Local. The bytes that this rank has moved so far."""
+        return Traffic() if self._messages is None else self._messages.traffic
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
+    ) -> AnyArray:
+        """Collective. To one rank and back."""
+        star, source = _opened(self._star), per_replica_value.reshape(-1)
+        total = np.empty_like(source)
+        if self._accumulate is None:
+            star.combine(source, total, reduce_op)
+        else:
+            parts = star.collect(source)
+            made = together(
+                self.communicator, "accumulation_fn",
+                lambda: None if parts is None else self._accumulated(
+                    [part.reshape(per_replica_value.shape) for part in parts]
+                ),
+            )
+            if made is not None:
+                total[...] = made.reshape(-1)
+        star.spread(total)
+        return _mean_of(total, reduce_op, self.communicator.size).reshape(per_replica_value.shape)
+
+    def _accumulated(self, parts: list[AnyArray]) -> AnyArray:
+        made: AnyArray = np.asarray(self._accumulate(parts)) if self._accumulate else parts[0]
+        if made.shape != parts[0].shape:
+            raise ValueError(
+                f"`accumulation_fn` must return an array of the shape of each of those that it gets, {parts[0].shape}; "
+                f"got shape {made.shape}"
+            )
+        return made
+
+
+class PackedReduction(CrossDeviceOps):
+    """What several values are packed by: arrays of one dtype are laid end to end in a number of packs.
+
+    Local. Args:
+        num_packs: Packs for the values of one dtype in a `batch_reduce`; 0 reduces one value after another.
+
+    Raises:
+        ValueError: A negative number.
+    """
+
+    def __init__(self, num_packs: int = 1) -> None:
+        if isinstance(num_packs, bool) or not isinstance(num_packs, int) or num_packs < 0:
+            raise ValueError(f"`num_packs` must be an int, 0 (no packing) or more, got {num_packs!r}")
+        self._num_packs = num_packs
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[AnyArray, Any]],
+        options: CommunicationOptions,
+    ) -> list[AnyArray]:
+        """Collective. One reduction for each pack."""
+        if self._num_packs == 0:
+            return super().batch_reduce_implementation(reduce_op, value_destination_pairs, options)
+        kinds: dict[tuple[np.dtype[Any], bool], list[int]] = {}
+        for number, (value, _) in enumerate(value_destination_pairs):
+            kinds.setdefault((value.dtype, arrays.is_cupy(value)), []).append(number)
+        results: dict[int, AnyArray] = {}
+        for numbers in kinds.values():
+            for cut in cut_evenly(len(numbers), min(self._num_packs, len(numbers))):
+                pack = numbers[cut]
+                values = [value_destination_pairs[number][0] for number in pack]
+                flat = arrays.namespace(values[0]).concatenate([value.reshape(-1) for value in values])
+                reduced = self.reduce_implementation(reduce_op, flat, value_destination_pairs[pack[0]][1], options)
+                parts = slices_of([value.size for value in values])
+                for number, value, part in zip(pack, values, parts, strict=True):
+                    results[number] = reduced[part].reshape(value.shape)
+        return [results[number] for number in range(len(results))]
+
+
+class HierarchicalCopyAllReduce(PackedReduction):
+    """Ranks of a node send to its first one; these all-reduce around a ring; and each sends to its node's ranks.
+
+    Local. Args:
+        num_packs: As for `PackedReduction`.
+
+    Raises:
+        ValueError: A negative number.
+    """
+
+    def __init__(self, num_packs: int = 1) -> None:
+        super().__init__(num_packs)
+        self._messages: Messages | None = None
+        self._star: GatherToOne | None = None
+        self._between: RingCollective | None = None
+
+    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> Collective:
+        """Collective. See `CrossDeviceOps.bind`."""
+        options = options or CommunicationOptions()
+        collective = super().bind(communicator, options)
+        if self._star is None:
+            self._messages = Messages(communicator, options.bytes_per_pack)
+            nodes = communicator.all_gather_object(communicator.node_index)
+            ranks = [rank for rank, node in enumerate(nodes) if node == communicator.node_index]
+            self._star = GatherToOne(self._messages, ranks, ranks[0], communicator.rank)
+            lane = communicator.open_lane()
+            if lane is not None and self._star.is_center:
+                self._between = RingCollective(lane, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
+        return collective
+
+    @property
+    def traffic(self) -> Traffic:
+        """Local. The bytes that this rank has moved so far."""
+        inside = Traffic() if self._messages is None else self._messages.traffic
+        between = Traffic() if self._between is None else self._between.traffic
+        return Traffic(
+            inside.sent + between.sent, inside.received + between.received,
+            inside.sent_between_nodes + between.sent_between_nodes,
+        )
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
+    ) -> AnyArray:
+        """Collective. Inside the nodes, between them, inside them."""
+        star, source = _opened(self._star), per_replica_value.reshape(-1)
+        total = np.empty_like(source)
+        star.combine(source, total, reduce_op)
+        if self._between is not None:
+            self._between._all_reduce(total, total, reduce_op)
+        star.spread(total)
+        return _mean_of(total, reduce_op, self.communicator.size).reshape(per_replica_value.shape)
+
+
+class NcclAllReduce(PackedReduction):
+    """NCCL for CuPy's arrays where it can be had, else the library's choice; the same ring over MPI for host memory.
+
+    Local. Args:
+        num_packs: As for `PackedReduction`.
+
+    Raises:
+        ValueError: A negative number.
+    """
+
+    takes_device_arrays = True
+
+    def __init__(self, num_packs: int = 1) -> None:
+        super().__init__(num_packs)
+        self._ring: RingCollective | None = None
+        self._device: Collective | None = None
+
+    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> Collective:
+        """Collective. See `CrossDeviceOps.bind`."""
+        options = options or CommunicationOptions()
+        collective = super().bind(communicator, options)
+        if self._ring is None:
+            self._ring = RingCollective(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
+        return collective
+
+    @property
+    def traffic(self) -> Traffic:
+        """Local. The bytes that this rank has moved so far from host memory."""
+        return Traffic() if self._ring is None else self._ring.traffic
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
+    ) -> AnyArray:
+        """Collective. Around a ring."""
+        source = per_replica_value.reshape(-1)
+        if arrays.is_cupy(source):
+            # It divides the mean itself.
+            return self._on_devices().all_reduce(per_replica_value, reduce_op)
+        total = np.empty_like(source)
+        _opened(self._ring)._all_reduce(source, total, reduce_op)
+        return _mean_of(total, reduce_op, self.communicator.size).reshape(per_replica_value.shape)
+
+    def _on_devices(self) -> Collective:
+        """Collective at the first call."""
+        if self._device is None:
+            nccl, ranks = CommunicationImplementation.NCCL, self.communicator
+            lacks = nccl not in selection.BACKENDS or capabilities.why_not(nccl, ranks) is not None
+            is_lacking = ranks.all_reduce_max(int(lacks)) == 1
+            self._device = self.collective if is_lacking else selection.open_backend(
+                nccl, ranks, CommunicationOptions()
+            )
+        return self._device
+
+
+def _opened(opened: Any) -> Any:
+    if opened is None:
+        raise RuntimeError("this object belongs to no ranks yet: give it to a strategy as `cross_device_ops`")
+    return opened
+
+
+def _mean_of(total: AnyArray, op: ReduceOp, size: int) -> AnyArray:
+    return np.divide(total, size, out=total) if op is ReduceOp.MEAN else total
+
+
+def _number_of(device: str | int | None) -> int:
+    if device is None:
+        return 0
+    if isinstance(device, int) and not isinstance(device, bool) and device >= 0:
+        return device
+    found = _DEVICE.fullmatch(device) if isinstance(device, str) else None
+    if found is None:
+        raise ValueError(f'`reduce_to_device` must be a rank or the name of a device as "/gpu:1", got {device!r}')
+    return int(found.group(1) or 0)

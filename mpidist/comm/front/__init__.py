@@ -1,0 +1,1 @@
+"""The front of all collectives: checks, conversions, the call log, packing, sparse sums."""

@@ -1,0 +1,210 @@
+"""Packing: many small arrays are reduced in one call, large ones each alone, and neighbours in memory as they lie.
+
+What is packed, and in which order calls are made, follows from the number of arrays, their shapes and their dtypes
+alone, which all ranks share. Where neighbours are to be reduced as one, the ranks first agree on who is one.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist import arrays, tree
+from mpidist.arrays import AnyArray
+from mpidist.comm.agreement import same_on_all
+from mpidist.comm.arithmetic.slices import slices_of
+from mpidist.comm.collective import Collective, check_in_place, check_reducible
+from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.front.sparse import reduce_slices
+from mpidist.comm.memory.shared_buffers import address_of
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.options import ReduceOp
+
+PACK_BYTES = 1 << 20
+# From here on copying an array to and fro costs more than a call.
+ALONE_BYTES = 1 << 16
+
+
+def all_reduce_nest(
+    collective: Collective,
+    nest: Any,
+    op: ReduceOp = ReduceOp.SUM,
+    *,
+    in_place: bool = False,
+    bytes_per_pack: int = 0,
+) -> Any:
+    """Collective. Combine a nest of arrays over all ranks, as `Collective.all_reduce` does with each.
+
+    Every rank gets the same bits. They are also those of one call per array, unless sums are inexact, ranks are more
+    than two and the backend adds in an order that depends on an element's place (MPI and RING).
+
+    Args:
+        collective: Over the ranks.
+        nest: Arrays and `IndexedSlices` in lists, tuples and dicts; structure, shapes and dtypes are the same on every
+            rank.
+        op: The operation.
+        in_place: Write results into the arrays, each of which must be C-contiguous. Those that follow one another both
+            in the nest and in memory, in one allocation, are reduced without any copy. IndexedSlices are not changed.
+        bytes_per_pack: Small arrays of one dtype are packed up to so many bytes; 0 takes 1 MiB.
+
+    Returns:
+        The same structure: the arrays given if `in_place`, else new ones. Small ones may be parts of one allocation,
+        which lives as long as one of them.
+
+    Raises:
+        MismatchError: Structures, shapes or dtypes differ; looked at as in `Collective.all_reduce`.
+        TypeError, ValueError: As `Collective.all_reduce`; no array has changed then.
+    """
+    leaves, spec = tree.flatten(nest)
+    return tree.unflatten(
+        spec, all_reduce_list(collective, leaves, op, in_place=in_place, bytes_per_pack=bytes_per_pack)
+    )
+
+
+def all_reduce_list(
+    collective: Collective,
+    leaves: Sequence[Any],
+    op: ReduceOp = ReduceOp.SUM,
+    *,
+    in_place: bool = False,
+    bytes_per_pack: int = 0,
+) -> list[Any]:
+    """Collective. `all_reduce_nest` of arrays and IndexedSlices in one list."""
+    if len(leaves) == 1 or collective.communicator.size == 1:
+        return [_one(collective, leaf, op, in_place=in_place) for leaf in leaves]
+    results = list(leaves)
+    lent = {n: arrays.lend(leaf) for n, leaf in enumerate(leaves) if not isinstance(leaf, IndexedSlices)}
+    for array in {array.dtype: array for array in lent.values()}.values():
+        check_reducible(array, op)
+    if in_place:
+        for array in lent.values():
+            check_in_place(array, op)
+    _compare(collective, leaves, lent, op)
+    for n, leaf in enumerate(leaves):
+        if isinstance(leaf, IndexedSlices):
+            results[n] = reduce_slices(collective, op, leaf)
+    numbers = list(lent)
+    given = list(lent.values())
+    if in_place:
+        _reduce_in_place(collective, _joined(collective, given), op, bytes_per_pack or PACK_BYTES)
+        return results
+    for pack in _packs(given, bytes_per_pack or PACK_BYTES):
+        parts = _reduce_pack(collective, [given[index] for index in pack], op)
+        for index, part in zip(pack, parts, strict=True):
+            number = numbers[index]
+            results[number] = arrays.give_back(part, leaves[number])
+    return results
+
+
+def _one(collective: Collective, leaf: Any, op: ReduceOp, *, in_place: bool) -> Any:
+    if isinstance(leaf, IndexedSlices):
+        return reduce_slices(collective, op, leaf)
+    return collective.all_reduce(leaf, op, in_place=in_place)
+
+
+def _compare(collective: Collective, leaves: Sequence[Any], lent: dict[int, AnyArray], op: ReduceOp) -> None:
+    """Compare what ranks are about to do about as often as the collective does: packed, other shapes look alike."""
+    if isinstance(collective, ArrayCollective) and not collective.log.compares_soon():
+        return
+    described = [
+        (lent[n].shape, lent[n].dtype.name) if n in lent else type(leaf).__name__ for n, leaf in enumerate(leaves)
+    ]
+    same_on_all(
+        collective.communicator, "the arrays that are reduced together", (op.name, described),
+        "Pass nests of the same structure, shapes and dtypes on all ranks.",
+    )
+
+
+def _packs(given: Sequence[AnyArray], limit: int) -> list[list[int]]:
+    """Which arrays are reduced together, as indices: in the order in which packs are full, or arrays too large."""
+    packs: list[list[int]] = []
+    open_packs: dict[tuple[np.dtype[Any], int | None], list[int]] = {}
+    room: dict[tuple[np.dtype[Any], int | None], int] = {}
+    alone = min(ALONE_BYTES, limit)
+    for index, array in enumerate(given):
+        byte_count, dtype = array.nbytes, array.dtype
+        # Arrays of another byte order would come back in this machine's.
+        if byte_count >= alone or not dtype.isnative:
+            packs.append([index])
+            continue
+        key = (dtype, None if type(array) is np.ndarray else arrays.device_index(array))
+        if byte_count > room.get(key, limit):
+            packs.append(open_packs.pop(key))
+        if key not in open_packs:
+            open_packs[key], room[key] = [], limit
+        open_packs[key].append(index)
+        room[key] -= byte_count
+    return packs + list(open_packs.values())
+
+
+def _reduce_pack(collective: Collective, pack: list[AnyArray], op: ReduceOp) -> list[AnyArray]:
+    if len(pack) == 1:
+        return [collective.all_reduce(pack[0], op)]
+    packed = arrays.namespace(pack[0]).concatenate([array.reshape(-1) for array in pack])
+    is_kept = op is not ReduceOp.MEAN or packed.dtype.kind not in "iu"
+    total = collective.all_reduce(packed, op, in_place=is_kept)
+    places = slices_of([array.size for array in pack])
+    return [total[place].reshape(array.shape) for place, array in zip(places, pack, strict=True)]
+
+
+def _reduce_in_place(collective: Collective, given: Sequence[AnyArray], op: ReduceOp, limit: int) -> None:
+    # All packs go through the same memory: fresh one, which the system gives page by page, costs more than the copies.
+    room: AnyArray | None = None
+    for pack in _packs(given, limit):
+        targets = [given[index] for index in pack]
+        if len(pack) == 1:
+            collective.all_reduce(targets[0], op, in_place=True)
+            continue
+        flat = [target.reshape(-1) for target in targets]
+        if arrays.is_cupy(flat[0]):
+            packed = arrays.namespace(flat[0]).concatenate(flat)
+        else:
+            room = np.empty(limit, np.uint8) if room is None else room
+            packed = room[: sum(target.nbytes for target in targets)].view(flat[0].dtype)
+            np.concatenate(flat, out=packed)
+        collective.all_reduce(packed, op, in_place=True)
+        for target, place in zip(flat, slices_of([target.size for target in flat]), strict=True):
+            target[...] = packed[place]
+
+
+def _joined(collective: Collective, given: list[AnyArray]) -> list[AnyArray]:
+    """The arrays, with runs of neighbours in memory as one flat array each; the same runs on every rank."""
+    if sum(array.nbytes for array in given) < ALONE_BYTES:
+        # Packing so little takes no longer than agreeing.
+        return given
+    # Memory differs from rank to rank: neighbours are those that are neighbours everywhere.
+    owners = [_owner(array) for array in given]
+    apart = np.array([
+        # A view must not cross the bounds of an allocation.
+        first[1] is not second[1] or not _is_next(first[0], second[0])
+        for first, second in itertools.pairwise(zip(given, owners, strict=True))
+    ], np.uint8)
+    apart = collective.all_reduce(apart, ReduceOp.MAX)
+    if apart.all():
+        return given
+    edges = [0, *(np.flatnonzero(apart) + 1).tolist(), len(given)]
+    return [_as_one(given[first:end]) for first, end in itertools.pairwise(edges)]
+
+
+def _owner(array: AnyArray) -> object:
+    """Whose the memory of an array is."""
+    owner: Any = array
+    while isinstance(owner, np.ndarray) and owner.base is not None:
+        owner = owner.base
+    return owner
+
+
+def _is_next(first: AnyArray, second: AnyArray) -> bool:
+    """Whether an array of the same dtype begins where another one ends."""
+    is_alike = type(first) is type(second) is np.ndarray and first.dtype == second.dtype
+    return is_alike and address_of(first) + first.nbytes == address_of(second)
+
+
+def _as_one(run: list[AnyArray]) -> AnyArray:
+    if len(run) == 1:
+        return run[0]
+    size = sum(array.size for array in run)
+    return np.lib.stride_tricks.as_strided(run[0], (size,), (run[0].itemsize,))

@@ -1,0 +1,1 @@
+"""Arrays in GPU memory: CUDA, NCCL, staging, and whether MPI takes device pointers."""

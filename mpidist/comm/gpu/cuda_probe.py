@@ -1,0 +1,56 @@
+"""A program of its own: give MPI pointers to GPU memory, and see. `cuda_awareness` starts it, and outlives it.
+
+Prints what has succeeded, a JSON object per line, each before the next is tried: the next may end the process.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import sys
+from typing import Any
+
+# Long enough that no library sends it with its first message.
+_COUNT = 1 << 17
+
+
+def main(memory: str) -> int:
+    """Local. Try it.
+
+    Args:
+        memory: The module that makes arrays: "cupy", or "numpy" for host memory.
+
+    Returns:
+        The exit code, 0 where the question could be asked.
+    """
+    try:
+        xp = importlib.import_module(memory)
+        sent: Any = xp.arange(_COUNT, dtype="float32")
+        got: Any = xp.zeros_like(sent)
+        if memory == "cupy":
+            xp.cuda.get_current_stream().synchronize()
+    except Exception as error:
+        _tell(reason=f"{type(error).__name__}: {error}")
+        return 0
+    # The GPU's context comes before MPI, as in a program that binds its GPU.
+    module = importlib.import_module("mpidist.comm.mpi_communicator")
+    library = importlib.import_module("mpidist.comm.mpi_library").loaded_library()
+    _tell(library=str(library))
+    ranks = module.MPI.COMM_SELF
+    ranks.Sendrecv(sent, 0, 0, got, 0, 0)
+    _tell(messages=bool((got == sent).all()))
+    got[...] = 0
+    if memory == "cupy":
+        xp.cuda.get_current_stream().synchronize()
+    ranks.Allreduce(sent, got)
+    _tell(sums=bool((got == sent).all()))
+    return 0
+
+
+def _tell(**known: object) -> None:
+    sys.stdout.write(json.dumps(known) + "\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1]))

@@ -1,0 +1,211 @@
+"""The collective over NCCL, for CuPy arrays where every rank has a GPU of its own.
+
+Calls are put on the program's current stream and return at once: what the program starts there afterwards sees their
+results. Untested on a GPU.
+"""
+
+from __future__ import annotations
+
+import atexit
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+from mpidist import arrays
+from mpidist.arrays import AnyArray
+from mpidist.comm.agreement import together
+from mpidist.comm.arithmetic.combine import FUNCTIONS
+from mpidist.comm.arithmetic.slices import slices_of
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.front.front import ArrayCollective
+from mpidist.options import CommunicationOptions, ReduceOp
+
+_OPERATIONS = {
+    ReduceOp.SUM: "NCCL_SUM",
+    ReduceOp.MEAN: "NCCL_SUM",
+    ReduceOp.MIN: "NCCL_MIN",
+    ReduceOp.MAX: "NCCL_MAX",
+    ReduceOp.PROD: "NCCL_PROD",
+}
+_TYPES = {
+    "bool": "NCCL_UINT8",
+    "int8": "NCCL_INT8",
+    "uint8": "NCCL_UINT8",
+    "int32": "NCCL_INT32",
+    "uint32": "NCCL_UINT32",
+    "int64": "NCCL_INT64",
+    "uint64": "NCCL_UINT64",
+    "float16": "NCCL_FLOAT16",
+    "bfloat16": "NCCL_BFLOAT16",
+    "float32": "NCCL_FLOAT32",
+    "float64": "NCCL_FLOAT64",
+}
+# What NCCL has no type for goes in a wider one; sums and products of integers stay right modulo 2**16.
+_WIDER = {"int16": np.dtype(np.int32), "uint16": np.dtype(np.uint32), "bfloat16": np.dtype(np.float32)}
+
+
+class NcclCollective(ArrayCollective):
+    """NCCL's collectives on the current stream.
+
+    Sums of float16 and bfloat16 are added in that precision, as NCCL does; `wire_dtype` adds them in float32.
+
+    Collective. Args:
+        communicator: The ranks, each with a GPU of its own, which is current.
+        options: As for `ArrayCollective`.
+        cuda: The module `mpidist.comm.gpu.cuda`, which needs CuPy.
+
+    Raises:
+        RuntimeError: NCCL cannot start, on every rank that learns of it.
+    """
+
+    combines_halves = True
+    takes_device_arrays = True
+
+    def __init__(self, communicator: Communicator, options: CommunicationOptions, cuda: Any) -> None:
+        super().__init__(communicator, options)
+        self._cuda = cuda
+        self._nccl: Any = cuda.nccl
+        rank, size = communicator.rank, communicator.size
+        identity = together(
+            communicator, "starting NCCL", lambda: self._nccl.get_unique_id() if rank == 0 else None
+        )
+        identity = communicator.broadcast_object(identity)
+        # One communicator for each collective: NCCL wants all ranks' calls on it in one order.
+        self._ranks: Any = together(
+            communicator, "starting NCCL", lambda: self._nccl.NcclCommunicator(size, identity, rank)
+        )
+        # To destroy it is a collective call: not for the garbage collector. What is left at the end is aborted, which
+        # is not, when the last results have been sent.
+        atexit.register(self._close)
+
+    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        if source.dtype.kind == "c" and op is ReduceOp.PROD:
+            self._multiply_gathered(source, total)
+            return
+        wide, out, kind = self._as_nccl_has_it(source, total)
+        operation = getattr(self._nccl, _OPERATIONS[op])
+        self._ranks.allReduce(self._address(wide), self._address(out), wide.size, kind, operation, self._stream())
+        _write_back(out, total)
+
+    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        if source.dtype.kind == "c" and op is ReduceOp.PROD:
+            self._multiply_gathered(source, total if self.communicator.rank == root else source.copy())
+            return
+        wide, out, kind = self._as_nccl_has_it(source, total)
+        operation = getattr(self._nccl, _OPERATIONS[op])
+        self._ranks.reduce(
+            self._address(wide), self._address(out), wide.size, kind, operation, root, self._stream()
+        )
+        if self.communicator.rank == root:
+            _write_back(out, total)
+
+    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        parts = slices_of(counts)
+        if source.dtype.kind == "c" and op is ReduceOp.PROD:
+            total = source.copy()
+            self._multiply_gathered(source, total)
+            mine[...] = total[parts[self.communicator.rank]]
+            return
+        wide, out, kind = self._as_nccl_has_it(source, mine)
+        operation = getattr(self._nccl, _OPERATIONS[op])
+        # Complex numbers go as pairs.
+        factor = wide.size // source.size
+        if len(set(counts)) == 1:
+            self._ranks.reduceScatter(
+                self._address(wide), self._address(out), out.size, kind, operation, self._stream()
+            )
+        else:
+            with self._group():
+                for root, part in enumerate(parts):
+                    piece = wide[part.start * factor : part.stop * factor]
+                    if piece.size:
+                        # Where this rank is not the root nothing is written.
+                        into = out if root == self.communicator.rank else piece
+                        self._ranks.reduce(
+                            self._address(piece), self._address(into), piece.size, kind, operation, root,
+                            self._stream(),
+                        )
+        _write_back(out, mine)
+
+    def _broadcast(self, data: AnyArray, root: int) -> None:
+        address = self._address(data)
+        self._ranks.broadcast(address, address, data.size, self._nccl.NCCL_UINT8, root, self._stream())
+
+    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        kind, stream = self._nccl.NCCL_UINT8, self._stream()
+        if len(set(counts)) == 1:
+            self._ranks.allGather(self._address(mine), self._address(gathered), mine.size, kind, stream)
+            return
+        with self._group():
+            for root, part in enumerate(slices_of(counts)):
+                if counts[root]:
+                    into = self._address(gathered[part])
+                    sent = self._address(mine) if root == self.communicator.rank else into
+                    self._ranks.broadcast(sent, into, counts[root], kind, root, stream)
+
+    def _all_to_all(
+        self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
+    ) -> None:
+        kind, stream, rank = self._nccl.NCCL_UINT8, self._stream(), self.communicator.rank
+        outgoing, incoming = slices_of(sent_counts), slices_of(got_counts)
+        self._address(sent)  # raises for an array that NCCL cannot reach
+        got[incoming[rank]] = sent[outgoing[rank]]
+        with self._group():
+            for other in range(self.communicator.size):
+                if other == rank:
+                    continue
+                if sent_counts[other]:
+                    self._ranks.send(self._address(sent[outgoing[other]]), sent_counts[other], kind, other, stream)
+                if got_counts[other]:
+                    self._ranks.recv(self._address(got[incoming[other]]), got_counts[other], kind, other, stream)
+
+    def _as_nccl_has_it(self, source: AnyArray, total: AnyArray) -> tuple[AnyArray, AnyArray, int]:
+        """Arrays of a type that NCCL has, which type that is; the second one is for the result."""
+        if source.dtype.kind == "c":
+            half = np.dtype(f"f{source.itemsize // 2}")
+            source, total = source.view(half), total.view(half)
+        name = source.dtype.name
+        kind = getattr(self._nccl, _TYPES.get(name, ""), None)
+        if kind is not None:
+            return source, total, int(kind)
+        if name not in _WIDER:
+            raise TypeError(f"NCCL has no type for arrays of dtype {source.dtype}; convert them to float32, say")
+        wide = source.astype(_WIDER[name])
+        out = arrays.namespace(source).empty(total.size, wide.dtype)
+        return wide, out, int(getattr(self._nccl, _TYPES[wide.dtype.name]))
+
+    def _multiply_gathered(self, source: AnyArray, total: AnyArray) -> None:
+        # NCCL multiplies no complex numbers.
+        rows = arrays.namespace(source).empty((self.communicator.size, source.size), source.dtype)
+        counts = [source.nbytes] * self.communicator.size
+        self._all_gather(source.view(np.uint8), rows.reshape(-1).view(np.uint8), counts)
+        multiply = FUNCTIONS[ReduceOp.PROD]
+        total[...] = rows[0]
+        for row in rows[1:]:
+            multiply(total, row, out=total)
+
+    @contextmanager
+    def _group(self) -> Iterator[None]:
+        """Calls that NCCL takes as one; alone, sends and receives would wait for each other."""
+        self._nccl.groupStart()
+        try:
+            yield
+        finally:
+            self._nccl.groupEnd()
+
+    def _stream(self) -> int:
+        return int(self._cuda.current_stream())
+
+    def _address(self, array: AnyArray) -> int:
+        return int(self._cuda.device_address(array))
+
+    def _close(self) -> None:
+        self._cuda.synchronize(self._ranks.device_id())
+        self._ranks.abort()
+
+
+def _write_back(out: AnyArray, total: AnyArray) -> None:
+    if out.dtype.itemsize > total.dtype.itemsize and total.dtype.kind != "c":
+        total[...] = out.astype(total.dtype)

@@ -1,0 +1,185 @@
+"""Peer memory: arrays of the node's other processes, which the kernel reads and writes in one copy (Linux).
+
+`process_vm_readv` and `process_vm_writev` (cross memory attach, `man 2 process_vm_readv`) need no shared memory, so
+that any array will do. They ask for the right to trace the other process: the same user, and no container or security
+module that forbids it. Whether that is so is tried once.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import os
+import secrets
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.memory.shared_buffers import address_of
+from mpidist.errors import MismatchError, mark_shared
+
+SWITCH = "MPIDIST_PEER_MEMORY"
+CHECK = "MPIDIST_CHECK=1"
+
+# Yama (the security module of Debian and Ubuntu) lets only ancestors trace a process, unless it allows more by this
+# call (`man 2 PR_SET_PTRACER`); PTRACER_ANY leaves the check of the user in force. MPI libraries do the same.
+_YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
+_PR_SET_PTRACER = 0x59616D61
+_PTRACER_ANY = ctypes.c_ulong(-1)
+
+
+class _Span(ctypes.Structure):
+    """`struct iovec`: where bytes begin, and how many there are."""
+
+    _fields_ = (("begin", ctypes.c_void_p), ("count", ctypes.c_size_t))
+
+
+class PeerMemory:
+    """Two arrays of every rank of the node, its source and its target, as the kernel reaches them.
+
+    Args:
+        processes: The process of each rank of the node.
+        rank: This rank among them.
+        table: int64 of shape (ranks, 3) in node memory.
+        barrier: Of the node.
+    """
+
+    def __init__(
+        self, processes: list[int], rank: int, table: AnyArray, barrier: Callable[[], None]
+    ) -> None:
+        self._processes = processes
+        self._rank = rank
+        # Plain numbers: a row of NumPy's takes five times as long.
+        self._table = table.data.cast("B").cast("q")
+        self._own_row = address_of(table[rank])
+        self._barrier = barrier
+        self._sources: list[int] = []
+        self._targets: list[int] = []
+        self._here, self._there = _Span(), _Span()
+        self._spans = (ctypes.byref(self._here), 1, ctypes.byref(self._there), 1, 0)
+
+    def show(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
+        """Collective over the node. Let the others read `source`, and write `target`, until the next barrier.
+
+        Both are contiguous, and neither moves before that.
+
+        Args:
+            source: To be read.
+            target: To be written.
+            byte_count: What all ranks must have in common, so that none writes beyond another's array.
+
+        Returns:
+            Whether the kernel reaches the arrays of all ranks; the same on each. Memory that a driver has mapped, such
+            as CUDA's pinned memory, need not be reached (`VM_IO` in the kernel's `check_vma_flags`).
+
+        Raises:
+            MismatchError: The ranks' numbers of bytes differ; on every rank of the node.
+        """
+        shown = [address_of(source)]
+        shown.append(shown[0] if target is source else address_of(target))
+        if not all(self._reaches(address) for address in set(shown)):
+            shown = [0, 0]
+        table, begin = self._table, 3 * self._rank
+        table[begin], table[begin + 1], table[begin + 2] = *shown, byte_count
+        self._barrier()
+        rows = table.tolist()
+        self._sources, self._targets, byte_counts = rows[::3], rows[1::3], rows[2::3]
+        if len(set(byte_counts)) > 1:
+            raise mark_shared(MismatchError(
+                f"the arrays of a collective call must be of one size on all ranks, got {byte_counts} bytes on the "
+                f"ranks of this node. Make the same calls on all ranks; {CHECK} compares shapes at every call"
+            ))
+        return 0 not in self._sources
+
+    def read(self, rank: int, offset: int, into: AnyArray) -> None:
+        """Local. Fill a contiguous array from the source of a rank, from byte `offset` on."""
+        self._copy(_calls().process_vm_readv, rank, self._sources[rank] + offset, into)
+
+    def write(self, rank: int, offset: int, array: AnyArray) -> None:
+        """Local. Write a contiguous array to the target of a rank, from byte `offset` on."""
+        self._copy(_calls().process_vm_writev, rank, self._targets[rank] + offset, array)
+
+    def _reaches(self, address: int) -> bool:
+        """Whether this process's own memory there can be read so."""
+        here, there = self._here, self._there
+        here.begin, there.begin, here.count, there.count = self._own_row, address, 1, 1
+        return int(_calls().process_vm_readv(self._processes[self._rank], *self._spans)) == 1
+
+    def _copy(self, call: Any, rank: int, address: int, array: AnyArray) -> None:
+        here, there = self._here, self._there
+        here.begin, there.begin = address_of(array), address
+        left = array.nbytes
+        # At most 2 GiB go in one call, and a page that is not there ends it early.
+        while left:
+            here.count = there.count = left
+            done = call(self._processes[rank], *self._spans)
+            if done <= 0:
+                error = ctypes.get_errno()
+                raise OSError(error, f"{call.__name__} of {left} bytes with rank {rank} of this node: "
+                              f"{os.strerror(error)}. {SWITCH}=0 in the environment does without")
+            here.begin += done
+            there.begin += done
+            left -= done
+
+
+def open_peer_memory(
+    communicator: Communicator, table: AnyArray, barrier: Callable[[], None]
+) -> tuple[PeerMemory | None, str]:
+    """Collective. The memory of this node's other ranks, if every rank of every node reaches that of its node.
+
+    Args:
+        communicator: All ranks.
+        table: int64 of shape (ranks of the node, 3) in node memory.
+        barrier: Of the node.
+
+    Returns:
+        It, or None on every rank; and why not, as far as this rank knows.
+    """
+    node = communicator.node
+    why = _why_not()
+    # Numbers of processes differ between containers: a rank must find there what the other one has put there.
+    token = np.frombuffer(secrets.token_bytes(16), np.uint8)
+    shown = node.all_gather_object((os.getpid(), address_of(token), token.tobytes()))
+    peers = PeerMemory([process for process, _, _ in shown], node.rank, table, barrier)
+    if not why:
+        peers._sources = [address for _, address, _ in shown]
+        seen = np.empty_like(token)
+        try:
+            for rank, (_, _, expected) in enumerate(shown):
+                peers.read(rank, 0, seen)
+                if seen.tobytes() != expected:
+                    why = f"rank {rank} of this node is another process where this rank looks for it (a container?)"
+        except OSError as error:
+            why = str(error)
+    # The tokens live until every rank has read them.
+    if communicator.all_reduce_max(int(bool(why))):
+        return None, why or "another rank cannot"
+    return peers, ""
+
+
+def _why_not() -> str:
+    """What forbids it before it is tried; empty if nothing does."""
+    if os.environ.get(SWITCH) == "0":
+        return f"{SWITCH}=0"
+    if not hasattr(_calls(), "process_vm_readv"):
+        return "this system has no process_vm_readv"
+    if _YAMA.exists():
+        _calls().prctl(_PR_SET_PTRACER, _PTRACER_ANY, 0, 0, 0)
+    return ""
+
+
+@functools.cache
+def _calls() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    for name in ("process_vm_readv", "process_vm_writev"):
+        if hasattr(library, name):
+            call = getattr(library, name)
+            call.restype = ctypes.c_ssize_t
+            call.argtypes = (
+                ctypes.c_int, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_void_p, ctypes.c_ulong, ctypes.c_ulong,
+            )
+    return library

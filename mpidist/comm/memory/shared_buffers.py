@@ -1,0 +1,84 @@
+"""Shared buffers: arrays of a node's ranks that lie in node memory, so that ranks combine them where they are."""
+
+from __future__ import annotations
+
+import ctypes
+import weakref
+from typing import Any, cast
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.memory.node_memory import NodeMemory
+
+_LINE = 64
+
+
+class SharedBuffers:
+    """What a collective has allocated for its users, as long as this rank still has an array over it.
+
+    Args:
+        communicator: All ranks.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        self._rank, self._size = communicator.node.rank, communicator.node.size
+        self._known: list[_Buffer] = []
+
+    def allocate(self, byte_count: int) -> AnyArray:
+        """Collective. Zero bytes for this rank, in memory that its node sees.
+
+        Args:
+            byte_count: The same on every rank.
+
+        Raises:
+            OSError: There is no room, on every rank.
+        """
+        stride = max(_LINE, -(-byte_count // _LINE) * _LINE)
+        memory = NodeMemory(self._communicator, stride * max(self._communicator.node_sizes)).bytes
+        number = self._known[-1].number + 1 if self._known else 0
+        begin = stride * self._rank
+        buffer = _Buffer(number, weakref.ref(memory), address_of(memory) + begin, byte_count, stride)
+        self._known = [known for known in self._known if known.memory() is not None] + [buffer]
+        return memory[begin : begin + byte_count]
+
+    def place(self, array: AnyArray) -> int:
+        """Local. Where in the buffers `array` lies: the same number for the same place of another rank, else -1."""
+        address = address_of(array)
+        for buffer in self._known:
+            offset = address - buffer.begin
+            if 0 <= offset <= buffer.byte_count - array.nbytes:
+                return buffer.number << 48 | offset
+        return -1
+
+    def parts(self, place: int, array: AnyArray) -> list[AnyArray]:
+        """Local. The arrays of all ranks of the node, like this rank's at `place`."""
+        number, offset = place >> 48, place & (1 << 48) - 1
+        buffer = next(known for known in self._known if known.number == number)
+        memory = buffer.memory()
+        if memory is None:
+            raise RuntimeError("an array over a shared buffer exists, and its memory does not")
+        starts = (buffer.stride * rank + offset for rank in range(self._size))
+        return [memory[start : start + array.nbytes].view(array.dtype) for start in starts]
+
+
+class _Buffer:
+    """One allocation. Views keep its memory alive, since it is the base of all of them; the buffer does not."""
+
+    def __init__(
+        self, number: int, memory: weakref.ref[AnyArray], begin: int, byte_count: int, stride: int
+    ) -> None:
+        self.number = number
+        self.memory = memory
+        self.begin = begin
+        self.byte_count = byte_count
+        self.stride = stride
+
+
+def address_of(array: AnyArray) -> int:
+    """Local. Where the array begins."""
+    try:
+        # A quarter of the time of the way below; not for arrays that are read-only, empty or of a dtype of ml_dtypes.
+        return ctypes.addressof(ctypes.c_char.from_buffer(cast(Any, array)))
+    except (TypeError, ValueError):
+        return int(array.__array_interface__["data"][0])

@@ -1,0 +1,1 @@
+"""Distribution: each rank's share of a dataset, and its iterator."""

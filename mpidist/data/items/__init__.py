@@ -1,0 +1,1 @@
+"""Items: which examples, in which order. Pure; nothing is read here."""

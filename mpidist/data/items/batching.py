@@ -1,0 +1,100 @@
+"""Batches as items: groups of a stream's items, still unread, so that whoever reads one may read a part of it only."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from mpidist.data.items.sharding import count_groups
+from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, Stream, drop_items, join
+
+# A block may hold all rows of a shuffle: the groups of it are not made all at once.
+_GROUPS_AT_ONCE = 256
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Groups of `batch_size` items; the last may be smaller, unless `drop_remainder`."""
+
+    parent: Stream
+    batch_size: int
+    drop_remainder: bool
+
+    @property
+    def cardinality(self) -> int:
+        """Local. The number of groups."""
+        known = self.parent.cardinality
+        return known if known < 0 else count_groups(known, (self.batch_size,), self.drop_remainder)
+
+    def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
+        """Local. Seeks as its parent does."""
+        parent = self.parent.blocks(epoch, start * self.batch_size)
+        return _groups(parent, (self.batch_size,), self.drop_remainder)
+
+    def seeds(self) -> list[Seed]:
+        """Local. Those of its parent."""
+        return self.parent.seeds()
+
+
+@dataclass(frozen=True)
+class Rebatch:
+    """Other groups over the items of a stream of groups, whose borders are ignored.
+
+    Attributes:
+        parent: Its items are groups.
+        sizes: Sizes of the new groups, used in turn; a zero makes an empty group while items are left.
+        drop_remainder: Leave out a last group that is smaller than its size.
+    """
+
+    parent: Stream
+    sizes: tuple[int, ...]
+    drop_remainder: bool
+
+    @property
+    def cardinality(self) -> int:
+        """Local. Known where the parent is a `Batch` of a known number of items, else UNKNOWN or INFINITE."""
+        if self.parent.cardinality == INFINITE:
+            return INFINITE
+        if not isinstance(self.parent, Batch) or self.parent.parent.cardinality < 0:
+            return UNKNOWN
+        total = self.parent.parent.cardinality
+        if self.parent.drop_remainder:
+            total -= total % self.parent.batch_size
+        return count_groups(total, self.sizes, self.drop_remainder)
+
+    def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
+        """Local. Seeks by going over the parent's groups, unread."""
+        parent = (group for block in self.parent.blocks(epoch, 0) for group in block)
+        return drop_items(_groups(parent, self.sizes, self.drop_remainder), start)
+
+    def seeds(self) -> list[Seed]:
+        """Local. Those of its parent."""
+        return self.parent.seeds()
+
+
+def _groups(blocks: Iterable[Items], sizes: tuple[int, ...], drop_remainder: bool) -> Iterator[list[Items]]:
+    """Cut the items of all blocks into groups of the given sizes, used in turn."""
+    held: list[Items] = []
+    count = 0
+    turns = itertools.cycle(sizes)
+    size = next(turns)
+    is_uniform = len(sizes) == 1
+    for block in blocks:
+        begin = 0
+        while begin < len(block):
+            if is_uniform and not count and begin + size <= len(block):
+                # Most groups lie within a block: many at once cost a slice each.
+                end = begin + min((len(block) - begin) // size, _GROUPS_AT_ONCE) * size
+                yield [block[first : first + size] for first in range(begin, end, size)]
+                begin = end
+                continue
+            end = min(begin + size - count, len(block))
+            held.append(block[begin:end])
+            count += end - begin
+            begin = end
+            if count == size:
+                yield [join(held)]
+                held, count, size = [], 0, next(turns)
+    if count and not drop_remainder:
+        yield [join(held)]

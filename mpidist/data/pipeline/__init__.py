@@ -1,0 +1,1 @@
+"""Pipelines: streams of items joined with the way to read them."""

@@ -1,0 +1,83 @@
+"""The iterator of a plain dataset, with a position that can be saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from mpidist.data.items.position import load_position, position_state
+from mpidist.data.items.stream import Epoch
+from mpidist.data.pipeline.pipeline import Pipeline
+from mpidist.data.reading.prefetch import Prefetcher
+
+
+class Reader(Iterator[Any]):
+    """Elements of a pipeline from some position on, read ahead in a thread where that pays.
+
+    Args:
+        elements: Reads them.
+        depth: How many to read ahead; 0 reads in `next`.
+
+    Attributes:
+        read: Gives the next element, or raises StopIteration: what `next` does, with a call less.
+    """
+
+    def __init__(self, elements: Iterator[Any], depth: int) -> None:
+        self._prefetcher = Prefetcher(elements, depth) if depth > 0 else None
+        self.read = (elements if self._prefetcher is None else self._prefetcher).__next__
+
+    def __next__(self) -> Any:
+        """The next element."""
+        return self.read()
+
+    def close(self) -> None:
+        """Local. End the thread, if there is one. Safe twice."""
+        if self._prefetcher is not None:
+            self._prefetcher.close()
+
+
+class DatasetIterator(Iterator[Any]):
+    """One pass over a dataset.
+
+    Args:
+        pipeline: What is read.
+        iteration: Number of the pass; shuffles depend on it.
+        set_iterations: Tells the dataset how many passes there have been, when a position is loaded.
+    """
+
+    def __init__(self, pipeline: Pipeline, iteration: int, set_iterations: Callable[[int], None]) -> None:
+        self._pipeline = pipeline
+        self._iteration = iteration
+        self._set_iterations = set_iterations
+        self._taken = 0
+        self._reader: Reader | None = None
+
+    def __next__(self) -> Any:
+        """The next element."""
+        if self._reader is None:
+            epoch = Epoch((self._iteration,))
+            elements = self._pipeline.iterate(epoch, self._taken, self._pipeline.read)
+            self._reader = Reader(elements, self._pipeline.prefetch)
+        element = next(self._reader)
+        self._taken += 1
+        return element
+
+    def state(self) -> dict[str, int]:
+        """Local. The position: `iteration`, `batch` (elements taken), and seeds that were drawn."""
+        return position_state(self._pipeline.stream, self._iteration, self._taken)
+
+    def load_state(self, state: Mapping[str, int]) -> None:
+        """Local. Go on where `state` was taken; the next iteration of the dataset is the one after it.
+
+        Raises:
+            ValueError: The state is that of another pipeline.
+        """
+        self._iteration, self._taken, _ = load_position(self._pipeline.stream, state)
+        self._set_iterations(self._iteration + 1)
+        self.close()
+
+    def close(self) -> None:
+        """Local. End prefetching; `next` goes on from the same position. Safe twice."""
+        if self._reader is not None:
+            self._reader.close()
+            self._reader = None

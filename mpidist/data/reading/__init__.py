@@ -1,0 +1,1 @@
+"""Reading: how items become arrays."""

@@ -1,0 +1,5 @@
+"""Tests of programs of several ranks: the pytest plugin, and the contract of a collective (`testing.contract`)."""
+
+from mpidist.testing.plugin import communicator, fake_nodes
+
+__all__ = ["communicator", "fake_nodes"]

@@ -1,0 +1,355 @@
+"""The contract of a collective as a class of pytest tests, for the library's backends and for anybody's own.
+
+    from mpidist.testing.contract import CollectiveContract
+
+    class TestMine(CollectiveContract):
+        @pytest.fixture
+        def collective(self, communicator):
+            return MyCollective(communicator)
+
+Run it on 1, 2, 3 and 4 ranks: `mpirun -n 3 python -m pytest --with-mpi test_mine.py`. For `CrossDeviceOps` the fixture
+returns `MyOps().bind(communicator)`. It must give each test a new object, as checks are made in its first calls.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.slices import cut_evenly
+from mpidist.comm.collective import Collective
+from mpidist.errors import MismatchError, is_shared
+from mpidist.options import ReduceOp
+
+DTYPES = (
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
+    "float32", "float64", "longdouble", "complex64", "complex128", "clongdouble", ">f4", ">i8",
+)
+# What a sum or a mean of small numbers loses by being rounded to the dtype.
+TOLERANCES = {"bfloat16": 1e-2, "float16": 1e-3}
+_FUNCTIONS: dict[ReduceOp, Callable[..., Any]] = {
+    ReduceOp.SUM: np.sum, ReduceOp.MEAN: np.mean, ReduceOp.MIN: np.min, ReduceOp.MAX: np.max, ReduceOp.PROD: np.prod,
+}
+
+
+class CollectiveContract:
+    """What every `Collective` keeps. Subclasses have a fixture `collective` that makes one over all ranks.
+
+    Attributes:
+        dtypes: Names of those that are tried; bfloat16 where ml_dtypes is installed.
+        large: Elements of an array that is longer than what the collective sends at once.
+        takes_other_libraries: Whether PyTorch's and JAX's arrays are tried, where these are installed.
+    """
+
+    dtypes: ClassVar[tuple[str, ...]] = DTYPES
+    large: ClassVar[int] = 300_001
+    takes_other_libraries: ClassVar[bool] = True
+
+    @pytest.fixture
+    def collective(self) -> Collective:
+        """What is tested."""
+        raise NotImplementedError(f"{type(self).__name__} must have a fixture `collective`")
+
+    @pytest.mark.parametrize("op", ReduceOp)
+    def test_all_reduce_of_every_dtype(self, collective: Collective, op: ReduceOp) -> None:
+        """Values, dtype of the result, and what is refused."""
+        for name, dtype in self._known_dtypes():
+            arrays = _arrays(collective, dtype)
+            mine = arrays[collective.communicator.rank].copy()
+            if not _is_defined(op, dtype):
+                with pytest.raises(TypeError, match=op.name):
+                    collective.all_reduce(mine, op)
+                continue
+            result = collective.all_reduce(mine, op)
+            _compare(result, arrays, op, name)
+            _expect_equal(mine, arrays[collective.communicator.rank], f"the input of {op.name} of {name}")
+            _expect(not np.shares_memory(result, mine), "the result must not be the input, on one rank either")
+
+    def test_all_reduce_of_every_shape(self, collective: Collective) -> None:
+        """Scalars, arrays without elements, and memory that is not contiguous."""
+        for shape in ((), (0,), (3, 0), (1,), (2, 3, 5)):
+            arrays = _arrays(collective, np.dtype("float32"), shape)
+            _compare(collective.all_reduce(arrays[collective.communicator.rank]), arrays, ReduceOp.SUM, f"{shape}")
+        wide = _arrays(collective, np.dtype("float64"), (6, 4))
+        for view in (np.transpose, lambda array: array[::-1, ::2], lambda array: array[:, 1]):
+            arrays = [view(array) for array in wide]
+            for op in (ReduceOp.SUM, ReduceOp.MEAN):
+                result = collective.all_reduce(arrays[collective.communicator.rank], op)
+                _compare(result, arrays, op, "a view that is not contiguous")
+
+    @pytest.mark.parametrize("op", ReduceOp)
+    def test_all_reduce_in_place(self, collective: Collective, op: ReduceOp) -> None:
+        """The argument takes the result, or nothing has happened to it."""
+        for name in ("int32", "float16", "float32", "float64", ">f4"):
+            arrays = _arrays(collective, np.dtype(name))
+            mine = arrays[collective.communicator.rank].copy()
+            if op is ReduceOp.MEAN and mine.dtype.kind == "i":
+                with pytest.raises(TypeError, match="float64"):
+                    collective.all_reduce(mine, op, in_place=True)
+                _expect_equal(mine, arrays[collective.communicator.rank], "an array that cannot take the result")
+                continue
+            _expect(collective.all_reduce(mine, op, in_place=True) is mine, "`in_place` must return its argument")
+            _compare(mine, arrays, op, f"{name} in place")
+
+    def test_in_place_wants_an_array_that_it_can_write(self, collective: Collective) -> None:
+        """Neither a view that is not contiguous nor a read-only one."""
+        frozen = np.zeros(3)
+        frozen.flags.writeable = False
+        for array in (np.zeros((4, 4))[:, ::2], frozen):
+            with pytest.raises(ValueError, match="C-contiguous"):
+                collective.all_reduce(array, in_place=True)
+
+    def test_results_have_the_same_bits_on_every_rank(self, collective: Collective) -> None:
+        """Whoever adds in another order must send the sum, not make it again."""
+        generator = np.random.default_rng(collective.communicator.rank)
+        for dtype in ("float32", "float64"):
+            array = generator.standard_normal(1001).astype(dtype)
+            results = collective.communicator.all_gather_object(collective.all_reduce(array).tobytes())
+            _expect(len(set(results)) == 1, f"sums of {dtype} differ between ranks")
+
+    def test_small_integers_and_halves_do_not_overflow_on_the_way(self, collective: Collective) -> None:
+        """A mean fits where the sum does not."""
+        for array in (np.full(3, 100, np.int8), np.full(3, 40000, np.float16)):
+            mean = collective.all_reduce(array, ReduceOp.MEAN)
+            _expect_equal(mean.astype("float64"), array.astype("float64"), "the mean of equal arrays")
+
+    def test_what_is_no_number_is_refused(self, collective: Collective) -> None:
+        """Text, objects, dates and structures."""
+        for array in (np.array(["a"]), np.array([None]), np.zeros(2, "datetime64[s]"), np.zeros(2, "V3")):
+            with pytest.raises(TypeError, match="numeric"):
+                collective.all_reduce(array)
+
+    def test_large_arrays(self, collective: Collective) -> None:
+        """Longer than what is sent at once."""
+        communicator = collective.communicator
+        size, rank = communicator.size, communicator.rank
+        base = np.arange(self.large, dtype=np.float32) % 1000
+        total = base * size + size * (size - 1) // 2
+        _expect_equal(collective.all_reduce(base + rank), total, "all_reduce")
+        reduced = collective.reduce(base + rank, ReduceOp.SUM, size - 1)
+        if reduced is not None:
+            _expect_equal(reduced, total, "reduce")
+        _expect_equal(
+            collective.reduce_scatter(base + rank), total[cut_evenly(self.large, size)[rank]], "reduce_scatter"
+        )
+        _expect_equal(collective.broadcast(base + rank, size - 1), base + size - 1, "broadcast")
+        gathered = collective.all_gather(base[rank:] + rank)
+        _expect_equal(gathered, np.concatenate([base[one:] + one for one in range(size)]), "all_gather")
+        received = collective.all_to_all([base[to:] + rank for to in range(size)])
+        for source, part in enumerate(received):
+            _expect_equal(part, base[rank:] + source, f"all_to_all from rank {source}")
+
+    def test_reduce_to_each_rank(self, collective: Collective) -> None:
+        """The result is there and nowhere else."""
+        rank, size = collective.communicator.rank, collective.communicator.size
+        cases = [("float64", op, root) for root in range(size) for op in (ReduceOp.SUM, ReduceOp.MEAN)]
+        cases += [(name, ReduceOp.MAX, size - 1) for name in ("bool", "float16", "int8")]
+        for name, op, root in [*cases, ("int32", ReduceOp.MEAN, 0)]:
+            arrays = _arrays(collective, np.dtype(name))
+            result = collective.reduce(arrays[rank], op, root)
+            if rank == root:
+                _compare(np.asarray(result), arrays, op, f"{name} at rank {root}")
+            else:
+                _expect(result is None, f"rank {rank} got a result that belongs to rank {root}")
+
+    def test_reduce_scatter(self, collective: Collective) -> None:
+        """Parts as `numpy.array_split` cuts them, also fewer rows than ranks and none."""
+        rank, size = collective.communicator.rank, collective.communicator.size
+        cases = [((7,), "float64", ReduceOp.SUM), ((2, 3), "float32", ReduceOp.MEAN), ((0, 3), "int32", ReduceOp.SUM)]
+        for shape, name, op in [*cases, ((9, 2), "float16", ReduceOp.MAX), ((5,), "int16", ReduceOp.MEAN)]:
+            arrays = _arrays(collective, np.dtype(name), shape)
+            parts = [np.array_split(array, size)[rank] for array in arrays]
+            _compare(collective.reduce_scatter(arrays[rank], op), parts, op, f"part of {shape}")
+        with pytest.raises(ValueError, match="at least one dimension"):
+            collective.reduce_scatter(np.float64(1))
+
+    def test_broadcast(self, collective: Collective) -> None:
+        """From each rank, of each dtype and shape."""
+        rank, size = collective.communicator.rank, collective.communicator.size
+        cases: list[tuple[tuple[int, ...], np.dtype[Any], int]] = [
+            ((7,), dtype, size - 1) for _, dtype in self._known_dtypes()
+        ]
+        cases += [((2, 3), np.dtype("float32"), root) for root in range(size)]
+        for shape, dtype, root in [*cases, ((), np.dtype("int32"), 0), ((0,), np.dtype("int32"), 0)]:
+            arrays = _arrays(collective, dtype, shape)
+            result = collective.broadcast(arrays[rank], root)
+            _expect_equal(result, arrays[root], f"{dtype} of shape {shape} from rank {root}")
+        wide = np.arange(12.0).reshape(3, 4) + rank
+        _expect_equal(collective.broadcast(wide[:, ::2]), np.arange(12.0).reshape(3, 4)[:, ::2], "a strided array")
+        for root in (-1, size):
+            with pytest.raises(ValueError, match="`root` must be a rank"):
+                collective.broadcast(np.zeros(2), root)
+
+    def test_all_gather_of_uneven_sizes(self, collective: Collective) -> None:
+        """Along each axis, of each dtype; some ranks have nothing."""
+        rank, size = collective.communicator.rank, collective.communicator.size
+        cases = [(np.dtype("float32"), axis) for axis in (1, 2, -1, -3)]
+        for dtype, axis in [*cases, *((dtype, 0) for _, dtype in self._known_dtypes())]:
+            parts = []
+            for other in range(size):
+                shape = [2, 3, 4]
+                shape[axis] = other % 3
+                parts.append((np.arange(np.prod(shape)) % 2 + other).reshape(shape).astype(dtype))
+            result = collective.all_gather(parts[rank].copy(order="F"), axis)
+            _expect_equal(result, np.concatenate(parts, axis), f"{dtype} along axis {axis}")
+        _expect(collective.all_gather(np.zeros((0, 3))).shape == (0, 3), "nothing from nobody must keep its shape")
+        axis = 1 if rank == 0 else -1
+        _expect(collective.all_gather(np.zeros((2, 1)), axis).shape == (2, size), "axis -1 must be the last one")
+
+    def test_all_gather_refuses_a_bad_axis_on_every_rank(self, collective: Collective) -> None:
+        """With the same text."""
+        for shape, axis in (((), 0), ((3,), 1), ((3,), -2)):
+            with pytest.raises(ValueError, match=r"at least one dimension|out of range") as caught:
+                collective.all_gather(np.zeros(shape), axis)
+            texts = collective.communicator.all_gather_object(str(caught.value))
+            _expect(len(set(texts)) == 1, f"errors differ between ranks: {texts}")
+
+    def test_all_to_all(self, collective: Collective) -> None:
+        """Uneven parts, empty ones, and none at all."""
+        rank, size = collective.communicator.rank, collective.communicator.size
+        for dtype in ("float32", "int8", "complex128"):
+            parts = [np.full(((rank + to) % 3, 2), 10 * rank + to, dtype) for to in range(size)]
+            received = collective.all_to_all(parts)
+            _expect(len(received) == size, f"all_to_all must give {size} parts, got {len(received)}")
+            for source, part in enumerate(received):
+                wanted = np.full(((rank + source) % 3, 2), 10 * source + rank, dtype)
+                _expect_equal(part, wanted, f"part from rank {source}")
+        for part in collective.all_to_all([np.zeros((0, 2))] * size):
+            _expect_equal(part, np.zeros((0, 2)), "a part of nothing")
+        with pytest.raises(ValueError, match="one part per rank"):
+            collective.all_to_all([np.zeros(1)] * (size + 1))
+
+    def test_barrier_returns(self, collective: Collective) -> None:
+        """On every rank, again and again."""
+        for _ in range(3):
+            collective.barrier()
+
+    @pytest.mark.parametrize("calls", ["reductions", "broadcasts", "gathers", "exchanges"])
+    def test_a_difference_is_a_mismatch_on_every_rank(self, collective: Collective, calls: str) -> None:
+        """The last rank does something else; the error names it, and the next call works."""
+        size = collective.communicator.size
+        if size == 1:
+            pytest.skip("one rank cannot differ from itself")
+        for what, call in _differing(calls, collective, odd=collective.communicator.rank == size - 1).items():
+            with pytest.raises(MismatchError, match="must be the same on all ranks") as caught:
+                call()
+            _expect(is_shared(caught.value), f"{what}: the error must be marked as one of every rank")
+            _expect(f"rank {size - 1}" in str(caught.value), f"{what}: the rank must be named: {caught.value}")
+            _expect(collective.all_reduce(np.ones(1)).tolist() == [size], f"after another {what} a call must work")
+
+    @pytest.mark.parametrize("library", ["torch", "jax.numpy"])
+    def test_arrays_of_other_libraries(self, collective: Collective, library: str) -> None:
+        """Taken without a copy; the results are of their kind."""
+        if not self.takes_other_libraries:
+            pytest.skip("this collective takes NumPy's arrays only")
+        xp = pytest.importorskip(library, reason=f"{library.partition('.')[0]} is not installed")
+        rank, size = collective.communicator.rank, collective.communicator.size
+        ones = xp.ones(5, dtype=xp.float32)
+        results = {
+            "all_reduce": (collective.all_reduce(ones), np.full(5, size)),
+            "mean": (collective.all_reduce(ones * rank, ReduceOp.MEAN), np.full(5, (size - 1) / 2)),
+            "reduce": (collective.reduce(ones, ReduceOp.SUM, rank if size == 1 else 0), np.full(5, size)),
+            "reduce_scatter": (collective.reduce_scatter(xp.ones(size)), np.full(1, size)),
+            "broadcast": (collective.broadcast(ones * (rank + 1), size - 1), np.full(5, size)),
+            "all_gather": (collective.all_gather(ones), np.ones(5 * size)),
+            "all_to_all": (collective.all_to_all([ones] * size)[0], np.ones(5)),
+        }
+        for what, (result, wanted) in results.items():
+            if result is not None:
+                _expect(isinstance(result, type(ones)), f"{what} of {type(ones)} gave {type(result)}")
+                _expect_equal(np.asarray(result, "float64"), wanted.astype("float64"), what)
+        if library == "torch":
+            _expect(collective.all_reduce(ones, in_place=True) is ones, "`in_place` must return its argument")
+            _expect_equal(ones.numpy(), np.full(5, size, "float32"), "a tensor that was reduced in place")
+
+    def _known_dtypes(self) -> list[tuple[str, np.dtype[Any]]]:
+        if "bfloat16" in self.dtypes and importlib.util.find_spec("ml_dtypes") is not None:
+            # NumPy knows the name from then on.
+            importlib.import_module("ml_dtypes")
+            return [(name, np.dtype(name)) for name in self.dtypes]
+        return [(name, np.dtype(name)) for name in self.dtypes if name != "bfloat16"]
+
+
+def _arrays(collective: Collective, dtype: np.dtype[Any], shape: tuple[int, ...] = (70,)) -> list[AnyArray]:
+    """One array per rank, of small numbers: every dtype holds sum and product over a few ranks."""
+    made = []
+    for rank in range(collective.communicator.size):
+        values: AnyArray = (np.arange(int(np.prod(shape))) + rank) % (3 if rank < 4 else 1) + 1
+        if dtype.kind == "c":
+            values = values + 1j * rank
+        elif dtype.kind == "b":
+            values = values % 2
+        made.append(values.reshape(shape).astype(dtype))
+    return made
+
+
+def _is_defined(op: ReduceOp, dtype: np.dtype[Any]) -> bool:
+    if dtype.kind == "b":
+        return op in (ReduceOp.MIN, ReduceOp.MAX)
+    return dtype.kind != "c" or op not in (ReduceOp.MIN, ReduceOp.MAX)
+
+
+def _compare(result: AnyArray, arrays: list[AnyArray], op: ReduceOp, what: str) -> None:
+    """With NumPy's result in the widest type, in which these small numbers are exact."""
+    dtype = arrays[0].dtype
+    wide = np.clongdouble if dtype.kind == "c" else np.longdouble
+    wanted = np.asarray(_FUNCTIONS[op](np.stack([array.astype(wide) for array in arrays]), axis=0))
+    kept = np.dtype(np.float64) if op is ReduceOp.MEAN and dtype.kind in "iu" else dtype
+    text = f"{op.name} of {what}"
+    _expect(result.dtype == kept, f"{text}: the result is of {result.dtype}, expected {kept}")
+    np.testing.assert_allclose(
+        result.astype(wanted.dtype), wanted, rtol=TOLERANCES.get(dtype.name, 1e-6), err_msg=text, strict=True
+    )
+
+
+def _differing(calls: str, collective: Collective, *, odd: bool) -> dict[str, Callable[[], object]]:
+    """Calls in which one rank, for which `odd` is true, does something else: fewer than those that are checked."""
+    x, square, size = np.zeros(4, "float32"), np.zeros((2, 2)), collective.communicator.size
+    lists: dict[str, dict[str, Callable[[], object]]] = {
+        "reductions": {
+            "shape": lambda: collective.all_reduce(x[:3] if odd else x),
+            "number of dimensions": lambda: collective.all_reduce(x.reshape(2, 2) if odd else x),
+            "dtype": lambda: collective.all_reduce(x.astype("int32") if odd else x),
+            "operation": lambda: collective.all_reduce(x, ReduceOp.MAX if odd else ReduceOp.SUM),
+            "shape to scatter": lambda: collective.reduce_scatter(x[:3] if odd else x),
+            "call": lambda: collective.reduce_scatter(x) if odd else collective.all_reduce(x),
+        },
+        "broadcasts": {
+            "root": lambda: collective.broadcast(x, int(odd)),
+            "shape to broadcast": lambda: collective.broadcast(x[:2] if odd else x),
+            "root of a reduction": lambda: collective.reduce(x, ReduceOp.SUM, int(odd)),
+            "call": lambda: collective.all_gather(x) if odd else collective.all_reduce(x),
+            "other call": lambda: collective.all_reduce(x) if odd else collective.all_gather(x),
+        },
+        "gathers": {
+            "dtype": lambda: collective.all_gather(x.astype("float64") if odd else x),
+            "number of dimensions": lambda: collective.all_gather(x if odd else square, axis=0),
+            "scalar": lambda: collective.all_gather(x[0] if odd else x),
+            "axis": lambda: collective.all_gather(square, axis=int(odd)),
+            "other size": lambda: collective.all_gather(np.zeros((2, 5 if odd else 4))),
+        },
+        "exchanges": {
+            "dtype": lambda: collective.all_to_all([x.astype("float64") if odd else x] * size),
+            "other size": lambda: collective.all_to_all([np.zeros((1, 5 if odd else 4))] * size),
+            "number of parts": lambda: collective.all_to_all([x] * (size + odd)),
+        },
+    }
+    return lists[calls]
+
+
+def _expect(condition: bool, text: str) -> None:
+    if not condition:
+        pytest.fail(text, pytrace=True)
+
+
+def _expect_equal(got: AnyArray, wanted: AnyArray, what: str) -> None:
+    np.testing.assert_array_equal(got, wanted, err_msg=what)
+    _expect(got.shape == wanted.shape, f"{what}: shape {got.shape}, expected {wanted.shape}")
+    # What is only moved may come in the native byte order.
+    _expect(got.dtype.newbyteorder("=") == wanted.dtype.newbyteorder("="), f"{what}: {got.dtype}, not {wanted.dtype}")

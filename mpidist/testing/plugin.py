@@ -1,0 +1,286 @@
+"""The pytest plugin for programs of several ranks: a test's outcome is that of all ranks, and a hang ends the run.
+
+Installing mpidist loads it; it acts when a launcher started several ranks (`mpirun -n 3 python -m pytest --with-mpi`),
+and stands beside pytest-mpi, whose marker it leaves alone (`@pytest.mark.mpi(min_size=2)`):
+
+- a test that fails on any rank fails on all; rank 0 prints the traceback of the rank that failed;
+- a rank that fails while others wait for it in a collective prints its traceback and ends the run (`--mpi-grace`);
+- a test that takes longer than its limit prints the Python stacks of all ranks and ends the run. The limit is 60 s
+  under several ranks, and what `--mpi-timeout`, the ini value `mpi_timeout` or `@pytest.mark.timeout_seconds(5)` says;
+  these hold in a single process as well;
+- ranks other than 0 are quiet, all end with the same code, and tests that differ between ranks are an error.
+
+Fixture `communicator` gives all ranks of the run; `fake_nodes` makes one host look like several.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import hashlib
+import os
+import re
+import tempfile
+import threading
+import time
+from collections.abc import Generator, Iterator
+from typing import TypeVar
+
+import pytest
+
+from mpidist import launch
+from mpidist.comm.communicator import Communicator, SoloCommunicator, open_communicator
+from mpidist.testing.outcome import collection_difference, combine, outcome_of
+
+T = TypeVar("T")
+
+DEFAULT_TIMEOUT_SECONDS = 60.0
+DEFAULT_GRACE_SECONDS = 5.0
+# Ranks reach a limit at the same time, but print at different speeds; who ends first kills the others.
+LAST_WORDS_SECONDS = 1.0
+# Should the way out itself hang (a C call that keeps the interpreter lock), faulthandler's own thread ends the process.
+LAST_RESORT_SECONDS = 10.0
+# Where pytest puts the folders of `tmp_path`.
+TEMPORARY_ROOT = "PYTEST_DEBUG_TEMPROOT"
+_PYTEST_FRAME = re.compile(r'/_pytest/|/pluggy/|/pytest/__main__|"<frozen runpy>"')
+
+
+@pytest.fixture(scope="session")
+def communicator() -> Communicator:
+    """All ranks of the run; one rank, without MPI, where no launcher started the program."""
+    return open_communicator(purpose="test")
+
+
+def fake_nodes(communicator: Communicator, node_size: int) -> Communicator:
+    """Collective. A communicator of the same ranks whose consecutive `node_size` ranks count as a node.
+
+    Args:
+        communicator: As the fixture gives it. One rank stays one node.
+        node_size: Ranks of each node; the last node may have fewer.
+    """
+    if isinstance(communicator, SoloCommunicator):
+        return communicator
+    # Built by type: only the module that defines it may be imported by name once MPI runs.
+    make: type = type(communicator)
+    nodes: Communicator = make(communicator.mpi.Dup(), node_color=communicator.rank // node_size)
+    return nodes
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Add the options."""
+    group = parser.getgroup("mpidist", "tests of several ranks")
+    group.addoption(
+        "--mpi-timeout",
+        type=float,
+        default=None,
+        metavar="SECONDS",
+        help="limit for each test, after which all stacks are printed and the run ends; 0: none. Default: 60 under "
+        "several ranks, none otherwise",
+    )
+    group.addoption(
+        "--mpi-grace",
+        type=float,
+        default=DEFAULT_GRACE_SECONDS,
+        metavar="SECONDS",
+        help="how long a rank that failed waits for the others to finish the test before it ends the run (default: 5)",
+    )
+    parser.addini("mpi_timeout", "as --mpi-timeout", default=None)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_configure(config: pytest.Config) -> None:
+    """Register the parts that this run needs."""
+    config.addinivalue_line("markers", "timeout_seconds(seconds): limit for this test; 0: none")
+    place = launch.read()
+    size = 1 if place is None else place.size
+    rank = 0 if place is None else place.rank
+    watchdog = Watchdog(config, rank, size)
+    config.pluginmanager.register(watchdog, "mpidist-watchdog")
+    if size > 1:
+        _separate_temporary_folders(rank)
+        if rank > 0:
+            # Rank 0 has the terminal and the report file to itself.
+            config.pluginmanager.set_blocked("terminalreporter")
+            config.option.xmlpath = None
+        config.pluginmanager.register(Ranks(config, watchdog), "mpidist-ranks")
+
+
+def _separate_temporary_folders(rank: int) -> None:
+    """Give each rank its own root for `tmp_path`: at exit pytest deletes old folders, also those of other ranks."""
+    root = os.environ.get(TEMPORARY_ROOT) or tempfile.gettempdir()
+    folder = os.path.join(root, f"pytest-of-{os.getuid()}-rank-{rank}")
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    os.environ[TEMPORARY_ROOT] = folder
+
+
+class Watchdog:
+    """Ends the run, with all Python stacks, when a test takes too long.
+
+    Args:
+        config: Of the run.
+        rank: This process's rank.
+        size: Number of ranks.
+    """
+
+    def __init__(self, config: pytest.Config, rank: int, size: int) -> None:
+        self.config = config
+        self.rank = rank
+        self.size = size
+        self.communicator: Communicator = SoloCommunicator()
+        # Tests have their stderr captured; this is the real one.
+        self.stderr = os.dup(2)
+        told = config.getoption("--mpi-timeout")
+        if told is None:
+            ini = config.getini("mpi_timeout")
+            told = float(ini) if ini else (DEFAULT_TIMEOUT_SECONDS if size > 1 else 0.0)
+        # Who sits in a debugger takes long.
+        self.seconds = 0.0 if config.getoption("usepdb", False) else float(told)
+
+    @contextlib.contextmanager
+    def limit(self, what: str, seconds: float | None = None) -> Iterator[None]:
+        """Local. End the run if the body takes longer.
+
+        Args:
+            what: What is being done, for the text.
+            seconds: Default: the limit of the run; 0: none.
+        """
+        seconds = self.seconds if seconds is None else seconds
+        if seconds <= 0:
+            yield
+            return
+        timer = threading.Timer(seconds, self._expire, (what, seconds))
+        timer.daemon = True
+        timer.start()
+        faulthandler.dump_traceback_later(seconds + LAST_RESORT_SECONDS, exit=True, file=self.stderr)
+        try:
+            yield
+        finally:
+            timer.cancel()
+            faulthandler.cancel_dump_traceback_later()
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
+        """Limit set-up, call and tear-down of a test together."""
+        marker = item.get_closest_marker("timeout_seconds")
+        with self.limit(item.nodeid, float(marker.args[0]) if marker else None):
+            return (yield)
+
+    def end(self, text: str) -> None:
+        """Local. Print the text whole and end all ranks at once."""
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if reporter is not None:
+            reporter.flush()
+        # One write: lines of several ranks do not mix.
+        os.write(self.stderr, f"\n{text.rstrip()}\n".encode(errors="replace"))
+        time.sleep(LAST_WORDS_SECONDS)
+        if self.communicator.mpi is not None:
+            self.communicator.mpi.Abort(1)
+        os._exit(1)
+
+    def _expire(self, what: str, seconds: float) -> None:
+        with tempfile.TemporaryFile("w+", errors="replace") as file:
+            faulthandler.dump_traceback(file, all_threads=True)
+            file.seek(0)
+            # pytest's own frames, thirty in each stack, hide the few that matter.
+            stacks = "".join(line for line in file if not _PYTEST_FRAME.search(line))
+        self.end(
+            f"===== time limit: rank {self.rank} of {self.size} (pid {os.getpid()}) is still in {what} after "
+            f"{seconds:g} s, the run ends =====\n{stacks}"
+        )
+
+
+class Ranks:
+    """Makes one run of the ranks' runs.
+
+    Args:
+        config: Of the run.
+        watchdog: Limits what waits for other ranks, and can end the run.
+    """
+
+    def __init__(self, config: pytest.Config, watchdog: Watchdog) -> None:
+        self.grace: float = config.getoption("--mpi-grace")
+        self.watchdog = watchdog
+        self.communicator: Communicator = SoloCommunicator()
+        self.collection_errors: dict[str, str] = {}
+
+    def pytest_sessionstart(self) -> None:
+        """Start MPI."""
+        with self.watchdog.limit("the start of MPI"):
+            self.communicator = open_communicator(purpose="testing")
+        self.watchdog.communicator = self.communicator
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_collection(self) -> Generator[None, object, object]:
+        """Limit the collection: a module that communicates when imported may hang."""
+        # Longer than a test: ranks that read large packages from one slow disk take their time.
+        with self.watchdog.limit("the collection of tests", 5 * self.watchdog.seconds):
+            return (yield)
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        """Keep what could not be collected here."""
+        if report.failed:
+            self.collection_errors[report.nodeid] = report.longreprtext
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_finish(self, session: pytest.Session) -> None:
+        """End the run, with an error on all ranks, unless they collected the same tests."""
+        names = [item.nodeid for item in session.items]
+        tests = "\n".join([*names, "errors:", *self.collection_errors])
+        digest = hashlib.sha256(tests.encode()).hexdigest()
+        if len(set(self.meet("collection", digest))) == 1:
+            return
+        lists = self.meet("difference of collections", (names, list(self.collection_errors.values())))
+        text = collection_difference([names for names, _ in lists], [errors for _, errors in lists])
+        pytest.exit(text, returncode=pytest.ExitCode.USAGE_ERROR)
+
+    @pytest.hookimpl(wrapper=True, tryfirst=True)
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        """Agree on the outcome of a phase of a test."""
+        report = yield
+        mine = outcome_of(report)
+        outcomes = self.meet(f"{item.nodeid} ({call.when})", mine, mine.text if mine.outcome == "failed" else "")
+        combine(report, outcomes, self.communicator.rank)
+        return report
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
+        """Agree on the exit code."""
+        broken = exitstatus in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.INTERRUPTED)
+        with self.watchdog.limit("the end of the run"):
+            failure = f"pytest ended with {exitstatus!r} here" if broken else ""
+            session.exitstatus = max(self.meet("end of the run", int(exitstatus), failure))
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_unconfigure(self) -> None:
+        """Wait until rank 0 has printed its last line."""
+        if self.communicator.size > 1:
+            self.meet("exit", None)
+
+    def meet(self, where: str, value: T, failure: str = "") -> list[T]:
+        """Collective. Everybody's value; ends the run if the ranks do not come to the same place.
+
+        Args:
+            where: The place in the run; ranks that come to different places have no run in common any more.
+            value: Picklable.
+            failure: Text of this rank's failure, if it failed: then it does not wait for ever, since the others may
+                wait for it in a collective.
+        """
+        request = self.communicator.mpi.Ibarrier()
+        begin = time.monotonic()
+        pause = 1e-5
+        while not request.Test():
+            time.sleep(pause)
+            pause = min(pause * 2, 2e-3)
+            if failure and time.monotonic() - begin > self.grace:
+                self.watchdog.end(
+                    f"===== {where}: failed on rank {self.communicator.rank} of {self.communicator.size}, the others "
+                    f"did not finish within {self.grace:g} s, the run ends =====\n{failure}"
+                )
+        heard = self.communicator.all_gather_object((where, value, failure))
+        places = [place for place, _, _ in heard]
+        if any(place != where for place in places):
+            failures = "".join(f"\nrank {rank}: {text}" for rank, (_, _, text) in enumerate(heard) if text)
+            self.watchdog.end(f"===== the ranks are in different places of the run: {places!r} ====={failures}")
+        return [other for _, other, _ in heard]
