@@ -6,7 +6,7 @@ import hashlib
 
 import numpy as np
 
-from mpidist.comm.collective import AnyArray
+from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
 
 

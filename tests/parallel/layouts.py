@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mpidist.comm.backends.node import NodeCollective
 from mpidist.comm.communicator import Communicator, SoloCommunicator
-from mpidist.comm.node_collective import NodeCollective
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena, Slab

@@ -10,7 +10,7 @@ import pytest
 
 import mpidist
 from mpidist.comm.communicator import Communicator
-from mpidist.data.sharding import even_sizes
+from mpidist.data.items.sharding import even_sizes
 
 pytestmark = pytest.mark.mpi
 

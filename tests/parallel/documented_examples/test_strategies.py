@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm import capabilities
+from mpidist.comm.choice import capabilities
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationImplementation

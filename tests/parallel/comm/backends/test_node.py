@@ -1,0 +1,166 @@
+"""The node collective: buffers of its own, many calls in a row, and its barrier."""
+
+from __future__ import annotations
+
+import gc
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpidist.comm.backends.node import NodeCollective
+from mpidist.comm.choice import selection
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.memory.node_barrier import NodeBarrier, open_node_barrier
+from mpidist.comm.memory.node_memory import NodeMemory
+from mpidist.options import CommunicationOptions, ReduceOp
+from tests.parallel.layouts import copy_directly, lay_out
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+# Ranks of one node, of several even and uneven ones.
+LAYOUTS = ["node", "pairs", "first", "last"]
+
+
+def open_node(communicator: Communicator, layout: str, *, bytes_per_pack: int = 0) -> NodeCollective:
+    laid_out = lay_out(communicator, layout)
+    if max(laid_out.node_sizes) == 1:
+        pytest.skip("no two ranks share a node in this layout")
+    options = CommunicationOptions(implementation="NODE", bytes_per_pack=bytes_per_pack)
+    collective = selection.choose(laid_out, options)
+    assert isinstance(collective, NodeCollective)
+    return collective
+
+
+@pytest.mark.parametrize("copies", [None, 0, 900], ids=["blocks", "direct", "both"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: str, copies: int | None) -> None:
+    """Blocks are used again while other ranks may still read them: an error in that order shows as a wrong number.
+
+    So are the tables that say where arrays lie; `copies` is the size from which on arrays are copied directly.
+    """
+    collective = open_node(communicator, layout, bytes_per_pack=256)
+    if copies is not None:
+        if collective._direct is None:
+            pytest.skip("this system does not let processes read one another")
+        copy_directly(collective, copies)
+    rank, size = communicator.rank, communicator.size
+    random = np.random.default_rng(0)
+    owned = collective.allocate((80_000,))
+    for step in range(150):
+        count = int(random.integers(1, 400))
+        # Ranks get out of step on purpose.
+        if random.integers(10) == rank:
+            time.sleep(0.0005)
+        mine = np.arange(count) * (rank + 1) + step
+        total = np.arange(count) * (size * (size + 1) // 2) + step * size
+        kind = int(random.integers(6))
+        if kind == 0:
+            np.testing.assert_array_equal(collective.all_reduce(mine), total)
+        elif kind == 1:
+            result = collective.reduce_scatter(mine)
+            np.testing.assert_array_equal(result, np.array_split(total, size)[rank])
+        elif kind == 2:
+            root = int(random.integers(size))
+            np.testing.assert_array_equal(collective.broadcast(mine, root), np.arange(count) * (root + 1) + step)
+        elif kind == 3:
+            gathered = collective.all_gather(np.full(rank * 3 + step % 4, rank))
+            expected = np.concatenate([np.full(other * 3 + step % 4, other) for other in range(size)])
+            np.testing.assert_array_equal(gathered, expected)
+        elif kind == 4:
+            owned[...] = rank + step
+            collective.all_reduce(owned, in_place=True)
+            assert (owned == size * (size - 1) // 2 + step * size).all()
+        else:
+            assert collective.all_reduce(mine, ReduceOp.MAX).tolist() == (np.arange(count) * size + step).tolist()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "complex128", "bool"])
+def test_an_allocated_array_is_combined_where_it_lies(communicator: Communicator, layout: str, dtype: str) -> None:
+    collective = open_node(communicator, layout)
+    rank, size = communicator.rank, communicator.size
+    mine = collective.allocate((600, 500), dtype)
+    assert mine.shape == (600, 500)
+    assert not mine.any()
+    op = ReduceOp.MAX if dtype == "bool" else ReduceOp.SUM
+    mine[...] = rank == 1 if dtype == "bool" else rank + 1
+    assert collective.all_reduce(mine, op, in_place=True) is mine
+    assert (mine == (True if dtype == "bool" else size * (size + 1) // 2)).all()
+    # A slice of it, and out of place, where it is an array like any other.
+    mine[...] = 1
+    part = mine[100:]
+    collective.all_reduce(part, op, in_place=True)
+    assert (part == (1 if dtype == "bool" else size)).all()
+    assert (mine[:100] == 1).all()
+    again = collective.all_reduce(mine, ReduceOp.MAX if dtype != "complex128" else ReduceOp.SUM)
+    assert not np.shares_memory(again, mine)
+
+
+def test_ranks_with_different_arrays_agree_on_the_way(communicator: Communicator) -> None:
+    collective = open_node(communicator, "node")
+    rank, size = communicator.rank, communicator.size
+    owned = collective.allocate((100_000,))
+    other = collective.allocate((120_000,))
+    private = np.zeros(100_000, np.float32)
+    cases: list[list[Any]] = [
+        [owned if rank == 0 else private, "only rank 0 has it in a buffer"],
+        [owned if rank == 0 else other[:100_000], "in different buffers"],
+        [(other[:100_000] if rank else other[20_000:]), "at different places"],
+    ]
+    for array, why in cases:
+        array[...] = rank + 1
+        collective.all_reduce(array, in_place=True)
+        assert (array == size * (size + 1) // 2).all(), why
+
+
+def test_a_buffer_lives_as_long_as_an_array_over_it(communicator: Communicator) -> None:
+    collective = open_node(communicator, "node")
+    view = collective.allocate((100_000,))[10_000:90_000]
+    gc.collect()
+    view[...] = 1
+    collective.all_reduce(view, in_place=True)
+    assert (view == communicator.size).all()
+
+    def mapped() -> int:
+        return Path("/proc/self/maps").read_text().count("mpidist-")
+
+    before = mapped()
+    kept = [collective.allocate((40_000,)) for _ in range(3)]
+    assert mapped() > before
+    del kept
+    gc.collect()
+    assert mapped() == before
+
+
+def test_mpi_goes_on_while_a_rank_waits(communicator: Communicator) -> None:
+    """Rank 1 waits in MPI until rank 0, which waits for it in node memory, takes its message."""
+    collective = open_node(communicator, "node")
+    for _ in range(20):  # the first calls compare what the ranks do, by MPI
+        collective.all_reduce(np.ones(3))
+    message = np.full(3, communicator.rank)
+    request = communicator.mpi.Irecv(message, 1, tag=77) if communicator.rank == 0 else None
+    if communicator.rank == 1:
+        time.sleep(0.05)
+        communicator.mpi.Ssend(message, 0, tag=77)
+    assert (collective.all_reduce(np.ones(3)) == communicator.size).all()
+    if request is not None:
+        request.Wait()
+        assert (message == 1).all()
+
+
+
+def test_the_barrier_keeps_everyone_until_the_last(communicator: Communicator) -> None:
+    node = communicator.node
+    counters = NodeMemory(communicator, 8 * node.size).bytes.view(np.int64)
+    memories = [NodeMemory(communicator, NodeBarrier.byte_count(node.size)).bytes for _ in range(2)]
+    for barrier in (NodeBarrier(node, memories[0]), open_node_barrier(communicator, memories[1])):
+        for step in range(200):
+            if step % 50 == node.rank:
+                time.sleep(0.002)
+            counters[node.rank] += 1
+            barrier()
+            assert (counters == counters[node.rank]).all()
+            barrier()

@@ -1,0 +1,124 @@
+"""What the NCCL collective asks of NCCL, in every operation and dtype, with NCCL's interface over host memory."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpidist.arrays import AnyArray
+from mpidist.cluster.devices import visible_gpus
+from mpidist.comm.choice.selection import choose
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.gpu.nccl import NcclCollective
+from mpidist.errors import UnavailableError
+from mpidist.options import CommunicationOptions, ReduceOp
+from tests.parallel.comm.gpu.simulated_nccl import SimulatedCuda
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+DTYPES = [
+    "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16", "float32",
+    "float64", "complex64", "complex128",
+]
+FUNCTIONS: dict[ReduceOp, Any] = {
+    ReduceOp.SUM: np.sum, ReduceOp.MEAN: np.mean, ReduceOp.MIN: np.min, ReduceOp.MAX: np.max, ReduceOp.PROD: np.prod,
+}
+
+
+@pytest.fixture
+def collective(communicator: Communicator) -> NcclCollective:
+    return NcclCollective(communicator, CommunicationOptions(), SimulatedCuda(communicator))
+
+
+def make(dtype_name: str, rank: int, shape: tuple[int, ...] = (7, 3)) -> AnyArray:
+    if dtype_name == "bfloat16":
+        dtype = np.dtype(pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes").bfloat16)
+    else:
+        dtype = np.dtype(dtype_name)
+    values: AnyArray = (np.arange(int(np.prod(shape))).reshape(shape) + rank) % 3 + 1
+    if dtype.kind == "c":
+        values = values + 1j * rank
+    return (values % 2 if dtype.kind == "b" else values).astype(dtype)
+
+
+def is_refused(op: ReduceOp, dtype: np.dtype[Any]) -> bool:
+    is_order = op in (ReduceOp.MIN, ReduceOp.MAX)
+    return (dtype.kind == "c" and is_order) or (dtype.kind == "b" and not is_order)
+
+
+@pytest.mark.parametrize("op", ReduceOp)
+@pytest.mark.parametrize("dtype_name", DTYPES)
+def test_reductions(collective: NcclCollective, dtype_name: str, op: ReduceOp) -> None:
+    rank, size = collective.communicator.rank, collective.communicator.size
+    arrays = [make(dtype_name, other) for other in range(size)]
+    mine, dtype = arrays[rank], arrays[rank].dtype
+    before = mine.copy()
+    if is_refused(op, dtype):
+        with pytest.raises(TypeError, match=op.name):
+            collective.all_reduce(mine, op)
+        return
+    wide = np.complex128 if dtype.kind == "c" else np.float64
+    expected = FUNCTIONS[op](np.stack(arrays).astype(wide), axis=0)
+    tolerance = {"bfloat16": 1e-2, "float16": 1e-3}.get(dtype_name, 1e-6)
+    result = collective.all_reduce(mine, op)
+    assert result.dtype == (np.float64 if op is ReduceOp.MEAN and dtype.kind in "iu" else dtype)
+    np.testing.assert_allclose(result.astype(wide), expected, rtol=tolerance)
+    reduced = collective.reduce(mine, op, size - 1)
+    assert (reduced is None) is (rank != size - 1)
+    if reduced is not None:
+        np.testing.assert_allclose(reduced.astype(wide), expected, rtol=tolerance)
+    # Seven rows are cut unevenly by most numbers of ranks, `size` rows evenly.
+    scattered = collective.reduce_scatter(mine, op)
+    np.testing.assert_allclose(scattered.astype(wide), np.array_split(expected, size)[rank], rtol=tolerance)
+    even = collective.reduce_scatter(np.ascontiguousarray(mine[:size]), op)
+    np.testing.assert_allclose(even.astype(wide), expected[:size][rank : rank + 1], rtol=tolerance)
+    np.testing.assert_array_equal(mine, before)
+    if not (op is ReduceOp.MEAN and dtype.kind in "iu"):
+        collective.all_reduce(mine, op, in_place=True)
+        np.testing.assert_array_equal(mine, result)
+
+
+@pytest.mark.parametrize("dtype_name", DTYPES)
+def test_what_only_moves(collective: NcclCollective, dtype_name: str) -> None:
+    rank, size = collective.communicator.rank, collective.communicator.size
+    for root in range(size):
+        np.testing.assert_array_equal(collective.broadcast(make(dtype_name, rank), root), make(dtype_name, root))
+    for lengths in ([2] * size, [other % 3 for other in range(size)]):
+        parts = [make(dtype_name, other, (length, 2)) for other, length in enumerate(lengths)]
+        np.testing.assert_array_equal(collective.all_gather(parts[rank]), np.concatenate(parts))
+    for first in (0, 1):
+        sent = [make(dtype_name, to, (first * to + rank, 2)) for to in range(size)]
+        for source, part in enumerate(collective.all_to_all(sent)):
+            np.testing.assert_array_equal(part, make(dtype_name, rank, (first * rank + source, 2)))
+
+
+def test_sums_on_the_wire_in_half_precision(communicator: Communicator) -> None:
+    collective = NcclCollective(communicator, CommunicationOptions(wire_dtype="float16"), SimulatedCuda(communicator))
+    values = np.linspace(1, 2, 101, dtype=np.float32)
+    result = collective.all_reduce(values * (communicator.rank + 1))
+    assert result.dtype == np.float32
+    np.testing.assert_allclose(result, values * sum(range(1, communicator.size + 1)), rtol=2e-3)
+
+
+def test_integers_beyond_nccls_types_wrap_as_numpys(collective: NcclCollective) -> None:
+    size = collective.communicator.size
+    expected = np.full(3, 30000, np.int16)
+    for _ in range(size - 1):
+        expected = expected + np.full(3, 30000, np.int16)
+    np.testing.assert_array_equal(collective.all_reduce(np.full(3, 30000, np.int16)), expected)
+
+
+def test_at_the_end_it_is_aborted_and_not_destroyed(collective: NcclCollective) -> None:
+    collective._close()
+    assert collective._ranks.is_aborted
+
+
+def test_nccl_without_a_gpu_says_why_on_every_rank(communicator: Communicator) -> None:
+    if all(communicator.all_gather_object(bool(visible_gpus()))):
+        pytest.skip("the ranks have GPUs")
+    with pytest.raises(UnavailableError, match=r"NCCL.*(CuPy cannot be imported|no GPU is visible)") as caught:
+        choose(communicator, CommunicationOptions(implementation="NCCL"))
+    assert len(set(communicator.all_gather_object(str(caught.value)))) == 1
+    assert "STAGED" in str(caught.value)

@@ -1,0 +1,409 @@
+"""Distributed datasets: every example exactly once, the same number of steps, and the same errors on every rank."""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Iterator
+from typing import Any, cast
+
+import h5py
+import numpy as np
+import pytest
+
+from mpidist import context
+from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.data import INFINITE, UNKNOWN, ArraySpec, AutoShardPolicy, Dataset, Options
+from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
+from mpidist.data.input_context import InputContext
+from mpidist.data.items.sharding import even_sizes, even_slice
+from mpidist.errors import MismatchError, is_shared
+from mpidist.options import InputOptions
+
+pytestmark = pytest.mark.mpi
+
+
+class Counting:
+    """A communicator that counts its collectives."""
+
+    def __init__(self, communicator: Communicator) -> None:
+        self.calls = 0
+        self._communicator = communicator
+
+    def __getattr__(self, name: str) -> Any:
+        value = getattr(self._communicator, name)
+        if name in ("all_gather_object", "all_reduce_max", "broadcast_object", "barrier"):
+            self.calls += 1
+        return value
+
+
+def by_rank(communicator: Communicator, batches: list[Any]) -> list[list[Any]]:
+    """Step by step, each rank's rows."""
+    gathered = communicator.all_gather_object([batch.tolist() for batch in batches])
+    return [list(step) for step in zip(*gathered, strict=True)]
+
+
+def joined(lists: list[list[Any]]) -> list[Any]:
+    return list(itertools.chain(*lists))
+
+
+def policy(name: str) -> Options:
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy[name]
+    return options
+
+
+# Batches whose size nobody knows before they are read.
+LOADED = Dataset.from_iterable([np.arange(4)], batched=True)
+
+
+@pytest.mark.parametrize("auto", ["AUTO", "DATA"])
+@pytest.mark.parametrize("size", [1, 2, 6, 8, 10])
+@pytest.mark.parametrize("indexable", [True, False])
+def test_each_rank_gets_its_contiguous_piece_of_every_global_batch(
+    communicator: Communicator, auto: str, size: int, indexable: bool
+) -> None:
+    numbers = Dataset.range(14) if indexable else Dataset.from_iterable(lambda: iter(np.arange(14)))
+    dataset = numbers.batch(size).with_options(policy(auto))
+    steps = by_rank(communicator, list(DistributedDataset(dataset, communicator)))
+    whole = [batch.tolist() for batch in dataset]
+    assert [joined(step) for step in steps] == whole
+    n = communicator.size
+    assert [tuple(map(len, step)) for step in steps] == [even_sizes(len(batch), n) for batch in whole]
+
+
+def test_empty_batches_keep_dtypes_and_other_dimensions(communicator: Communicator) -> None:
+    data = (np.zeros((2, 3, 5), np.float16), {"labels": np.zeros(2, np.uint8)})
+    images, rest = next(iter(DistributedDataset(Dataset.from_tensor_slices(data).batch(2), communicator)))
+    rows = even_sizes(2, communicator.size)[communicator.rank]
+    assert images.shape == (rows, 3, 5)
+    assert images.dtype == np.float16
+    assert rest["labels"].shape == (rows,)
+    assert rest["labels"].dtype == np.uint8
+
+
+def test_known_equal_lengths_need_no_communication(communicator: Communicator) -> None:
+    counting = Counting(communicator)
+    dataset = Dataset.range(50).shuffle(50).repeat(2).batch(8)
+    distributed = DistributedDataset(dataset, cast(Communicator, counting))
+    assert counting.calls <= 2
+    before = counting.calls
+    assert len(list(distributed)) == len(list(distributed)) == 13
+    assert counting.calls == before
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("buffer_size", [4, 100])
+def test_all_ranks_shuffle_alike_and_anew_in_each_pass(
+    communicator: Communicator, seed: int | None, buffer_size: int
+) -> None:
+    distributed = DistributedDataset(Dataset.range(40).shuffle(buffer_size, seed).batch(7), communicator)
+    passes = [[row for step in by_rank(communicator, list(distributed)) for row in joined(step)] for _ in range(2)]
+    assert sorted(passes[0]) == sorted(passes[1]) == list(range(40))
+    assert passes[0] != passes[1]
+    assert len(set(communicator.all_gather_object(tuple(passes[0])))) == 1
+
+
+@pytest.mark.parametrize("seed", [None, 5])
+@pytest.mark.parametrize("indexable", [True, False])
+@pytest.mark.parametrize("depth", [0, 3])
+def test_another_number_of_ranks_resumes_without_loss_or_repetition(
+    communicator: Communicator, seed: int | None, indexable: bool, depth: int
+) -> None:
+    def build() -> Dataset:
+        numbers = Dataset.range(45) if indexable else Dataset.from_iterable(lambda: iter(np.arange(45)))
+        return numbers.shuffle(20, seed).map(lambda x: x * 3).batch(6).repeat(2)
+
+    options = InputOptions(experimental_per_replica_buffer_size=depth)
+    distributed = DistributedDataset(build(), communicator, options=options)
+    for _ in distributed:
+        pass
+    iterator = iter(distributed)
+    head = by_rank(communicator, [next(iterator) for _ in range(3)])
+    state = iterator.state()
+    assert len(set(communicator.all_gather_object(tuple(sorted(state.items()))))) == 1
+    assert state["iteration"] == 1
+    assert state["batch"] == 3
+    resumed = iter(DistributedDataset(build(), SoloCommunicator()))
+    resumed.load_state(state)
+    rest = [row for batch in resumed for row in batch.tolist()]
+    seen = [row for step in head for row in joined(step)] + rest
+    assert sorted(seen) == sorted([3 * i for i in range(45)] * 2)
+    continued = by_rank(communicator, list(iterator))
+    assert [row for step in continued for row in joined(step)] == rest
+    back = iter(distributed)
+    back.load_state(state)
+    assert by_rank(communicator, list(back)) == continued
+    assert iter(distributed).state()["iteration"] == 2
+
+
+def test_a_rank_reads_only_its_rows(communicator: Communicator) -> None:
+    read: list[int] = []
+
+    class Lazy:
+        shape = (32,)
+        dtype = np.dtype(np.int64)
+
+        def __getitem__(self, index: Any) -> Any:
+            rows = np.arange(32)[index]
+            read.extend(np.atleast_1d(rows).tolist())
+            return rows
+
+    mapped = []
+
+    def remember(x: Any) -> Any:
+        mapped.append(int(x))
+        return x
+
+    dataset = Dataset.from_tensor_slices(Lazy()).shuffle(32, seed=0).map(remember).batch(8).skip(1).repeat(1)
+    mine = [row for batch in DistributedDataset(dataset, communicator) for row in batch.tolist()]
+    assert sorted(read) == sorted(mapped) == sorted(mine)
+    everyone = joined(communicator.all_gather_object(read))
+    assert len(everyone) == len(set(everyone)) == 24
+
+
+def test_hdf5_is_read_in_the_prefetching_thread(communicator: Communicator) -> None:
+    data = np.random.default_rng(0).random((37, 3))
+    with h5py.File("only in memory", "w", driver="core", backing_store=False) as file:
+        file["x"], file["row"] = data, np.arange(37)
+        dataset = Dataset.from_tensor_slices((file["x"], file["row"])).shuffle(37, seed=1).batch(10)
+        batches = list(DistributedDataset(dataset, communicator))
+    assert all(np.array_equal(x, data[row]) for x, row in batches)
+    steps = by_rank(communicator, [row for _, row in batches])
+    assert sorted(row for step in steps for row in joined(step)) == list(range(37))
+
+
+def test_a_map_after_batch_sees_the_global_batch(communicator: Communicator) -> None:
+    dataset = Dataset.range(10).batch(4).map(lambda x: x - x.sum())
+    steps = by_rank(communicator, list(DistributedDataset(dataset, communicator)))
+    assert [joined(step) for step in steps] == [batch.tolist() for batch in dataset]
+
+
+def test_batches_of_a_loader_are_shared_out(communicator: Communicator) -> None:
+    dataset = Dataset.from_iterable([[np.arange(5), np.ones(5)], [np.arange(2), np.ones(2)]], batched=True)
+    batches = list(DistributedDataset(dataset, communicator))
+    steps = by_rank(communicator, [x for x, _ in batches])
+    assert [joined(step) for step in steps] == [[0, 1, 2, 3, 4], [0, 1]]
+
+
+@pytest.mark.parametrize("mapped", [False, True])
+def test_off_gives_every_rank_all_data_in_smaller_batches(communicator: Communicator, mapped: bool) -> None:
+    n = communicator.size
+    dataset = Dataset.range(14).batch(2 * n).with_options(policy("OFF"))
+    expected = [list(range(14))[i : i + 2] for i in range(0, 14, 2)]
+    if mapped:
+        dataset = dataset.map(lambda x: x + 1)
+        expected = [[x + 1 for x in batch] for batch in expected]
+    assert [batch.tolist() for batch in DistributedDataset(dataset, communicator)] == expected
+
+
+def test_off_with_an_uneven_batch_size_steps_together(communicator: Communicator) -> None:
+    n = communicator.size
+    dataset = Dataset.range(5 * n + 3).batch(n + 1).with_options(policy("OFF"))
+    steps = by_rank(communicator, list(DistributedDataset(dataset, communicator)))
+    for rank in range(n):
+        assert joined([step[rank] for step in steps]) == list(range(5 * n + 3))
+    assert all(len(joined(step)) == n + 1 for step in steps[:4])
+
+
+def test_off_shuffles_differently_on_each_rank_without_a_seed(communicator: Communicator) -> None:
+    n = communicator.size
+    dataset = Dataset.range(100).shuffle(100).batch(n).with_options(policy("OFF"))
+    mine = [row for batch in DistributedDataset(dataset, communicator) for row in batch.tolist()]
+    assert sorted(mine) == list(range(100))
+    assert len(set(communicator.all_gather_object(tuple(mine)))) == n
+
+
+@pytest.mark.parametrize("known", [True, False])
+@pytest.mark.parametrize("first", [0, 2])
+def test_uneven_lengths_end_together_with_empty_batches(communicator: Communicator, known: bool, first: int) -> None:
+    def dataset_fn(place: InputContext) -> Dataset:
+        assert place == InputContext(communicator.size, communicator.rank, communicator.size)
+        rows = 2 * (place.input_pipeline_id + first)
+        data = (np.full((rows, 2), place.input_pipeline_id), np.arange(rows, dtype=np.float32))
+        if known:
+            return Dataset.from_tensor_slices(data).batch(2)
+        return Dataset.from_iterable(lambda: iter([(data[0][i], data[1][i]) for i in range(rows)])).batch(2)
+
+    n = communicator.size
+    if first == 0 and n == 1:
+        return
+    distributed = distribute_datasets_from_function(dataset_fn, communicator)
+    assert distributed.cardinality == (n - 1 + first if known else UNKNOWN)
+    for _ in range(2):
+        batches = list(distributed)
+        assert len(batches) == n - 1 + first
+        assert sum(len(x) for x, _ in batches) == 2 * (communicator.rank + first)
+        assert all(x.shape[1:] == (2,) and y.dtype == np.float32 for x, y in batches)
+
+
+def test_uneven_lengths_resume(communicator: Communicator) -> None:
+    def dataset_fn(place: InputContext) -> Dataset:
+        return Dataset.range(3 * place.input_pipeline_id + 2).batch(1)
+
+    distributed = distribute_datasets_from_function(dataset_fn, communicator)
+    whole = by_rank(communicator, list(distributed))
+    iterator = iter(distributed)
+    iterator.load_state({"iteration": 4, "batch": 2})
+    assert by_rank(communicator, list(iterator)) == whole[2:]
+
+
+def test_infinite_and_finite_lengths_go_on_for_ever(communicator: Communicator) -> None:
+    def dataset_fn(place: InputContext) -> Dataset:
+        dataset = Dataset.range(2).batch(2)
+        return dataset.repeat() if place.input_pipeline_id == 0 else dataset
+
+    distributed = distribute_datasets_from_function(dataset_fn, communicator)
+    iterator = iter(distributed)
+    batches = [next(iterator).tolist() for _ in range(4)]
+    assert distributed.cardinality == INFINITE
+    assert batches == ([[0, 1]] * 4 if communicator.rank == 0 else [[0, 1], [], [], []])
+
+
+@pytest.mark.parametrize("known", [True, False])
+def test_unbatched_datasets_of_different_lengths_are_an_error_on_every_rank(
+    communicator: Communicator, known: bool
+) -> None:
+    if communicator.size == 1:
+        return
+
+    def dataset_fn(place: InputContext) -> Dataset:
+        count = place.input_pipeline_id + 1
+        return Dataset.range(count) if known else Dataset.from_iterable(lambda: iter(range(count)))
+
+    with pytest.raises(ValueError, match="Call `batch` in `dataset_fn`") as caught:
+        list(distribute_datasets_from_function(dataset_fn, communicator))
+    assert is_shared(caught.value)
+
+
+def test_unbatched_datasets_of_one_length_pass(communicator: Communicator) -> None:
+    distributed = distribute_datasets_from_function(lambda place: Dataset.range(4).take(3), communicator)
+    assert list(distributed) == [0, 1, 2]
+    distributed = distribute_datasets_from_function(lambda _: Dataset.from_iterable(lambda: iter("ab")), communicator)
+    assert [str(element) for element in distributed] == ["a", "b"]
+
+
+def test_a_read_that_fails_on_one_rank_fails_on_all_where_a_flag_is_exchanged(communicator: Communicator) -> None:
+    last = communicator.size - 1
+
+    def elements() -> Iterator[int]:
+        yield 1
+        if communicator.rank == last:
+            raise OSError(5, "disk lost")
+        yield 2
+
+    iterator = iter(DistributedDataset(Dataset.from_iterable(elements).batch(1), communicator))
+    next(iterator)
+    with pytest.raises(OSError, match="disk lost"):
+        next(iterator)
+
+
+def test_dataset_fn_that_fails_on_one_rank_fails_on_all(communicator: Communicator) -> None:
+    def dataset_fn(place: InputContext) -> Dataset:
+        if place.input_pipeline_id == communicator.size - 1:
+            raise FileNotFoundError(2, "no such data")
+        return Dataset.range(3)
+
+    with pytest.raises(FileNotFoundError, match="no such data"):
+        distribute_datasets_from_function(dataset_fn, communicator)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "error", "words"),
+    [
+        (Dataset.range(0).batch(2), ValueError, "dataset of zero rows"),
+        (Dataset.range(2).batch(3, drop_remainder=True), ValueError, "dataset of zero rows"),
+        (Dataset.range(4), ValueError, "Call the `batch` method"),
+        ([1, 2], TypeError, "expected a mpidist.data.Dataset"),
+        (Dataset.range(4).batch(2).with_options(policy("FILE")), ValueError, "files"),
+        (LOADED.with_options(policy("HINT")), ValueError, "HINT needs to know the global batch size"),
+    ],
+)
+def test_errors_are_raised_on_every_rank(
+    communicator: Communicator, dataset: Any, error: type[Exception], words: str
+) -> None:
+    with pytest.raises(error, match=words):
+        DistributedDataset(dataset, communicator)
+
+
+def test_zero_rows_of_unknown_length_are_an_error_on_every_rank(communicator: Communicator) -> None:
+    distributed = DistributedDataset(Dataset.from_iterable([]).batch(2), communicator)
+    with pytest.raises(ValueError, match="dataset of zero rows"):
+        next(iter(distributed))
+
+
+@pytest.mark.parametrize("what", ["length", "seed", "batch"])
+def test_different_datasets_are_told_from_each_other(communicator: Communicator, what: str) -> None:
+    if communicator.size == 1:
+        return
+    other = communicator.rank == communicator.size - 1
+    dataset = Dataset.range(8 + (other and what == "length")).shuffle(8, seed=1 + (other and what == "seed"))
+    with pytest.raises(MismatchError, match="Give every rank the same dataset"):
+        DistributedDataset(dataset.batch(2 + (other and what == "batch"), drop_remainder=False), communicator)
+
+
+def test_the_end_is_said_in_three_ways(communicator: Communicator) -> None:
+    iterator = iter(DistributedDataset(Dataset.range(4).batch(4), communicator))
+    assert iterator.get_next().tolist() == list(range(4))[even_slice(4, communicator.size, communicator.rank)]
+    with pytest.raises(IndexError, match="end of the dataset"):
+        iterator.get_next()
+    with pytest.raises(StopIteration):
+        next(iterator)
+    optional = iterator.get_next_as_optional()
+    assert not optional.has_value()
+    with pytest.raises(ValueError, match="no batch"):
+        optional.get_value()
+    again = iter(DistributedDataset(Dataset.range(4).batch(4), communicator)).get_next_as_optional()
+    assert again.has_value()
+    assert len(again.get_value()) == even_sizes(4, communicator.size)[communicator.rank]
+
+
+def test_a_distributed_dataset_has_a_spec_but_no_transformations(communicator: Communicator) -> None:
+    distributed: Any = DistributedDataset(Dataset.range(8).batch(4, drop_remainder=True), communicator)
+    rows = 4 if communicator.size == 1 else None
+    assert distributed.element_spec == ArraySpec((rows,), np.dtype(np.int64))
+    assert distributed.cardinality == 2
+    with pytest.raises(AttributeError):
+        distributed.map(lambda x: x)
+    with pytest.raises(TypeError):
+        len(distributed)
+
+
+def test_next_inside_run_is_refused(communicator: Communicator) -> None:
+    iterator = iter(DistributedDataset(Dataset.range(8).batch(4), communicator))
+    context.push(context.Entry("strategy", "replica context", None))
+    try:
+        with pytest.raises(ValueError, match="outside"):
+            next(iterator)
+    finally:
+        context.pop()
+
+
+def test_prefetching_reads_ahead_and_the_position_does_not(communicator: Communicator) -> None:
+    read = []
+
+    def remember(x: Any) -> Any:
+        read.append(x)
+        return x
+
+    dataset = Dataset.range(100).map(remember).batch(4)
+    options = InputOptions(experimental_per_replica_buffer_size=3)
+    iterator = iter(DistributedDataset(dataset, communicator, options=options))
+    next(iterator)
+    mine = even_sizes(4, communicator.size)[communicator.rank]
+    deadline = time.monotonic() + 5
+    while len(read) < 4 * mine and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert len(read) >= 4 * mine
+    assert iterator.state() == {"iteration": 0, "batch": 1}
+    iterator.close()
+
+
+def test_input_context() -> None:
+    place = InputContext(4, 2, 4)
+    assert str(place) == "mpidist.InputContext(input pipeline id 2, total: 4)"
+    assert place.get_per_replica_batch_size(8) == 2
+    assert place.get_per_replica_batch_size(0) == 0
+    with pytest.raises(ValueError, match="The `global_batch_size` 8 is not divisible by `num_replicas_in_sync` 3 "):
+        InputContext(3, 0, 3).get_per_replica_batch_size(8)
+    assert InputContext() == InputContext(1, 0, 1)

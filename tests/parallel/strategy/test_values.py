@@ -1,0 +1,154 @@
+"""Sparse values, nests and objects through reduce, gather and the replica context."""
+
+from __future__ import annotations
+
+from collections import namedtuple
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import mpidist
+from mpidist.comm.communicator import Communicator
+from mpidist.errors import MismatchError, is_shared
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.strategy.base import Strategy
+from tests.parallel.layouts import make_strategy
+
+pytestmark = pytest.mark.mpi
+
+Pair = namedtuple("Pair", "x y")
+
+
+@pytest.fixture(params=["node", "first"])
+def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> Strategy:
+    return make_strategy(communicator, request.param)
+
+
+def here() -> mpidist.ReplicaContext:
+    context = mpidist.get_replica_context()
+    assert context is not None
+    return context
+
+
+def rows(rank: int, dtype: Any = "float32") -> IndexedSlices:
+    """Rank r has r rows, so that the first has none."""
+    values = np.arange(2 * rank, dtype=dtype).reshape(rank, 2) + rank
+    return IndexedSlices(values, np.arange(rank, dtype="int32") % 2, (4, 2))
+
+
+@pytest.mark.parametrize("where", ["reduce", "all_reduce", "reduce_to"])
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+@pytest.mark.parametrize("dtype", ["float32", "float16", "int32"])
+def test_rows_are_put_one_after_another(strategy: Strategy, op: str, dtype: str, where: str) -> None:
+    n, mine = strategy.num_replicas_in_sync, rows(strategy.communicator.rank, dtype)
+    value = {"sparse": mine, "dense": np.ones(3)}
+    if where == "reduce":
+        result = strategy.reduce(op, value, axis=None)
+    elif where == "reduce_to":
+        result = strategy.extended.reduce_to(op, value, "cpu:0")
+    else:
+        result = strategy.run(lambda: here().all_reduce(op, value))
+    sparse = result["sparse"]
+    every = [rows(r, dtype) for r in range(n)]
+    values = np.concatenate([one.values for one in every])
+    expected = values if op == "SUM" else values / n
+    np.testing.assert_allclose(sparse.values, expected, rtol=1e-3)
+    assert sparse.values.dtype == ("float64" if (op, dtype) == ("MEAN", "int32") else dtype)
+    assert sparse.indices.tolist() == np.concatenate([one.indices for one in every]).tolist()
+    assert sparse.dense_shape == (4, 2)
+    dense = strategy.reduce(op, mine.to_dense().astype("float64"), axis=None)
+    np.testing.assert_allclose(sparse.to_dense(), dense, rtol=1e-2)
+    assert result["dense"].tolist() == [n if op == "SUM" else 1] * 3
+
+
+def test_what_rows_cannot_do(strategy: Strategy) -> None:
+    for op in ("MIN", "MAX", "PROD"):
+        with pytest.raises(ValueError, match="reduced by SUM or MEAN"):
+            strategy.reduce(op, rows(1), axis=None)
+    with pytest.raises(ValueError, match="axis=None"):
+        strategy.reduce("SUM", rows(1), axis=0)
+    with pytest.raises(NotImplementedError, match="gather does not support IndexedSlices"):
+        strategy.gather([rows(1)], axis=0)
+    with pytest.raises(NotImplementedError, match="all_gather does not support IndexedSlices"):
+        strategy.run(lambda: here().all_gather(rows(1), axis=0))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_rows_must_fit_those_of_others(strategy: Strategy) -> None:
+    odd = strategy.communicator.rank == 1
+    for other in (IndexedSlices(np.ones((1, 3)), np.array([0])), IndexedSlices(np.ones((1, 2)), np.array([0]), (9, 2))):
+        with pytest.raises(MismatchError, match="dense shape, row shape and dtype") as caught:
+            strategy.reduce("SUM", other if odd else IndexedSlices(np.ones((1, 2)), np.array([0])), axis=None)
+        assert is_shared(caught.value)
+    with pytest.raises(NotImplementedError, match="gather failed on rank 1"):
+        strategy.gather(rows(1) if odd else np.ones((1, 2)), axis=0)
+
+
+def test_nests_everywhere(strategy: Strategy) -> None:
+    n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
+    nest = {"b": Pair([np.full((2, rank), 1.0)], ()), "a": (np.full((1, rank), 2), [])}
+    reduced = strategy.reduce("SUM", nest, axis=(0, 1))
+    assert reduced == {"a": (n * (n - 1), []), "b": Pair([n * (n - 1.0)], ())}
+    gathered = strategy.gather(nest, axis=-1)
+    assert isinstance(gathered["b"], Pair)
+    assert gathered["b"].x[0].shape == (2, n * (n - 1) // 2)
+    assert gathered["a"][0].shape == (1, n * (n - 1) // 2)
+    meant = strategy.reduce("MEAN", nest, axis=[-1, 0])
+    np.testing.assert_equal(meant["a"][0], 2.0 if n > 1 else np.nan)
+    assert strategy.run(lambda: here().all_reduce("SUM", [])) == []
+    with pytest.raises(TypeError, match="expected arrays or numbers"):
+        strategy.gather([np.array(["text"])], axis=0)
+
+
+def test_objects(strategy: Strategy) -> None:
+    n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
+    value = {"rank": rank, "text": "x" * rank, "nothing": None}
+    expected = [{"rank": r, "text": "x" * r, "nothing": None} for r in range(n)]
+    assert strategy.run(lambda: here().all_gather_object(value)) == expected
+    assert strategy.gather_object(value) == expected
+    with pytest.raises(RuntimeError, match="cross-replica"):
+        strategy.run(lambda: strategy.gather_object(1))
+    last = n - 1
+    with pytest.raises(Exception, match="pickl") as caught:
+        strategy.gather_object((lambda: 1) if rank == last else 1)
+    assert n == 1 or is_shared(caught.value)
+
+
+def test_the_mean_of_halves_does_not_overflow(strategy: Strategy) -> None:
+    mean = strategy.reduce("MEAN", np.full(1000, 100, "float16"), axis=0)
+    assert (mean, mean.dtype) == (100, np.float16)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_axes_and_sizes(communicator: Communicator, data: st.DataObject) -> None:
+    strategy = _shared_strategy(communicator)
+    n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
+    ndim = data.draw(st.integers(1, 3))
+    shape = data.draw(st.lists(st.integers(1, 3), min_size=ndim, max_size=ndim))
+    axes = data.draw(st.lists(st.integers(0, ndim - 1), min_size=1, max_size=ndim, unique=True))
+    lengths = data.draw(st.lists(st.integers(0, 4), min_size=n, max_size=n))
+    every = []
+    for r in range(n):
+        shape[axes[0]] = lengths[r]
+        every.append(np.random.default_rng(r).integers(-5, 5, shape).astype("float64"))
+    whole = np.concatenate(every, axes[0])
+    written = [axis - ndim if data.draw(st.booleans()) else axis for axis in axes]
+    given_axis: Any = written[0] if len(written) == 1 else data.draw(st.sampled_from([tuple(written), written]))
+    np.testing.assert_allclose(strategy.reduce("SUM", every[rank], axis=given_axis), whole.sum(tuple(axes)))
+    if whole.size:
+        np.testing.assert_allclose(strategy.reduce("MEAN", every[rank], axis=given_axis), whole.mean(tuple(axes)))
+        np.testing.assert_allclose(strategy.reduce("MAX", every[rank], axis=given_axis), whole.max(tuple(axes)))
+    np.testing.assert_array_equal(strategy.gather(every[rank], axis=written[0]), whole)
+
+
+_made: dict[int, Strategy] = {}
+
+
+def _shared_strategy(communicator: Communicator) -> Strategy:
+    if id(communicator) not in _made:
+        _made[id(communicator)] = make_strategy(communicator, "node")
+    return _made[id(communicator)]

@@ -1,0 +1,265 @@
+"""Training on arrays that are not NumPy's: variables, gradients, state and checkpoints, by CuPy's rules.
+
+The arrays are simulated (`tests/simulated_cupy.py`), and go from rank to rank by the collective of host arrays.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpidist.arrays import AnyArray
+from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.comm.choice import selection
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.compression.top_k import TopK
+from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.gpu.staged import StagedCollective
+from mpidist.comm.gpu.staging_copier import HostCopier, Ticket
+from mpidist.errors import MismatchError
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.optimizers import LAMB, LARS, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Lion, RMSprop
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.options import CommunicationOptions
+from mpidist.variables.arena import Arena
+from mpidist.variables.creation import create_variable
+from mpidist.variables.drift import DriftCheck
+from mpidist.variables.mirrored import MirroredVariable
+from tests.simulated_cupy import simulated_cupy
+
+pytestmark = pytest.mark.mpi
+
+
+class SimulatedCarrier(HostCopier):
+    """Copies between rooms in host memory and simulated arrays."""
+
+    def copy_to_room(self, sources: Sequence[AnyArray], room: AnyArray) -> Ticket:
+        return super().copy_to_room([source.get() for source in sources], room)  # type: ignore[attr-defined]
+
+    def copy_from_room(self, room: AnyArray, targets: Sequence[AnyArray]) -> Ticket:
+        return super().copy_from_room(room, [target.host for target in targets])  # type: ignore[attr-defined]
+
+
+@pytest.fixture
+def xp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    def open_device(
+        communicator: Communicator, options: CommunicationOptions, host: ArrayCollective
+    ) -> ArrayCollective:
+        return StagedCollective(communicator, options, host, lambda _: SimulatedCarrier())
+
+    monkeypatch.setattr(selection, "open_device", open_device)
+    # Without CUDA there is no kernel to compile: updates run function by function.
+    monkeypatch.setattr("mpidist.optimizers.fused.record", _cannot)
+    with simulated_cupy() as module:
+        yield module
+
+
+@pytest.fixture
+def arena(xp: Any, communicator: Communicator) -> Arena:
+    return Arena(communicator, on_gpu=True)
+
+
+def make(arena: Arena, value: Any, **options: Any) -> MirroredVariable:
+    variable = create_variable(arena, value, **options)
+    assert isinstance(variable, MirroredVariable)
+    return variable
+
+
+def test_a_variable_is_an_array_of_the_device(arena: Arena, xp: Any) -> None:
+    rank, size = arena.communicator.rank, arena.communicator.size
+    variable = make(arena, np.full((3, 2), rank, np.float32), name="w")
+    assert isinstance(variable.value(), xp.ndarray)
+    assert variable.device == "/device:GPU:0"
+    # The first replica's value, on all.
+    np.testing.assert_array_equal(variable.numpy(), np.zeros((3, 2), np.float32))
+    variable.assign(np.ones((3, 2), np.float32))
+    variable.assign_add(xp.full((3, 2), 2, np.float32))
+    variable.assign_sub(np.full((3, 2), 0.5, np.float32))
+    assert type(variable.numpy()) is np.ndarray
+    np.testing.assert_array_equal(variable.numpy(), np.full((3, 2), 2.5, np.float32))
+    np.testing.assert_array_equal(np.asarray(variable), variable.numpy())
+    total = variable * 2 + xp.ones((3, 2), np.float32)
+    assert isinstance(total, xp.ndarray)
+    np.testing.assert_array_equal(total.get(), np.full((3, 2), 6, np.float32))
+    np.testing.assert_array_equal((xp.ones((3, 2), np.float32) * variable).get(), variable.numpy())
+    assert "2.5" in repr(variable)
+    reduced = arena.collective.all_reduce(variable.value())
+    assert isinstance(reduced, xp.ndarray)
+    np.testing.assert_array_equal(reduced.get(), size * variable.numpy())
+
+
+def test_what_lies_elsewhere_is_refused_by_name(arena: Arena, xp: Any, communicator: Communicator) -> None:
+    on_host = make(Arena(communicator), np.zeros(3, np.float32))
+    with pytest.raises(TypeError, match=r"lies in GPU memory.*\.get\(\)"):
+        on_host.assign(xp.zeros(3, np.float32))
+    with pytest.raises(NotImplementedError, match=r"compressed in host memory.*leave out compression=TopK"):
+        Arena(communicator, CommunicationOptions(compression=TopK(0.1)), on_gpu=True)
+    with pytest.raises(ValueError, match="shared=True puts variables into node memory"):
+        Arena(communicator, on_gpu=True, shared=True)
+
+
+FAMILIES: dict[str, Any] = {
+    "SGD": lambda: SGD(0.1, momentum=0.9, nesterov=True),
+    "Adam": lambda: Adam(0.1, amsgrad=True),
+    "AdamW, clipped": lambda: AdamW(0.1, clipnorm=0.5),
+    "Adagrad": lambda: Adagrad(0.1),
+    "Adadelta": lambda: Adadelta(0.1),
+    "RMSprop": lambda: RMSprop(0.1, centered=True, momentum=0.5),
+    "Lion, average": lambda: Lion(0.1, use_ema=True),
+    "Ftrl": lambda: Ftrl(0.1),
+    "SGD, accumulated": lambda: SGD(0.1, gradient_accumulation_steps=2),
+    "Adam, clipped by value, average": lambda: Adam(0.1, clipvalue=0.3, use_ema=True),
+    "LAMB": lambda: LAMB(0.1),
+    "LARS, global norm": lambda: LARS(0.1, global_clipnorm=0.7),
+}
+
+
+def train(arena: Arena, optimizer: Optimizer, to_array: Any) -> tuple[list[AnyArray], dict[str, Any]]:
+    rank = arena.communicator.rank
+    random = np.random.default_rng(rank)
+    variables = [
+        make(arena, np.linspace(-1, 1, count, dtype=np.float32).reshape(shape), name=f"v{count}")
+        for count, shape in ((12, (3, 4)), (1, ()), (70_001, (70_001,)))
+    ]
+    for _ in range(3):
+        gradients = [to_array(random.standard_normal(v.shape).astype(np.float32)) for v in variables]
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    return [v.numpy() for v in variables], optimizer.state()
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_an_optimizer_does_what_it_does_in_host_memory(
+    arena: Arena, xp: Any, communicator: Communicator, family: str
+) -> None:
+    values, state = train(arena, FAMILIES[family](), xp.asarray)
+    on_host = Arena(communicator, shared=False)
+    expected, expected_state = train(on_host, FAMILIES[family](), lambda array: array)
+    for value, other in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-7)
+    assert _described(state) == _described(expected_state)
+
+
+@pytest.mark.parametrize("family", ["AdamW, clipped", "LAMB"])
+def test_norms_are_measured_in_order_where_that_is_asked_for(
+    arena: Arena, xp: Any, communicator: Communicator, family: str
+) -> None:
+    options = CommunicationOptions(reproducible=True)
+    values, _ = train(Arena(communicator, options, on_gpu=True), FAMILIES[family](), xp.asarray)
+    expected, _ = train(Arena(communicator, options, shared=False), FAMILIES[family](), lambda array: array)
+    for value, other in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-7)
+
+
+def test_gradients_may_be_written_in_place_and_from_the_host(arena: Arena, xp: Any) -> None:
+    variable = make(arena, np.zeros(4, np.float32))
+    optimizer = SGD(1.0)
+    (view,) = optimizer.gradients([variable])
+    assert isinstance(view, xp.ndarray)
+    view[...] = xp.ones(4, np.float32)
+    optimizer.apply_gradients([(view, variable)])
+    optimizer.apply_gradients([(np.ones(4, np.float32), variable)])
+    np.testing.assert_array_equal(variable.numpy(), np.full(4, -2.0 * arena.communicator.size, np.float32))
+
+
+def test_rows_are_scattered_and_added_as_gradients(arena: Arena, xp: Any) -> None:
+    variable = make(arena, np.zeros((5, 2), np.float32))
+    variable.scatter_add(IndexedSlices(np.ones((3, 2), np.float32), np.array([1, 1, 4])))
+    variable.scatter_update(IndexedSlices(xp.full((1, 2), 7, np.float32), xp.asarray([0])))
+    np.testing.assert_array_equal(variable.numpy()[:, 0], [7, 2, 0, 0, 1])
+    variable.scatter_mul(IndexedSlices(np.full((2, 2), 2, np.float32), np.array([4, 4])))
+    variable.scatter_min(IndexedSlices(np.full((1, 2), 5, np.float32), np.array([0])))
+    variable.scatter_sub(IndexedSlices(np.ones((1, 2), np.float32), np.array([1])))
+    np.testing.assert_array_equal(variable.numpy()[:, 0], [5, 1, 0, 0, 4])
+    SGD(1.0).apply_gradients([(IndexedSlices(np.ones((2, 2), np.float32), np.array([3, 3])), variable)])
+    assert variable.numpy()[3, 0] == -2 * arena.communicator.size
+
+
+def train_tables(arena: Arena, optimizer: Optimizer, to_array: Any) -> list[AnyArray]:
+    """A table, a dense variable and a table of vectors; on each rank any number of rows, some twice."""
+    random = np.random.default_rng(arena.communicator.rank)
+    variables = [
+        make(arena, np.linspace(-1, 1, 60, dtype=np.float32).reshape(20, 3), sparse_gradient=True, name="rows"),
+        make(arena, np.ones(5, np.float32), name="dense"),
+        make(arena, np.linspace(0, 1, 8, dtype=np.float32), sparse_gradient=True, name="numbers"),
+    ]
+    for number in range(4):
+        gradients = [
+            IndexedSlices(
+                to_array(random.standard_normal((count, *variable.shape[1:])).astype(np.float32)),
+                to_array(random.integers(0, variable.shape[0], count)),
+            ) if variable.sparse_gradient else to_array(random.standard_normal(5).astype(np.float32))
+            for variable in variables
+            for count in [(3 * arena.communicator.rank + number) % 7]
+        ]
+        optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
+    return [v.numpy() for v in (*variables, *optimizer.variables)]
+
+
+@pytest.mark.parametrize("family", [
+    "SGD", "Adam", "AdamW, clipped", "Adagrad", "Adadelta", "RMSprop", "Ftrl", "Adam, clipped by value",
+])
+def test_declared_rows_are_updated_as_in_host_memory(
+    arena: Arena, xp: Any, communicator: Communicator, family: str
+) -> None:
+    families = {**FAMILIES, "Adam, clipped by value": lambda: Adam(0.1, clipvalue=0.3)}
+    values = train_tables(arena, families[family](), xp.asarray)
+    expected = train_tables(Arena(communicator, shared=False), families[family](), lambda array: array)
+    for value, other in zip(values, expected, strict=True):
+        np.testing.assert_allclose(value, other, rtol=1e-6, atol=1e-7)
+
+
+def test_declared_rows_of_the_slots_are_on_the_gpu(arena: Arena, xp: Any) -> None:
+    table = make(arena, np.zeros((4, 2), np.float32), sparse_gradient=True)
+    optimizer = Adam(0.1)
+    optimizer.apply_gradients([(IndexedSlices(xp.ones((1, 2), np.float32), xp.asarray([2])), table)])
+    assert all(isinstance(slot.value(), xp.ndarray) for slot in optimizer.variables)
+    np.testing.assert_array_equal(table.numpy() != 0, np.arange(4)[:, None] == [2, 2])
+
+
+def test_copies_that_drift_apart_are_found(arena: Arena) -> None:
+    variable = make(arena, np.zeros(3, np.float32), name="w")
+    check = DriftCheck(arena)
+    check.after_step()
+    if arena.communicator.size > 1:
+        if arena.communicator.rank == 1:
+            variable.value()[...] = 1
+        with pytest.raises(MismatchError, match=r"'w'.*rank 1"):
+            check.after_step()
+
+
+def test_a_checkpoint_is_that_of_host_memory(arena: Arena, xp: Any, mpi_tmp_path: Path) -> None:
+    random = np.random.default_rng(0)
+    expected = random.standard_normal((50, 3)).astype(np.float32)
+    variable = make(arena, expected)
+    path = Checkpoint(w=variable).save(str(mpi_tmp_path / "ckpt"))
+    on_host = make(Arena(arena.communicator, shared=False), np.zeros((50, 3), np.float32))
+    Checkpoint(w=on_host).restore(path)
+    np.testing.assert_array_equal(on_host.numpy(), expected)
+    again = make(arena, np.zeros((50, 3), np.float32))
+    Checkpoint(w=again).restore(path)
+    assert isinstance(again.value(), xp.ndarray)
+    np.testing.assert_array_equal(again.numpy(), expected)
+
+
+def test_state_goes_to_the_host_and_comes_back(arena: Arena, xp: Any) -> None:
+    variable = make(arena, np.arange(10, dtype=np.float32))
+    saved = variable.state()
+    assert type(saved) is np.ndarray
+    variable.assign(np.zeros(10, np.float32))
+    variable.load(lambda start, stop: saved[start:stop])
+    np.testing.assert_array_equal(variable.numpy(), saved)
+    assert isinstance(variable.value(), xp.ndarray)
+
+
+def _cannot(*_: object, **__: object) -> None:
+    raise TypeError("no CUDA")
+
+
+def _described(state: Any) -> Any:
+    if isinstance(state, dict):
+        return {name: _described(value) for name, value in state.items()}
+    return type(state).__name__, getattr(state, "shape", None)
