@@ -48,9 +48,8 @@ from native_mpi import open_native
 from sync_step import SHAPES
 
 from mpidist.comm.choice import selection
-from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import open_communicator
-from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.packing import all_reduce_nest
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
@@ -63,19 +62,19 @@ OURS = ("AUTO", "NODE", "RING", "MPI", "STAGED")
 COLUMNS = ("memory limit", "AUTO", "NODE", "NODE, allocated", "RING", "MPI", "raw MPI", "C MPI", "gloo")
 
 
-def all_reduced(collective: Collective, array: Array) -> Way:
+def all_reduced(collective: CollectiveFront, array: Array) -> Way:
     """Our way: into a new array if small, else in place."""
     is_large = array.nbytes >= IN_PLACE_FROM
     return Way((array,), repeated(functools.partial(collective.all_reduce, array, in_place=is_large)))
 
 
-def our_ways(collectives: Mapping[str, Collective], array: Array) -> dict[str, Way]:
+def our_ways(collectives: Mapping[str, CollectiveFront], array: Array) -> dict[str, Way]:
     """Every collective on any array, and on one of its own where that is something else."""
     ways = {name: all_reduced(collective, array) for name, collective in collectives.items()}
     if array.nbytes >= IN_PLACE_FROM:
         for name in ("AUTO", "NODE"):
             collective = collectives.get(name)
-            if isinstance(collective, ArrayCollective):
+            if collective is not None:
                 own = collective.allocate((array.size,), np.float32)
                 ways[f"{name}, allocated"] = all_reduced(collective, own)
     return ways
@@ -124,10 +123,10 @@ def best_of(times: Times, peer: str, which: str = "median") -> tuple[float, str]
     return min(found) if found else None
 
 
-def open_collectives() -> dict[str, Collective]:
+def open_collectives() -> dict[str, CollectiveFront]:
     """All that can be had here, by name; says why the others cannot."""
     communicator = open_communicator()
-    collectives: dict[str, Collective] = {}
+    collectives: dict[str, CollectiveFront] = {}
     for name in ("AUTO", *(backend.name for backend in selection.BACKENDS)):
         try:
             collectives[name] = selection.choose(communicator, CommunicationOptions(implementation=name))
@@ -136,7 +135,7 @@ def open_collectives() -> dict[str, Collective]:
     return collectives
 
 
-def open_maker(collectives: Mapping[str, Collective], gloo: Any) -> Maker:
+def open_maker(collectives: Mapping[str, CollectiveFront], gloo: Any) -> Maker:
     """All ways for an array of so many float32."""
     communicator = open_communicator()
     native, why = open_native()
@@ -173,7 +172,7 @@ def sweep(make: Maker, sizes: list[int], rounds: int, seconds: float) -> dict[in
     return results
 
 
-def nest_ways(collective: Collective) -> dict[str, Way]:
+def nest_ways(collective: CollectiveFront) -> dict[str, Way]:
     """ResNet-50's arrays as they are, each for itself, and as views of one array: both without a call for each."""
     apart = [np.zeros(shape, np.float32) for shape in SHAPES]
     flat = np.zeros(sum(array.size for array in apart), np.float32)
@@ -192,7 +191,7 @@ def views_of(flat: Array) -> list[Array]:
     return [part.reshape(shape) for part, shape in zip(parts, SHAPES, strict=True)]
 
 
-def resnet50(make: Maker, collective: Collective, gloo: Any, horovod: Any, rounds: int) -> Times:
+def resnet50(make: Maker, collective: CollectiveFront, gloo: Any, horovod: Any, rounds: int) -> Times:
     """ResNet-50's gradients: as one flat array with a view for each, or array by array."""
     count = sum(int(np.prod(shape)) for shape in SHAPES)
     ways = {name: way for name, way in make(count).items() if "allocated" in name or "," not in name or "MPI" in name}

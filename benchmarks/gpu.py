@@ -28,7 +28,7 @@ import numpy as np
 from measure import WORLD, interleaved, record, say
 
 from mpidist.cluster.gpu import agree, bind, why_no_gpu
-from mpidist.comm.backends.automatic import AutomaticCollective
+from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator, open_communicator
 from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Transport
@@ -147,8 +147,8 @@ def open_transports(communicator: Communicator, cupy: Any) -> dict[str, Any]:
         os.environ[TRANSPORT] = transport.value
         collective = selection.choose(communicator, CommunicationOptions())
         try:
-            if isinstance(collective, AutomaticCollective):
-                collective.backend(cupy.zeros(1), 8)
+            if isinstance(collective.backend, AutomaticBackend):
+                collective.backend.backend(cupy.zeros(1), 8)
             opened[transport.value] = collective
         except UnavailableError as error:
             say(f"without {transport.value}: {error}")

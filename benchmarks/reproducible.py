@@ -22,8 +22,8 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist.comm.choice import selection
-from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import open_communicator
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.experimental import CommunicationOptions
 
 Array = npt.NDArray[Any]
@@ -41,7 +41,7 @@ def raw(array: Array) -> Case:
     return case
 
 
-def repeated(collective: Collective, array: Array, calls: int) -> Case:
+def repeated(collective: CollectiveFront, array: Array, calls: int) -> Case:
     """So many sums in place: small ones are too short to be measured one by one."""
 
     def case() -> None:
@@ -51,7 +51,7 @@ def repeated(collective: Collective, array: Array, calls: int) -> Case:
     return case
 
 
-def all_reduce_cases(byte_count: int, calls: int, collectives: dict[str, Collective]) -> dict[str, Case]:
+def all_reduce_cases(byte_count: int, calls: int, collectives: dict[str, CollectiveFront]) -> dict[str, Case]:
     """One size, each way on an array of its own."""
     cases = {
         name: repeated(collective, np.zeros(byte_count // 4, np.float32), calls)

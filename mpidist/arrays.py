@@ -101,6 +101,11 @@ def as_array(value: Any) -> AnyArray:
     return cast(AnyArray, value) if is_cupy(value) else np.asarray(value)
 
 
+def as_bytes(array: AnyArray) -> AnyArray:
+    """Local. The bytes of a C-contiguous array as a flat uint8 array over the same memory."""
+    return cast(AnyArray, array.reshape(-1).view(np.uint8))
+
+
 def to_host(array: AnyArray) -> AnyArray:
     """Local. The array itself, or a copy in host memory of one that lies on a GPU, when the GPU is done with it."""
     return cast(AnyArray, cast(Any, array).get()) if is_cupy(array) else array

@@ -33,27 +33,28 @@ class _Stack(threading.local):
         self.entries: list[Entry] = []
 
 
-_stack = _Stack()
+# Read directly where a function call would cost as much as what is asked; written by `push` and `pop` only.
+stack = _Stack()
 
 
 def innermost() -> Entry | None:
     """Local. The top of this thread's stack, or None at program start."""
-    entries = _stack.entries
+    entries = stack.entries
     return entries[-1] if entries else None
 
 
 def require_collectives() -> None:
     """Local. Raise RuntimeError where the replicas of the innermost level cannot meet in a collective."""
-    entries = _stack.entries
+    entries = stack.entries
     if entries and entries[-1].refusal is not None:
         raise RuntimeError(entries[-1].refusal)
 
 
 def push(entry: Entry) -> None:
     """Local. Enter a level."""
-    _stack.entries.append(entry)
+    stack.entries.append(entry)
 
 
 def pop() -> None:
     """Local. Leave the level entered last."""
-    _stack.entries.pop()
+    stack.entries.pop()

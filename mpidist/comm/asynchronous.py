@@ -33,9 +33,9 @@ from mpidist import arrays
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective, check_in_place, check_reducible
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cross_device.user_collective import UserCollective
+from mpidist.comm.cross_device.user_backend import UserBackend
 from mpidist.comm.ending import FORWARD_SECONDS
-from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.options import CommunicationOptions, ReduceOp
 
 logger = logging.getLogger("mpidist")
@@ -229,7 +229,7 @@ def communication_thread() -> CommunicationThread:
     return CommunicationThread()
 
 
-def open_asynchronous(collective: Collective, options: CommunicationOptions | None = None) -> AsyncCollective:
+def open_asynchronous(collective: CollectiveFront, options: CommunicationOptions | None = None) -> AsyncCollective:
     """Collective. What reduces in the background, over the ranks of `collective` and beside it.
 
     Args:
@@ -253,10 +253,10 @@ def open_asynchronous(collective: Collective, options: CommunicationOptions | No
     return AsyncCollective(communicator, own, has_thread=True)
 
 
-def _why_no_thread(collective: Collective) -> str | None:
+def _why_no_thread(collective: CollectiveFront) -> str | None:
     """The same on every rank."""
-    if isinstance(collective, UserCollective) or not isinstance(collective, ArrayCollective):
-        return f"{collective!r} has its own way of communicating, which two threads cannot share"
+    if isinstance(collective.backend, UserBackend):
+        return f"{collective.backend!r} has its own way of communicating, which two threads cannot share"
     mpi: Any = importlib.import_module("mpidist.comm.mpi_communicator").MPI
     if collective.communicator.all_reduce_max(int(mpi.Query_thread() < mpi.THREAD_MULTIPLE)):
         return "MPI was started without THREAD_MULTIPLE, by the program or by mpi4py.rc.thread_level"

@@ -12,6 +12,7 @@ from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps, another_collective
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.context import Entry
 from mpidist.data.dataset import Dataset
 from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
@@ -29,6 +30,7 @@ from mpidist.variables.drift import DriftCheck
 T = TypeVar("T")
 
 
+_REDUCE_OPS = dict(ReduceOp.__members__)
 _MIXING = "Mixing different tf.distribute.Strategy objects"
 _NEEDS_CROSS_REPLICA = (
     "Method requires being in cross-replica context, use get_replica_context().merge_call() or call it outside `run`"
@@ -86,7 +88,7 @@ class Strategy:
         share_cores(communicator)
         self.communicator = communicator
         self.arena = Arena(communicator, options, shared=shared, cross_device_ops=cross_device_ops, on_gpu=on_gpu)
-        self._collectives: dict[CommunicationOptions, Collective] = {}
+        self._collectives: dict[CommunicationOptions, CollectiveFront] = {}
         self.arena.strategy = self
         self._cluster_resolver = cluster_resolver
         self._extended = StrategyExtended(self)
@@ -184,12 +186,15 @@ class Strategy:
             MismatchError: Shapes or dtypes differ between ranks.
             RuntimeError: Inside `run`, where `get_replica_context().all_reduce` is the way.
         """
-        op = parse_enum(ReduceOp, reduce_op, "reduce_op")
-        self._require_cross_replica()
-        collective = self.arena.collective
+        op = _REDUCE_OPS.get(reduce_op) if type(reduce_op) is str else reduce_op
+        if type(op) is not ReduceOp:
+            op = parse_enum(ReduceOp, reduce_op, "reduce_op")
+        if context.stack.entries:
+            self._require_cross_replica()
+        arena = self.arena
         if not isinstance(value, (list, tuple, dict)):
-            return reduce_leaf(collective, op, value, axis)
-        return reduce_nest(collective, op, value, axis, self.arena.options.bytes_per_pack)
+            return reduce_leaf(arena.collective, op, value, axis)
+        return reduce_nest(arena.collective, op, value, axis, arena.options.bytes_per_pack)
 
     def gradients(
         self, fn: Callable[[Any], Any], batch: Any, logical_replicas: int = 8, *, blas_threads: int = 1
@@ -275,7 +280,7 @@ class Strategy:
         self._require_cross_replica()
         return gather_object(self.communicator, value)
 
-    def collective_for(self, options: CommunicationOptions | None) -> Collective:
+    def collective_for(self, options: CommunicationOptions | None) -> CollectiveFront:
         """Collective at the first call with such options, then Local. What a call with options of its own goes by.
 
         Args:

@@ -11,7 +11,7 @@ import numpy as np
 from mpidist import context, tree
 from mpidist.comm.agreement import together
 from mpidist.comm.asynchronous import AsyncCollective, Handle, open_asynchronous
-from mpidist.comm.cross_device.user_collective import UserCollective
+from mpidist.comm.cross_device.user_backend import HookCollective
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, VariableAggregation, parse_enum
 from mpidist.strategy.replica import Owner
@@ -85,7 +85,7 @@ class StrategyExtended:
                 raise ValueError(f"`value_destination_pairs` must hold tuples (value, destinations), got {pair!r}")
             _check_destinations(pair[1])
         collective = self._owner.collective_for(options)
-        if not isinstance(collective, UserCollective):
+        if not isinstance(collective, HookCollective):
             return [self.reduce_to(reduce_op, value, where, options) for value, where in value_destination_pairs]
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")
         with self._cross_replica("batch_reduce_to"):

@@ -16,7 +16,7 @@ from mpidist.comm.agreement import require_same, same_on_all, together
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.slices import even_sizes, slices_of
 from mpidist.comm.arithmetic.tree_order import Node, combine_pairs, pairing, subtrees
-from mpidist.comm.backends.tree import GATHERED_BYTES, TreeCollective
+from mpidist.comm.backends.tree import GATHERED_BYTES, TreeBackend
 from mpidist.comm.collective import check_reducible
 from mpidist.context import Entry
 from mpidist.errors import mark_shared
@@ -144,7 +144,7 @@ class LogicalReplicas:
             total[...] = combine_pairs(rows, pairs, ReduceOp.SUM)
             return
         one_each = all(len(own) == 1 for own in nodes)
-        if isinstance(collective, TreeCollective) and one_each and pairs == collective.pairs:
+        if isinstance(collective.backend, TreeBackend) and one_each and pairs == collective.backend.pairs:
             # As with 8 logical replicas on 2, 4 or 8 ranks: what is left of the tree is that of the ranks.
             total[...] = rows[0]
             collective.all_reduce(total, in_place=True)

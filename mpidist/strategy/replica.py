@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from mpidist import context
-from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy.values import gather_nest, gather_object, reduce_nest
 from mpidist.variables.arena import Arena
@@ -32,7 +32,7 @@ class Owner(Protocol):
         """Local. Number of replicas."""
         ...
 
-    def collective_for(self, options: CommunicationOptions | None) -> Collective:
+    def collective_for(self, options: CommunicationOptions | None) -> CollectiveFront:
         """Collective at the first call with such options, then Local. What a call with its own options goes by."""
         ...
 

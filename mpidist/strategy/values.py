@@ -14,8 +14,9 @@ import numpy.typing as npt
 from mpidist import arrays, context, tree
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
-from mpidist.comm.collective import Collective, check_reducible
+from mpidist.comm.collective import check_reducible
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.packing import all_reduce_list
 from mpidist.comm.front.sparse import reduce_slices
 from mpidist.indexed_slices import IndexedSlices
@@ -78,7 +79,7 @@ _LOCAL: dict[ReduceOp, Callable[..., Any]] = {
 }
 
 
-def reduce_leaf(collective: Collective, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
+def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
     """Collective. One array or number combined over all replicas; see `Strategy.reduce`.
 
     Args:
@@ -90,12 +91,16 @@ def reduce_leaf(collective: Collective, op: ReduceOp, leaf: Any, axis: int | Seq
     Returns:
         An array, or a NumPy scalar where no dimension is left.
     """
-    is_array = type(leaf) is np.ndarray and leaf.dtype.kind in "fi"
-    if not is_array and isinstance(leaf, IndexedSlices):
+    if type(leaf) is np.ndarray and leaf.dtype.kind in "fi":
+        array = leaf
+    elif isinstance(leaf, (np.floating, np.integer)):
+        array = np.asarray(leaf)
+    elif isinstance(leaf, IndexedSlices):
         if axis is not None:
             raise ValueError(f"IndexedSlices are reduced with axis=None, got {axis!r}; use their `to_dense()`")
         return reduce_slices(collective, op, leaf)
-    array = leaf if is_array else as_array(leaf)
+    else:
+        array = as_array(leaf)
     if axis is None:
         return collective.all_reduce(array, op)[()]
     axes = _axes(array, axis)
@@ -106,7 +111,7 @@ def reduce_leaf(collective: Collective, op: ReduceOp, leaf: Any, axis: int | Seq
 
 
 def reduce_nest(
-    collective: Collective, op: ReduceOp, value: Any, axis: int | Sequence[int] | None, bytes_per_pack: int = 0
+    collective: CollectiveFront, op: ReduceOp, value: Any, axis: int | Sequence[int] | None, bytes_per_pack: int = 0
 ) -> Any:
     """Collective. A nest of arrays and numbers combined over all replicas; see `Strategy.reduce`.
 
@@ -131,7 +136,7 @@ def reduce_nest(
     return tree.unflatten(spec, [one if isinstance(one, IndexedSlices) else one[()] for one in reduced])
 
 
-def _mean(collective: Collective, array: AnyArray, axes: tuple[int, ...]) -> Any:
+def _mean(collective: CollectiveFront, array: AnyArray, axes: tuple[int, ...]) -> Any:
     dtype = np.dtype(np.float64) if array.dtype.kind in "iub" else array.dtype
     # The sum of half-precision numbers may be too large for them when their mean is not.
     wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
@@ -142,7 +147,7 @@ def _mean(collective: Collective, array: AnyArray, axes: tuple[int, ...]) -> Any
         return arrays.as_array(np.true_divide(total, elements, dtype=wide)).astype(dtype, copy=False)[()]
 
 
-def gather_nest(collective: Collective, value: Any, axis: int, method: str) -> Any:
+def gather_nest(collective: CollectiveFront, value: Any, axis: int, method: str) -> Any:
     """Collective. A nest of arrays concatenated over all replicas; see `Strategy.gather`.
 
     Args:

@@ -23,9 +23,9 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import require_same
 from mpidist.comm.arrival import Arrival
 from mpidist.comm.choice import selection
-from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.comm.cross_device.cross_device_ops import take_collective
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.memory import node_memory
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.errors import mark_shared
@@ -105,13 +105,13 @@ class Arena:
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None
         given = take_collective(cross_device_ops, communicator, self.options)
-        self.collective: Collective = given or selection.choose(communicator, self.options)
+        self.collective: CollectiveFront = given or selection.choose(communicator, self.options)
         self.lane_count = min(communicator.node_sizes)
         # Steps are timed by the arena, which can name every rank of the job, and not on each lane.
         self.arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
         lane = communicator.open_lane()
         asked_for = selection.asked_for(self.options)
-        self.lane: Collective | None = None
+        self.lane: CollectiveFront | None = None
         compresses = options.compression is not None
         reduces = given is None and asked_for is CommunicationImplementation.AUTO and not compresses
         if lane is not None and reduces:

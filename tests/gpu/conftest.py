@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 
 from mpidist.cluster.gpu import choose_index
-from mpidist.comm.backends.automatic import AutomaticCollective
+from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice.selection import choose
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.gpu.cuda_awareness import TRANSPORT
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
@@ -30,17 +30,16 @@ def cupy(communicator: Communicator) -> Any:
 @pytest.fixture
 def open_collective(
     cupy: Any, communicator: Communicator, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., ArrayCollective]:
+) -> Callable[..., CollectiveFront]:
     """Opens a collective for CuPy arrays by the name of its transport, or skips with the reason."""
-    def open_it(transport: str, options: CommunicationOptions | None = None) -> ArrayCollective:
+    def open_it(transport: str, options: CommunicationOptions | None = None) -> CollectiveFront:
         monkeypatch.setenv(TRANSPORT, transport)
         collective = choose(communicator, options or CommunicationOptions())
-        if isinstance(collective, AutomaticCollective):
+        if isinstance(collective.backend, AutomaticBackend):
             try:
-                collective.backend(cupy.zeros(1), 8)
+                collective.backend.backend(cupy.zeros(1), 8)
             except UnavailableError as error:
                 pytest.skip(str(error))
-        assert isinstance(collective, ArrayCollective)
         return collective
 
     return open_it

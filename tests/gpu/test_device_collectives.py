@@ -10,12 +10,12 @@ import pytest
 
 from mpidist.comm.choice import capabilities
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 
-Opener = Callable[..., ArrayCollective]
+Opener = Callable[..., CollectiveFront]
 TRANSPORTS = ["auto", "staged", "cuda-aware", "nccl"]
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64", "complex64"]
 # Several pieces of 4 MiB in the largest case.
@@ -34,7 +34,7 @@ CYCLES = 200_000_000
 
 
 @pytest.fixture(params=TRANSPORTS)
-def collective(request: pytest.FixtureRequest, open_collective: Opener) -> ArrayCollective:
+def collective(request: pytest.FixtureRequest, open_collective: Opener) -> CollectiveFront:
     return open_collective(request.param)
 
 
@@ -45,7 +45,7 @@ def host_values(dtype: str, rank: int, count: int) -> Any:
 
 @pytest.mark.parametrize("op", ReduceOp)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_reductions(cupy: Any, collective: ArrayCollective, dtype: str, op: ReduceOp) -> None:
+def test_reductions(cupy: Any, collective: CollectiveFront, dtype: str, op: ReduceOp) -> None:
     is_order = op in (ReduceOp.MIN, ReduceOp.MAX)
     if (dtype == "bool" and not is_order) or (dtype == "complex64" and is_order):
         pytest.skip(f"{op.name} of {dtype} is refused")
@@ -74,7 +74,7 @@ def test_reductions(cupy: Any, collective: ArrayCollective, dtype: str, op: Redu
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_only_moves(cupy: Any, collective: ArrayCollective, dtype: str) -> None:
+def test_what_only_moves(cupy: Any, collective: CollectiveFront, dtype: str) -> None:
     rank, size = collective.communicator.rank, collective.communicator.size
     for count in COUNTS:
         root = size - 1
@@ -90,7 +90,7 @@ def test_what_only_moves(cupy: Any, collective: ArrayCollective, dtype: str) -> 
 
 @pytest.mark.parametrize("own_stream", [False, True])
 def test_a_kernel_that_is_still_running_is_not_overtaken(
-    cupy: Any, collective: ArrayCollective, own_stream: bool
+    cupy: Any, collective: CollectiveFront, own_stream: bool
 ) -> None:
     rank, size = collective.communicator.rank, collective.communicator.size
     slow = cupy.RawKernel(SLOW, "slow")
@@ -106,7 +106,7 @@ def test_a_kernel_that_is_still_running_is_not_overtaken(
 
 
 def test_memory_that_is_given_up_at_once_is_not_overwritten_too_early(
-    cupy: Any, collective: ArrayCollective
+    cupy: Any, collective: CollectiveFront
 ) -> None:
     size = collective.communicator.size
     results = []

@@ -8,8 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.comm.backends.node import NodeCollective
+from mpidist.comm.backends.direct_copies import DIRECT_FROM
+from mpidist.comm.backends.node import NodeBackend
 from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena, Slab
@@ -56,11 +58,11 @@ def make_strategy(communicator: Communicator, layout: str, *, check: bool = Fals
     return strategy
 
 
-def copy_directly(collective: NodeCollective, from_bytes: int) -> None:
-    """Arrays from so many bytes on are copied directly, whatever a trial would say."""
-    assert collective._direct is not None
-    collective._direct.least = collective._direct.limit = from_bytes
-    collective._at_once_bytes = min(collective._at_once_bytes, from_bytes)
+def open_node(
+    communicator: Communicator, options: CommunicationOptions, direct_from: int = DIRECT_FROM
+) -> CollectiveFront:
+    """Collective. The node backend behind its front; arrays of `direct_from` bytes and above are copied directly."""
+    return CollectiveFront(NodeBackend(communicator, options, direct_from), options)
 
 
 def refuse_shared(arena: Arena) -> Callable[..., Slab]:

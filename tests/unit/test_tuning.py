@@ -49,10 +49,10 @@ def test_sizes_are_kept_beside_others(tmp_path: Path) -> None:
     path = tmp_path / "folder" / "tuning.json"
     assert read_tuning(path, PLACE.key) is None
     keep_tuning(path, "another", Tuning(1, 2, 3))
-    keep_tuning(path, PLACE.key, Tuning(0, 1 << 18, NEVER, "measured"))
+    keep_tuning(path, PLACE.key, Tuning(0, 1 << 18, NEVER, 1 << 19, "measured"))
     kept = read_tuning(path, PLACE.key)
     assert kept is not None
-    assert (kept.node_from, kept.chunk_bytes, kept.ring_from) == (0, 1 << 18, NEVER)
+    assert (kept.node_from, kept.chunk_bytes, kept.ring_from, kept.direct_from) == (0, 1 << 18, NEVER, 1 << 19)
     assert str(path) in kept.source
     other = read_tuning(path, "another")
     assert other is not None
@@ -64,9 +64,9 @@ def test_sizes_are_kept_beside_others(tmp_path: Path) -> None:
     "text",
     [
         "", "{", "[1]", json.dumps({PLACE.key: 5}), json.dumps({PLACE.key: {"node_from": 1}}),
-        json.dumps({PLACE.key: {"node_from": -1, "chunk_bytes": 1, "ring_from": 1}}),
-        json.dumps({PLACE.key: {"node_from": "1", "chunk_bytes": 1, "ring_from": 1}}),
-        json.dumps({PLACE.key: {"node_from": 1, "chunk_bytes": 0, "ring_from": 1}}),
+        json.dumps({PLACE.key: {"node_from": -1, "chunk_bytes": 1, "ring_from": 1, "direct_from": 1}}),
+        json.dumps({PLACE.key: {"node_from": "1", "chunk_bytes": 1, "ring_from": 1, "direct_from": 1}}),
+        json.dumps({PLACE.key: {"node_from": 1, "chunk_bytes": 0, "ring_from": 1, "direct_from": 1}}),
     ],
 )
 def test_a_broken_file_is_a_warning_and_is_replaced(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextvars
 import importlib
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,6 +42,26 @@ def half_dtype(name: str) -> np.dtype[Any]:
         except ImportError as error:
             raise UnavailableError("bfloat16 arrays need the package ml_dtypes: pip install ml_dtypes") from error
     return np.dtype(name)
+
+
+def combined_dtype(dtype: np.dtype[Any], op: ReduceOp, *, combines_halves: bool) -> np.dtype[Any]:
+    """Local. The dtype in which arrays are combined: their own, unless the backend lacks it or a sum may overflow.
+
+    Args:
+        dtype: Of the arrays.
+        op: The operation.
+        combines_halves: See `Backend`.
+    """
+    if op is ReduceOp.MEAN and dtype.kind in "iu":
+        # The sum of small integers may not fit their own dtype.
+        return np.dtype(np.float64)
+    if is_half(dtype):
+        # A mean of halves may fit where their sum does not.
+        keeps = combines_halves and op is not ReduceOp.MEAN
+        return dtype.newbyteorder("=") if keeps else np.dtype(np.float32)
+    if dtype.kind == "b" and not combines_halves:
+        return np.dtype(np.uint8)
+    return cast("np.dtype[Any]", dtype.newbyteorder("="))
 
 
 # An overflow is an infinity, as it is where MPI adds; no warning on one rank.

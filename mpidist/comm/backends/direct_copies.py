@@ -8,9 +8,6 @@ they shared a cache; copied directly 6.3 to 9 ms, wherever they stood.
 
 from __future__ import annotations
 
-import logging
-import statistics
-import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -18,49 +15,32 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES
 from mpidist.comm.memory.peer_memory import PeerMemory
 from mpidist.options import ReduceOp
-
-logger = logging.getLogger("mpidist")
 
 # What all ranks' pieces take together while they are combined: they should stay in a core's own cache. A piece is not
 # below 16 KB: a call of the kernel takes 0.3 us, under a virtual machine's some 3.
 PIECES_BYTES = 1 << 21
 LEAST_PIECE_BYTES = 1 << 14
-# Every dtype fits (of 32 bytes, too).
-_LINE = 64
-
-# Where direct copies of an array of the first size take less than that part of the time of blocks, they are taken from
-# the second size on; else the next size is tried. While the cores share a cache they are faster from 1 to 4 MB on, else
-# from far below. The cores may soon stand elsewhere; then small arrays can take twice as long by direct copies, and
-# large ones five times as long by blocks.
-TRIALS = ((1 << 18, 1 << 17, 0.75), (1 << 20, 1 << 19, 0.9), (1 << 22, 1 << 21, 1.1))
-LEAST_BYTES = TRIALS[0][1]
-ALWAYS_FROM = 1 << 24
-_ROUNDS, _CALLS = 3, 2
-# After so many bytes it is tried again: the system moves ranks that are not bound to cores. It takes some 2 % of the
-# time that these take.
-TRIED_AGAIN_BYTES = 1 << 33
-
-# Larger than any array.
-NEVER = 1 << 62
+# Direct copies are faster than shared blocks from here on, in bytes: 0.28 against 0.33 ms at 1 MB, 0.9 against 1.3 to
+# 1.4 at 4 MB, 21 against 26 at 64 MB (two ranks whose cores share a cache), and four times as fast where the cores
+# share none. `MPIDIST_TUNE=1` measures it for the machine at hand.
+DIRECT_FROM = 1 << 20
 
 Combine = Callable[[Sequence[AnyArray], AnyArray, ReduceOp], None]
 
 
 class DirectCopies:
-    """The operations of a node on contiguous flat arrays, which stand for those of `ArrayCollective`.
+    """The operations of a node on contiguous flat arrays, for the node backend.
 
     Args:
         communicator: All ranks.
-        peers: The memory of this node's.
+        peers: The memory of this node's ranks.
         barrier: Of the node.
         piece_bytes: See `piece_bytes`; the same on all nodes.
-        changes_parts: What combines pieces changes them.
-
-    Attributes:
-        least: Smaller arrays are not for it, in bytes.
-        limit: Nor are those below, for now; the same on every rank.
+        limit: Smaller arrays are not copied directly, in bytes; the same on every rank.
+        changes_parts: The function that combines pieces changes them.
     """
 
     def __init__(
@@ -70,12 +50,11 @@ class DirectCopies:
         barrier: Callable[[], None],
         piece_bytes: int,
         *,
+        limit: int = DIRECT_FROM,
         changes_parts: bool,
     ) -> None:
-        self.least, self.limit = LEAST_BYTES, ALWAYS_FROM
+        self._limit = limit
         self._communicator = communicator
-        self._all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None] | None = None
-        self._moved = 0
         self._peers = peers
         self._rank = rank = communicator.node.rank
         size = communicator.node.size
@@ -85,65 +64,20 @@ class DirectCopies:
         self._changes_parts = changes_parts
         self._rows = np.empty((size, piece_bytes), np.uint8)
 
-    def compare_with_blocks(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None]) -> None:
-        """Local. See by a trial from which size on they are faster: at the first large array, and again now and then.
-
-        Only a trial tells whether the ranks' cores share a cache. Both ways give the same bits.
-
-        Args:
-            all_reduce: Goes either way, by the limit.
-        """
-        self._all_reduce, self._moved = all_reduce, TRIED_AGAIN_BYTES
-
-    def _try(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None]) -> None:
-        """Collective. In 6 to 32 ms with 2 ranks on 2 cores, in 70 to 110 with 4."""
-        # Not before its end: it moves bytes itself.
-        self._moved = -NEVER
-        before = self.limit
-        limits = (limit for byte_count, limit, part in TRIALS if self._time_ratio(all_reduce, byte_count) < part)
-        self.limit, self._moved = next(limits, ALWAYS_FROM), 0
-        if self.limit != before and self._communicator.rank == 0:
-            logger.info("collective NODE: arrays from %d bytes on are copied directly, by a trial", self.limit)
-
-    def _time_ratio(self, all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None], byte_count: int) -> float:
-        """Collective. The time of direct copies over that of blocks for arrays of this size; alike on all ranks."""
-        array = np.zeros(byte_count, np.uint8)
-        taken: dict[int, list[int]] = {NEVER: [], 0: []}
-        for _ in range(_ROUNDS):
-            for self.limit, times in taken.items():
-                all_reduce(array, array, ReduceOp.MAX)
-                nanoseconds = 0
-                for _ in range(_CALLS):
-                    # As gradients come: just written, by the rank itself.
-                    array.fill(0)
-                    self._barrier()
-                    begin = time.perf_counter_ns()
-                    all_reduce(array, array, ReduceOp.MAX)
-                    nanoseconds += time.perf_counter_ns() - begin
-                # The slowest rank counts, each time: where ranks share a core, the quickest knows nothing.
-                times.append(self._communicator.all_reduce_max(nanoseconds))
-        blocks, copies = (statistics.median(times) for times in taken.values())
-        return copies / blocks
-
     def takes(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
-        """Collective. Whether these arrays are copied directly; it shows them to the node, and one operation follows.
+        """Collective. Whether these arrays are copied directly; if so, the node sees them, and one operation follows.
 
         Args:
             source: Read by other ranks.
             target: Written by other ranks.
-            byte_count: What is compared with the limit, the same on every rank.
+            byte_count: Compared with the limit; the same on every rank.
         """
-        if byte_count < self.least:
-            return False
-        self._moved += byte_count
-        if self._moved > TRIED_AGAIN_BYTES and self._all_reduce is not None:
-            self._try(self._all_reduce)
-        if byte_count < self.limit:
+        if byte_count < self._limit:
             return False
         is_reached = self._peers.show(source, target, byte_count)
         if len(self._communicator.node_sizes) == 1:
             return is_reached
-        # Nodes that take different ways would meet between nodes with different pieces.
+        # Nodes that took different ways would meet between nodes with different pieces.
         return not self._communicator.all_reduce_max(int(not is_reached))
 
     def all_reduce(
@@ -227,4 +161,5 @@ def piece_bytes(rank_count: int, asked: int | None) -> int:
         asked: `bytes_per_pack`, if the user gave it.
     """
     wanted = asked or max(LEAST_PIECE_BYTES, PIECES_BYTES // rank_count)
-    return -(-wanted // _LINE) * _LINE
+    # A multiple of a cache line, so that every dtype fits (of 32 bytes, too).
+    return -(-wanted // CACHE_LINE_BYTES) * CACHE_LINE_BYTES

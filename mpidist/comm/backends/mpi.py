@@ -1,4 +1,4 @@
-"""The collective over MPI: host arrays, and CuPy's where the library is CUDA-aware; loaded by name, as it needs MPI."""
+"""The backend over MPI: host arrays, and CuPy's where the library is CUDA-aware; loaded by name, as it needs MPI."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from mpidist import arrays
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.arithmetic.slices import slices_of
+from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
 from mpidist.comm.mpi_communicator import MPI
 from mpidist.options import CommunicationOptions, ReduceOp
 
@@ -25,14 +25,14 @@ _OPERATIONS = {
 # One call of Allreduce on 100 MB takes 1.5 to 4 times as long as the same bytes in chunks of this size (MPICH 5.0.2,
 # Open MPI 5.0.11). It also keeps every count far below 2**31 - 1, where Open MPI 5 ends.
 CHUNK_BYTES = 1 << 20
-# Beyond this copying an array and reducing it in place takes less than reducing it into another one: 31 instead of 46
-# us at 256 KB (Open MPI 5.0.11, 2 ranks), and less still where the other one is new memory.
+# Above this size, copying an array and reducing the copy in place is faster than reducing it into another array: 31
+# against 46 us at 256 KB (Open MPI 5.0.11, 2 ranks). New memory for the other array makes the difference larger.
 _COPIED_BYTES = 1 << 16
-# What only moves goes in pieces that are large enough for any pipeline inside MPI, and far below its count limit.
+# Pieces of what is only moved: large enough for any pipeline inside MPI, and far below its limit of counts.
 _MOVED_BYTES = 1 << 26
 
 
-class MpiCollective(ArrayCollective):
+class MpiBackend(Backend):
     """MPI_Allreduce, MPI_Bcast and so on, in chunks.
 
     Args:
@@ -41,12 +41,13 @@ class MpiCollective(ArrayCollective):
     """
 
     def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
-        super().__init__(communicator, options)
+        self.communicator = communicator
         self._mpi: MPI.Intracomm = communicator.mpi
         self._chunk_bytes = options.bytes_per_pack or CHUNK_BYTES
         self._whole_bytes = min(self._chunk_bytes, _COPIED_BYTES)
 
-    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+    def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        """Collective. See `Backend.all_reduce`."""
         operation = _OPERATIONS[op]
         if source.nbytes <= self._whole_bytes:
             self._mpi.Allreduce(MPI.IN_PLACE if total is source else source, total, operation)
@@ -61,12 +62,14 @@ class MpiCollective(ArrayCollective):
             is_in_place = is_copied or total is source
             self._mpi.Allreduce(MPI.IN_PLACE if is_in_place else source[begin : begin + chunk], piece, operation)
 
-    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+    def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        """Collective. See `Backend.reduce`."""
         chunk = self._chunk_bytes // source.itemsize or 1
         for begin in range(0, source.size, chunk):
             self._mpi.Reduce(source[begin : begin + chunk], total[begin : begin + chunk], _OPERATIONS[op], root)
 
-    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+    def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        """Collective. See `Backend.reduce_scatter`."""
         if source.nbytes <= self._chunk_bytes:
             self._mpi.Reduce_scatter(source, mine, counts, _OPERATIONS[op])
             return
@@ -83,11 +86,15 @@ class MpiCollective(ArrayCollective):
             own = sizes[self.communicator.rank]
             self._mpi.Reduce_scatter(packed[:at], mine[begin : begin + own], sizes, _OPERATIONS[op])
 
-    def _broadcast(self, data: AnyArray, root: int) -> None:
+    def broadcast(self, data: AnyArray, root: int) -> None:
+        """Collective. See `Backend.broadcast`."""
+        # As bytes: MPI has no type for bfloat16.
+        data = as_bytes(data)
         for begin in range(0, data.size, _MOVED_BYTES):
             self._mpi.Bcast(data[begin : begin + _MOVED_BYTES], root)
 
-    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+    def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        """Collective. See `Backend.all_gather`."""
         if gathered.size < 2**31:
             self._mpi.Allgatherv(mine, [gathered, counts, None, MPI.BYTE])
             return
@@ -96,12 +103,13 @@ class MpiCollective(ArrayCollective):
             part = gathered[begin : begin + count]
             if root == self.communicator.rank:
                 part[...] = mine
-            self._broadcast(part, root)
+            self.broadcast(part, root)
             begin += count
 
-    def _all_to_all(
+    def all_to_all(
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
+        """Collective. See `Backend.all_to_all`."""
         # A rank with little may have a partner with much: only what all know decides the way.
         if self.communicator.all_reduce_max(max(sent.size, got.size)) < 2**31:
             self._mpi.Alltoallv([sent, sent_counts, None, MPI.BYTE], [got, got_counts, None, MPI.BYTE])

@@ -13,19 +13,19 @@ from typing import Any
 import numpy as np
 
 from mpidist import arrays
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.arithmetic.combine import FUNCTIONS
 from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
+from mpidist.comm.backend import Backend
 from mpidist.comm.backends.messages import Messages, Traffic
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # Receives that are posted ahead of the piece that is being added.
 _AHEAD = 2
 
 
-class RingCollective(ArrayCollective):
+class RingBackend(Backend):
     """Rings over point-to-point messages.
 
     Args:
@@ -34,7 +34,7 @@ class RingCollective(ArrayCollective):
     """
 
     def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
-        super().__init__(communicator, options)
+        self.communicator = communicator
         self._messages = Messages(communicator, options.bytes_per_pack)
         self._rank, self._size = communicator.rank, communicator.size
         self._right, self._left = (self._rank + 1) % self._size, (self._rank - 1) % self._size
@@ -44,7 +44,8 @@ class RingCollective(ArrayCollective):
         """Local. The bytes that this rank has moved so far."""
         return self._messages.traffic
 
-    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+    def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        """Collective. See `Backend.all_reduce`."""
         if total is not source:
             total[...] = source
         parts = cut_evenly(total.size, self._size)
@@ -52,14 +53,16 @@ class RingCollective(ArrayCollective):
         self._reduce_around(total, parts, op, first=self._rank)
         self._gather_around(total, parts, first=self._rank + 1)
 
-    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+    def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        """Collective. See `Backend.reduce_scatter`."""
         total = source.copy()
         parts = slices_of(counts)
         # Begun one part earlier, it ends with this rank's own.
         self._reduce_around(total, parts, op, first=self._rank - 1)
         mine[...] = total[parts[self._rank]]
 
-    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+    def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        """Collective. See `Backend.reduce`."""
         summed = source.copy()
         parts = cut_evenly(summed.size, self._size)
         self._reduce_around(summed, parts, op, first=self._rank - 1)
@@ -71,7 +74,9 @@ class RingCollective(ArrayCollective):
             if rank != root:
                 self._messages.receive(total[parts[rank]], rank)
 
-    def _broadcast(self, data: AnyArray, root: int) -> None:
+    def broadcast(self, data: AnyArray, root: int) -> None:
+        """Collective. See `Backend.broadcast`."""
+        data = as_bytes(data)
         # A chain: each piece goes on to the right as soon as it is here.
         messages = self._messages
         is_last = self._right == root
@@ -88,14 +93,16 @@ class RingCollective(ArrayCollective):
         for request in sends:
             request.Wait()
 
-    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+    def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        """Collective. See `Backend.all_gather`."""
         parts = slices_of(counts)
         gathered[parts[self._rank]] = mine
         self._gather_around(gathered, parts, first=self._rank)
 
-    def _all_to_all(
+    def all_to_all(
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
+        """Collective. See `Backend.all_to_all`."""
         outgoing, incoming = slices_of(sent_counts), slices_of(got_counts)
         got[incoming[self._rank]] = sent[outgoing[self._rank]]
         for step in range(1, self._size):

@@ -1,37 +1,50 @@
-"""The collective of one rank: every operation is a copy of its input, checked as the others would."""
+"""The backend of one rank: every operation copies its input."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.backend import Backend
+from mpidist.comm.communicator import Communicator
 from mpidist.options import ReduceOp
 
 
-class SoloCollective(ArrayCollective):
-    """One rank, with arrays of any kind."""
+class SoloBackend(Backend):
+    """One rank, with arrays of any kind.
+
+    Args:
+        communicator: Of one rank.
+    """
 
     combines_halves = True
     takes_device_arrays = True
 
-    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+    def __init__(self, communicator: Communicator) -> None:
+        self.communicator = communicator
+
+    def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        """Collective. See `Backend.all_reduce`."""
         if total is not source:
             total[...] = source
 
-    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+    def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        """Collective. See `Backend.reduce`."""
         total[...] = source
 
-    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+    def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        """Collective. See `Backend.reduce_scatter`."""
         mine[...] = source
 
-    def _broadcast(self, data: AnyArray, root: int) -> None:
-        pass
+    def broadcast(self, data: AnyArray, root: int) -> None:
+        """Collective. See `Backend.broadcast`."""
 
-    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+    def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        """Collective. See `Backend.all_gather`."""
         gathered[...] = mine
 
-    def _all_to_all(
+    def all_to_all(
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
+        """Collective. See `Backend.all_to_all`."""
         got[...] = sent

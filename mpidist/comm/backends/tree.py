@@ -8,17 +8,16 @@ collective keeps the same order in shared memory, which is faster.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
 
 import numpy as np
 
 from mpidist import arrays
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.slices import even_sizes
 from mpidist.comm.arithmetic.tree_order import combine_pairs, leaves, pairing
+from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # All arrays together: up to here every rank gets them whole, by one message instead of two.
@@ -27,7 +26,7 @@ GATHERED_BYTES = 1 << 14
 CHUNK_BYTES = 1 << 20
 
 
-class TreeCollective(ArrayCollective):
+class TreeBackend(Backend):
     """Combines in the tree order of the ranks; a half-precision result is rounded once.
 
     The ranks are the leaves of the tree, so the result still depends on how a program's work is cut over them;
@@ -45,35 +44,36 @@ class TreeCollective(ArrayCollective):
     """
 
     combines_halves = True
-    takes_device_arrays = True
 
     def __init__(
         self,
         communicator: Communicator,
         options: CommunicationOptions,
-        inside: ArrayCollective,
-        open_node: Callable[[], ArrayCollective | None] | None = None,
+        inside: Backend,
+        open_node: Callable[[], Backend | None] | None = None,
     ) -> None:
-        super().__init__(communicator, options)
+        self.communicator = communicator
         self.inside = inside
+        self.takes_device_arrays = inside.takes_device_arrays
         self._rank, self._size = communicator.rank, communicator.size
         self.pairs = pairing(leaves(self._size))
         self._chunk_bytes = options.bytes_per_pack or CHUNK_BYTES
         self._open_node = open_node
-        self._node: ArrayCollective | None = None
+        self._node: Backend | None = None
 
-    def allocate(self, shape: Sequence[int], dtype: Any = np.float32) -> AnyArray:
-        """Collective. See `ArrayCollective.allocate`."""
-        return self.inside.allocate(shape, dtype)
+    def allocate(self, byte_count: int) -> AnyArray | None:
+        """Collective. See `Backend.allocate`."""
+        return self.inside.allocate(byte_count)
 
-    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+    def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        """Collective. See `Backend.all_reduce`."""
         node = self._summing_node(source, op)
         if node is not None:
-            node._all_reduce(source, total, op)
+            node.all_reduce(source, total, op)
             return
         if source.nbytes * self._size <= GATHERED_BYTES:
             got = arrays.namespace(source).empty((self._size, source.size), source.dtype)
-            self.inside._all_gather(_bytes(source), _bytes(got), [source.nbytes] * self._size)
+            self.inside.all_gather(as_bytes(source), as_bytes(got), [source.nbytes] * self._size)
             total[...] = self._combined(got, op)
             return
         length = max(1, self._chunk_bytes // source.itemsize)
@@ -81,34 +81,36 @@ class TreeCollective(ArrayCollective):
             piece = slice(begin, min(begin + length, source.size))
             counts = even_sizes(piece.stop - begin, self._size)
             mine = self._combined_slices(source[piece], counts, op)
-            self.inside._all_gather(_bytes(mine), _bytes(total[piece]), _times(counts, source.itemsize))
+            self.inside.all_gather(as_bytes(mine), as_bytes(total[piece]), _times(counts, source.itemsize))
 
-    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+    def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        """Collective. See `Backend.reduce`."""
         counts = even_sizes(source.size, self._size)
-        mine = _bytes(self._combined_slices(source, counts, op))
+        mine = as_bytes(self._combined_slices(source, counts, op))
         is_root = self._rank == root
         sent = [mine.size if rank == root else 0 for rank in range(self._size)]
         got = _times(counts, source.itemsize) if is_root else [0] * self._size
-        self.inside._all_to_all(mine, sent, _bytes(total) if is_root else mine[:0], got)
+        self.inside.all_to_all(mine, sent, as_bytes(total) if is_root else mine[:0], got)
 
-    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+    def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        """Collective. See `Backend.reduce_scatter`."""
         mine[...] = self._combined_slices(source, counts, op)
 
-    def _broadcast(self, data: AnyArray, root: int) -> None:
-        self.inside._broadcast(data, root)
+    def broadcast(self, data: AnyArray, root: int) -> None:
+        """Collective. See `Backend.broadcast`."""
+        self.inside.broadcast(data, root)
 
-    def _broadcast_array(self, data: AnyArray, root: int) -> None:
-        self.inside._broadcast_array(data, root)
+    def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        """Collective. See `Backend.all_gather`."""
+        self.inside.all_gather(mine, gathered, counts)
 
-    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
-        self.inside._all_gather(mine, gathered, counts)
-
-    def _all_to_all(
+    def all_to_all(
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
-        self.inside._all_to_all(sent, sent_counts, got, got_counts)
+        """Collective. See `Backend.all_to_all`."""
+        self.inside.all_to_all(sent, sent_counts, got, got_counts)
 
-    def _summing_node(self, source: AnyArray, op: ReduceOp) -> ArrayCollective | None:
+    def _summing_node(self, source: AnyArray, op: ReduceOp) -> Backend | None:
         """What keeps the order by itself: not for products of complex numbers, which need not commute to the bit."""
         is_sum = op in (ReduceOp.SUM, ReduceOp.MEAN) or (op is ReduceOp.PROD and source.dtype.kind != "c")
         if not is_sum or type(source) is not np.ndarray:
@@ -122,7 +124,7 @@ class TreeCollective(ArrayCollective):
         own = counts[self._rank]
         got = arrays.namespace(source).empty((self._size, own), source.dtype)
         received = [own * source.itemsize] * self._size
-        self.inside._all_to_all(_bytes(source), _times(counts, source.itemsize), _bytes(got), received)
+        self.inside.all_to_all(as_bytes(source), _times(counts, source.itemsize), as_bytes(got), received)
         return self._combined(got, op)
 
     def _combined(self, rows: AnyArray, op: ReduceOp) -> AnyArray:
@@ -130,16 +132,8 @@ class TreeCollective(ArrayCollective):
         result: AnyArray = combine_pairs(list(wide), self.pairs, op).astype(rows.dtype, copy=False)
         return result
 
-    def _lend(self, array: Any) -> AnyArray:
-        return self.inside._lend(array)
-
     def __repr__(self) -> str:
-        return f"TreeCollective({self.communicator!r}, {self.inside!r})"
-
-
-def _bytes(array: AnyArray) -> AnyArray:
-    result: AnyArray = array.reshape(-1).view(np.uint8)
-    return result
+        return f"TreeBackend({self.inside!r})"
 
 
 def _times(counts: Sequence[int], factor: int) -> list[int]:

@@ -9,12 +9,12 @@ from typing import Any, cast
 from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
+from mpidist.comm.backend import Backend
 from mpidist.comm.choice import capabilities
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
 from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Transport, asked_transport, find_out
-from mpidist.comm.gpu.nccl import NcclCollective
-from mpidist.comm.gpu.staged import StagedCollective
+from mpidist.comm.gpu.nccl import NcclBackend
+from mpidist.comm.gpu.staged import StagedBackend
 from mpidist.comm.gpu.staging_copier import HostCopier, StagingCopier
 from mpidist.errors import UnavailableError, mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions
@@ -25,7 +25,7 @@ logger = logging.getLogger("mpidist")
 BUCKET_BYTES = 1 << 22
 
 
-def open_device(communicator: Communicator, options: CommunicationOptions, host: ArrayCollective) -> ArrayCollective:
+def open_device(communicator: Communicator, options: CommunicationOptions, host: Backend) -> Backend:
     """Collective. The backend for CuPy arrays; one line in the log says which one, and why. Untested on a GPU.
 
     Args:
@@ -60,7 +60,7 @@ def open_device(communicator: Communicator, options: CommunicationOptions, host:
     ))
 
 
-def open_staged(communicator: Communicator, options: CommunicationOptions, host: ArrayCollective) -> ArrayCollective:
+def open_staged(communicator: Communicator, options: CommunicationOptions, host: Backend) -> Backend:
     """Local. Staging through host memory; pinned for CuPy arrays, and rather a test for those in host memory.
 
     Args:
@@ -68,12 +68,12 @@ def open_staged(communicator: Communicator, options: CommunicationOptions, host:
         options: `bytes_per_pack` is the piece.
         host: What combines the pieces.
     """
-    return StagedCollective(communicator, options, host, _open_host_carrier)
+    return StagedBackend(communicator, options, host, _open_host_copier)
 
 
-def open_nccl(communicator: Communicator, options: CommunicationOptions) -> ArrayCollective:
+def open_nccl(communicator: Communicator) -> Backend:
     """Collective. NCCL, without asking whether it can be had."""
-    return NcclCollective(communicator, options, _cuda())
+    return NcclBackend(communicator, _cuda())
 
 
 def _why_not(transport: Transport, communicator: Communicator) -> str | None:
@@ -90,25 +90,25 @@ def _why_not(transport: Transport, communicator: Communicator) -> str | None:
 
 
 def _open(
-    transport: Transport, communicator: Communicator, options: CommunicationOptions, host: ArrayCollective
-) -> ArrayCollective:
+    transport: Transport, communicator: Communicator, options: CommunicationOptions, host: Backend
+) -> Backend:
     if transport is Transport.STAGED:
         return open_staged(communicator, options, host)
     if transport is Transport.NCCL:
-        return open_nccl(communicator, options)
+        return open_nccl(communicator)
     size = options.bytes_per_pack or BUCKET_BYTES
     module = importlib.import_module("mpidist.comm.backends.mpi")
     # One call of MPI for each bucket.
-    inside = module.MpiCollective(communicator, CommunicationOptions(bytes_per_pack=max(size, 32 * communicator.size)))
-    return StagedCollective(communicator, options, inside, _open_bucket_carrier)
+    inside = module.MpiBackend(communicator, CommunicationOptions(bytes_per_pack=max(size, 32 * communicator.size)))
+    return StagedBackend(communicator, options, inside, _open_bucket_copier)
 
 
-def _open_host_carrier(like: AnyArray) -> StagingCopier:
-    return cast(StagingCopier, _cuda().PinnedCarrier(like)) if arrays.is_cupy(like) else HostCopier()
+def _open_host_copier(like: AnyArray) -> StagingCopier:
+    return cast(StagingCopier, _cuda().PinnedCopier(like)) if arrays.is_cupy(like) else HostCopier()
 
 
-def _open_bucket_carrier(like: AnyArray) -> StagingCopier:
-    return cast(StagingCopier, _cuda().BucketCarrier(like))
+def _open_bucket_copier(like: AnyArray) -> StagingCopier:
+    return cast(StagingCopier, _cuda().BucketCopier(like))
 
 
 def _cuda() -> Any:

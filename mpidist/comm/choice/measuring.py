@@ -6,9 +6,11 @@ import math
 import os
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
+from mpidist.comm.backend import Backend
 from mpidist.comm.choice.capabilities import why_not
 from mpidist.comm.choice.tuning import (
     NEVER,
@@ -22,21 +24,21 @@ from mpidist.comm.choice.tuning import (
     usual_tuning,
 )
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
 from mpidist.comm.mpi_library import loaded_library
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 TUNE = "MPIDIST_TUNE"
 
-# A backend with options, for the ranks that are measured.
-Opener = Callable[[CommunicationImplementation, CommunicationOptions], ArrayCollective]
+# Opens a backend with options and sizes (None: the usual ones) for the ranks that are measured.
+Opener = Callable[[CommunicationImplementation, CommunicationOptions, Tuning | None], Backend]
 
 # How long a whole measurement takes, and what of it one size may take.
 SECONDS = 2.0
 _SIZE_SECONDS = 0.1
 _ROUNDS = 7
 _CROSSING_SIZES = tuple(4**power for power in range(2, 11))
+_DIRECT_SIZES = tuple(1 << power for power in range(17, 25, 2))
 _CHUNK_SIZES = tuple(1 << power for power in range(18, 25, 2))
 _CHUNKED_BYTES = 1 << 24
 # What has to be gained before the usual way is left: less is within the noise of so short a measurement.
@@ -70,10 +72,7 @@ def find_tuning(communicator: Communicator, open_backend: Opener) -> Tuning:
     begin = time.perf_counter()
     tuning = measure(communicator, open_backend, usual_tuning(place))
     if communicator.rank == 0:
-        tuning = Tuning(
-            tuning.node_from, tuning.chunk_bytes, tuning.ring_from,
-            f"measured now in {time.perf_counter() - begin:.1f} s",
-        )
+        tuning = replace(tuning, source=f"measured now in {time.perf_counter() - begin:.1f} s")
         _measured[place.key] = tuning
         keep_tuning(cache_path(), place.key, tuning)
     return communicator.broadcast_object(tuning)
@@ -90,30 +89,37 @@ def measure(communicator: Communicator, open_backend: Opener, usual: Tuning, sec
     """
     stopwatch = _Stopwatch(communicator, time.perf_counter() + seconds)
     chunks = [
-        open_backend(CommunicationImplementation.MPI, CommunicationOptions(bytes_per_pack=size))
+        open_backend(CommunicationImplementation.MPI, CommunicationOptions(bytes_per_pack=size), None)
         for size in _CHUNK_SIZES
     ]
     taken = stopwatch.compare(chunks, _CHUNKED_BYTES)
     chunk_bytes = _best(_CHUNK_SIZES, taken, usual.chunk_bytes)
-    mpi = open_backend(CommunicationImplementation.MPI, CommunicationOptions(bytes_per_pack=chunk_bytes))
+    mpi = open_backend(CommunicationImplementation.MPI, CommunicationOptions(bytes_per_pack=chunk_bytes), None)
     shares = why_not(CommunicationImplementation.NODE, communicator) is None
     kind = CommunicationImplementation.NODE if shares else CommunicationImplementation.RING
     try:
-        other = open_backend(kind, CommunicationOptions())
+        other = open_backend(kind, CommunicationOptions(), None)
     except UnavailableError:
-        return Tuning(usual.node_from, chunk_bytes, usual.ring_from)
-    begins = usual.node_from if shares else usual.ring_from
+        return replace(usual, chunk_bytes=chunk_bytes)
+    tuning = replace(usual, chunk_bytes=chunk_bytes)
+    if not shares:
+        return replace(tuning, ring_from=_crossed(stopwatch, mpi, other, _CROSSING_SIZES, usual.ring_from))
+    tuning = replace(tuning, node_from=_crossed(stopwatch, mpi, other, _CROSSING_SIZES, usual.node_from))
+    blocks, copies = (open_backend(kind, CommunicationOptions(), Tuning(direct_from=size)) for size in (NEVER, 0))
+    return replace(tuning, direct_from=_crossed(stopwatch, blocks, copies, _DIRECT_SIZES, usual.direct_from))
+
+
+def _crossed(stopwatch: _Stopwatch, first: Backend, second: Backend, sizes: Sequence[int], usual: int) -> int:
+    """Collective. From which size on the second backend is faster; as usual where there is no time to measure."""
     ratios: list[tuple[int, float]] = []
-    # From large to small: if time ends, what is left out is what matters least.
-    for size in reversed(_CROSSING_SIZES):
-        pair = stopwatch.compare([mpi, other], size)
+    # From large to small: if time runs out, the sizes left out are those that matter least.
+    for size in reversed(sizes):
+        pair = stopwatch.compare([first, second], size)
         if pair is None:
-            break
+            # Too few sizes would say that the second way is for all of them.
+            return usual
         ratios.insert(0, (size, pair[1] / pair[0]))
-    # Too few sizes would say that the second way is for all of them.
-    if len(ratios) == len(_CROSSING_SIZES):
-        begins = crossing(ratios)
-    return Tuning(begins if shares else usual.node_from, chunk_bytes, usual.ring_from if shares else begins)
+    return crossing(ratios)
 
 
 def crossing(ratios: Sequence[tuple[int, float]]) -> int:
@@ -150,7 +156,7 @@ class _Stopwatch:
         self._communicator = communicator
         self._end = end
 
-    def compare(self, ways: Sequence[ArrayCollective], byte_count: int) -> list[float] | None:
+    def compare(self, ways: Sequence[Backend], byte_count: int) -> list[float] | None:
         """Collective. Nanoseconds of an all-reduce in each way, the least of some rounds; None if there is no time."""
         communicator = self._communicator
         array = np.zeros(byte_count // 4, np.float32)
@@ -158,7 +164,7 @@ class _Stopwatch:
         if communicator.broadcast_object(begin >= self._end):
             return None
         for way in ways:
-            way._all_reduce(array, array, ReduceOp.SUM)
+            way.all_reduce(array, array, ReduceOp.SUM)
         # The same number of calls and rounds on all ranks; the first time of a way is longer than later ones.
         once = communicator.all_reduce_max(int((time.perf_counter() - begin) * 1e9)) / 1e9
         calls = max(1, min(50, int(_SIZE_SECONDS / _ROUNDS / max(once, 1e-9))))
@@ -168,7 +174,9 @@ class _Stopwatch:
                 communicator.barrier()
                 begin = time.perf_counter()
                 for _ in range(calls):
-                    way._all_reduce(array, array, ReduceOp.SUM)
+                    # Just written by its own rank, as gradients are: the lines of cache lie there, and it matters.
+                    array.fill(0)
+                    way.all_reduce(array, array, ReduceOp.SUM)
                 taken = communicator.all_reduce_max(int((time.perf_counter() - begin) * 1e9))
                 least[number] = min(least[number], taken / calls)
             if communicator.broadcast_object(time.perf_counter() >= self._end):

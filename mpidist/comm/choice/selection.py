@@ -1,4 +1,4 @@
-"""Which collective a strategy uses: one ordered table, one function, and a line that says why."""
+"""The choice of a collective: one ordered table, one function, and a line in the log that says why."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from dataclasses import replace
 from typing import cast
 
 from mpidist.comm.agreement import name_ranks
-from mpidist.comm.backends.automatic import AutomaticCollective
-from mpidist.comm.backends.solo import SoloCollective
-from mpidist.comm.backends.tree import TreeCollective
+from mpidist.comm.backend import Backend
+from mpidist.comm.backends.automatic import AutomaticBackend
+from mpidist.comm.backends.solo import SoloBackend
+from mpidist.comm.backends.tree import TreeBackend
 from mpidist.comm.choice import capabilities
 from mpidist.comm.choice.device_selection import open_device, open_nccl, open_staged
 from mpidist.comm.choice.measuring import find_tuning
 from mpidist.comm.choice.tuning import NEVER, Tuning
-from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.errors import UnavailableError, mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions, parse_enum
 
@@ -28,10 +28,10 @@ OVERRIDE = "MPIDIST_COLLECTIVE"
 
 # implementation: (module, class). Loaded by name, so that nothing is imported that cannot run here.
 BACKENDS: dict[CommunicationImplementation, tuple[str, str]] = {
-    CommunicationImplementation.MPI: ("mpidist.comm.backends.mpi", "MpiCollective"),
-    CommunicationImplementation.RING: ("mpidist.comm.backends.ring", "RingCollective"),
-    CommunicationImplementation.NODE: ("mpidist.comm.backends.node", "NodeCollective"),
-    CommunicationImplementation.STAGED: ("mpidist.comm.gpu.staged", "StagedCollective"),
+    CommunicationImplementation.MPI: ("mpidist.comm.backends.mpi", "MpiBackend"),
+    CommunicationImplementation.RING: ("mpidist.comm.backends.ring", "RingBackend"),
+    CommunicationImplementation.NODE: ("mpidist.comm.backends.node", "NodeBackend"),
+    CommunicationImplementation.STAGED: ("mpidist.comm.gpu.staged", "StagedBackend"),
 }
 # Takes CuPy arrays only, so that no program can use it for everything.
 DEVICE_BACKENDS = (CommunicationImplementation.NCCL,)
@@ -49,13 +49,13 @@ def asked_for(options: CommunicationOptions) -> CommunicationImplementation:
     return parse_enum(CommunicationImplementation, options.implementation, "implementation")
 
 
-def choose(communicator: Communicator, options: CommunicationOptions) -> Collective:
+def choose(communicator: Communicator, options: CommunicationOptions) -> CollectiveFront:
     """Collective. The collective for these ranks.
 
     Args:
         communicator: The ranks.
         options: `implementation` names a backend or is AUTO; `MPIDIST_COLLECTIVE` in the environment overrides it.
-            Under `reproducible` it moves the bytes, and `TreeCollective` combines.
+            Under `reproducible` that backend moves the bytes, and `TreeBackend` combines.
 
     Returns:
         The collective.
@@ -64,56 +64,77 @@ def choose(communicator: Communicator, options: CommunicationOptions) -> Collect
         UnavailableError: The backend asked for cannot be had, on every rank; the text lists those that can, and why
             the others cannot.
     """
-    wanted = asked_for(options)
+    return CollectiveFront(_choose(asked_for(options), communicator, options), options)
+
+
+def _choose(
+    wanted: CommunicationImplementation, communicator: Communicator, options: CommunicationOptions
+) -> Backend:
     if communicator.size == 1:
-        # A program that asks for shared memory or a ring runs alone, too; GPUs that are not there are missing anywhere.
+        # A program that asks for shared memory or a ring runs alone, too. A GPU that is missing is missing anywhere.
         if wanted in DEVICE_BACKENDS:
             _require_available(wanted, communicator)
-        return SoloCollective(communicator, options)
-    if options.reproducible:
-        # Who waits for late ranks is the outer one.
-        untimed = replace(options, timeout_seconds=None)
-        inside = _choose_backend(wanted, communicator, untimed)
-        # Over several nodes the node collective sums lane by lane, in no tree.
-        keeps_order = len(communicator.node_sizes) == 1 and wanted in (
-            CommunicationImplementation.AUTO, CommunicationImplementation.NODE
-        )
-        return TreeCollective(
-            communicator, options, inside, (lambda: _open_node(communicator, untimed)) if keeps_order else None
-        )
-    return _choose_backend(wanted, communicator, options)
+        return SoloBackend(communicator)
+    if not options.reproducible:
+        return _choose_backend(wanted, communicator, options)
+    inside = _choose_backend(wanted, communicator, options)
+    # Over several nodes the node backend sums lane by lane, in no tree.
+    keeps_order = len(communicator.node_sizes) == 1 and wanted in (
+        CommunicationImplementation.AUTO, CommunicationImplementation.NODE
+    )
+    return TreeBackend(
+        communicator, options, inside, (lambda: _open_node(communicator, options)) if keeps_order else None
+    )
 
 
 def _choose_backend(
     wanted: CommunicationImplementation, communicator: Communicator, options: CommunicationOptions
-) -> ArrayCollective:
+) -> Backend:
     if wanted is CommunicationImplementation.AUTO:
         return _open_by_size(communicator, options, logs=True)
     _require_available(wanted, communicator)
     _log(communicator, wanted.name, "asked for")
-    return open_backend(wanted, communicator, options)
+    tuning = _tuned(communicator) if wanted is CommunicationImplementation.NODE else None
+    return open_backend(wanted, communicator, options, tuning)
 
 
-def _open_node(communicator: Communicator, options: CommunicationOptions) -> ArrayCollective | None:
-    """Collective. The node collective, None on every rank where there is no room for it."""
+def _tuned(communicator: Communicator) -> Tuning:
+    return find_tuning(communicator, lambda kind, given, tuning: open_backend(kind, communicator, given, tuning))
+
+
+def _open_node(communicator: Communicator, options: CommunicationOptions) -> Backend | None:
+    """Collective. The node backend, or None on every rank where there is no room for it."""
     try:
-        return open_backend(CommunicationImplementation.NODE, communicator, options)
+        return open_backend(CommunicationImplementation.NODE, communicator, options, _tuned(communicator))
     except UnavailableError as error:
         _log(communicator, "MPI for sums in the tree order", str(error), level=logging.WARNING)
         return None
 
 
 def open_backend(
-    implementation: CommunicationImplementation, communicator: Communicator, options: CommunicationOptions
-) -> ArrayCollective:
-    """Collective. A backend of the table, without asking whether it can be had."""
+    implementation: CommunicationImplementation,
+    communicator: Communicator,
+    options: CommunicationOptions,
+    tuning: Tuning | None = None,
+) -> Backend:
+    """Collective. A backend of the table, without asking whether it is available.
+
+    Args:
+        implementation: Which one.
+        communicator: The ranks.
+        options: Of the communication.
+        tuning: The same on every rank; default: the usual sizes.
+    """
     if implementation is CommunicationImplementation.STAGED:
         inside = _open_by_size(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
         return open_staged(communicator, options, inside)
     if implementation is CommunicationImplementation.NCCL:
-        return open_nccl(communicator, options)
+        return open_nccl(communicator)
     module, name = BACKENDS[implementation]
-    return cast(ArrayCollective, getattr(importlib.import_module(module), name)(communicator, options))
+    kind = getattr(importlib.import_module(module), name)
+    if implementation is CommunicationImplementation.NODE:
+        return cast(Backend, kind(communicator, options, (tuning or Tuning()).direct_from))
+    return cast(Backend, kind(communicator, options))
 
 
 def _sizes_described(tuning: Tuning, *, shares: bool) -> str:
@@ -129,9 +150,9 @@ def _sizes_described(tuning: Tuning, *, shares: bool) -> str:
 
 def _open_by_size(
     communicator: Communicator, options: CommunicationOptions, *, logs: bool = False
-) -> ArrayCollective:
+) -> Backend:
     shares = capabilities.why_not(CommunicationImplementation.NODE, communicator) is None
-    tuning = find_tuning(communicator, lambda kind, given: open_backend(kind, communicator, given))
+    tuning = _tuned(communicator)
     if logs:
         _log(communicator, "AUTO", _sizes_described(tuning, shares=shares))
     in_chunks = replace(options, bytes_per_pack=options.bytes_per_pack or tuning.chunk_bytes)
@@ -140,17 +161,17 @@ def _open_by_size(
     if not shares:
         large, begins = CommunicationImplementation.RING, tuning.ring_from
 
-    def open_large() -> ArrayCollective:
+    def open_large() -> Backend:
         if not shares and begins >= NEVER:
             return mpi
         try:
-            return open_backend(large, communicator, options)
+            return open_backend(large, communicator, options, tuning)
         except UnavailableError as error:
             _log(communicator, "MPI for all sizes", str(error), level=logging.WARNING)
             return mpi
 
-    automatic = AutomaticCollective(
-        communicator, options, mpi, open_large, lambda: open_device(communicator, options, automatic), begins
+    automatic = AutomaticBackend(
+        communicator, mpi, open_large, lambda: open_device(communicator, options, automatic), begins
     )
     return automatic
 

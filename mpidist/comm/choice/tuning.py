@@ -15,6 +15,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from mpidist.comm.backends.direct_copies import DIRECT_FROM
+
 logger = logging.getLogger("mpidist")
 
 # Larger than any array.
@@ -28,6 +30,7 @@ class Tuning:
     Attributes:
         node_from: From here on node memory is faster than MPI, where ranks share memory.
         chunk_bytes: Chunk of MPI_Allreduce.
+        direct_from: From here on copies directly between processes are faster than shared blocks.
         ring_from: From here on a ring is faster than MPI, where no two ranks share memory.
         source: Where the numbers come from, for the log.
     """
@@ -35,6 +38,7 @@ class Tuning:
     node_from: int = 1 << 12
     chunk_bytes: int = 1 << 20
     ring_from: int = NEVER
+    direct_from: int = DIRECT_FROM
     source: str = "default sizes"
 
 
@@ -141,7 +145,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _checked(kept: Any) -> Tuning:
-    names = ("node_from", "chunk_bytes", "ring_from")
+    names = ("node_from", "chunk_bytes", "ring_from", "direct_from")
     if not isinstance(kept, dict) or set(kept) != set(names):
         raise ValueError(f"expected {', '.join(names)}, got {kept!r}")
     if any(not isinstance(value, int) or isinstance(value, bool) or value < 0 for value in kept.values()):

@@ -16,8 +16,8 @@ from mpidist.comm.agreement import same_on_all, together
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cross_device.user_collective import UserCollective, as_array
-from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.cross_device.user_backend import CollectiveBackend, HookBackend, HookCollective, as_array
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
@@ -47,7 +47,7 @@ class CrossDeviceOps:
     takes_device_arrays: ClassVar[bool] = False
 
     # On the class: a subclass may forget to call this one's constructor.
-    _bound: UserCollective | None = None
+    _bound: HookCollective | None = None
 
     @property
     def communicator(self) -> Communicator:
@@ -61,9 +61,9 @@ class CrossDeviceOps:
     @property
     def collective(self) -> Collective:
         """Local. A collective of the library over these ranks, for use in hooks."""
-        return self._need_bound().default
+        return self._need_bound().hooks.default
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> Collective:
+    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
         """Collective. Give the object its ranks; a strategy calls it.
 
         Args:
@@ -83,14 +83,14 @@ class CrossDeviceOps:
                 f"{type(self).__name__} reduces: leave out the option, or `cross_device_ops`"
             ))
         if self._bound is None:
-            default = cast(ArrayCollective, selection.choose(communicator, CommunicationOptions()))
-            self._bound = UserCollective(self, default, options)
+            default = selection.choose(communicator, CommunicationOptions())
+            self._bound = HookCollective(HookBackend(self, default, options))
         elif self._bound.communicator is not communicator:
             raise mark_shared(ValueError(
                 f"this {type(self).__name__} object belongs to {self._bound.communicator!r}, and cannot go to "
                 f"{communicator!r}: make one object for each strategy"
             ))
-        return UserCollective(self, self._bound.default, options)
+        return HookCollective(HookBackend(self, self._bound.hooks.default, options))
 
     def reduce(
         self,
@@ -199,7 +199,7 @@ class CrossDeviceOps:
         """
         return self.collective.broadcast(tensor)
 
-    def _need_bound(self) -> UserCollective:
+    def _need_bound(self) -> HookCollective:
         if self._bound is None:
             raise RuntimeError(
                 f"this {type(self).__name__} object belongs to no ranks yet: give it to a strategy as "
@@ -210,7 +210,7 @@ class CrossDeviceOps:
 
 def take_collective(
     chosen: object | None, communicator: Communicator, options: CommunicationOptions
-) -> Collective | None:
+) -> CollectiveFront | None:
     """Collective. What a strategy's argument `cross_device_ops` stands for.
 
     Args:
@@ -240,7 +240,10 @@ def take_collective(
             "`reproducible` is kept by the library's own collectives, and here the object given as `cross_device_ops` "
             "reduces in an order of its own: leave one of them out"
         ))
-    collective = chosen.bind(communicator, options) if isinstance(chosen, CrossDeviceOps) else cast(Collective, chosen)
+    if isinstance(chosen, CrossDeviceOps):
+        collective = chosen.bind(communicator, options)
+    else:
+        collective = CollectiveFront(CollectiveBackend(communicator, cast(Collective, chosen)), options)
     if communicator.rank == 0:
         logger.info(
             "collective %s: given as cross_device_ops; %d ranks on %d nodes", type(chosen).__name__, communicator.size,
@@ -249,7 +252,7 @@ def take_collective(
     return collective
 
 
-def another_collective(collective: Collective, options: CommunicationOptions) -> Collective:
+def another_collective(collective: CollectiveFront, options: CommunicationOptions) -> CollectiveFront:
     """Collective. What a call goes by whose options differ from its strategy's.
 
     Args:
@@ -265,10 +268,10 @@ def another_collective(collective: Collective, options: CommunicationOptions) ->
         collective.communicator, "communication options", options, "Pass the same `options` to a call on all ranks."
     )
     if options.implementation is CommunicationImplementation.AUTO:
-        if isinstance(collective, UserCollective):
-            return cast(CrossDeviceOps, collective.ops).bind(collective.communicator, options)
-        if not isinstance(collective, ArrayCollective):
-            # Of the user's own making: options are nothing that it knows.
+        if isinstance(collective, HookCollective):
+            return cast(CrossDeviceOps, collective.hooks.ops).bind(collective.communicator, options)
+        if isinstance(collective.backend, CollectiveBackend):
+            # The user's own object knows no options.
             return collective
     return selection.choose(collective.communicator, options)
 

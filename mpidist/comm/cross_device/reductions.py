@@ -18,13 +18,12 @@ from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
 from mpidist.comm.backends.gather_to_one import GatherToOne
 from mpidist.comm.backends.messages import Messages, Traffic
-from mpidist.comm.backends.ring import RingCollective
-from mpidist.comm.choice import capabilities, selection
-from mpidist.comm.collective import Collective
+from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.errors import mark_shared
-from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from mpidist.options import CommunicationOptions, ReduceOp
 
 _DEVICE = re.compile(r"(?:.*[/:])?(?:CPU|GPU)(?::(\d+))?", re.IGNORECASE)
 
@@ -50,18 +49,18 @@ class ReductionToOneDevice(CrossDeviceOps):
         self._center = _number_of(reduce_to_device)
         self._accumulate = accumulation_fn
         self._messages: Messages | None = None
-        self._star: GatherToOne | None = None
+        self._to_one: GatherToOne | None = None
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> Collective:
+    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
         """Collective. See `CrossDeviceOps.bind`."""
         if self._center >= communicator.size:
             raise mark_shared(ValueError(
                 f"`reduce_to_device` names rank {self._center}, and the strategy has ranks 0 to {communicator.size - 1}"
             ))
         collective = super().bind(communicator, options)
-        if self._star is None:
+        if self._to_one is None:
             self._messages = Messages(communicator, options.bytes_per_pack if options else 0)
-            self._star = GatherToOne(self._messages, range(communicator.size), self._center, communicator.rank)
+            self._to_one = GatherToOne(self._messages, range(communicator.size), self._center, communicator.rank)
         return collective
 
     @property
@@ -73,12 +72,12 @@ class ReductionToOneDevice(CrossDeviceOps):
         self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
     ) -> AnyArray:
         """Collective. To one rank and back."""
-        star, source = _opened(self._star), per_replica_value.reshape(-1)
+        to_one, source = _opened(self._to_one), per_replica_value.reshape(-1)
         total = np.empty_like(source)
         if self._accumulate is None:
-            star.combine(source, total, reduce_op)
+            to_one.combine(source, total, reduce_op)
         else:
-            parts = star.collect(source)
+            parts = to_one.collect(source)
             made = together(
                 self.communicator, "accumulation_fn",
                 lambda: None if parts is None else self._accumulated(
@@ -87,7 +86,7 @@ class ReductionToOneDevice(CrossDeviceOps):
             )
             if made is not None:
                 total[...] = made.reshape(-1)
-        star.spread(total)
+        to_one.spread(total)
         return _mean_of(total, reduce_op, self.communicator.size).reshape(per_replica_value.shape)
 
     def _accumulated(self, parts: list[AnyArray]) -> AnyArray:
@@ -153,21 +152,21 @@ class HierarchicalCopyAllReduce(PackedReduction):
     def __init__(self, num_packs: int = 1) -> None:
         super().__init__(num_packs)
         self._messages: Messages | None = None
-        self._star: GatherToOne | None = None
-        self._between: RingCollective | None = None
+        self._to_one: GatherToOne | None = None
+        self._between: RingBackend | None = None
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> Collective:
+    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
         """Collective. See `CrossDeviceOps.bind`."""
         options = options or CommunicationOptions()
         collective = super().bind(communicator, options)
-        if self._star is None:
+        if self._to_one is None:
             self._messages = Messages(communicator, options.bytes_per_pack)
             nodes = communicator.all_gather_object(communicator.node_index)
             ranks = [rank for rank, node in enumerate(nodes) if node == communicator.node_index]
-            self._star = GatherToOne(self._messages, ranks, ranks[0], communicator.rank)
+            self._to_one = GatherToOne(self._messages, ranks, ranks[0], communicator.rank)
             lane = communicator.open_lane()
-            if lane is not None and self._star.is_center:
-                self._between = RingCollective(lane, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
+            if lane is not None and self._to_one.is_center:
+                self._between = RingBackend(lane, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
         return collective
 
     @property
@@ -184,17 +183,17 @@ class HierarchicalCopyAllReduce(PackedReduction):
         self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
     ) -> AnyArray:
         """Collective. Inside the nodes, between them, inside them."""
-        star, source = _opened(self._star), per_replica_value.reshape(-1)
+        to_one, source = _opened(self._to_one), per_replica_value.reshape(-1)
         total = np.empty_like(source)
-        star.combine(source, total, reduce_op)
+        to_one.combine(source, total, reduce_op)
         if self._between is not None:
-            self._between._all_reduce(total, total, reduce_op)
-        star.spread(total)
+            self._between.all_reduce(total, total, reduce_op)
+        to_one.spread(total)
         return _mean_of(total, reduce_op, self.communicator.size).reshape(per_replica_value.shape)
 
 
 class NcclAllReduce(PackedReduction):
-    """NCCL for CuPy's arrays where it can be had, else the library's choice; the same ring over MPI for host memory.
+    """NCCL for CuPy's arrays where it is available, else the library's choice; a ring over MPI for host memory.
 
     Local. Args:
         num_packs: As for `PackedReduction`.
@@ -207,15 +206,14 @@ class NcclAllReduce(PackedReduction):
 
     def __init__(self, num_packs: int = 1) -> None:
         super().__init__(num_packs)
-        self._ring: RingCollective | None = None
-        self._device: Collective | None = None
+        self._ring: RingBackend | None = None
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> Collective:
+    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
         """Collective. See `CrossDeviceOps.bind`."""
         options = options or CommunicationOptions()
         collective = super().bind(communicator, options)
         if self._ring is None:
-            self._ring = RingCollective(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
+            self._ring = RingBackend(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
         return collective
 
     @property
@@ -229,22 +227,11 @@ class NcclAllReduce(PackedReduction):
         """Collective. Around a ring."""
         source = per_replica_value.reshape(-1)
         if arrays.is_cupy(source):
-            # It divides the mean itself.
-            return self._on_devices().all_reduce(per_replica_value, reduce_op)
+            # The library's choice is NCCL where every rank has a GPU of its own. It divides means itself.
+            return self.collective.all_reduce(per_replica_value, reduce_op)
         total = np.empty_like(source)
-        _opened(self._ring)._all_reduce(source, total, reduce_op)
+        _opened(self._ring).all_reduce(source, total, reduce_op)
         return _mean_of(total, reduce_op, self.communicator.size).reshape(per_replica_value.shape)
-
-    def _on_devices(self) -> Collective:
-        """Collective at the first call."""
-        if self._device is None:
-            nccl, ranks = CommunicationImplementation.NCCL, self.communicator
-            lacks = nccl not in selection.BACKENDS or capabilities.why_not(nccl, ranks) is not None
-            is_lacking = ranks.all_reduce_max(int(lacks)) == 1
-            self._device = self.collective if is_lacking else selection.open_backend(
-                nccl, ranks, CommunicationOptions()
-            )
-        return self._device
 
 
 def _opened(opened: Any) -> Any:

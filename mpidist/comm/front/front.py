@@ -1,18 +1,18 @@
-"""What all backends share: checks, conversions and shapes; a backend only moves and combines flat arrays."""
+"""The front of every collective: checks, conversions, shapes and the call log around one backend."""
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import numpy as np
 
 from mpidist import arrays
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import require_same
-from mpidist.comm.arithmetic.combine import add_halves, half_dtype, is_half
+from mpidist.comm.arithmetic.combine import add_halves, combined_dtype, half_dtype
 from mpidist.comm.arithmetic.slices import even_sizes, slices_of
+from mpidist.comm.backend import Backend
 from mpidist.comm.collective import (
     check_axis,
     check_gatherable,
@@ -25,44 +25,41 @@ from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.call_log import HINT, CallLog
 from mpidist.options import CommunicationOptions, ReduceOp
 
-# Up to here a copy that is reduced in place takes less than a new array does: MPI has one argument less to look at.
+# Up to this size a copy that is reduced in place takes less time than a new array: MPI has one argument less to look
+# at.
 _COPIED_BYTES = 1 << 14
-# A member of an enumeration is found in 70 ns, a name of the module in 10.
+# Finding a member of an enumeration takes 70 ns, a name of the module 10.
 _MEAN = ReduceOp.MEAN
 
 
-class ArrayCollective(ABC):
-    """A collective over the primitives of a backend.
-
-    The primitives (`_all_reduce` and those after it) get contiguous one-dimensional arrays of native dtypes, on every
-    rank of the same size or of sizes that all ranks know; what can be wrong has been found before.
+class CollectiveFront:
+    """The library's `Collective`: a backend behind checks, conversions and the call log.
 
     Args:
-        communicator: The ranks.
-        options: `check` compares at every call, `timeout_seconds` waits no longer than that for the others,
-            `wire_dtype` halves what is sent.
+        backend: Gets contiguous one-dimensional arrays of native dtypes; everything that can be wrong has been found
+            before.
+        options: `check` compares the ranks' calls at every call, `timeout_seconds` limits the wait for late ranks,
+            `wire_dtype` halves the bytes that are sent.
 
     Attributes:
         communicator: The ranks.
-        log: What it was asked for.
+        backend: As given.
+        log: The calls so far.
     """
 
-    # Half precision and booleans under MIN and MAX are combined as they are, with sums in float32; else converted.
-    combines_halves: ClassVar[bool] = False
-    # CuPy arrays are given to the primitives.
-    takes_device_arrays: ClassVar[bool] = False
-
-    def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
-        self.communicator = communicator
-        self.log = CallLog(communicator, options)
-        # Bound once: a small call costs little but Python.
+    def __init__(self, backend: Backend, options: CommunicationOptions) -> None:
+        self.communicator: Communicator = backend.communicator
+        self.backend = backend
+        self.log = CallLog(backend.communicator, options)
+        # Bound once: Python's own look-ups are most of what a small call costs.
         self._enter = self.log.enter
+        self._backend_all_reduce = backend.all_reduce
         self._wire_dtype = None if options.wire_dtype is None else half_dtype(options.wire_dtype)
 
     def all_reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, *, in_place: bool = False) -> AnyArray:
         """Collective. See `Collective.all_reduce`."""
         if type(array) is not np.ndarray:
-            lent = self._lend(array)
+            lent = self.lend(array)
             result = self._all_reduce_any(lent, op, in_place)
             return array if in_place else arrays.give_back(result, array)
         dtype = array.dtype
@@ -79,10 +76,10 @@ class ArrayCollective(ABC):
                 result = array.copy()
             else:
                 result = np.empty(array.shape, dtype)
-                self._all_reduce(array.reshape(-1), result.reshape(-1), op)
+                self._backend_all_reduce(array.reshape(-1), result.reshape(-1), op)
                 return result
             total = result if result.ndim == 1 else result.reshape(-1)
-            self._all_reduce(total, total, op)
+            self._backend_all_reduce(total, total, op)
             return result
         return self._all_reduce_any(array, op, in_place)
 
@@ -92,7 +89,7 @@ class ArrayCollective(ABC):
         if in_place:
             check_in_place(array, op)
         xp = arrays.namespace(array)
-        wire = self._combined_dtype(array.dtype, op)
+        wire = self.dtype_combined(array.dtype, op)
         converts = wire != array.dtype
         is_copy = converts or not array.flags.c_contiguous
         source = (xp.ascontiguousarray(array, wire) if is_copy else array).reshape(-1)
@@ -102,7 +99,7 @@ class ArrayCollective(ABC):
             if self._wire_dtype is not None and op in (ReduceOp.SUM, ReduceOp.MEAN) and array.dtype.kind == "f":
                 self._all_reduce_on_wire(source, total, self._wire_dtype)
             else:
-                self._all_reduce(source, total, op)
+                self._backend_all_reduce(source, total, op)
         result: AnyArray = self._divided(total, op).reshape(array.shape)
         if op is ReduceOp.MEAN and array.dtype.kind in "iu":
             return result
@@ -121,31 +118,31 @@ class ArrayCollective(ABC):
         sent = source.astype(wire)
         got = xp.empty(counts[rank] * size, wire)
         got_counts = [counts[rank] * wire.itemsize] * size
-        self._all_to_all(_as_bytes(sent), _in_bytes(counts, wire), _as_bytes(got), got_counts)
+        self.backend.all_to_all(as_bytes(sent), _in_bytes(counts, wire), as_bytes(got), got_counts)
         mine = add_halves(got.reshape(size, counts[rank]))
         gathered = xp.empty(source.size, wire)
-        self._all_gather(_as_bytes(mine.astype(wire)), _as_bytes(gathered), _in_bytes(counts, wire))
+        self.backend.all_gather(as_bytes(mine.astype(wire)), as_bytes(gathered), _in_bytes(counts, wire))
         total[...] = gathered
 
     def reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, root: int = 0) -> AnyArray | None:
         """Collective. See `Collective.reduce`."""
-        array, like = self._lend(array), array
+        array, like = self.lend(array), array
         self._enter(f"reduce {op.name} to rank", root, array)
         check_root(root, self.communicator.size)
         check_reducible(array, op)
         xp = arrays.namespace(array)
-        source = xp.ascontiguousarray(array, self._combined_dtype(array.dtype, op)).reshape(-1)
+        source = xp.ascontiguousarray(array, self.dtype_combined(array.dtype, op)).reshape(-1)
         is_root = self.communicator.rank == root
         total = xp.empty_like(source) if is_root else source
         if array.size:
-            self._reduce(source, total, op, root)
+            self.backend.reduce(source, total, op, root)
         if not is_root:
             return None
-        return cast(AnyArray, arrays.give_back(self._finished(total.reshape(array.shape), op, array.dtype), like))
+        return cast(AnyArray, arrays.give_back(self.finished(total.reshape(array.shape), op, array.dtype), like))
 
     def broadcast(self, array: AnyArray, root: int = 0) -> AnyArray:
         """Collective. See `Collective.broadcast`."""
-        array, like = self._lend(array), array
+        array, like = self.lend(array), array
         self._enter("broadcast from rank", root, array)
         check_root(root, self.communicator.size)
         xp = arrays.namespace(array)
@@ -153,12 +150,12 @@ class ArrayCollective(ABC):
         dtype = array.dtype.newbyteorder("=")
         result = xp.ascontiguousarray(array, dtype).reshape(array.shape) if is_root else xp.empty(array.shape, dtype)
         if array.size:
-            self._broadcast_array(result, root)
+            self.backend.broadcast(result.reshape(-1), root)
         return like if is_root else cast(AnyArray, arrays.give_back(result, like))
 
     def all_gather(self, array: AnyArray, axis: int = 0) -> AnyArray:
         """Collective. See `Collective.all_gather`."""
-        array, like = self._lend(array), array
+        array, like = self.lend(array), array
         self.log.note("all_gather", axis, array)
         calls = self.communicator.all_gather_object(("all_gather", array.shape, array.dtype.name, axis))
         require_same([call[0] for call in calls], "the collective call", HINT)
@@ -170,28 +167,28 @@ class ArrayCollective(ABC):
         gathered = xp.empty((sum(lengths), *mine.shape[1:]), dtype)
         if gathered.size:
             row_bytes = gathered.nbytes // gathered.shape[0]
-            self._all_gather(_as_bytes(mine), _as_bytes(gathered), [length * row_bytes for length in lengths])
+            self.backend.all_gather(as_bytes(mine), as_bytes(gathered), [length * row_bytes for length in lengths])
         return cast(AnyArray, arrays.give_back(xp.moveaxis(gathered, 0, axis), like))
 
     def reduce_scatter(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM) -> AnyArray:
         """Collective. See `Collective.reduce_scatter`."""
-        array, like = self._lend(array), array
+        array, like = self.lend(array), array
         self._enter("reduce_scatter", op, array)
         check_axis(array.shape, 0)
         check_reducible(array, op)
         xp = arrays.namespace(array)
-        source = xp.ascontiguousarray(array, self._combined_dtype(array.dtype, op)).reshape(-1)
+        source = xp.ascontiguousarray(array, self.dtype_combined(array.dtype, op)).reshape(-1)
         rows = even_sizes(array.shape[0], self.communicator.size)
         row_size = array.size // array.shape[0] if array.shape[0] else 0
         mine = xp.empty(rows[self.communicator.rank] * row_size, source.dtype)
         if array.size:
-            self._reduce_scatter(source, mine, [row * row_size for row in rows], op)
+            self.backend.reduce_scatter(source, mine, [row * row_size for row in rows], op)
         part = mine.reshape((rows[self.communicator.rank], *array.shape[1:]))
-        return cast(AnyArray, arrays.give_back(self._finished(part, op, array.dtype), like))
+        return cast(AnyArray, arrays.give_back(self.finished(part, op, array.dtype), like))
 
     def all_to_all(self, parts: Sequence[AnyArray]) -> list[AnyArray]:
         """Collective. See `Collective.all_to_all`."""
-        like, parts = parts, [self._lend(part) for part in parts]
+        like, parts = parts, [self.lend(part) for part in parts]
         size = self.communicator.size
         described = (
             (len(parts), parts[0].dtype.name, parts[0].shape[1:], tuple(part.shape[:1] for part in parts))
@@ -211,17 +208,17 @@ class ArrayCollective(ABC):
         lengths = [call[4][self.communicator.rank][0] for call in calls]
         got = xp.empty((sum(lengths), *sent.shape[1:]), dtype)
         row_bytes = dtype.itemsize * int(np.prod(sent.shape[1:], dtype=np.int64))
-        self._all_to_all(
-            _as_bytes(sent), [len(part) * row_bytes for part in parts], _as_bytes(got),
+        self.backend.all_to_all(
+            as_bytes(sent), [len(part) * row_bytes for part in parts], as_bytes(got),
             [length * row_bytes for length in lengths],
         )
         return [arrays.give_back(got[piece], like[0]) for piece in slices_of(lengths)]
 
     def allocate(self, shape: Sequence[int], dtype: Any = np.float32) -> AnyArray:
-        """Collective. An array of zeros on each rank, placed where this backend combines arrays with the fewest copies.
+        """Collective. An array of zeros on each rank, placed where the backend combines arrays with the fewest copies.
 
-        All-reduced in place, whole or by the same slices on all ranks, it is faster than other arrays where ranks
-        share memory; apart from that it is an array like any other.
+        Where ranks share memory, reducing such an array in place (whole, or the same slice on all ranks) is faster than
+        reducing other arrays. In all else it is an array like any other.
 
         Args:
             shape: The same on every rank.
@@ -233,91 +230,47 @@ class ArrayCollective(ABC):
         Raises:
             OSError: There is no room, on every rank.
         """
-        return np.zeros(tuple(shape), dtype)
-
-    def all_reduce_shared(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> bool:
-        """Collective. As `_all_reduce`, if the arrays of all ranks are the same part of what `allocate` gave.
-
-        Returns:
-            Whether it was done; the same on every rank.
-        """
-        return False
+        shape, dtype = tuple(shape), np.dtype(dtype)
+        allocated = self.backend.allocate(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
+        return np.zeros(shape, dtype) if allocated is None else allocated.view(dtype).reshape(shape)
 
     def barrier(self) -> None:
         """Collective. Return when every rank has called."""
         self.log.wait("barrier")
         self.communicator.barrier()
 
-    def _broadcast_array(self, data: AnyArray, root: int) -> None:
-        """`_broadcast` of an array of any dtype and shape."""
-        self._broadcast(_as_bytes(data), root)
-
-    @abstractmethod
-    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
-        """Combine `source` of all ranks (MEAN as SUM) into `total`, which may be `source` itself."""
-
-    @abstractmethod
-    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
-        """As `_all_reduce`, for rank `root`; `total` does not count elsewhere."""
-
-    @abstractmethod
-    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
-        """Combine `source` of all ranks; `mine` takes this rank's part of the result, of `counts[rank]` elements."""
-
-    @abstractmethod
-    def _broadcast(self, data: AnyArray, root: int) -> None:
-        """Fill `data` (bytes) with rank `root`'s."""
-
-    @abstractmethod
-    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
-        """Put the bytes `mine` of all ranks, `counts` of each, one after another into `gathered`."""
-
-    @abstractmethod
-    def _all_to_all(
-        self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
-    ) -> None:
-        """Send bytes piece by piece to the ranks, and get a piece from each, in the order of the ranks."""
-
-    def _combined_dtype(self, dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
-        """In which dtype arrays are combined: their own, unless the backend cannot or it may overflow."""
-        if op is ReduceOp.MEAN and dtype.kind in "iu":
-            # The sum of small integers may not fit their own dtype.
-            return np.dtype(np.float64)
-        if is_half(dtype):
-            # A mean of halves may fit where their sum does not.
-            as_it_is = self.combines_halves and op is not ReduceOp.MEAN
-            return dtype.newbyteorder("=") if as_it_is else np.dtype(np.float32)
-        if dtype.kind == "b" and not self.combines_halves:
-            return np.dtype(np.uint8)
-        return cast("np.dtype[Any]", dtype.newbyteorder("="))
+    def dtype_combined(self, dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
+        """Local. The dtype in which the backend combines arrays of `dtype`."""
+        return combined_dtype(dtype, op, combines_halves=self.backend.combines_halves)
 
     def _divided(self, total: Any, op: ReduceOp) -> Any:
-        if op is not ReduceOp.MEAN:
+        if op is not _MEAN or self.backend.divides_means:
             return total
         return arrays.namespace(total).divide(total, self.communicator.size, out=total)
 
-    def _finished(self, total: AnyArray, op: ReduceOp, dtype: np.dtype[Any]) -> AnyArray:
+    def finished(self, total: AnyArray, op: ReduceOp, dtype: np.dtype[Any]) -> AnyArray:
+        """Local. A backend's result as a caller who gave arrays of `dtype` gets it: divided, and converted back."""
         total = self._divided(total, op)
         keeps = total.dtype == dtype or (op is ReduceOp.MEAN and dtype.kind in "iu")
         return total if keeps else total.astype(dtype)
 
-    def _lend(self, array: Any) -> AnyArray:
-        """What NumPy or CuPy sees of an array of any library."""
+    def lend(self, array: Any) -> AnyArray:
+        """Local. NumPy's or CuPy's view of an array of any library.
+
+        Raises:
+            TypeError: It is no array, or lies in memory that the backend does not reach.
+        """
         lent = array if type(array) is np.ndarray else arrays.lend(array)
-        if arrays.is_cupy(lent) and not self.takes_device_arrays:
+        if arrays.is_cupy(lent) and not self.backend.takes_device_arrays:
             raise TypeError(
-                f"{type(self).__name__} combines arrays in host memory, got one in GPU memory: choose the "
-                "implementation AUTO, STAGED or NCCL, or move it with .get()"
+                f"{self!r} combines arrays in host memory, got one in GPU memory: choose the implementation AUTO, "
+                "STAGED or NCCL, or move it with .get()"
             )
         return lent
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self.communicator!r})"
+        return f"CollectiveFront({self.backend!r})"
 
 
 def _in_bytes(counts: Sequence[int], dtype: np.dtype[Any]) -> list[int]:
     return [count * dtype.itemsize for count in counts]
-
-
-def _as_bytes(array: AnyArray) -> AnyArray:
-    return cast(AnyArray, array.reshape(-1).view(np.uint8))

@@ -16,8 +16,8 @@ from mpidist import arrays, tree
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.slices import slices_of
-from mpidist.comm.collective import Collective, check_in_place, check_reducible
-from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.collective import check_in_place, check_reducible
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.sparse import reduce_slices
 from mpidist.comm.memory.shared_buffers import address_of
 from mpidist.indexed_slices import IndexedSlices
@@ -29,7 +29,7 @@ ALONE_BYTES = 1 << 16
 
 
 def all_reduce_nest(
-    collective: Collective,
+    collective: CollectiveFront,
     nest: Any,
     op: ReduceOp = ReduceOp.SUM,
     *,
@@ -65,7 +65,7 @@ def all_reduce_nest(
 
 
 def all_reduce_list(
-    collective: Collective,
+    collective: CollectiveFront,
     leaves: Sequence[Any],
     op: ReduceOp = ReduceOp.SUM,
     *,
@@ -99,15 +99,15 @@ def all_reduce_list(
     return results
 
 
-def _one(collective: Collective, leaf: Any, op: ReduceOp, *, in_place: bool) -> Any:
+def _one(collective: CollectiveFront, leaf: Any, op: ReduceOp, *, in_place: bool) -> Any:
     if isinstance(leaf, IndexedSlices):
         return reduce_slices(collective, op, leaf)
     return collective.all_reduce(leaf, op, in_place=in_place)
 
 
-def _compare(collective: Collective, leaves: Sequence[Any], lent: dict[int, AnyArray], op: ReduceOp) -> None:
+def _compare(collective: CollectiveFront, leaves: Sequence[Any], lent: dict[int, AnyArray], op: ReduceOp) -> None:
     """Compare what ranks are about to do about as often as the collective does: packed, other shapes look alike."""
-    if isinstance(collective, ArrayCollective) and not collective.log.compares_soon():
+    if not collective.log.compares_soon():
         return
     described = [
         (lent[n].shape, lent[n].dtype.name) if n in lent else type(leaf).__name__ for n, leaf in enumerate(leaves)
@@ -140,7 +140,7 @@ def _packs(given: Sequence[AnyArray], limit: int) -> list[list[int]]:
     return packs + list(open_packs.values())
 
 
-def _reduce_pack(collective: Collective, pack: list[AnyArray], op: ReduceOp) -> list[AnyArray]:
+def _reduce_pack(collective: CollectiveFront, pack: list[AnyArray], op: ReduceOp) -> list[AnyArray]:
     if len(pack) == 1:
         return [collective.all_reduce(pack[0], op)]
     packed = arrays.namespace(pack[0]).concatenate([array.reshape(-1) for array in pack])
@@ -150,7 +150,7 @@ def _reduce_pack(collective: Collective, pack: list[AnyArray], op: ReduceOp) -> 
     return [total[place].reshape(array.shape) for place, array in zip(places, pack, strict=True)]
 
 
-def _reduce_in_place(collective: Collective, given: Sequence[AnyArray], op: ReduceOp, limit: int) -> None:
+def _reduce_in_place(collective: CollectiveFront, given: Sequence[AnyArray], op: ReduceOp, limit: int) -> None:
     # All packs go through the same memory: fresh one, which the system gives page by page, costs more than the copies.
     room: AnyArray | None = None
     for pack in _packs(given, limit):
@@ -170,7 +170,7 @@ def _reduce_in_place(collective: Collective, given: Sequence[AnyArray], op: Redu
             target[...] = packed[place]
 
 
-def _joined(collective: Collective, given: list[AnyArray]) -> list[AnyArray]:
+def _joined(collective: CollectiveFront, given: list[AnyArray]) -> list[AnyArray]:
     """The arrays, with runs of neighbours in memory as one flat array each; the same runs on every rank."""
     if sum(array.nbytes for array in given) < ALONE_BYTES:
         # Packing so little takes no longer than agreeing.

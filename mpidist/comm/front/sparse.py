@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.merging import merge_rows
 from mpidist.comm.collective import Collective, check_reducible
@@ -95,7 +95,7 @@ def gather_rows(
     header = np.array([0, zlib.crc32(repr(described).encode()), *[len(rows[0]) for rows in tables]], _NUMBER)
     numbers = np.concatenate([header, *[rows[0] for rows in tables]])
     sizes = [array.nbytes for array in values]
-    packed = [_as_bytes(array) for array, fits in zip(values, _fit(sizes), strict=True) if fits]
+    packed = [as_bytes(np.ascontiguousarray(array)) for array, fits in zip(values, _fit(sizes), strict=True) if fits]
     message = numbers.view(np.uint8)
     if packed:
         rest = np.zeros(-sum(array.size for array in packed) % _NUMBER.itemsize, np.uint8)
@@ -163,7 +163,3 @@ def _split(
                 place += size
         begin += length
     return checksums, indices, values
-
-
-def _as_bytes(array: AnyArray) -> AnyArray:
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8)

@@ -17,7 +17,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.gpu.staging_copier import Ticket
 
 __all__ = [
-    "BucketCarrier", "PinnedCarrier", "current_device", "current_stream", "device_address", "device_count",
+    "BucketCopier", "PinnedCopier", "current_device", "current_stream", "device_address", "device_count",
     "device_uuid", "elementwise_kernel", "nccl", "require_current_device", "synchronize", "use_device",
 ]
 
@@ -72,7 +72,7 @@ class _CudaCarrier:
         ticket.synchronize()
 
 
-class PinnedCarrier(_CudaCarrier):
+class PinnedCopier(_CudaCarrier):
     """Rooms in pinned host memory: copies between them and a GPU overlap with each other and with the host's work.
 
     Local. Args:
@@ -90,7 +90,7 @@ class PinnedCarrier(_CudaCarrier):
         return np.frombuffer(cupy.cuda.alloc_pinned_memory(byte_count), np.uint8, byte_count)
 
 
-class BucketCarrier(_CudaCarrier):
+class BucketCopier(_CudaCarrier):
     """Rooms in GPU memory of their own, for an MPI that takes device pointers.
 
     They come from cudaMalloc, not from CuPy's pool nor from an asynchronous allocator: CUDA IPC cannot share the

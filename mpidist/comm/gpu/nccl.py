@@ -14,13 +14,13 @@ from typing import Any
 import numpy as np
 
 from mpidist import arrays
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.combine import FUNCTIONS
 from mpidist.comm.arithmetic.slices import slices_of
+from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
-from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.options import ReduceOp
 
 _OPERATIONS = {
     ReduceOp.SUM: "NCCL_SUM",
@@ -46,14 +46,13 @@ _TYPES = {
 _WIDER = {"int16": np.dtype(np.int32), "uint16": np.dtype(np.uint32), "bfloat16": np.dtype(np.float32)}
 
 
-class NcclCollective(ArrayCollective):
+class NcclBackend(Backend):
     """NCCL's collectives on the current stream.
 
     Sums of float16 and bfloat16 are added in that precision, as NCCL does; `wire_dtype` adds them in float32.
 
     Collective. Args:
         communicator: The ranks, each with a GPU of its own, which is current.
-        options: As for `ArrayCollective`.
         cuda: The module `mpidist.comm.gpu.cuda`, which needs CuPy.
 
     Raises:
@@ -63,8 +62,8 @@ class NcclCollective(ArrayCollective):
     combines_halves = True
     takes_device_arrays = True
 
-    def __init__(self, communicator: Communicator, options: CommunicationOptions, cuda: Any) -> None:
-        super().__init__(communicator, options)
+    def __init__(self, communicator: Communicator, cuda: Any) -> None:
+        self.communicator = communicator
         self._cuda = cuda
         self._nccl: Any = cuda.nccl
         rank, size = communicator.rank, communicator.size
@@ -80,7 +79,8 @@ class NcclCollective(ArrayCollective):
         # is not, when the last results have been sent.
         atexit.register(self._close)
 
-    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+    def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        """Collective. See `Backend.all_reduce`."""
         if source.dtype.kind == "c" and op is ReduceOp.PROD:
             self._multiply_gathered(source, total)
             return
@@ -89,7 +89,8 @@ class NcclCollective(ArrayCollective):
         self._ranks.allReduce(self._address(wide), self._address(out), wide.size, kind, operation, self._stream())
         _write_back(out, total)
 
-    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+    def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        """Collective. See `Backend.reduce`."""
         if source.dtype.kind == "c" and op is ReduceOp.PROD:
             self._multiply_gathered(source, total if self.communicator.rank == root else source.copy())
             return
@@ -101,7 +102,8 @@ class NcclCollective(ArrayCollective):
         if self.communicator.rank == root:
             _write_back(out, total)
 
-    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+    def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        """Collective. See `Backend.reduce_scatter`."""
         parts = slices_of(counts)
         if source.dtype.kind == "c" and op is ReduceOp.PROD:
             total = source.copy()
@@ -129,11 +131,14 @@ class NcclCollective(ArrayCollective):
                         )
         _write_back(out, mine)
 
-    def _broadcast(self, data: AnyArray, root: int) -> None:
+    def broadcast(self, data: AnyArray, root: int) -> None:
+        """Collective. See `Backend.broadcast`."""
+        data = as_bytes(data)
         address = self._address(data)
         self._ranks.broadcast(address, address, data.size, self._nccl.NCCL_UINT8, root, self._stream())
 
-    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+    def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        """Collective. See `Backend.all_gather`."""
         kind, stream = self._nccl.NCCL_UINT8, self._stream()
         if len(set(counts)) == 1:
             self._ranks.allGather(self._address(mine), self._address(gathered), mine.size, kind, stream)
@@ -145,9 +150,10 @@ class NcclCollective(ArrayCollective):
                     sent = self._address(mine) if root == self.communicator.rank else into
                     self._ranks.broadcast(sent, into, counts[root], kind, root, stream)
 
-    def _all_to_all(
+    def all_to_all(
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
+        """Collective. See `Backend.all_to_all`."""
         kind, stream, rank = self._nccl.NCCL_UINT8, self._stream(), self.communicator.rank
         outgoing, incoming = slices_of(sent_counts), slices_of(got_counts)
         self._address(sent)  # raises for an array that NCCL cannot reach
@@ -180,7 +186,7 @@ class NcclCollective(ArrayCollective):
         # NCCL multiplies no complex numbers.
         rows = arrays.namespace(source).empty((self.communicator.size, source.size), source.dtype)
         counts = [source.nbytes] * self.communicator.size
-        self._all_gather(source.view(np.uint8), rows.reshape(-1).view(np.uint8), counts)
+        self.all_gather(as_bytes(source), as_bytes(rows), counts)
         multiply = FUNCTIONS[ReduceOp.PROD]
         total[...] = rows[0]
         for row in rows[1:]:

@@ -1,4 +1,4 @@
-"""The staged collective: arrays go piece by piece through memory that another collective can work in.
+"""The staged backend: arrays pass piece by piece through memory that another backend can work in.
 
 While a piece is combined, the next one is on its way from the array and the one before on its way back. For arrays in
 GPU memory the rooms are pinned host memory and the other collective is that of host arrays; or they are a few fixed
@@ -9,13 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
-
 from mpidist import arrays
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.arithmetic.slices import slices_of
+from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
 from mpidist.comm.gpu.staging_copier import DONE, StagingCopier, Ticket
 from mpidist.options import CommunicationOptions, ReduceOp
 
@@ -50,14 +48,14 @@ class _Piece:
 
 
 class _Rooms:
-    """The rooms of a carrier, each for a piece that comes in and for its result, taken in turn.
+    """The rooms of a copier, each for a piece that comes in and for its result, taken in turn.
 
     Results may still be on their way out when the call that made them returns: their tickets are kept.
     """
 
-    def __init__(self, carrier: StagingCopier, byte_count: int) -> None:
-        self.carrier = carrier
-        self._rooms = [(carrier.allocate(byte_count), carrier.allocate(byte_count)) for _ in range(_TURNS)]
+    def __init__(self, copier: StagingCopier, byte_count: int) -> None:
+        self.copier = copier
+        self._rooms = [(copier.allocate(byte_count), copier.allocate(byte_count)) for _ in range(_TURNS)]
         self._leaving: list[Ticket] = [DONE] * _TURNS
         self._next_in = 0
         self._next_out = 0
@@ -70,17 +68,17 @@ class _Rooms:
         """Local. Start to bring a piece into the next room, when what was there has left."""
         turn = self._next_in
         self._next_in = (turn + 1) % _TURNS
-        self.carrier.wait(self._leaving[turn])
-        return self.carrier.copy_to_room(piece.sources, self._rooms[turn][0])
+        self.copier.wait(self._leaving[turn])
+        return self.copier.copy_to_room(piece.sources, self._rooms[turn][0])
 
     def bring_out(self, room: AnyArray, piece: _Piece) -> None:
         """Local. Start to bring the result of the piece that was just combined to where it belongs."""
         turn = self._next_out
         self._next_out = (turn + 1) % _TURNS
-        self._leaving[turn] = self.carrier.copy_from_room(room, piece.targets)
+        self._leaving[turn] = self.copier.copy_from_room(room, piece.targets)
 
 
-class StagedCollective(ArrayCollective):
+class StagedBackend(Backend):
     """Another collective, reached through rooms of memory.
 
     On arrays in host memory it gives the same results as the collective inside, more slowly: each byte is copied
@@ -90,7 +88,7 @@ class StagedCollective(ArrayCollective):
         communicator: The ranks.
         options: `bytes_per_pack` is the piece.
         inside: What combines the rooms; its ranks are the same.
-        open_carrier: Called with an array, makes the carrier for arrays that lie where that one does.
+        open_copier: Called with an array, makes the copier for arrays that lie where that one does.
     """
 
     takes_device_arrays = True
@@ -99,45 +97,48 @@ class StagedCollective(ArrayCollective):
         self,
         communicator: Communicator,
         options: CommunicationOptions,
-        inside: ArrayCollective,
-        open_carrier: Callable[[AnyArray], StagingCopier],
+        inside: Backend,
+        open_copier: Callable[[AnyArray], StagingCopier],
     ) -> None:
-        super().__init__(communicator, options)
+        self.communicator = communicator
         self.inside = inside
-        self._open_carrier = open_carrier
+        self._open_copier = open_copier
         self._room_bytes = max(options.bytes_per_pack or PIECE_BYTES, _WIDEST * communicator.size)
         # By the device on which arrays lie; rooms are made at the first one.
         self._rooms: dict[int | None, _Rooms] = {}
 
-    def _all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+    def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        """Collective. See `Backend.all_reduce`."""
         def combine(room: AnyArray, _: AnyArray) -> AnyArray:
             values = room.view(source.dtype)
-            self.inside._all_reduce(values, values, op)
+            self.inside.all_reduce(values, values, op)
             return room
 
         self._go_through(
             source,
-            [_Piece([_bytes(source[piece])], [_bytes(total[piece])], combine) for piece in self._slices(source)],
+            [_Piece([as_bytes(source[piece])], [as_bytes(total[piece])], combine) for piece in self._slices(source)],
         )
 
-    def _reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+    def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        """Collective. See `Backend.reduce`."""
         is_root = self.communicator.rank == root
 
         def combine(room: AnyArray, other: AnyArray) -> AnyArray:
             values = room.view(source.dtype)
             result = other[: room.size].view(source.dtype) if is_root else values
-            self.inside._reduce(values, result, op, root)
+            self.inside.reduce(values, result, op, root)
             return other
 
         self._go_through(
             source,
             [
-                _Piece([_bytes(source[piece])], [_bytes(total[piece])] if is_root else [], combine)
+                _Piece([as_bytes(source[piece])], [as_bytes(total[piece])] if is_root else [], combine)
                 for piece in self._slices(source)
             ],
         )
 
-    def _reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+    def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        """Collective. See `Backend.reduce_scatter`."""
         starts = [part.start for part in slices_of(counts)]
         length = self._room_bytes // source.itemsize // len(counts)
         pieces = []
@@ -148,29 +149,32 @@ class StagedCollective(ArrayCollective):
             def combine(room: AnyArray, other: AnyArray, sizes: list[int] = sizes) -> AnyArray:
                 own = sizes[self.communicator.rank] * source.itemsize
                 result = other[:own].view(source.dtype)
-                self.inside._reduce_scatter(room.view(source.dtype), result, sizes, op)
+                self.inside.reduce_scatter(room.view(source.dtype), result, sizes, op)
                 return other
 
             sources = [
-                _bytes(source[start + begin : start + begin + size])
+                as_bytes(source[start + begin : start + begin + size])
                 for start, size in zip(starts, sizes, strict=True)
             ]
             own = sizes[self.communicator.rank]
-            pieces.append(_Piece(sources, [_bytes(mine[begin : begin + own])], combine))
+            pieces.append(_Piece(sources, [as_bytes(mine[begin : begin + own])], combine))
         self._go_through(source, pieces)
 
-    def _broadcast(self, data: AnyArray, root: int) -> None:
+    def broadcast(self, data: AnyArray, root: int) -> None:
+        """Collective. See `Backend.broadcast`."""
+        data = as_bytes(data)
         is_root = self.communicator.rank == root
         pieces = []
         for piece in self._slices(data):
             def combine(room: AnyArray, other: AnyArray, size: int = piece.stop - piece.start) -> AnyArray:
-                self.inside._broadcast(room if is_root else other[:size], root)
+                self.inside.broadcast(room if is_root else other[:size], root)
                 return other
 
             pieces.append(_Piece([data[piece]] if is_root else [], [] if is_root else [data[piece]], combine))
         self._go_through(data, pieces)
 
-    def _all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+    def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        """Collective. See `Backend.all_gather`."""
         parts = slices_of(counts)
         length = self._room_bytes // len(counts)
         pieces = []
@@ -178,16 +182,17 @@ class StagedCollective(ArrayCollective):
             sizes = [min(length, max(0, count - begin)) for count in counts]
 
             def combine(room: AnyArray, other: AnyArray, sizes: list[int] = sizes) -> AnyArray:
-                self.inside._all_gather(room, other[: sum(sizes)], sizes)
+                self.inside.all_gather(room, other[: sum(sizes)], sizes)
                 return other
 
             targets = [gathered[part][begin : begin + length] for part in parts]
             pieces.append(_Piece([mine[begin : begin + length]], targets, combine))
         self._go_through(gathered, pieces)
 
-    def _all_to_all(
+    def all_to_all(
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
+        """Collective. See `Backend.all_to_all`."""
         outgoing, incoming = slices_of(sent_counts), slices_of(got_counts)
         length = self._room_bytes // len(sent_counts)
         # A rank with little may have partners with much: all make as many rounds as the busiest pair.
@@ -200,7 +205,7 @@ class StagedCollective(ArrayCollective):
             def combine(
                 room: AnyArray, other: AnyArray, out: list[int] = out_sizes, into: list[int] = in_sizes
             ) -> AnyArray:
-                self.inside._all_to_all(room, out, other[: sum(into)], into)
+                self.inside.all_to_all(room, out, other[: sum(into)], into)
                 return other
 
             pieces.append(_Piece(
@@ -213,29 +218,25 @@ class StagedCollective(ArrayCollective):
     def _go_through(self, like: AnyArray, pieces: Sequence[_Piece]) -> None:
         """Bring the pieces in, combine them in their order, and bring the results out, three under way at once."""
         rooms = self._rooms_for(like)
-        carrier = rooms.carrier
-        carrier.begin()
+        copier = rooms.copier
+        copier.begin()
         coming = rooms.bring_in(pieces[0]) if pieces else DONE
         for number, piece in enumerate(pieces):
             here = coming
             room, other = rooms.current()
             following = number + 1
             coming = rooms.bring_in(pieces[following]) if following < len(pieces) else DONE
-            carrier.wait(here)
+            copier.wait(here)
             result = piece.combine(room[: sum(source.size for source in piece.sources)], other)
             rooms.bring_out(result, piece)
-        carrier.end()
+        copier.end()
 
     def _rooms_for(self, like: AnyArray) -> _Rooms:
         place = arrays.device_index(like)
         if place not in self._rooms:
-            self._rooms[place] = _Rooms(self._open_carrier(like), self._room_bytes)
+            self._rooms[place] = _Rooms(self._open_copier(like), self._room_bytes)
         return self._rooms[place]
 
     def _slices(self, array: AnyArray) -> list[slice]:
         length = self._room_bytes // array.itemsize
         return [slice(begin, min(begin + length, array.size)) for begin in range(0, array.size, length)]
-
-
-def _bytes(array: AnyArray) -> AnyArray:
-    return array.view(np.uint8)

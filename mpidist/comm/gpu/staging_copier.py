@@ -1,4 +1,4 @@
-"""The carrier: memory between where arrays lie and the collective that combines them, and the copies to and fro.
+"""The copier: memory between where arrays lie and the collective that combines them, and the copies to and fro.
 
 The staged collective is one pipeline over three carriers: host memory, pinned host memory of CUDA, and fixed pieces
 of GPU memory (the last two in `cuda`).

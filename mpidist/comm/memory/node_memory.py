@@ -19,6 +19,8 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 
+# No two ranks write to one line of the cache; every dtype fits its alignment.
+CACHE_LINE_BYTES = 64
 DIRECTORY_VARIABLE = "MPIDIST_SHARED_MEMORY"
 PROTECT_VARIABLE = "MPIDIST_PROTECT"
 

@@ -8,9 +8,7 @@ from typing import Any, cast
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.memory.node_memory import NodeMemory
-
-_LINE = 64
+from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES, NodeMemory
 
 
 class SharedBuffers:
@@ -34,7 +32,7 @@ class SharedBuffers:
         Raises:
             OSError: There is no room, on every rank.
         """
-        stride = max(_LINE, -(-byte_count // _LINE) * _LINE)
+        stride = max(CACHE_LINE_BYTES, -(-byte_count // CACHE_LINE_BYTES) * CACHE_LINE_BYTES)
         memory = NodeMemory(self._communicator, stride * max(self._communicator.node_sizes)).bytes
         number = self._known[-1].number + 1 if self._known else 0
         begin = stride * self._rank

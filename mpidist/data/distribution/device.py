@@ -72,7 +72,7 @@ class DeviceReader(Iterator[Any]):
         cuda: Any = importlib.import_module("mpidist.comm.gpu.cuda")
         index = cuda.current_device()
         self._xp = xp
-        self._carrier: StagingCopier = cuda.PinnedCarrier(xp.empty(0, np.uint8))
+        self._carrier: StagingCopier = cuda.PinnedCopier(xp.empty(0, np.uint8))
         self._free: deque[_Room] = deque()
         # Neither the thread nor the finalizer knows this object, so that a forgotten one is collected.
         staged = _stage_all(elements, self._carrier, self._free, lambda: cuda.use_device(index))

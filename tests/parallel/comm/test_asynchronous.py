@@ -14,6 +14,8 @@ from mpidist.comm.asynchronous import AsyncCollective, Handle, communication_thr
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.cross_device.user_backend import CollectiveBackend
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.errors import CollectiveTimeoutError, MismatchError, is_shared
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.parallel.layouts import make_strategy
@@ -163,8 +165,9 @@ class _OwnCollective:
 def test_a_collective_of_the_users_is_not_shared_with_a_thread(
     communicator: Communicator, caplog: pytest.LogCaptureFixture
 ) -> None:
-    users: Any = _OwnCollective(selection.choose(communicator, CommunicationOptions()))
-    asynchronous = open_asynchronous(users)
+    options = CommunicationOptions()
+    users: Any = _OwnCollective(selection.choose(communicator, options))
+    asynchronous = open_asynchronous(CollectiveFront(CollectiveBackend(communicator, users), options))
     assert not asynchronous.has_thread
     assert ("its own way of communicating" in caplog.text) == (communicator.rank == 0)
     assert asynchronous.all_reduce_async(np.ones(2)).wait().tolist() == [communicator.size] * 2

@@ -22,7 +22,7 @@ from mpidist.comm.collective import (
     check_root,
 )
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
+from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps, take_collective
 from mpidist.comm.cross_device.reductions import HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice
 from mpidist.errors import MismatchError, UnavailableError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
@@ -203,6 +203,19 @@ class TestCollectiveOfAUser(CollectiveContract):
     @pytest.fixture
     def collective(self, communicator: Communicator) -> Collective:
         return PickledCollective(communicator)
+
+
+class TestCollectiveOfAUserBehindTheFront(CollectiveContract):
+    """As a strategy uses it."""
+
+    large = 3001
+    dtypes = ("bool", "int8", "float16", "float64", "complex64")
+
+    @pytest.fixture
+    def collective(self, communicator: Communicator) -> Collective:
+        taken = take_collective(PickledCollective(communicator), communicator, CommunicationOptions())
+        assert taken is not None
+        return taken
 
 
 def test_the_contract_finds_what_is_wrong(communicator: Communicator) -> None:

@@ -14,11 +14,11 @@ import pytest
 
 from mpidist.arrays import AnyArray
 from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.comm.backend import Backend
 from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.compression.top_k import TopK
-from mpidist.comm.front.front import ArrayCollective
-from mpidist.comm.gpu.staged import StagedCollective
+from mpidist.comm.gpu.staged import StagedBackend
 from mpidist.comm.gpu.staging_copier import HostCopier, Ticket
 from mpidist.errors import MismatchError
 from mpidist.indexed_slices import IndexedSlices
@@ -34,7 +34,7 @@ from tests.simulated_cupy import simulated_cupy
 pytestmark = pytest.mark.mpi
 
 
-class SimulatedCarrier(HostCopier):
+class SimulatedCopier(HostCopier):
     """Copies between rooms in host memory and simulated arrays."""
 
     def copy_to_room(self, sources: Sequence[AnyArray], room: AnyArray) -> Ticket:
@@ -46,10 +46,8 @@ class SimulatedCarrier(HostCopier):
 
 @pytest.fixture
 def xp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    def open_device(
-        communicator: Communicator, options: CommunicationOptions, host: ArrayCollective
-    ) -> ArrayCollective:
-        return StagedCollective(communicator, options, host, lambda _: SimulatedCarrier())
+    def open_device(communicator: Communicator, options: CommunicationOptions, host: Backend) -> Backend:
+        return StagedBackend(communicator, options, host, lambda _: SimulatedCopier())
 
     monkeypatch.setattr(selection, "open_device", open_device)
     # Without CUDA there is no kernel to compile: updates run function by function.

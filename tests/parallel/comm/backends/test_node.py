@@ -10,13 +10,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.backends.node import NodeCollective
-from mpidist.comm.choice import selection
+from mpidist.comm.backends.direct_copies import DIRECT_FROM
+from mpidist.comm.backends.node import NodeBackend
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.memory.node_barrier import NodeBarrier, open_node_barrier
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.options import CommunicationOptions, ReduceOp
-from tests.parallel.layouts import copy_directly, lay_out
+from tests.parallel.layouts import lay_out, open_node
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -24,14 +25,13 @@ pytestmark = pytest.mark.mpi(min_size=2)
 LAYOUTS = ["node", "pairs", "first", "last"]
 
 
-def open_node(communicator: Communicator, layout: str, *, bytes_per_pack: int = 0) -> NodeCollective:
+def open_layout(
+    communicator: Communicator, layout: str, *, bytes_per_pack: int = 0, direct_from: int = DIRECT_FROM
+) -> CollectiveFront:
     laid_out = lay_out(communicator, layout)
     if max(laid_out.node_sizes) == 1:
         pytest.skip("no two ranks share a node in this layout")
-    options = CommunicationOptions(implementation="NODE", bytes_per_pack=bytes_per_pack)
-    collective = selection.choose(laid_out, options)
-    assert isinstance(collective, NodeCollective)
-    return collective
+    return open_node(laid_out, CommunicationOptions(bytes_per_pack=bytes_per_pack), direct_from)
 
 
 @pytest.mark.parametrize("copies", [None, 0, 900], ids=["blocks", "direct", "both"])
@@ -41,11 +41,13 @@ def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: st
 
     So are the tables that say where arrays lie; `copies` is the size from which on arrays are copied directly.
     """
-    collective = open_node(communicator, layout, bytes_per_pack=256)
-    if copies is not None:
-        if collective._direct is None:
-            pytest.skip("this system does not let processes read one another")
-        copy_directly(collective, copies)
+    collective = open_layout(
+        communicator, layout, bytes_per_pack=256, direct_from=1 << 62 if copies is None else copies
+    )
+    backend = collective.backend
+    assert isinstance(backend, NodeBackend)
+    if copies is not None and backend.direct_from is None:
+        pytest.skip("this system does not let processes read one another")
     rank, size = communicator.rank, communicator.size
     random = np.random.default_rng(0)
     owned = collective.allocate((80_000,))
@@ -80,7 +82,7 @@ def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: st
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("dtype", ["float32", "float16", "int64", "complex128", "bool"])
 def test_an_allocated_array_is_combined_where_it_lies(communicator: Communicator, layout: str, dtype: str) -> None:
-    collective = open_node(communicator, layout)
+    collective = open_layout(communicator, layout)
     rank, size = communicator.rank, communicator.size
     mine = collective.allocate((600, 500), dtype)
     assert mine.shape == (600, 500)
@@ -100,7 +102,7 @@ def test_an_allocated_array_is_combined_where_it_lies(communicator: Communicator
 
 
 def test_ranks_with_different_arrays_agree_on_the_way(communicator: Communicator) -> None:
-    collective = open_node(communicator, "node")
+    collective = open_layout(communicator, "node")
     rank, size = communicator.rank, communicator.size
     owned = collective.allocate((100_000,))
     other = collective.allocate((120_000,))
@@ -117,7 +119,7 @@ def test_ranks_with_different_arrays_agree_on_the_way(communicator: Communicator
 
 
 def test_a_buffer_lives_as_long_as_an_array_over_it(communicator: Communicator) -> None:
-    collective = open_node(communicator, "node")
+    collective = open_layout(communicator, "node")
     view = collective.allocate((100_000,))[10_000:90_000]
     gc.collect()
     view[...] = 1
@@ -137,7 +139,7 @@ def test_a_buffer_lives_as_long_as_an_array_over_it(communicator: Communicator) 
 
 def test_mpi_goes_on_while_a_rank_waits(communicator: Communicator) -> None:
     """Rank 1 waits in MPI until rank 0, which waits for it in node memory, takes its message."""
-    collective = open_node(communicator, "node")
+    collective = open_layout(communicator, "node")
     for _ in range(20):  # the first calls compare what the ranks do, by MPI
         collective.all_reduce(np.ones(3))
     message = np.full(3, communicator.rank)

@@ -13,7 +13,7 @@ import pytest
 from mpidist import optimizers
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.tree_order import leaves, pairing
-from mpidist.comm.backends.tree import GATHERED_BYTES, TreeCollective
+from mpidist.comm.backends.tree import GATHERED_BYTES, TreeBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
@@ -106,8 +106,8 @@ def test_the_order_of_the_ranks_alone_gives_other_bits(communicator: Communicato
 def test_it_is_there_only_when_asked_for(communicator: Communicator) -> None:
     plain = selection.choose(communicator, CommunicationOptions())
     asked = selection.choose(communicator, CommunicationOptions(reproducible=True))
-    assert not isinstance(plain, TreeCollective)
-    assert isinstance(asked, TreeCollective) == (communicator.size > 1)
+    assert not isinstance(plain.backend, TreeBackend)
+    assert isinstance(asked.backend, TreeBackend) == (communicator.size > 1)
 
 
 def make_strategy(communicator: Communicator, layout: str, *, reproducible: bool = True) -> Strategy:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.backends.automatic import AutomaticCollective
+from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import measuring, selection
 from mpidist.comm.choice.measuring import find_tuning, measure
 from mpidist.comm.choice.tuning import NEVER, MachineProfile, Tuning, core_count, processor_name
@@ -35,8 +35,12 @@ def folder(mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 _OF_ANY = np.empty(0)
 
 
+def opener(communicator: Communicator) -> measuring.Opener:
+    return lambda kind, options, tuning: selection.open_backend(kind, communicator, options, tuning)
+
+
 def find(communicator: Communicator) -> Tuning:
-    return find_tuning(communicator, lambda kind, options: selection.open_backend(kind, communicator, options))
+    return find_tuning(communicator, opener(communicator))
 
 
 @pytest.mark.parametrize("layout", ["node", "each"])
@@ -58,8 +62,8 @@ def test_measured_once_and_used_by_later_runs(
     assert "measured now" in tuning.source
     assert tuning.chunk_bytes in (1 << 18, 1 << 20, 1 << 22, 1 << 24)
     kept = json.loads((folder / "tuning.json").read_text())
-    assert [(sizes["node_from"], sizes["chunk_bytes"]) for sizes in kept.values()] == [
-        (tuning.node_from, tuning.chunk_bytes)
+    assert [(sizes["node_from"], sizes["chunk_bytes"], sizes["direct_from"]) for sizes in kept.values()] == [
+        (tuning.node_from, tuning.chunk_bytes, tuning.direct_from)
     ]
     # A strategy that is built later in this run measures nothing; nor does a later run, without being asked to.
     assert find(laid_out) == tuning
@@ -68,8 +72,8 @@ def test_measured_once_and_used_by_later_runs(
     communicator.barrier()
     with caplog.at_level(logging.INFO, "mpidist"):
         collective = selection.choose(laid_out, CommunicationOptions())
-    assert isinstance(collective, AutomaticCollective)
-    assert collective.limit == (tuning.node_from if layout == "node" else tuning.ring_from)
+    assert isinstance(collective.backend, AutomaticBackend)
+    assert collective.backend.limit == (tuning.node_from if layout == "node" else tuning.ring_from)
     if communicator.rank == 0:
         assert f"measured before, {folder / 'tuning.json'}" in caplog.text
 
@@ -99,11 +103,8 @@ def test_a_broken_cache_is_a_warning_on_one_rank_and_no_error_on_any(
 
 
 def test_without_time_the_usual_sizes_stay(communicator: Communicator, folder: Path) -> None:
-    usual = Tuning(12345, 1 << 20, NEVER)
-    tuning = measure(
-        communicator, lambda kind, options: selection.open_backend(kind, communicator, options), usual, seconds=0
-    )
-    assert (tuning.node_from, tuning.chunk_bytes, tuning.ring_from) == (12345, 1 << 20, NEVER)
+    usual = Tuning(12345, 1 << 20, NEVER, 54321)
+    assert measure(communicator, opener(communicator), usual, seconds=0) == usual
 
 
 @pytest.mark.parametrize("node_from", [0, 1 << 16, NEVER])
@@ -113,23 +114,24 @@ def test_measured_sizes_decide_which_backend_is_taken(
     place = MachineProfile(str(loaded_library()), communicator.size, 1, core_count(), processor_name())
     monkeypatch.setattr(measuring, "_measured", {place.key: Tuning(node_from, 1 << 18)})
     collective = selection.choose(communicator, CommunicationOptions())
-    assert isinstance(collective, AutomaticCollective)
+    automatic = collective.backend
+    assert isinstance(automatic, AutomaticBackend)
     node = selection.BACKENDS[CommunicationImplementation.NODE][1]
     for size in (4, 1 << 15, 1 << 16, 1 << 20):
-        used = type(collective.backend(_OF_ANY, size)).__name__
+        used = type(automatic.backend(_OF_ANY, size)).__name__
         assert (used == node) == (size >= node_from), size
     # What was allocated is combined where it lies, also where other arrays of its size go by MPI.
     own = collective.allocate((1 << 18,))
     own[...] = communicator.rank
-    opened = collective.backend(_OF_ANY, max(node_from, 1))
+    opened = automatic.backend(_OF_ANY, max(node_from, 1))
     calls: list[bool] = []
-    shared = opened.all_reduce_shared
+    shared = opened.all_reduce_allocated
 
     def noted(*arguments: Any) -> bool:
         calls.append(shared(*arguments))
         return calls[-1]
 
-    monkeypatch.setattr(collective, "_all_reduce_shared", noted)
+    monkeypatch.setattr(automatic, "_all_reduce_allocated", noted)
     collective.all_reduce(own, in_place=True)
     assert (own == communicator.size * (communicator.size - 1) // 2).all()
     assert calls == ([True] if own.nbytes < node_from else [])

@@ -309,8 +309,8 @@ def test_options_of_one_call(communicator: Communicator, caplog: pytest.LogCaptu
     strategy = Strategy(communicator)
     ring = CommunicationOptions(implementation="RING")
     collective: Any = strategy.collective_for(ring)
-    assert type(collective).__name__ == "RingCollective"
-    traffic: Traffic = collective.traffic
+    assert type(collective.backend).__name__ == "RingBackend"
+    traffic: Traffic = collective.backend.traffic
     again: object = strategy.collective_for(CommunicationOptions(implementation="ring"))
     assert again is collective
     assert strategy.collective_for(CommunicationOptions()) is strategy.arena.collective

@@ -14,7 +14,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front import packing
-from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.packing import all_reduce_list, all_reduce_nest
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
@@ -26,18 +26,18 @@ pytestmark = pytest.mark.mpi
 DTYPES = ["float32", "float64", "float16", "int32", "uint8", "bool", ">f4", "complex64"]
 
 
-def open_collective(communicator: Communicator, backend: str) -> ArrayCollective:
+def open_collective(communicator: Communicator, backend: str) -> CollectiveFront:
     collective = selection.choose(communicator, CommunicationOptions(implementation=backend))
-    assert isinstance(collective, ArrayCollective)
+    assert isinstance(collective, CollectiveFront)
     return collective
 
 
 @pytest.fixture(scope="module", params=["AUTO", *(backend.name for backend in selection.BACKENDS)])
-def collective(request: pytest.FixtureRequest, communicator: Communicator) -> ArrayCollective:
+def collective(request: pytest.FixtureRequest, communicator: Communicator) -> CollectiveFront:
     return open_collective(communicator, request.param)
 
 
-def calls_of(collective: ArrayCollective) -> int:
+def calls_of(collective: CollectiveFront) -> int:
     return collective.log.recent[-1][0] if collective.log.recent else 0
 
 
@@ -53,7 +53,7 @@ def same_bits(a: AnyArray, b: AnyArray) -> bool:
 
 @settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_packed_equals_one_by_one(collective: ArrayCollective, data: st.DataObject) -> None:
+def test_packed_equals_one_by_one(collective: CollectiveFront, data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(ReduceOp))
     dtypes = [dtype for dtype in DTYPES if is_defined(op, dtype)]
     layout = data.draw(
@@ -93,7 +93,7 @@ def test_any_numbers_where_the_order_is_that_of_the_ranks(
 
 @settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_neighbours_differ_between_ranks(collective: ArrayCollective, data: st.DataObject) -> None:
+def test_neighbours_differ_between_ranks(collective: CollectiveFront, data: st.DataObject) -> None:
     """Each rank lays its arrays out in its own way; what lies between them stays as it is."""
     n, rank = collective.communicator.size, collective.communicator.rank
     sizes = data.draw(st.lists(st.integers(0, 9000), min_size=2, max_size=6))
@@ -111,7 +111,7 @@ def test_neighbours_differ_between_ranks(collective: ArrayCollective, data: st.D
 
 
 @pytest.mark.mpi(min_size=2)
-def test_the_number_of_calls(collective: ArrayCollective) -> None:
+def test_the_number_of_calls(collective: CollectiveFront) -> None:
     """A bucket per dtype, large arrays alone, neighbours as one after one call that agrees on them."""
     n = collective.communicator.size
     large = np.ones(packing.ALONE_BYTES // 4, np.float32)
@@ -133,7 +133,7 @@ def test_the_number_of_calls(collective: ArrayCollective) -> None:
     assert calls_of(collective) - before == 3  # 32, 32 and 1
 
 
-def test_arrays_of_two_allocations_are_no_neighbours(collective: ArrayCollective) -> None:
+def test_arrays_of_two_allocations_are_no_neighbours(collective: CollectiveFront) -> None:
     memory = np.ones(1 << 17, np.uint8)
     # One memory, seen as two: to a program they are two, even though their addresses touch.
     halves = [np.frombuffer(bytearray(memory[: 1 << 16]), np.float32), np.frombuffer(bytearray(memory), np.float32)]
@@ -167,7 +167,7 @@ def test_differences_are_found_for_ever_under_check(communicator: Communicator) 
             all_reduce_list(collective, [np.ones(size) for size in sizes])
 
 
-def test_errors_come_before_changes(collective: ArrayCollective) -> None:
+def test_errors_come_before_changes(collective: CollectiveFront) -> None:
     good = np.ones(4, np.float32)
     frozen = np.ones(4, np.float32)
     frozen.flags.writeable = False
@@ -186,7 +186,7 @@ def test_errors_come_before_changes(collective: ArrayCollective) -> None:
         assert (good == 1).all()
 
 
-def test_sparse_leaves_and_structure(collective: ArrayCollective) -> None:
+def test_sparse_leaves_and_structure(collective: CollectiveFront) -> None:
     n, rank = collective.communicator.size, collective.communicator.rank
     rows = IndexedSlices(np.full((rank, 2), 1.0, np.float32), np.zeros(rank, np.int64), (3, 2))
     nest = {"b": (rows, np.float32(1)), "a": [np.arange(4).reshape(2, 2)]}
@@ -199,7 +199,7 @@ def test_sparse_leaves_and_structure(collective: ArrayCollective) -> None:
     assert all_reduce_nest(collective, []) == []
 
 
-def test_arrays_of_another_library(collective: ArrayCollective) -> None:
+def test_arrays_of_another_library(collective: CollectiveFront) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     n = collective.communicator.size
     tensors = [torch.ones(3), torch.full((2, 2), 2.0)]
@@ -215,7 +215,7 @@ def test_a_strategy_packs_what_it_reduces(communicator: Communicator) -> None:
     n, rank = strategy.num_replicas_in_sync, communicator.rank
     nest = {"loss": 1.5, "counts": [np.int64(rank), np.arange(3)], "weights": [np.full(2, 0.5)] * 20}
     collective = strategy.arena.collective
-    assert isinstance(collective, ArrayCollective)
+    assert isinstance(collective, CollectiveFront)
     before = calls_of(collective)
     result = strategy.reduce("SUM", nest, axis=None)
     assert calls_of(collective) - before == (3 if n > 1 else 23)
@@ -235,10 +235,10 @@ def _context() -> mpidist.ReplicaContext:
     return context
 
 
-_opened: dict[int, ArrayCollective] = {}
+_opened: dict[int, CollectiveFront] = {}
 
 
-def _node_or_pair(communicator: Communicator) -> ArrayCollective | None:
+def _node_or_pair(communicator: Communicator) -> CollectiveFront | None:
     if id(communicator) not in _opened:
         one_node = len(communicator.node_sizes) == 1 and communicator.size > 1
         backend = CommunicationImplementation.NODE if one_node else CommunicationImplementation.AUTO

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.backends.ring import RingCollective
+from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
@@ -191,13 +191,14 @@ def test_small_tables_share_a_message_beside_large_ones(
 def test_bytes_that_move(communicator: Communicator) -> None:
     n, width = communicator.size, 64
     ring = selection.choose(communicator, CommunicationOptions(implementation="RING"))
-    assert isinstance(ring, RingCollective)
+    backend = ring.backend
+    assert isinstance(backend, RingBackend)
 
     def sent_by_all(indices: AnyArray, **kind: bool) -> int:
         rows = IndexedSlices(np.ones((len(indices), width), "float32"), indices, (10_000, width))
-        before = ring.traffic.sent
+        before = backend.traffic.sent
         reduce_slices(ring, ReduceOp.SUM, rows, **kind)
-        return sum(communicator.all_gather_object(ring.traffic.sent - before))
+        return sum(communicator.all_gather_object(backend.traffic.sent - before))
 
     apart = np.arange(30) + 1000 * communicator.rank
     row = 4 * width

@@ -10,10 +10,10 @@ import pytest
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import half_dtype
-from mpidist.comm.backends.ring import RingCollective
+from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.parallel.bits import require_same_bits
 
@@ -30,10 +30,10 @@ def wire(request: pytest.FixtureRequest) -> np.dtype[Any]:
 
 
 @pytest.fixture(params=["AUTO", "MPI", "RING", "NODE"])
-def collective(request: pytest.FixtureRequest, communicator: Communicator, wire: np.dtype[Any]) -> ArrayCollective:
+def collective(request: pytest.FixtureRequest, communicator: Communicator, wire: np.dtype[Any]) -> CollectiveFront:
     options = CommunicationOptions(implementation=request.param, wire_dtype=wire.name)
     made = selection.choose(communicator, options)
-    assert isinstance(made, ArrayCollective)
+    assert isinstance(made, CollectiveFront)
     return made
 
 
@@ -56,7 +56,7 @@ def rounded_sum(arrays: list[AnyArray], wire: np.dtype[Any]) -> AnyArray:
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", ">f4", "longdouble"])
 @pytest.mark.parametrize("size", [1, 2, 1003, 200_001])
-def test_two_roundings_and_no_more(collective: ArrayCollective, wire: np.dtype[Any], dtype: str, size: int) -> None:
+def test_two_roundings_and_no_more(collective: CollectiveFront, wire: np.dtype[Any], dtype: str, size: int) -> None:
     ranks = range(collective.communicator.size)
     mine = array_of(collective.communicator.rank, dtype, size)
     before = mine.copy()
@@ -74,14 +74,14 @@ def test_two_roundings_and_no_more(collective: ArrayCollective, wire: np.dtype[A
     assert (np.abs(result.astype("float64") - true) <= 2.01 * unit * largest + 1e-7).all()
 
 
-def test_what_half_precision_holds_is_exact(collective: ArrayCollective) -> None:
+def test_what_half_precision_holds_is_exact(collective: CollectiveFront) -> None:
     mine = np.arange(-20, 21, dtype="float32").reshape(1, 41) * (collective.communicator.rank + 1) / 8
     n = collective.communicator.size
     np.testing.assert_array_equal(collective.all_reduce(mine), np.arange(-20, 21).reshape(1, 41) * n * (n + 1) / 16)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16"])
-def test_means(collective: ArrayCollective, wire: np.dtype[Any], dtype: str) -> None:
+def test_means(collective: CollectiveFront, wire: np.dtype[Any], dtype: str) -> None:
     n = collective.communicator.size
     result = collective.all_reduce(array_of(collective.communicator.rank, dtype), ReduceOp.MEAN)
     total = rounded_sum([array_of(rank, dtype) for rank in range(n)], wire)
@@ -92,14 +92,14 @@ def test_means(collective: ArrayCollective, wire: np.dtype[Any], dtype: str) -> 
 
 @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
 @pytest.mark.parametrize("dtype", ["float32", "float64", ">f4"])
-def test_in_place(collective: ArrayCollective, op: ReduceOp, dtype: str) -> None:
+def test_in_place(collective: CollectiveFront, op: ReduceOp, dtype: str) -> None:
     mine = array_of(collective.communicator.rank, dtype).reshape(17, 59)
     expected = collective.all_reduce(mine, op)
     assert collective.all_reduce(mine, op, in_place=True) is mine
     np.testing.assert_array_equal(mine, expected)
 
 
-def test_strided_arrays(collective: ArrayCollective) -> None:
+def test_strided_arrays(collective: CollectiveFront) -> None:
     mine = array_of(collective.communicator.rank).reshape(17, 59)
     np.testing.assert_array_equal(collective.all_reduce(mine.T[::2]), collective.all_reduce(mine).T[::2])
 
@@ -108,7 +108,7 @@ def test_strided_arrays(collective: ArrayCollective) -> None:
     ("dtype", "op"),
     [("float32", ReduceOp.MAX), ("float32", ReduceOp.PROD), ("int32", ReduceOp.SUM), ("complex64", ReduceOp.SUM)],
 )
-def test_others_are_as_without(collective: ArrayCollective, dtype: str, op: ReduceOp) -> None:
+def test_others_are_as_without(collective: CollectiveFront, dtype: str, op: ReduceOp) -> None:
     plain = selection.choose(collective.communicator, CommunicationOptions(implementation="MPI"))
     mine = np.round(100 * array_of(collective.communicator.rank, "float64")).astype(dtype)
     np.testing.assert_allclose(collective.all_reduce(mine, op), plain.all_reduce(mine, op), rtol=1e-6)
@@ -127,9 +127,10 @@ def test_half_the_bytes(communicator: Communicator, wire: np.dtype[Any], dtype: 
 
     def sent(**options: Any) -> int:
         ring = selection.choose(communicator, CommunicationOptions(implementation="RING", **options))
-        assert isinstance(ring, RingCollective)
+        backend = ring.backend
+        assert isinstance(backend, RingBackend)
         ring.all_reduce(np.ones(size, dtype))
-        return ring.traffic.sent
+        return backend.traffic.sent
 
     item = np.dtype(dtype).itemsize
     assert sent() == 2 * (n - 1) * size // n * item

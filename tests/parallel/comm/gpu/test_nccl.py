@@ -11,7 +11,8 @@ from mpidist.arrays import AnyArray
 from mpidist.cluster.devices import visible_gpus
 from mpidist.comm.choice.selection import choose
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.gpu.nccl import NcclCollective
+from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.gpu.nccl import NcclBackend
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.parallel.comm.gpu.simulated_nccl import SimulatedCuda
@@ -28,8 +29,8 @@ FUNCTIONS: dict[ReduceOp, Any] = {
 
 
 @pytest.fixture
-def collective(communicator: Communicator) -> NcclCollective:
-    return NcclCollective(communicator, CommunicationOptions(), SimulatedCuda(communicator))
+def collective(communicator: Communicator) -> CollectiveFront:
+    return CollectiveFront(NcclBackend(communicator, SimulatedCuda(communicator)), CommunicationOptions())
 
 
 def make(dtype_name: str, rank: int, shape: tuple[int, ...] = (7, 3)) -> AnyArray:
@@ -50,7 +51,7 @@ def is_refused(op: ReduceOp, dtype: np.dtype[Any]) -> bool:
 
 @pytest.mark.parametrize("op", ReduceOp)
 @pytest.mark.parametrize("dtype_name", DTYPES)
-def test_reductions(collective: NcclCollective, dtype_name: str, op: ReduceOp) -> None:
+def test_reductions(collective: CollectiveFront, dtype_name: str, op: ReduceOp) -> None:
     rank, size = collective.communicator.rank, collective.communicator.size
     arrays = [make(dtype_name, other) for other in range(size)]
     mine, dtype = arrays[rank], arrays[rank].dtype
@@ -81,7 +82,7 @@ def test_reductions(collective: NcclCollective, dtype_name: str, op: ReduceOp) -
 
 
 @pytest.mark.parametrize("dtype_name", DTYPES)
-def test_what_only_moves(collective: NcclCollective, dtype_name: str) -> None:
+def test_what_only_moves(collective: CollectiveFront, dtype_name: str) -> None:
     rank, size = collective.communicator.rank, collective.communicator.size
     for root in range(size):
         np.testing.assert_array_equal(collective.broadcast(make(dtype_name, rank), root), make(dtype_name, root))
@@ -95,14 +96,15 @@ def test_what_only_moves(collective: NcclCollective, dtype_name: str) -> None:
 
 
 def test_sums_on_the_wire_in_half_precision(communicator: Communicator) -> None:
-    collective = NcclCollective(communicator, CommunicationOptions(wire_dtype="float16"), SimulatedCuda(communicator))
+    options = CommunicationOptions(wire_dtype="float16")
+    collective = CollectiveFront(NcclBackend(communicator, SimulatedCuda(communicator)), options)
     values = np.linspace(1, 2, 101, dtype=np.float32)
     result = collective.all_reduce(values * (communicator.rank + 1))
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, values * sum(range(1, communicator.size + 1)), rtol=2e-3)
 
 
-def test_integers_beyond_nccls_types_wrap_as_numpys(collective: NcclCollective) -> None:
+def test_integers_beyond_nccls_types_wrap_as_numpys(collective: CollectiveFront) -> None:
     size = collective.communicator.size
     expected = np.full(3, 30000, np.int16)
     for _ in range(size - 1):
@@ -110,9 +112,10 @@ def test_integers_beyond_nccls_types_wrap_as_numpys(collective: NcclCollective) 
     np.testing.assert_array_equal(collective.all_reduce(np.full(3, 30000, np.int16)), expected)
 
 
-def test_at_the_end_it_is_aborted_and_not_destroyed(collective: NcclCollective) -> None:
-    collective._close()
-    assert collective._ranks.is_aborted
+def test_at_the_end_it_is_aborted_and_not_destroyed(communicator: Communicator) -> None:
+    backend = NcclBackend(communicator, SimulatedCuda(communicator))
+    backend._close()
+    assert backend._ranks.is_aborted
 
 
 def test_nccl_without_a_gpu_says_why_on_every_rank(communicator: Communicator) -> None:

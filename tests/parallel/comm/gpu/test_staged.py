@@ -10,10 +10,11 @@ import numpy as np
 import pytest
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.backend import Backend
 from mpidist.comm.choice.selection import open_backend
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.front import ArrayCollective
-from mpidist.comm.gpu.staged import StagedCollective
+from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.gpu.staged import StagedBackend
 from mpidist.comm.gpu.staging_copier import HostCopier, Ticket
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
@@ -30,7 +31,7 @@ class _Copy:
         self.future.result(30)
 
 
-class ThreadCarrier(HostCopier):
+class ThreadCopier(HostCopier):
     """Host memory whose copies run on a thread for each direction, as CUDA's do on streams, and take their time."""
 
     def __init__(self, in_seconds: float, out_seconds: float) -> None:
@@ -41,10 +42,10 @@ class ThreadCarrier(HostCopier):
         self.last: Ticket | None = None
 
     def copy_to_room(self, sources: Sequence[AnyArray], room: AnyArray) -> Ticket:
-        return self._start("in", lambda: super(ThreadCarrier, self).copy_to_room(sources, room))
+        return self._start("in", lambda: super(ThreadCopier, self).copy_to_room(sources, room))
 
     def copy_from_room(self, room: AnyArray, targets: Sequence[AnyArray]) -> Ticket:
-        self.last = self._start("out", lambda: super(ThreadCarrier, self).copy_from_room(room, targets))
+        self.last = self._start("out", lambda: super(ThreadCopier, self).copy_from_room(room, targets))
         return self.last
 
     def end(self) -> None:
@@ -66,21 +67,21 @@ class ThreadCarrier(HostCopier):
 
 
 @pytest.fixture
-def inside(communicator: Communicator) -> ArrayCollective:
+def inside(communicator: Communicator) -> Backend:
     if communicator.size == 1:
         pytest.skip("one rank combines nothing")
     return open_backend(CommunicationImplementation.MPI, communicator, CommunicationOptions())
 
 
-def staged(inside: ArrayCollective, carrier: ThreadCarrier) -> StagedCollective:
+def staged(inside: Backend, copier: ThreadCopier) -> CollectiveFront:
     options = CommunicationOptions(bytes_per_pack=PIECE_BYTES)
-    return StagedCollective(inside.communicator, options, inside, lambda _: carrier)
+    return CollectiveFront(StagedBackend(inside.communicator, options, inside, lambda _: copier), options)
 
 
 @pytest.mark.parametrize(("in_seconds", "out_seconds"), [(0.0, 0.004), (0.004, 0.0), (0.002, 0.002)])
-def test_slow_copies_are_waited_for(inside: ArrayCollective, in_seconds: float, out_seconds: float) -> None:
-    carrier = ThreadCarrier(in_seconds, out_seconds)
-    collective = staged(inside, carrier)
+def test_slow_copies_are_waited_for(inside: Backend, in_seconds: float, out_seconds: float) -> None:
+    copier = ThreadCopier(in_seconds, out_seconds)
+    collective = staged(inside, copier)
     rank, size = inside.communicator.rank, inside.communicator.size
     # Twelve pieces, the last one not full: rooms are used four times over.
     count = 11 * PIECE_BYTES // 8 + 5
@@ -107,24 +108,24 @@ def test_slow_copies_are_waited_for(inside: ArrayCollective, in_seconds: float, 
         np.testing.assert_array_equal(part, np.full(70 * rank + source, 100.0 * source + rank))
 
 
-def test_copies_run_beside_the_collective(inside: ArrayCollective) -> None:
-    carrier = ThreadCarrier(0.002, 0.002)
-    collective = staged(inside, carrier)
+def test_copies_run_beside_the_collective(inside: Backend) -> None:
+    copier = ThreadCopier(0.002, 0.002)
+    collective = staged(inside, copier)
     values = np.ones(10 * PIECE_BYTES // 8)
     np.testing.assert_array_equal(collective.all_reduce(values), values * inside.communicator.size)
     # One comes in while one goes out.
-    assert carrier.most_under_way >= 2
+    assert copier.most_under_way >= 2
 
 
-def test_small_pieces_are_combined_by_the_collective_inside(inside: ArrayCollective) -> None:
+def test_small_pieces_are_combined_by_the_collective_inside(inside: Backend) -> None:
     calls: list[int] = []
-    inner = inside._all_reduce
+    inner = inside.all_reduce
 
     def counted(source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         calls.append(source.nbytes)
         inner(source, total, op)
 
-    inside._all_reduce = counted  # type: ignore[method-assign]
-    collective = staged(inside, ThreadCarrier(0, 0))
+    inside.all_reduce = counted  # type: ignore[method-assign]
+    collective = staged(inside, ThreadCopier(0, 0))
     collective.all_reduce(np.zeros(2 * PIECE_BYTES // 8 + 1))
     assert calls == [PIECE_BYTES, PIECE_BYTES, 8]

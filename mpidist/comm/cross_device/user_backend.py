@@ -1,0 +1,255 @@
+"""Backends of the user's own making: the hooks of `CrossDeviceOps`, and any object with a collective's methods."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, Protocol, cast
+
+import numpy as np
+
+from mpidist import arrays
+from mpidist.arrays import AnyArray
+from mpidist.comm.agreement import same_on_all
+from mpidist.comm.arithmetic.slices import slices_of
+from mpidist.comm.backend import Backend
+from mpidist.comm.collective import Collective, check_reducible
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.front.sparse import reduce_slices
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.options import CommunicationOptions, ReduceOp
+
+
+class Hooks(Protocol):
+    """The methods that subclasses of `CrossDeviceOps` override; documented there."""
+
+    @property
+    def takes_device_arrays(self) -> bool:
+        """Local. Whether the hooks take CuPy's arrays; otherwise they get copies in host memory."""
+        ...
+
+    def reduce_implementation(
+        self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
+    ) -> AnyArray:
+        """Collective. Combine arrays."""
+        ...
+
+    def batch_reduce_implementation(
+        self,
+        reduce_op: ReduceOp,
+        value_destination_pairs: Sequence[tuple[AnyArray, Any]],
+        options: CommunicationOptions,
+    ) -> list[AnyArray]:
+        """Collective. Combine several arrays."""
+        ...
+
+    def broadcast_implementation(self, tensor: AnyArray, destinations: Any) -> AnyArray:
+        """Collective. Give rank 0's array to all."""
+        ...
+
+
+class UserBackend(Backend):
+    """A backend that reduces in the user's way: it divides means itself, and only one thread may use it.
+
+    Attributes:
+        maker: The user's object.
+    """
+
+    takes_device_arrays = True
+    divides_means = True
+
+    def __init__(self, communicator: Communicator, maker: object) -> None:
+        self.communicator = communicator
+        self.maker = maker
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({type(self.maker).__name__}, {self.communicator!r})"
+
+
+class CollectiveBackend(UserBackend):
+    """Any object with the methods of `Collective`, as a backend.
+
+    Args:
+        communicator: The ranks.
+        own: The object, over the same ranks.
+    """
+
+    def __init__(self, communicator: Communicator, own: Collective) -> None:
+        super().__init__(communicator, own)
+        self._own = own
+
+    def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        """Collective. See `Backend.all_reduce`."""
+        total[...] = self._own.all_reduce(source, op)
+
+    def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        """Collective. See `Backend.reduce`."""
+        result = self._own.reduce(source, op, root)
+        if result is not None:
+            total[...] = result
+
+    def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        """Collective. See `Backend.reduce_scatter`."""
+        # A collective cuts by rows, evenly: rows of the counts' common divisor are cut as the counts are.
+        rows = source.reshape(-1, math.gcd(*counts))
+        mine[...] = self._own.reduce_scatter(rows, op).reshape(-1)
+
+    def broadcast(self, data: AnyArray, root: int) -> None:
+        """Collective. See `Backend.broadcast`."""
+        result = self._own.broadcast(data, root)
+        if result is not data:
+            data[...] = result
+
+    def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        """Collective. See `Backend.all_gather`."""
+        gathered[...] = self._own.all_gather(mine)
+
+    def all_to_all(
+        self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
+    ) -> None:
+        """Collective. See `Backend.all_to_all`."""
+        received = self._own.all_to_all([sent[piece] for piece in slices_of(sent_counts)])
+        for piece, data in zip(slices_of(got_counts), received, strict=True):
+            got[piece] = data
+
+
+class HookBackend(UserBackend):
+    """The hooks of `CrossDeviceOps` as a backend: they reduce and broadcast, and the library's own does the rest.
+
+    Args:
+        ops: The object that has the hooks.
+        default: The library's collective over the same ranks.
+        options: Given to the hooks.
+    """
+
+    def __init__(self, ops: Hooks, default: CollectiveFront, options: CommunicationOptions) -> None:
+        super().__init__(default.communicator, ops)
+        self.ops = ops
+        self.default = default
+        self.options = options
+
+    def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
+        """Collective. See `Backend.all_reduce`."""
+        shown = self.show(source)
+        total[...] = self.take(self.ops.reduce_implementation(op, shown, shown, self.options), shown, total)
+
+    def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
+        """Collective. See `Backend.reduce`."""
+        self.all_reduce(source, total if self.communicator.rank == root else source.copy(), op)
+
+    def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
+        """Collective. See `Backend.reduce_scatter`."""
+        total = arrays.namespace(source).empty_like(source)
+        self.all_reduce(source, total, op)
+        mine[...] = total[slices_of(counts)[self.communicator.rank]]
+
+    def broadcast(self, data: AnyArray, root: int) -> None:
+        """Collective. See `Backend.broadcast`."""
+        if root:
+            # The hook knows the first replica only.
+            self.default.backend.broadcast(data, root)
+            return
+        shown = self.show(data)
+        result = self.take(self.ops.broadcast_implementation(shown, shown), shown, data)
+        if self.communicator.rank != root:
+            data[...] = result
+
+    def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        """Collective. See `Backend.all_gather`."""
+        self.default.backend.all_gather(mine, gathered, counts)
+
+    def all_to_all(
+        self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
+    ) -> None:
+        """Collective. See `Backend.all_to_all`."""
+        self.default.backend.all_to_all(sent, sent_counts, got, got_counts)
+
+    def show(self, array: AnyArray) -> AnyArray:
+        """Local. The array as a hook sees it: read-only, because it may be the user's own."""
+        if arrays.is_cupy(array):
+            return array if self.ops.takes_device_arrays else cast(AnyArray, cast(Any, array).get())
+        view: AnyArray = array.view()
+        view.flags.writeable = False
+        return view
+
+    def take(self, result: Any, shown: AnyArray, like: AnyArray) -> AnyArray:
+        """Local. The array that a hook returned, on the device of `like`.
+
+        Raises:
+            ValueError: It has another shape than the array `shown` to the hook.
+        """
+        shape = getattr(result, "shape", None)
+        if shape != shown.shape:
+            raise ValueError(
+                f"a hook of {type(self.ops).__name__} must return an array of the shape that it got, {shown.shape}; "
+                f"got {type(result).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
+            )
+        return cast(AnyArray, arrays.namespace(like).asarray(arrays.lend(result), shown.dtype))
+
+
+class HookCollective(CollectiveFront):
+    """The front over hooks, which also hands them several values, and destinations.
+
+    Args:
+        backend: With the hooks.
+    """
+
+    def __init__(self, backend: HookBackend) -> None:
+        super().__init__(backend, backend.options)
+        self.hooks = backend
+
+    def reduce_values(
+        self,
+        op: ReduceOp,
+        pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None,
+        *,
+        batch: bool,
+    ) -> list[Any]:
+        """Collective. See `CrossDeviceOps.batch_reduce`; `batch` says which hook is called."""
+        pairs = [(as_array(value), where) for value, where in pairs]
+        results: list[Any] = [
+            reduce_slices(self, op, value) if isinstance(value, IndexedSlices) else None for value, _ in pairs
+        ]
+        dense = [number for number, (value, _) in enumerate(pairs) if not isinstance(value, IndexedSlices)]
+        lent = {number: self.lend(pairs[number][0]) for number in dense}
+        self.log.note("reduce", op, next(iter(lent.values()), np.empty(0)))
+        same_on_all(
+            self.communicator, "the values of cross_device_ops",
+            (op.name, [(array.shape, array.dtype.name) for array in lent.values()]),
+            "Make the same calls with arrays of the same shapes and dtypes on all ranks.",
+        )
+        given: list[tuple[AnyArray, Any]] = []
+        for number, array in lent.items():
+            check_reducible(array, op)
+            own = arrays.namespace(array).ascontiguousarray(array, self.dtype_combined(array.dtype, op))
+            given.append((self.hooks.show(own.reshape(array.shape)), pairs[number][1]))
+        calls = [pair for pair in given if pair[0].size]
+        made = iter(self._call(op, calls, options or self.hooks.options, batch=batch))
+        for number, (shown, _) in zip(dense, given, strict=True):
+            result = self.hooks.take(next(made), shown, lent[number]) if shown.size else shown
+            if not (result.flags.owndata and result.flags.c_contiguous):
+                # A hook may return the array that it got, or a view of it.
+                result = result.copy()
+            results[number] = arrays.give_back(self.finished(result, op, lent[number].dtype), pairs[number][0])
+        return results
+
+    def _call(
+        self, op: ReduceOp, pairs: list[tuple[AnyArray, Any]], options: CommunicationOptions, *, batch: bool
+    ) -> Sequence[Any]:
+        ops = self.hooks.ops
+        if not batch:
+            return [ops.reduce_implementation(op, value, where, options) for value, where in pairs]
+        made = ops.batch_reduce_implementation(op, pairs, options) if pairs else []
+        if not isinstance(made, (list, tuple)) or len(made) != len(pairs):
+            raise ValueError(
+                f"{type(ops).__name__}.batch_reduce_implementation must return a list of {len(pairs)} arrays, got "
+                f"{len(made) if isinstance(made, (list, tuple)) else type(made).__name__}"
+            )
+        return made
+
+
+def as_array(value: Any) -> Any:
+    """Local. A Python number as an array; anything else as it is."""
+    return np.asarray(value) if isinstance(value, (bool, int, float, complex)) else value
