@@ -102,7 +102,7 @@ def open_strategy(name: str, device: str) -> mpidist.Strategy:
     try:
         return STRATEGIES[name]()
     except UnavailableError as error:
-        if mpidist.launch.world_rank() == 0:
+        if mpidist.is_first_rank():
             click.echo(f"Error: {error}, that is --device cpu", err=True)
         raise SystemExit(1) from None
 
@@ -224,7 +224,7 @@ def main(
             if (epoch + 1) % 5 == 0 or epoch + 1 == epochs:
                 progress.write(f"epoch {epoch + 1}: loss {history.losses[-1]:.5f}, test accuracy {evaluate():.4f}")
     final = evaluate()
-    if mpidist.launch.world_rank() == 0:
+    if mpidist.is_first_rank():
         click.echo(f"test accuracy {final:.4f}")
         if losses_path:
             Path(losses_path).write_text("".join(f"{loss!r}\n" for loss in history.losses))

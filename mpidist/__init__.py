@@ -32,7 +32,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from mpidist import cluster_resolver, data, experimental, launch, metrics, observe, optimizers, summary, testing
+    from mpidist import cluster_resolver, data, experimental, metrics, observe, optimizers, summary, testing
     from mpidist.checkpoint.checkpoint import Checkpoint
     from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
     from mpidist.cluster.spec import ClusterSpec
@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from mpidist.data.distribution.distributed_iterator import DistributedIterator
     from mpidist.data.input_context import InputContext
     from mpidist.indexed_slices import IndexedSlices
+    from mpidist.launch import is_first_rank
     from mpidist.options import (
         AutoShardPolicy,
         InputOptions,
@@ -103,12 +104,11 @@ _HOMES = {
     "get_strategy": "mpidist.strategy.default",
     "has_strategy": "mpidist.strategy.default",
     "in_cross_replica_context": "mpidist.strategy.default",
+    "is_first_rank": "mpidist.launch",
     "latest_checkpoint": "mpidist.checkpoint.manager",
     "scale_regularization_loss": "mpidist.strategy.values",
 }
-_MODULES = (
-    "cluster_resolver", "data", "experimental", "launch", "metrics", "observe", "optimizers", "summary", "testing",
-)
+_MODULES = ("cluster_resolver", "data", "experimental", "metrics", "observe", "optimizers", "summary", "testing")
 
 __all__ = [
     "AutoShardPolicy",
@@ -147,8 +147,8 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "is_first_rank",
     "latest_checkpoint",
-    "launch",
     "metrics",
     "observe",
     "optimizers",

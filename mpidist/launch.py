@@ -88,6 +88,24 @@ def world_rank() -> int:
     return 0 if launch is None else launch.rank
 
 
+def is_first_rank() -> bool:
+    """Local. Whether this process is rank 0 of the whole job; True without a launcher.
+
+    Only the launcher's environment is read: no MPI starts, and no strategy is needed. Programs ask it before they print
+    or write a file of their own. Collective calls, `reduce` and saving among them, never stand under this condition:
+    the first rank would wait for the others.
+
+    Returns:
+        True on exactly one process of the job, which need not be the chief of a strategy on some of its ranks.
+
+    Example:
+        >>> if is_first_rank():
+        ...     print("printed once, on any number of ranks")
+        printed once, on any number of ranks
+    """
+    return world_rank() == 0
+
+
 def world_size() -> int:
     """Local. Number of ranks in the whole job, 1 without a launcher."""
     launch = read()

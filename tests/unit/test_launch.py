@@ -8,6 +8,7 @@ import sys
 
 import pytest
 
+import mpidist
 from mpidist import launch
 from tests.launching import launch_environment
 
@@ -48,6 +49,29 @@ def test_world_is_this_process_without_a_launcher(monkeypatch: pytest.MonkeyPatc
     for name, value in HYDRA.items():
         monkeypatch.setenv(name, value)
     assert (launch.world_rank(), launch.world_size()) == (1, 3)
+
+
+@pytest.mark.parametrize("environment", [OPEN_MPI, HYDRA, SRUN])
+def test_the_first_rank_is_rank_0_of_the_job(environment: dict[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    for launcher in launch.LAUNCHERS:
+        monkeypatch.delenv(launcher.rank, raising=False)
+    assert mpidist.is_first_rank()
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert not mpidist.is_first_rank()
+    rank = next(launcher.rank for launcher in launch.LAUNCHERS if launcher.rank in environment)
+    monkeypatch.setenv(rank, "0")
+    assert mpidist.is_first_rank()
+
+
+def test_launch_itself_is_not_public() -> None:
+    """A fresh process: an import of the submodule elsewhere would make it an attribute of the package."""
+    code = "import mpidist; print(hasattr(mpidist, 'launch'), 'launch' in dir(mpidist), mpidist.is_first_rank())"
+    result = subprocess.run(
+        [sys.executable, "-c", code], env={**launch_environment(), "PYTHONPATH": ":".join(sys.path)},
+        capture_output=True, text=True, check=False, timeout=60,
+    )
+    assert result.stdout.split() == ["False", "False", "True"], result.stderr
 
 
 def test_children_of_multiprocessing_know_it() -> None:

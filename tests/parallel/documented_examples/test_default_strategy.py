@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist import launch
 from mpidist.comm.communicator import Communicator
 
 pytestmark = pytest.mark.mpi
@@ -40,7 +41,7 @@ def test_library_code_reduces_unconditionally(devices: list[str], communicator: 
 
 
 def test_a_program_with_and_without_distribution() -> None:
-    if mpidist.launch.world_size() > 1:
+    if launch.world_size() > 1:
         strategy: mpidist.Strategy = mpidist.MirroredStrategy()
     else:  # use default strategy
         strategy = mpidist.get_strategy()
@@ -50,7 +51,7 @@ def test_a_program_with_and_without_distribution() -> None:
         variable = mpidist.Variable(1.0)
     assert variable.numpy() == 1.0
     assert (variable.shape, variable.dtype) == ((), np.dtype("float32"))
-    assert variable.group.size == mpidist.launch.world_size()
+    assert variable.group.size == launch.world_size()
 
 
 def test_there_is_no_input_distribution() -> None:
