@@ -7,23 +7,71 @@
         weights = mpidist.Variable(np.zeros(10, "float32"))
         optimizer = mpidist.optimizers.SGD(0.1)
 
-Layers, from top to bottom; a module imports from lower rows only:
+Importing this package starts no MPI. Without a launcher a program has one replica, and MPI never starts.
 
-    strategy | checkpoint       what a user calls: scope, run, reduce, gather, data | save and restore
-    optimizers metrics data     state with arithmetic | input
-    variables                   arrays that span ranks, and where they live (the arena)
-    cluster                     who takes part
-    comm                        communicators, collectives, node memory
-    observe                     progress, summaries
+Layers, from top to bottom. A module imports from lower rows, or from lower modules of its own folder; the import
+contracts in `setup.cfg` check it:
+
+    testing                      the pytest plugin, the contract of a collective
+    cluster_resolver experimental    thin modules with tf.distribute's names
+    strategy | checkpoint        what a user calls: scope, run, reduce, gather, data | save and restore
+    optimizers metrics | data    state with arithmetic | input
+    variables                    arrays that span ranks, and where they live: the arena, and the step
+    cluster                      who takes part
+    comm                         communicators, collectives, node memory
+    observe summary              progress, event files
     errors options tree arrays launch context      vocabulary; no MPI
 
-Words: a *communicator* is a group of ranks that we own; a *collective* combines arrays of all ranks; the *arena* holds
-a node's variables once, in *slabs*; a *plan* says where gradients and state of some variables lie and which *slice*
-each rank updates; a *strategy* is the user's entry. One MPI rank is one replica. Importing this package starts no MPI.
+Rooms of `comm`, likewise:
 
-Where a new thing goes: a collective is one module in `comm/backends/` and a line in `comm/choice/selection.py`; a
-resolver one module in `cluster/` and a line in `cluster/detect.py`; an optimizer or a metric one module and a line in
-the package's `__init__`.
+    asynchronous                 reductions in the background
+    cross_device/                tf.distribute's `CrossDeviceOps`, and collectives of the user's own
+    choice/                      which backend, from which size on
+    backends/ gpu/ compression/  one way to move arrays a module; CUDA, NCCL, staging; compressed gradients
+    front/                       the front of every collective: checks, conversions, the call log, packing, sparse sums
+    backend collective memory/ arrival    the two interfaces; memory that ranks share; who is late
+    agreement mpi_communicator   one error on all ranks; the only home of `mpi4py.MPI`
+    arithmetic/ communicator ending    arithmetic without communication; a group of ranks; how a job ends
+
+Five minutes through the code: `strategy/mirrored.py` (a strategy), `comm/collective.py` (what a collective promises),
+`comm/front/front.py` (what all of them share), `comm/backend.py` and `comm/backends/ring.py` (one of them),
+`testing/contract.py` (its tests), `variables/arena.py` and `variables/step/` (a synchronous step).
+
+Where a new thing goes: a backend is one module in `comm/backends/` and a line in `comm/choice/selection.py`; a resolver
+one module in `cluster/` and a line in `cluster/detect.py`; an optimizer or a metric one module and a line in the
+package's `__init__`.
+
+Glossary; each word has one meaning:
+
+    rank            MPI's. One rank is one replica.
+    node            the ranks that share memory
+    chief           rank 0 of a strategy
+    local           communicates with nobody
+    host, device    CPU memory, GPU memory
+    communicator    a group of ranks that the library owns
+    collective      an object that combines arrays of all ranks; as a word before a call: every rank makes the call
+    front           the checks and conversions around a backend
+    backend         one way to move and combine flat arrays
+    messages        point-to-point transport of our own algorithms
+    wire dtype      the dtype in which arrays are sent
+    lane            the communicator of the ranks with the same number on all nodes
+    staging copier  copies between arrays and the room in which another backend combines them
+    node memory     memory that the ranks of a node share; our own file
+    arena           the slabs in which a node's mirrored variables live, once per node
+    slab            a piece of node memory of one dtype
+    slice           a rank's share of a slab, or of an array
+    block           as many elements as fit a cache
+    bucket          private memory for a packed message
+    chunk           a piece of an array on its way between ranks
+    shard           a part of a partitioned variable, or of a dataset
+    plan            where gradients and state of some variables lie, and which slice each rank updates
+    bundle          variables of a plan that have one dtype, laid end to end
+    table           a variable of a plan whose gradients are rows
+    variable pass   one look at every variable of a plan, for norms
+    compression errors    what compressed gradients left out, to be sent later
+    machine profile the facts on which measured sizes depend
+    strategy        the user's one entry: scope, run, reduce, gather, data
+    checkpoint      a tree of arrays, agreed on by a group of ranks, in one HDF5 file
 """
 
 from __future__ import annotations
