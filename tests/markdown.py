@@ -33,7 +33,7 @@ class Block:
 
 
 def blocks_of(page: str) -> list[Block]:
-    """Local. The fenced blocks of a page, in their order."""
+    """The fenced blocks of a page, in their order."""
     found: list[Block] = []
     inside: list[str] | None = None
     fence, info, line, before = "", "", 0, None
@@ -56,7 +56,7 @@ def blocks_of(page: str) -> list[Block]:
 
 
 def prose_of(page: str) -> list[str]:
-    """Local. The lines of a page outside of fenced blocks."""
+    """The lines of a page outside of fenced blocks."""
     lines: list[str] = []
     is_inside = False
     for text in page.splitlines():
@@ -68,24 +68,24 @@ def prose_of(page: str) -> list[str]:
 
 
 def links_of(page: str) -> Iterator[str]:
-    """Local. The targets of links and images, in their order."""
+    """The targets of links and images, in their order."""
     for text in prose_of(page):
         # Code spans show brackets that are no links.
         yield from (match["target"] for match in _LINK.finditer(re.sub(r"`[^`]*`", "", text)))
 
 
 def anchors_of(page: str) -> set[str]:
-    """Local. The names under which a page's headings are linked, as GitHub makes them."""
+    """The names under which a page's headings are linked, as GitHub makes them."""
     headings = [match[1] for text in prose_of(page) if (match := re.match(r"#+ (.*)", text))]
     return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
 
 
 def all_pages() -> list[Path]:
-    """Local. Every Markdown file of the project."""
+    """Every Markdown file of the project."""
     folders = ("docs", "benchmarks", "tests", "examples")
     return sorted([*ROOT.glob("*.md"), *(page for folder in folders for page in ROOT.glob(f"{folder}/**/*.md"))])
 
 
 def documentation() -> list[Path]:
-    """Local. The pages whose Python blocks are programs: the front page and the guides."""
+    """The pages whose Python blocks are programs: the front page and the guides."""
     return [ROOT / "README.md", *sorted(ROOT.glob("docs/*.md"))]

@@ -26,7 +26,7 @@ REQUIRES = "requires "
 
 
 def is_run(block: Block) -> bool:
-    """Local. Whether the block is part of the program, here."""
+    """Whether the block is part of the program, here."""
     if block.language != "python" or block.words.startswith(NO_RUN):
         return False
     if block.words.startswith(REQUIRES):
