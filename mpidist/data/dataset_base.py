@@ -187,7 +187,7 @@ class BaseDataset:
 
     def cardinality(self) -> int:
         """Local. The number of elements, or `INFINITE` (-1), or `UNKNOWN` (-2)."""
-        return self._pipeline.stream.cardinality
+        return self._pipeline.stream.cardinality()
 
     @property
     def pipeline(self) -> Pipeline:

@@ -138,7 +138,7 @@ def test_shards_of_a_dataset_hold_each_example_once(length: int, parts: int, buf
 @given(st.integers(5, 60), st.integers(1, 12), st.integers(1, 5), st.integers(1, 5), st.integers(0, 5))
 def test_hints_share_once_and_resume(length: int, size: int, ranks: int, others: int, taken: int) -> None:
     dataset = Dataset.range(length).shard(-1, -1).batch(size).with_options(policy("HINT"))
-    begun = [batches(share) for share in shares(dataset, ranks) if share.pipeline.stream.cardinality]
+    begun = [batches(share) for share in shares(dataset, ranks) if share.pipeline.stream.cardinality()]
     assert sorted(row for rank in begun for batch in rank for row in batch) == list(range(length))
     head = [row for rank in begun for batch in rank[:taken] for row in batch]
     resumed = [share.resumed(ranks) for share in shares(dataset.with_options(policy("HINT")), others)]

@@ -202,7 +202,7 @@ def _others(
         parts = [_own_part(pipeline, policy, readers, reader) for reader in range(readers)]
         shards = tuple(part.stream for part in parts)
         joined = pipeline if readers == 1 else replace(parts[0], stream=JoinedShards(shards))
-        known = joined.stream.cardinality
+        known = joined.stream.cardinality()
         # Ranks did not agree on the count of these files: one that cannot open them tells the others when it reads.
         count = UNKNOWN if is_by_file and known > 0 else known
         share = _common(joined, (count,) * communicator.size, communicator)
@@ -222,7 +222,7 @@ def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:
     seeds = pipeline.stream.seeds()
     return _Facts(
         policy=policy,
-        cardinality=pipeline.stream.cardinality,
+        cardinality=pipeline.stream.cardinality(),
         batch_size=None if pipeline.grouping is None else pipeline.grouping.batch_size,
         is_batched=pipeline.is_batched,
         given_seeds=tuple(None if seed.drawn else seed.value for seed in seeds),

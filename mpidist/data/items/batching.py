@@ -21,10 +21,9 @@ class Batch:
     batch_size: int
     drop_remainder: bool
 
-    @property
     def cardinality(self) -> int:
         """Local. The number of groups."""
-        known = self.parent.cardinality
+        known = self.parent.cardinality()
         return known if known < 0 else count_groups(known, (self.batch_size,), self.drop_remainder)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
@@ -51,14 +50,13 @@ class Rebatch:
     sizes: tuple[int, ...]
     drop_remainder: bool
 
-    @property
     def cardinality(self) -> int:
         """Local. Known where the parent is a `Batch` of a known number of items, else UNKNOWN or INFINITE."""
-        if self.parent.cardinality == INFINITE:
+        if self.parent.cardinality() == INFINITE:
             return INFINITE
-        if not isinstance(self.parent, Batch) or self.parent.parent.cardinality < 0:
+        if not isinstance(self.parent, Batch) or self.parent.parent.cardinality() < 0:
             return UNKNOWN
-        total = self.parent.parent.cardinality
+        total = self.parent.parent.cardinality()
         if self.parent.drop_remainder:
             total -= total % self.parent.batch_size
         return count_groups(total, self.sizes, self.drop_remainder)

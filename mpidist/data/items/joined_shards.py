@@ -21,10 +21,9 @@ class JoinedShards:
 
     streams: tuple[Stream, ...]
 
-    @property
     def cardinality(self) -> int:
         """Local. The largest."""
-        counts = [stream.cardinality for stream in self.streams]
+        counts = [stream.cardinality() for stream in self.streams]
         if UNKNOWN in counts:
             return UNKNOWN
         return INFINITE if INFINITE in counts else max(counts)

@@ -45,10 +45,9 @@ class Shuffle:
     seed: ShuffleSeed
     reshuffle_each_iteration: bool
 
-    @property
     def cardinality(self) -> int:
         """Local. The parent's."""
-        return self.parent.cardinality
+        return self.parent.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Seeks by drawing again what came before: integers only, where the parent's items are row numbers."""

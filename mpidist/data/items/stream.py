@@ -54,7 +54,6 @@ class Seed(Protocol):
 class Stream(Protocol):
     """Items in an order that depends on the epoch."""
 
-    @property
     def cardinality(self) -> int:
         """Local. How many items there are, or INFINITE, or UNKNOWN."""
         ...
@@ -91,7 +90,6 @@ class Rows:
 
     count: int
 
-    @property
     def cardinality(self) -> int:
         """Local. `count`."""
         return self.count
@@ -112,7 +110,6 @@ class Elements:
 
     open: Callable[[], Iterable[Any]]
 
-    @property
     def cardinality(self) -> int:
         """Local. Only reading to the end would tell."""
         return UNKNOWN
@@ -134,10 +131,9 @@ class Take:
     parent: Stream
     count: int
 
-    @property
     def cardinality(self) -> int:
         """Local. The smaller of the two counts."""
-        known = self.parent.cardinality
+        known = self.parent.cardinality()
         if self.count == -1 or known == UNKNOWN:
             return known
         return self.count if known == INFINITE else min(self.count, known)
@@ -168,10 +164,9 @@ class Skip:
     parent: Stream
     count: int
 
-    @property
     def cardinality(self) -> int:
         """Local. What is left of the parent's."""
-        known = self.parent.cardinality
+        known = self.parent.cardinality()
         if self.count == -1:
             return 0
         return known if known < 0 else max(0, known - self.count)
@@ -193,10 +188,9 @@ class Shard:
     num_shards: int
     index: int
 
-    @property
     def cardinality(self) -> int:
         """Local. The parent's, divided; the first shards get one more."""
-        known = self.parent.cardinality
+        known = self.parent.cardinality()
         return known if known < 0 else len(range(self.index, known, self.num_shards))
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
@@ -218,10 +212,9 @@ class Repeat:
     parent: Stream
     count: int | None
 
-    @property
     def cardinality(self) -> int:
         """Local. `count` times the parent's."""
-        known = self.parent.cardinality
+        known = self.parent.cardinality()
         if known == 0 or self.count == 0:
             return 0
         if self.count is None:
@@ -230,10 +223,10 @@ class Repeat:
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Seeks to the repetition; over a parent of unknown length by reading and dropping."""
-        if self.parent.cardinality == UNKNOWN and start > 0:
+        if self.parent.cardinality() == UNKNOWN and start > 0:
             yield from drop_items(self.blocks(epoch, 0), start)
             return
-        length = self.parent.cardinality
+        length = self.parent.cardinality()
         first, start = divmod(start, length) if length > 0 else (0, start)
         for number in itertools.count(first) if self.count is None else range(first, self.count):
             is_empty = True
@@ -245,7 +238,7 @@ class Repeat:
             start = 0
         else:
             return
-        if self.count is None and self.parent.cardinality == UNKNOWN:
+        if self.count is None and self.parent.cardinality() == UNKNOWN:
             # Others count on it going on for ever: to end quietly would leave them waiting.
             raise ValueError("repeat: the iterable gives no element, so repeating it for ever gives none either")
 

@@ -66,10 +66,9 @@ class FirstPass:
 
     parent: Stream
 
-    @property
     def cardinality(self) -> int:
         """Local. The parent's."""
-        return self.parent.cardinality
+        return self.parent.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Seeks as its parent does."""
@@ -114,14 +113,13 @@ class Kept:
     pipeline: Pipeline
     _memory: _Memory = field(default_factory=_Memory, init=False, repr=False)
 
-    @property
     def cardinality(self) -> int:
         """Local. The pipeline's."""
-        return self.pipeline.stream.cardinality
+        return self.pipeline.stream.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Seeks at no cost in what was read before."""
-        known = self.cardinality
+        known = self.cardinality()
         while known < 0 or start < known:
             found = self._memory.get(self.pipeline, epoch.salt, start)
             if not found:
@@ -141,10 +139,9 @@ class Filter:
     pipeline: Pipeline
     predicate: Callable[..., Any]
 
-    @property
     def cardinality(self) -> int:
         """Local. Only reading to the end would tell; 0 where there is nothing."""
-        return 0 if self.pipeline.stream.cardinality == 0 else UNKNOWN
+        return 0 if self.pipeline.stream.cardinality() == 0 else UNKNOWN
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Seeks by reading and dropping."""

@@ -43,10 +43,9 @@ class HintedShard:
 
     parent: Stream
 
-    @property
     def cardinality(self) -> int:
         """Local. The parent's."""
-        return self.parent.cardinality
+        return self.parent.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. The parent's."""
@@ -87,7 +86,7 @@ def file_count(pipeline: Pipeline) -> int | None:
     counts: list[int] = []
 
     def count(stream: Stream) -> Stream:
-        counts.append(stream.cardinality)
+        counts.append(stream.cardinality())
         return stream
 
     _on_files(pipeline, count)

@@ -222,10 +222,9 @@ class Read:
     pipeline: Pipeline
     by_rows: bool
 
-    @property
     def cardinality(self) -> int:
         """Local. The pipeline's."""
-        return self.pipeline.stream.cardinality
+        return self.pipeline.stream.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Seeks as the pipeline's stream does."""
@@ -243,12 +242,11 @@ class Ungroup:
 
     parent: Stream
 
-    @property
     def cardinality(self) -> int:
         """Local. Known where the parent is a `Batch` of a known number of items, else INFINITE or UNKNOWN."""
-        if not isinstance(self.parent, Batch) or self.parent.parent.cardinality < 0:
-            return UNKNOWN if self.parent.cardinality >= 0 else self.parent.cardinality
-        total = self.parent.parent.cardinality
+        if not isinstance(self.parent, Batch) or self.parent.parent.cardinality() < 0:
+            return UNKNOWN if self.parent.cardinality() >= 0 else self.parent.cardinality()
+        total = self.parent.parent.cardinality()
         return total - total % self.parent.batch_size if self.parent.drop_remainder else total
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:

@@ -92,13 +92,12 @@ class Interleave:
     block_length: int
     count: Callable[[Any], int] | None = None
 
-    @property
     def cardinality(self) -> int:
         """Local. 0 where there is nothing to open, INFINITE where that never ends.
 
         Else the sum of what `count` says, where each pass opens the same; else UNKNOWN.
         """
-        known = self.pipeline.stream.cardinality
+        known = self.pipeline.stream.cardinality()
         return known if known in (0, INFINITE) else self._total
 
     @cached_property
@@ -140,7 +139,7 @@ class Interleave:
 
     def _behind(self, epoch: Epoch, skip: int) -> Iterator[tuple[Pipeline, Items]]:
         for inner, pipeline in self._inputs(epoch):
-            known = pipeline.stream.cardinality
+            known = pipeline.stream.cardinality()
             if 0 <= known <= skip:
                 skip -= known
                 continue
@@ -206,10 +205,9 @@ class Concatenate:
 
     pipelines: tuple[Pipeline, Pipeline]
 
-    @property
     def cardinality(self) -> int:
         """Local. The sum."""
-        counts = [pipeline.stream.cardinality for pipeline in self.pipelines]
+        counts = [pipeline.stream.cardinality() for pipeline in self.pipelines]
         if INFINITE in counts:
             return INFINITE
         return UNKNOWN if UNKNOWN in counts else sum(counts)
@@ -217,7 +215,7 @@ class Concatenate:
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Seeks as its parts do; over a first one of unknown length by reading and dropping."""
         first, _ = self.pipelines
-        known = first.stream.cardinality
+        known = first.stream.cardinality()
         if known == UNKNOWN and start > 0:
             yield from drop_items(self.blocks(epoch, 0), start)
             return

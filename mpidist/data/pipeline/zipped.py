@@ -18,10 +18,9 @@ class Zip:
 
     pipelines: tuple[Pipeline, ...]
 
-    @property
     def cardinality(self) -> int:
         """Local. The smallest."""
-        counts = [pipeline.stream.cardinality for pipeline in self.pipelines]
+        counts = [pipeline.stream.cardinality() for pipeline in self.pipelines]
         if UNKNOWN in counts:
             return UNKNOWN
         return min((count for count in counts if count != INFINITE), default=INFINITE)
