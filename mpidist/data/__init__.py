@@ -1,29 +1,40 @@
-"""The input: datasets, their options, and how they are shared out over ranks.
+"""Input: datasets, their options, and the way ranks share them.
 
-Who reads what. One rank is one pipeline and one replica; n is the number of ranks, r that of this one, G the global
-batch size. `experimental_distribute_dataset` takes the same dataset on every rank, with an `auto_shard_policy`:
+One rank is one input pipeline and one replica. In the tables, n is the number of ranks, r the number of this rank, and
+G the global batch size. `experimental_distribute_dataset` takes the same dataset on every rank:
 
     strategy                       num_input_pipelines, input_pipeline_id, num_replicas_in_sync
     MirroredStrategy               (n, r, n), the ranks of one node
     MultiWorkerMirroredStrategy    (n, r, n), the ranks of the job
-    OneDeviceStrategy              (1, 0, 1): every rank reads all data, whatever the policy; FILE needs a file
+    OneDeviceStrategy              (1, 0, 1): every rank reads all data, under every policy; FILE needs a file
     the default strategy           (1, 0, 1): likewise
 
-    policy   a rank of MirroredStrategy and MultiWorkerMirroredStrategy sees
-    OFF      all examples, in its own order where shuffles have no seed, in batches of G/n
+The `auto_shard_policy` of the dataset says what a rank of MirroredStrategy and MultiWorkerMirroredStrategy reads:
+
+    policy   data of rank r
+    OFF      all examples, in batches of G/n; each rank has its own order where a shuffle has no seed
     DATA     the r-th contiguous piece of every global batch; sizes differ by at most one, the first ranks get more
-    FILE     the files number i with i mod n = r, as the reader is given them (`from_files`, or `list_files` followed by
-             `interleave`), in batches of G/n; an error where there are fewer files than ranks, or none
-    HINT     `shard(n, r)` where the dataset has `shard(SHARD_HINT, SHARD_HINT)`, in batches of G/n; as OFF where it
-             has no such step. Under other policies the step does nothing
+    FILE     every n-th file beginning with number r, in batches of G/n; an error where there are fewer files than
+             ranks, or none. Files are counted as the reader gets them: in the order of `from_files`, or of the names
+             that `interleave` opens after `list_files`
+    HINT     `shard(n, r)` in the place of `shard(SHARD_HINT, SHARD_HINT)`, in batches of G/n; as OFF without this
+             step. Under other policies the step does nothing
     AUTO     FILE where the dataset reads at least n files, else DATA
 
-Where G is not divisible, the sizes of the ranks' batches take turns, so that every step has G examples as long as all
-ranks have some. A rank that has none left gets empty batches. Errors are raised on every rank.
+Where n does not divide G, the sizes of a rank's batches vary in turn, so that every step has G examples as long as all
+ranks have data. A rank without data gets empty batches. Errors are raised on every rank.
 
-The position of an iterator can be loaded by another number of ranks: under DATA, FILE, HINT and AUTO the pass goes on
-with no example repeated or left out, and the next pass is shared out to the new ranks. Under OFF ranks have no common
-position but the number of steps.
+Another number of ranks can load the position of an iterator: under DATA, FILE, HINT and AUTO the pass goes on with no
+example repeated or left out, and the next pass is shared by the new ranks. Under OFF the ranks have nothing in common
+but the number of steps.
+
+Words of this package: an *item* stands for an example that is still unread; a *stream* orders items, a *source* reads
+them, and a *pipeline* is both. A *piece* is a rank's rows of one global batch, a *shard* every n-th item of a stream,
+and a *share* all that a rank reads. A *reader* is a rank that takes part in sharing; the reader of `from_files` is a
+function that opens a file.
+
+The modules, each importing only those named after it: `distribution` (shares of ranks), `dataset`, `pipeline`,
+`reading` (from items to arrays), `items` (the order of examples; no reading, no communication).
 """
 
 from __future__ import annotations

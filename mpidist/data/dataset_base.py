@@ -1,4 +1,4 @@
-"""What a dataset begins with and how it is read: sources, options, iteration."""
+"""The beginning and the end of a dataset: its sources, its options, and iteration."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ from mpidist.data.reading.readers import counter_of
 from mpidist.data.reading.source import ArraySource, ElementSource, IndexableSource, RangeSource
 
 D = TypeVar("D", bound="BaseDataset")
-# Of a list of files that is shuffled without a seed.
+# The seed of `list_files` where the user gives none. Not a drawn seed: each rank would draw another one, and ranks that
+# take shards of differently shuffled lists would read some files twice and others never.
 _SEED_OF_FILES = 0
 FileNames: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
@@ -44,8 +45,9 @@ class BaseDataset:
         """Local. A dataset of the rows of arrays.
 
         Args:
-            tensors: An array, or tuples and dictionaries of arrays with the same first dimension. What has `shape`,
-                `dtype` and `__getitem__` (an h5py dataset) is read lazily; lists become arrays, with tf.data's dtypes.
+            tensors: An array, or tuples and dictionaries of arrays with the same first dimension. Objects with `shape`,
+                `dtype` and `__getitem__`, such as h5py datasets, are read lazily. Lists become arrays with the dtypes
+                of tf.data.
 
         Returns:
             One element per row.
@@ -62,16 +64,16 @@ class BaseDataset:
 
     @classmethod
     def from_tensors(cls: type[D], tensors: Any) -> D:
-        """Local. A dataset of one element: `tensors` whole."""
+        """Local. A dataset of one element, which is the whole of `tensors`."""
         whole = tree.map_leaves(lambda leaf: np.asarray(leaf)[np.newaxis], elements.convert(tensors))
         return cls._of(ArraySource(whole), Rows(1))
 
     @classmethod
     def range(cls: type[D], *args: int, output_type: npt.DTypeLike = np.int64) -> D:
-        """Local. Numbers, with the arguments of Python's `range`.
+        """Local. A dataset of numbers, with the arguments of Python's `range`.
 
         Returns:
-            Elements are NumPy scalars of `output_type`.
+            A dataset whose elements are NumPy scalars of `output_type`.
         """
         numbers = range(*args)
         return cls._of(RangeSource(numbers, np.dtype(output_type)), Rows(len(numbers)))
@@ -80,28 +82,30 @@ class BaseDataset:
     def from_iterable(
         cls: type[D], iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, batched: bool = False
     ) -> D:
-        """Local. A dataset of unknown length of what an iterable gives.
+        """Local. A dataset of the elements of an iterable; its length is unknown.
 
-        Such a dataset seeks by reading and dropping, and every rank reads all of it; a function mapped over it is
+        Such a dataset seeks by reading and dropping, and every rank reads all elements. A function mapped over it is
         called for the rank's own examples only.
 
         Args:
-            iterable: Can be iterated again and again (a PyTorch `DataLoader`, a list); or a function that gives an
-                iterable each time, such as a generator function. Every rank's must give the same elements in the same
-                order.
-            batched: Each element is a global batch already.
+            iterable: An object that can be iterated many times (a PyTorch `DataLoader`, a list), or a function that
+                returns an iterable each time (a generator function). It must give the same elements in the same order
+                on every rank.
+            batched: Whether each element is a global batch already.
 
         Raises:
-            TypeError: Neither, or an iterator, which can be read only once.
+            TypeError: `iterable` is neither of these, or is an iterator, which can be read only once.
         """
         if not isinstance(iterable, Iterable):
             if not callable(iterable):
-                raise TypeError(f"from_iterable: expected an iterable or a function that gives one, got {iterable!r}")
+                raise TypeError(
+                    f"from_iterable: expected an iterable, or a function that returns one, got {iterable!r}"
+                )
             opened = iterable
         elif isinstance(iterable, Iterator):
             raise TypeError(
-                f"from_iterable: {iterable!r} is an iterator and can be read only once, but a dataset is read anew in "
-                "every epoch. Pass the function that makes it, without calling it"
+                "from_iterable: expected an iterable that can be read in every epoch, got an iterator, which can be "
+                f"read only once: {iterable!r}. Pass the function that makes it, without calling it"
             )
         else:
             opened = partial(iter, iterable)
@@ -112,16 +116,16 @@ class BaseDataset:
     def from_indexable(cls: type[D], items: Any) -> D:
         """Local. A dataset of `items[0]` to `items[len(items) - 1]`, each made only where it is needed.
 
-        For a PyTorch `Dataset`, a Grain `MapDataset`, or any sequence: it is shuffled and shared out by number, and a
-        rank calls for its own elements only.
+        For a PyTorch `Dataset`, a Grain `MapDataset`, or any sequence. Ranks shuffle and share the numbers of elements,
+        so a rank asks for its own elements only.
 
         Raises:
             TypeError: `items` has no length, or cannot be indexed.
         """
         if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
             raise TypeError(
-                f"from_indexable: expected an object with __len__ and __getitem__, got {items!r}. What can only be "
-                "iterated is for from_iterable"
+                f"from_indexable: expected an object with __len__ and __getitem__, got {items!r}. Use from_iterable "
+                "for an object that can only be iterated"
             )
         return cls._of(IndexableSource(items), Rows(len(items)))
 
@@ -132,11 +136,12 @@ class BaseDataset:
         """Local. A dataset of file names.
 
         Args:
-            file_pattern: A name, a pattern (with *, ?, [ and, over folders, **), or a list of them. The matches of a
+            file_pattern: A name, a pattern (with *, ?, [, and ** over folders), or a list of them. The matches of a
                 pattern are sorted; a list keeps its order.
-            shuffle: None and True: in random order, another one in each pass. False: in the order of `file_pattern`.
-            seed: Of the shuffle. None is 0, not a seed that is drawn: all ranks have the same order, also where each
-                takes a `shard` of the list by itself; and it is the same in every run.
+            shuffle: None and True give a random order, another one in each pass. False keeps the order of
+                `file_pattern`.
+            seed: Seed of the shuffle. None means 0, not a drawn seed: all ranks then have the same order even where
+                each takes a `shard` of the list itself, and all runs have it, too.
 
         Raises:
             FileNotFoundError: Nothing matches.
@@ -157,48 +162,49 @@ class BaseDataset:
         cycle_length: int = 1,
         block_length: int = 1,
     ) -> D:
-        """Local. The examples of files, one file behind another, in the order of `files`.
+        """Local. A dataset of the examples of files, one file after another, in the order of `files`.
 
-        Under the policies AUTO and FILE a rank reads the files number i with i mod n = its rank.
+        Under the policies AUTO and FILE rank r of n reads every n-th file, beginning with number r.
 
         Args:
             files: As for `list_files`.
-            reader: Called with a name; gives a dataset, an array or a tuple or dictionary of arrays (its rows are the
-                examples), or an iterable of examples. `mpidist.data.read_npy`, `read_npz` and `hdf5_reader(...)` are
-                such readers. The number of examples is known, and ranks exchange nothing while they iterate, with
-                `read_npy`, `hdf5_reader(...)`, and a reader with a method `count_examples(name)`: that is asked when
-                the dataset is distributed, once for each file that the rank reads.
-            cycle_length: How many files are open at a time.
-            block_length: How many examples one of them gives at its turn.
+            reader: Called with a name. It returns a dataset, an array or a tuple or dictionary of arrays (whose rows
+                are the examples), or an iterable of examples. Ready readers are `mpidist.data.read_npy`, `read_npz`
+                and `hdf5_reader(...)`. If the reader has a method `count_examples(name)`, the number of examples is
+                known, and ranks exchange nothing while they iterate; `read_npy` and `hdf5_reader(...)` can count,
+                too. The method is called when the dataset is distributed, once for each file that the rank reads.
+            cycle_length: Number of files that are open at a time.
+            block_length: Number of examples that a file gives at its turn.
         """
         names = cls.list_files(files, shuffle=False)
         opened = partial(_opened, reader)
-        return names._with(interleaved(names.pipeline, opened, cycle_length, block_length, counter_of(reader)))
+        pipeline = interleaved(names.pipeline, opened, cycle_length, block_length, counter_of(reader))
+        return cls(pipeline, Options())
 
     def with_options(self: D, options: Options) -> D:
-        """Local. The dataset with other options; later changes to `options` do not reach it."""
+        """Local. The dataset with other options. It has a copy: later changes to `options` do not change it."""
         if not isinstance(options, Options):
             raise TypeError(f"with_options: expected mpidist.data.Options, got {options!r}")
         return type(self)(self._pipeline, copy.deepcopy(options))
 
     def options(self) -> Options:
-        """Local. A copy of its options."""
+        """Local. A copy of the options."""
         return copy.deepcopy(self._options)
 
     def cardinality(self) -> int:
-        """Local. The number of elements, or `INFINITE` (-1), or `UNKNOWN` (-2)."""
+        """Local. The number of elements, `INFINITE` (-1) or `UNKNOWN` (-2). The first call may count files."""
         return self._pipeline.stream.cardinality()
 
     @property
     def pipeline(self) -> Pipeline:
-        """Local. What the dataset does, for those who read parts of it."""
+        """Local. The steps of the dataset, for code that shares it between ranks."""
         return self._pipeline
 
     @property
     def element_spec(self) -> Any:
         """Local. The structure of an element with an `ArraySpec` for each array.
 
-        Reads the first example, and calls what is mapped over it.
+        Reads the first example, and calls the functions mapped over it. It is a property all the same, as in tf.data.
 
         Raises:
             ValueError: There is no example.
@@ -206,23 +212,24 @@ class BaseDataset:
         return self._pipeline.spec(is_whole=True)
 
     def as_numpy_iterator(self) -> DatasetIterator:
-        """Local. The same as `iter`: elements are NumPy's."""
+        """Local. `iter(self)`, whose elements are NumPy arrays already."""
         return iter(self)
 
     def __iter__(self) -> DatasetIterator:
-        """Local. A pass from the beginning."""
+        """Local. Begin a pass."""
         number = self._iterations
         self._iterations += 1
         return DatasetIterator(self._pipeline, number, self._set_iterations)
 
     def __bool__(self) -> bool:
+        # Without this `if dataset:` would call `__len__`, which raises where the length is unknown.
         return True
 
     def __len__(self) -> int:
         count = self.cardinality()
         if count < 0:
             kind = "infinite" if count == INFINITE else "unknown"
-            raise TypeError(f"the dataset length is {kind}; cardinality() tells without raising")
+            raise TypeError(f"the dataset length is {kind}. Call cardinality(), which says so without an error")
         return count
 
     def __repr__(self) -> str:
@@ -249,14 +256,14 @@ def interleaved(
     block_length: int,
     count: Callable[[Any], int] | None = None,
 ) -> Pipeline:
-    """Local. The examples of pipelines that `opened` makes of the elements of `pipeline`."""
+    """Local. A pipeline of the examples of many pipelines, which `opened` makes from the elements of `pipeline`."""
     cycle = check_count("interleave: `cycle_length`", cycle_length, 1)
     stream = Interleave(pipeline, opened, cycle, check_count("interleave: `block_length`", block_length, 1), count)
     return Pipeline(PlaceSource(stream.first), stream)
 
 
 def pipeline_of(value: Any) -> Pipeline:
-    """Local. The pipeline of a dataset, of arrays by their rows, or of an iterable that is read once."""
+    """Local. The pipeline of a dataset, of the rows of arrays, or of an iterable that is read once."""
     if isinstance(value, BaseDataset):
         return value.pipeline
     if elements.is_array(value) or isinstance(value, (tuple, dict)):
@@ -270,7 +277,7 @@ def check_count(subject: str, value: int, least: int) -> int:
     """Local. The value as an int.
 
     Raises:
-        TypeError: It is none.
+        TypeError: The value is not an integer.
         ValueError: It is less than `least`.
     """
     try:
@@ -289,4 +296,4 @@ def _opened(reader: Callable[[str], Any], name: Any) -> Pipeline:
 def _first(opened: Callable[[], Iterable[Any]]) -> Any:
     for element in opened():
         return element
-    raise ValueError("the iterable gives no element")
+    raise ValueError("from_iterable: expected an iterable with at least one element, got no element. Check the source")

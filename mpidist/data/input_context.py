@@ -1,4 +1,4 @@
-"""`InputContext`: what an input function is told about its place among the pipelines."""
+"""`InputContext`: the place of one input pipeline among all of them, as an input function gets it."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class InputContext:
-    """A pipeline's place; one rank is one pipeline and one replica, so `(n, rank, n)` under every strategy.
+    """The place of an input pipeline. One rank is one pipeline and one replica, so it is `(n, rank, n)`.
 
     Attributes:
-        num_input_pipelines: How many there are.
-        input_pipeline_id: Which one this is.
-        num_replicas_in_sync: How many replicas share a global batch.
+        num_input_pipelines: Number of pipelines.
+        input_pipeline_id: Number of this pipeline, from 0 on.
+        num_replicas_in_sync: Number of replicas that share a global batch.
     """
 
     num_input_pipelines: int = 1
@@ -20,7 +20,7 @@ class InputContext:
     num_replicas_in_sync: int = 1
 
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
-        """Local. The part of a global batch that is one replica's.
+        """Local. The number of examples of a global batch that one replica gets.
 
         Raises:
             ValueError: `global_batch_size` is not divisible by the number of replicas.

@@ -8,12 +8,13 @@ from mpidist.options import AutoShardPolicy, parse_enum
 
 
 class DistributeOptions:
-    """How `experimental_distribute_dataset` shares a dataset out.
+    """Options of `experimental_distribute_dataset` for sharing a dataset.
 
     Attributes:
         auto_shard_policy: An `AutoShardPolicy` or its name. DATA: each rank gets its piece of every global batch.
-            FILE: its files. HINT: its shard, where the dataset says so, else as OFF. AUTO: FILE where there are
-            enough files, else DATA. OFF: each rank reads all data. The table is in `mpidist.data`.
+            FILE: each rank gets its files. HINT: each rank gets its shard where the dataset has a hint, else as OFF.
+            AUTO: FILE where there are enough files, else DATA. OFF: each rank reads all data. The docstring of
+            `mpidist.data` has the table.
     """
 
     def __init__(self) -> None:
@@ -21,7 +22,7 @@ class DistributeOptions:
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
-        """Local. Which part of the data a rank reads."""
+        """Local. The policy by which ranks share the data."""
         return self._auto_shard_policy
 
     @auto_shard_policy.setter
@@ -31,10 +32,10 @@ class DistributeOptions:
 
 @dataclass
 class Options:
-    """Options of a `Dataset`, given by `with_options`.
+    """Options of a `Dataset`, set by `with_options`.
 
     Attributes:
-        experimental_distribute: How the dataset is shared out over ranks.
+        experimental_distribute: Options for sharing the dataset between ranks.
         deterministic: Kept for code written for tf.data; every pipeline here is deterministic.
     """
 

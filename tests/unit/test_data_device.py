@@ -108,13 +108,13 @@ def test_what_nobody_took_is_waited_for_before_its_memory_is_given_up(
     (stream,) = [stream for stream in simulated_cuda.Stream.all.values() if has_copy(stream)]
     (sent,) = [weakref.ref(sent.batch) for sent in reader._ahead]
     was_there: list[bool] = []
-    wait = reader._carrier.wait
+    wait = reader._copier.wait
 
     def noting_wait(ticket: Any) -> None:
         was_there.append(sent() is not None)
         wait(ticket)
 
-    monkeypatch.setattr(reader._carrier, "wait", noting_wait)
+    monkeypatch.setattr(reader._copier, "wait", noting_wait)
     if closes:
         reader.close()
     del reader

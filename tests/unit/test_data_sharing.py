@@ -10,11 +10,11 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from mpidist.comm.arithmetic.slices import even_sizes
 from mpidist.comm.communicator import Communicator
 from mpidist.data import UNKNOWN, AutoShardPolicy, Dataset, Options
 from mpidist.data.dataset_base import interleaved, pipeline_of
 from mpidist.data.distribution.share import Share, share_dataset
-from mpidist.data.items.sharding import even_sizes
 from mpidist.data.items.stream import Epoch
 from mpidist.data.pipeline.files import file_rows
 
@@ -74,7 +74,7 @@ def test_pieces_join_to_the_global_batches(length: int, size: int, ranks: int, b
     whole = [batch.tolist() for batch in dataset]
     steps = list(zip(*(batches(share) for share in shares(dataset, ranks)), strict=True))
     assert [[row for part in step for row in part] for step in steps] == whole
-    assert [tuple(map(len, step)) for step in steps] == [even_sizes(len(batch), ranks) for batch in whole]
+    assert [list(map(len, step)) for step in steps] == [even_sizes(len(batch), ranks) for batch in whole]
 
 
 @settings(max_examples=60)
@@ -131,7 +131,7 @@ def test_shards_of_a_dataset_hold_each_example_once(length: int, parts: int, buf
     shards = [[row.tolist() for row in whole.shard(parts, index)] for index in range(parts)]
     assert shards == [order[index::parts] for index in range(parts)]
     sizes = list(map(len, shards))
-    assert sizes == list(even_sizes(length, parts))
+    assert sizes == even_sizes(length, parts)
 
 
 @settings(max_examples=40)

@@ -1,1 +1,1 @@
-"""Distribution: each rank's share of a dataset, and its iterator."""
+"""Distribution: each rank's share of a dataset, and the iterator that keeps the ranks in step."""

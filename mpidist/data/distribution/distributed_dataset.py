@@ -1,4 +1,4 @@
-"""`DistributedDataset`: each rank's piece of a dataset, for as many steps on every rank."""
+"""`DistributedDataset`: each rank's share of a dataset, with the same number of steps on every rank."""
 
 from __future__ import annotations
 
@@ -17,27 +17,28 @@ from mpidist.options import InputOptions
 
 
 class DistributedDataset:
-    """What a rank iterates to get its batches.
+    """An iterable that gives a rank its batches.
 
-    Under the policy DATA, and AUTO without files, rank r gets the r-th contiguous piece of every global batch; sizes
-    differ by at most one (10 rows on 4 ranks: 3, 3, 2, 2), and a rank for which a small batch has no row gets an empty
-    one, with dtypes and other dimensions kept. Under FILE, and AUTO with at least n files, a rank reads its files,
-    under OFF all data, in batches of 1/n of the global size. The whole table is in `mpidist.data`.
+    Under the policy DATA, and under AUTO without files, rank r gets the r-th contiguous piece of every global batch.
+    The sizes of pieces differ by at most one (10 rows on 4 ranks: 3, 3, 2, 2). Where a small batch has no row for a
+    rank, the rank gets an empty batch with the same dtypes and other dimensions. Under FILE, and under AUTO with at
+    least n files, a rank reads its own files; under OFF it reads all data. Its batches then have 1/n of the global
+    size. The docstring of `mpidist.data` has the whole table.
 
     Collective. Where lengths are known and equal, iterating does not communicate.
 
     Args:
         dataset: Batched with the global batch size; the same on every rank.
-        communicator: The ranks that share it.
-        options: `experimental_per_replica_buffer_size` batches are read ahead in a thread. Without options that is
-            what the dataset's `prefetch` says, else 1, or 0 where reading is only a copy in memory for NumPy's arrays.
-        presharded: The dataset is this rank's own, and is neither cut nor compared with those of other ranks.
-        namespace: The module whose arrays batches are: `numpy`, or `cupy`; see `mpidist.data.distribution.device`. With
-            `experimental_fetch_to_device=False` they are NumPy's.
+        communicator: The ranks that share the dataset.
+        options: A thread reads `experimental_per_replica_buffer_size` batches ahead. Without options the number is
+            that of the dataset's `prefetch`; without that, it is 0 where reading is only a copy in host memory, else 1.
+        presharded: Whether the dataset is this rank's own. It is then neither cut nor compared with those of others.
+        namespace: The module of the batches' arrays, `numpy` or `cupy`; see `mpidist.data.distribution.device`. With
+            `experimental_fetch_to_device=False` batches are NumPy arrays.
 
     Raises:
-        TypeError: `dataset` is no dataset.
-        ValueError: It has no batches, or zero rows, or its auto-shard policy cannot be followed.
+        TypeError: `dataset` is not a `Dataset`.
+        ValueError: The dataset has no batches or zero rows, or its auto-shard policy cannot be followed.
         MismatchError: The ranks' datasets differ in length, batch size or seeds.
     """
 
@@ -60,16 +61,19 @@ class DistributedDataset:
 
     @property
     def element_spec(self) -> Any:
-        """Local. `ArraySpec`s of this rank's batches; reads the first example, and calls what is mapped over it."""
+        """Local. The `ArraySpec`s of this rank's batches.
+
+        Reads the first example, and calls the functions mapped over it. It is a property all the same, as in tf.data.
+        """
         return self._share.pipeline.spec(is_whole=self._communicator.size == 1)
 
     @property
     def cardinality(self) -> int:
-        """Local. The number of steps, or `INFINITE` (-1), or `UNKNOWN` (-2); the same on every rank."""
+        """Local. The number of steps, `INFINITE` (-1) or `UNKNOWN` (-2); the same on every rank."""
         return self._share.steps
 
     def __iter__(self) -> DistributedIterator:
-        """Local. A pass from the beginning; all ranks begin and end their passes together."""
+        """Local. Begin a pass. All ranks must begin and end their passes together."""
         number = self._iterations
         self._iterations += 1
         return DistributedIterator(
@@ -90,25 +94,25 @@ def distribute_datasets_from_function(
     options: InputOptions | None = None,
     namespace: Any = np,
 ) -> DistributedDataset:
-    """Collective. The dataset that `dataset_fn` makes for this rank, as it is: batching and sharding are its business.
+    """Collective. The dataset that `dataset_fn` makes for this rank, unchanged; the function batches and shards it.
 
     Args:
-        dataset_fn: Called once, with `InputContext(n, rank, n)`. Lengths may differ between ranks: all make as many
-            steps as the longest, with empty batches where a rank has none left.
+        dataset_fn: Called once, with `InputContext(n, rank, n)`. Lengths may differ between ranks: all ranks make as
+            many steps as the longest dataset has, and a rank without data gets empty batches.
         communicator: The ranks that step together.
         options: As for `DistributedDataset`.
         namespace: As for `DistributedDataset`.
 
     Returns:
-        What each rank iterates.
+        An iterable of this rank's batches.
 
     Raises:
-        TypeError: `dataset_fn` gives no dataset.
+        TypeError: `dataset_fn` does not return a dataset.
         ValueError: No rank has any rows, or lengths differ and the datasets are not batched.
-        Exception: What `dataset_fn` raised on any rank.
+        Exception: The error of `dataset_fn` on any rank; on every rank.
     """
-    place = InputContext(communicator.size, communicator.rank, communicator.size)
-    dataset = together(communicator, f"{FROM_FUNCTION}: dataset_fn", lambda: dataset_fn(place))
+    input_context = InputContext(communicator.size, communicator.rank, communicator.size)
+    dataset = together(communicator, f"{FROM_FUNCTION}: dataset_fn", lambda: dataset_fn(input_context))
     return DistributedDataset(dataset, communicator, options=options, presharded=True, namespace=namespace)
 
 

@@ -1,4 +1,8 @@
-"""`DistributedIterator`: this rank's batches, one a step, and the same number of steps on every rank."""
+"""`DistributedIterator`: this rank's batches, with the same number of steps on every rank.
+
+A step may hold a collective call. So all ranks must call `next` equally often; if one rank ended early, the others
+would wait for it in their next collective call.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +14,7 @@ import numpy as np
 from mpidist import arrays, context, tree
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
-from mpidist.data.distribution.device import DeviceReader, goes
+from mpidist.data.distribution.device import DeviceReader, is_for_gpu
 from mpidist.data.distribution.share import Share, unbatched_error, zero_rows_error
 from mpidist.data.items.position import load_position, position_state
 from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch
@@ -18,12 +22,13 @@ from mpidist.data.pipeline.iterator import Reader
 from mpidist.data.reading import element as elements
 from mpidist.errors import mark_shared
 
-# What a rank says before a step whose end nobody knows beforehand; the largest decides.
-_DRY, _READY, _DRY_WITHOUT_PATTERN, _FAILED = range(4)
+# The states that ranks exchange before a step where a length is unknown. The largest state of any rank decides, so
+# their order matters: data on one rank outweighs the end of data on another, and an error outweighs all.
+_ENDED, _READY, _ENDED_WITHOUT_TEMPLATE, _FAILED = range(4)
 
 
 class OptionalBatch:
-    """A batch, or the end of the data; see `DistributedIterator.get_next_as_optional`."""
+    """A batch, or nothing at the end of the data; see `DistributedIterator.get_next_as_optional`."""
 
     def __init__(self, batches: tuple[Any, ...]) -> None:
         self._batches = batches
@@ -36,27 +41,30 @@ class OptionalBatch:
         """Local. The batch.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is no batch.
         """
         if not self._batches:
-            raise ValueError("there is no batch: the end of the dataset was reached. Ask `has_value()` before")
+            raise ValueError("there is no batch: the end of the dataset was reached. Call `has_value()` first")
         return self._batches[0]
 
 
 class DistributedIterator(Iterator[Any]):
     """One pass over a distributed dataset.
 
-    Every rank makes the same number of steps. Nothing is communicated where all ranks are known to have data for
-    every step. Where lengths are known but differ, ranks that have none left get empty batches, and the others' first
-    batches tell dtypes and dimensions. Where a length is unknown, one integer is exchanged before each step.
+    Every rank makes the same number of steps:
+
+    - Where all ranks are known to have data for every step, they exchange nothing.
+    - Where lengths are known but differ, ranks without data get empty batches. The ranks exchange a template of such
+      a batch in the first step.
+    - Where a length is unknown, the ranks exchange one integer in each step.
 
     Args:
-        share: What this rank reads.
+        share: The share of the data that this rank reads.
         communicator: The ranks that step together.
         iteration: Number of the pass; shuffles depend on it.
-        depth: How many batches are read ahead in a thread; 0 reads in `next`.
-        set_iterations: Tells the dataset how many passes there have been, when a position is loaded.
-        namespace: The module whose arrays batches are.
+        depth: Number of batches to read ahead in a thread; 0 reads in `next`.
+        set_iterations: Called when a position is loaded, with the number of passes that the dataset has then made.
+        namespace: The module of the batches' arrays, `numpy` or `cupy`.
     """
 
     def __init__(
@@ -76,20 +84,22 @@ class DistributedIterator(Iterator[Any]):
         self._namespace = namespace
         self._taken = 0
         self._is_ended = False
-        self._pattern: Any = None
+        # An empty batch with the dtypes and dimensions of this rank's batches, once they are known.
+        self._template: Any = None
         self._reader: Reader | DeviceReader | None = None
         self._is_even = share.is_even or communicator.size == 1
-        # The whole of a step, once reading has begun, where no rank waits for another: it may take microseconds.
+        # A shortcut past `_step`, once reading has begun and no rank waits for another. Such a step may take only a few
+        # microseconds, so each Python call counts.
         self._read_ready: Callable[[], Any] | None = None
 
     @property
     def group(self) -> Communicator:
-        """Local. The ranks that step together; a checkpoint of the iterator is saved and restored by all of them."""
+        """Local. The ranks that step together. They must all save and restore a checkpoint of the iterator."""
         return self._communicator
 
     @property
     def element_spec(self) -> Any:
-        """Local. `ArraySpec`s of this rank's batches."""
+        """Local. The `ArraySpec`s of this rank's batches; see `DistributedDataset.element_spec`."""
         return self._share.pipeline.spec(is_whole=self._communicator.size == 1)
 
     def __next__(self) -> Any:
@@ -97,13 +107,13 @@ class DistributedIterator(Iterator[Any]):
 
         Raises:
             StopIteration: No rank has data left.
-            ValueError: Called inside `Strategy.run`, or no rank has any data at all.
+            ValueError: The call is inside `Strategy.run`, or no rank has any data at all.
         """
         entry = context.innermost()
         if entry is not None and entry.replica_context is not None:
             raise ValueError(
-                "next(iterator) should be called from outside of the function given to `Strategy.run`. Pass the batch "
-                "to it: strategy.run(fn, args=(next(iterator),))"
+                "next(iterator) was called inside `Strategy.run` and should be called from outside of the function "
+                "given to it. Pass the batch as an argument: strategy.run(fn, args=(next(iterator),))"
             )
         try:
             read = self._read_ready
@@ -126,13 +136,13 @@ class DistributedIterator(Iterator[Any]):
             return batch
         raise mark_shared(
             IndexError(
-                f"get_next: end of the dataset after {self._taken} batches. Begin a new pass with iter(), or ask "
-                "get_next_as_optional()"
+                f"get_next: end of the dataset after {self._taken} batches. Begin a new pass with iter(dataset), or "
+                "call get_next_as_optional()"
             )
         )
 
     def get_next_as_optional(self) -> OptionalBatch:
-        """Collective. This rank's next batch, or nothing, at and after the end, on all ranks alike."""
+        """Collective. This rank's next batch; at and after the end nothing, on all ranks alike."""
         for batch in self:
             return OptionalBatch((batch,))
         return OptionalBatch(())
@@ -140,22 +150,25 @@ class DistributedIterator(Iterator[Any]):
     def state(self) -> dict[str, int]:
         """Local. The position, the same on every rank.
 
+        Under the policies AUTO, DATA, FILE and HINT any number of ranks can load it, and no example is repeated or left
+        out. Under OFF, and where each rank brings a dataset of its own, only the number of steps is common.
+
         Returns:
-            `iteration`, the number of the pass; `batch`, how many global batches the consumer has taken in it (what
-            was only read ahead does not count); and `seed_<k>` for shuffles without a seed. Loaded under the policies
-            AUTO, DATA, FILE and HINT by any number of ranks, no example is repeated or left out. For files, and with
-            a hint, `readers` says how many ranks shared them: the pass is finished in the batches that those would
-            have had together. Under OFF, and where each rank brings a dataset of its own, `batch` counts the steps.
+            `iteration`: the number of the pass. `batch`: the number of global batches (of steps, where only these are
+            common) that the program has taken in this pass; batches that were only read ahead do not count.
+            `seed_<k>`: the seed of each shuffle without a seed of the user's. `readers`, only for files and under HINT:
+            the number of ranks that shared them. Other ranks finish the pass in the batches that those ranks would have
+            had together.
         """
         return position_state(self._share.pipeline.stream, self._iteration, self._taken, self._share.readers)
 
     def load_state(self, state: Mapping[str, int]) -> None:
-        """Local, but to be called by all ranks. Go on where `state` was taken.
+        """Local, but all ranks must call it. Go on where `state` was saved.
 
-        The next pass over the dataset is the one after the loaded one.
+        The dataset's next pass is the one after this.
 
         Raises:
-            ValueError: The state is that of another pipeline.
+            ValueError: The state belongs to another pipeline.
         """
         stream, mine = self._share.pipeline.stream, self._share.readers
         self._iteration, self._taken, readers = load_position(stream, state, mine)
@@ -164,10 +177,11 @@ class DistributedIterator(Iterator[Any]):
         self._set_iterations(self._iteration + 1)
         self.close()
         self._is_ended = False
-        self._pattern = None
+        # On all ranks: whether the ranks exchange templates must depend only on what they have in common.
+        self._template = None
 
     def close(self) -> None:
-        """Local. End prefetching; `next` goes on from the same position. Safe twice."""
+        """Local. End prefetching; `next` goes on from the same position. A second call does nothing."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None
@@ -197,61 +211,66 @@ class DistributedIterator(Iterator[Any]):
         return self._step_asking() if self._share.steps == UNKNOWN else self._step_counted()
 
     def _step_counted(self) -> Any:
-        """A step where lengths are known and differ: all ranks know which of them are dry."""
+        """A step where lengths are known and differ: every rank knows which ranks have no data left."""
         if self._share.steps != INFINITE and self._taken >= self._share.steps:
             raise StopIteration
-        dry = [count != INFINITE and self._taken >= count for count in self._share.counts]
-        is_dry = dry[self._communicator.rank]
-        batch = None if is_dry else self._read()
-        if self._pattern is None:
-            # The first step, on every rank: later a rank that runs dry knows what its batches look like.
-            mine = together(self._communicator, "making an empty batch", lambda: None if is_dry else _pattern(batch))
-            patterns = self._communicator.all_gather_object(mine) if any(dry) else [mine]
-            self._pattern = mine if mine is not None else next(one for one in patterns if one is not None)
-        return self._empty() if is_dry else batch
+        ended = [count != INFINITE and self._taken >= count for count in self._share.counts]
+        is_ended = ended[self._communicator.rank]
+        batch = None if is_ended else self._read()
+        if self._template is None:
+            # In the first step, and on every rank, since these calls are collective. A rank whose data end later keeps
+            # its own template; only ranks without any batch need that of another rank.
+            mine = together(self._communicator, "making an empty batch", lambda: None if is_ended else _template(batch))
+            templates = self._communicator.all_gather_object(mine) if any(ended) else [mine]
+            self._template = mine if mine is not None else next(one for one in templates if one is not None)
+        return self._empty() if is_ended else batch
 
     def _step_asking(self) -> Any:
-        """A step where a length is unknown: the flag of each rank tells whether it has data."""
+        """A step where a length is unknown: the ranks exchange whether they have data."""
         batch, error = None, None
+        # Nothing may leave this block by an exception: the other ranks already wait for this rank's state.
         try:
             batch = self._read()
-            if self._pattern is None and self._share.pipeline.is_batched:
-                self._pattern = _pattern(batch)
-            flag = _READY
+            if self._template is None and self._share.pipeline.is_batched:
+                self._template = _template(batch)
+            state = _READY
         except StopIteration:
-            flag = _DRY_WITHOUT_PATTERN if self._pattern is None else _DRY
+            state = _ENDED_WITHOUT_TEMPLATE if self._template is None else _ENDED
         except Exception as caught:
-            error, flag = caught, _FAILED
-        decision = self._communicator.all_reduce_max(flag)
+            error, state = caught, _FAILED
+        decision = self._communicator.all_reduce_max(state)
         if decision == _FAILED:
             together(self._communicator, "reading a batch", lambda: _raise(error))
-        if decision == _DRY_WITHOUT_PATTERN:
-            self._ask_for_pattern(flag == _READY)
-        elif decision == _DRY:
+        if decision == _ENDED_WITHOUT_TEMPLATE:
+            self._exchange_templates(is_ready=state == _READY)
+        elif decision == _ENDED:
             raise StopIteration
-        return batch if flag == _READY else self._empty()
+        return batch if state == _READY else self._empty()
 
     def _empty(self) -> Any:
-        """An empty batch, where batches lie."""
+        """An empty batch, in the same memory as other batches."""
         if self._namespace is np:
-            return self._pattern
-        return tree.map_leaves(lambda leaf: self._namespace.asarray(leaf) if goes(leaf) else leaf, self._pattern)
+            return self._template
+        return tree.map_leaves(lambda leaf: self._namespace.asarray(leaf) if is_for_gpu(leaf) else leaf, self._template)
 
-    def _ask_for_pattern(self, is_ready: bool) -> None:
-        """Some rank ran dry before it saw a batch: look at another's."""
-        answers = self._communicator.all_gather_object((is_ready, self._pattern))
+    def _exchange_templates(self, *, is_ready: bool) -> None:
+        """Collective. Get a template from another rank, since some rank's data ended before its first batch."""
+        answers = self._communicator.all_gather_object((is_ready, self._template))
         if not any(ready for ready, _ in answers):
             raise StopIteration
-        patterns = [pattern for _, pattern in answers if pattern is not None]
-        if not patterns:
+        templates = [template for _, template in answers if template is not None]
+        if not templates:
             ranks = [rank for rank, (ready, _) in enumerate(answers) if not ready]
             raise mark_shared(unbatched_error(f"after {self._taken} steps ranks {ranks!r} have no data left"))
-        if self._pattern is None:
-            self._pattern = patterns[0]
+        if self._template is None:
+            self._template = templates[0]
 
 
-def _pattern(batch: Any) -> Any:
-    """An empty batch like this one, in host memory, which does not keep it in memory."""
+def _template(batch: Any) -> Any:
+    """An empty batch with the batch's dtypes and other dimensions, in host memory.
+
+    Copies, since views would keep the memory of the whole batch.
+    """
     elements.first_dimension(batch)
     return tree.map_leaves(lambda leaf: arrays.to_host(leaf[:0]).copy(), batch)
 

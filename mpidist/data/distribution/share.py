@@ -1,4 +1,4 @@
-"""A rank's share of a dataset: which items it follows and what it reads of each, agreed on by all ranks."""
+"""A rank's share of a dataset: the items it follows and the rows it reads of each, agreed on by all ranks."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ FROM_FUNCTION = "distribute_datasets_from_function"
 
 @dataclass(frozen=True)
 class Share:
-    """What one rank reads.
+    """The data of one rank.
 
     Attributes:
-        pipeline: Its stream has one item per step of this rank.
-        read: This rank's batch of an item.
-        counts: How many steps each rank has data for, or INFINITE, or UNKNOWN.
-        salt: 0 where all ranks follow the same stream, else the rank: shuffles without a seed then differ.
-        readers: How many ranks share the files of this pass, or the shards of a hint; 0 where there are none.
-        others: The share of a pass that another number of readers has begun.
+        pipeline: A pipeline whose stream has one item per step of this rank.
+        read: Reads this rank's batch of an item.
+        counts: For each rank the number of steps that it has data for, or INFINITE, or UNKNOWN.
+        salt: 0 where all ranks follow the same stream, else the rank, which makes shuffles without a seed differ.
+        readers: Number of ranks that share the files of this pass, or the shards of a hint; 0 where there are none.
+        others: Returns the share of a pass that another number of readers has begun.
     """
 
     pipeline: Pipeline
@@ -43,23 +43,23 @@ class Share:
 
     @property
     def steps(self) -> int:
-        """Local. How many steps there are: until the last rank has none left; or INFINITE, or UNKNOWN."""
+        """Local. The number of steps until the last rank has no data left; or INFINITE, or UNKNOWN."""
         if UNKNOWN in self.counts:
             return UNKNOWN
         return INFINITE if INFINITE in self.counts else max(self.counts)
 
     @property
     def is_even(self) -> bool:
-        """Local. Whether it is known that every rank has data for every step."""
+        """Local. Whether every rank is known to have data for every step."""
         return UNKNOWN not in self.counts and len(set(self.counts)) == 1
 
     def resumed(self, readers: int) -> Share:
-        """Local. The share of the rest of a pass that `readers` have begun."""
+        """Local. This rank's share in the rest of a pass that `readers` ranks have begun."""
         return self if self.others is None or readers == self.readers else self.others(readers)
 
 
 class _Facts(NamedTuple):
-    """What a rank tells the others about its dataset."""
+    """The facts about a rank's dataset that the ranks compare."""
 
     policy: str
     cardinality: int
@@ -71,20 +71,20 @@ class _Facts(NamedTuple):
 
 
 def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
-    """Collective. This rank's share of a dataset that every rank gives alike, by its `auto_shard_policy`.
+    """Collective. This rank's share of a dataset that is the same on every rank, by the `auto_shard_policy`.
 
-    DATA: the rank's contiguous piece of every global batch. OFF: all data, in batches of 1/n. FILE: its files, HINT:
-    its shard, in batches of 1/n, and without a hint as OFF. AUTO: FILE where the dataset reads at least n files, else
-    DATA.
+    DATA gives the rank's contiguous piece of every global batch. The other policies give batches of 1/n of the global
+    size: OFF of all data, FILE of the rank's files, HINT of the rank's shard (without a hint as OFF). AUTO is FILE
+    where the dataset reads at least n files, else DATA.
 
     Raises:
-        TypeError: No dataset.
-        ValueError: It has no batches, or zero rows, or its policy cannot be followed.
+        TypeError: `dataset` is not a `Dataset`.
+        ValueError: The dataset has no batches or zero rows, or its policy cannot be followed.
         MismatchError: The ranks' datasets differ in length, batch size, seeds or files.
     """
     rank, size = communicator.rank, communicator.size
     policy, whole = together(communicator, FROM_DATASET, lambda: _prepare(dataset, size))
-    pipeline = _own_part(whole, policy, size, rank)
+    pipeline = _pipeline_of(whole, policy, size, rank)
     facts = communicator.all_gather_object(_facts_of(pipeline, policy.name))
     require_same([fact.policy for fact in facts], "the auto-shard policy of a dataset", "Set it on all ranks.")
     is_alike = policy is AutoShardPolicy.DATA
@@ -104,10 +104,10 @@ def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
 
 
 def take_dataset(dataset: Dataset, communicator: Communicator) -> Share:
-    """Collective. The whole dataset that this rank brings, which may differ from those of others.
+    """Collective. A share that is the whole dataset of this rank; other ranks may have other datasets.
 
     Raises:
-        TypeError: No dataset.
+        TypeError: `dataset` is not a `Dataset`.
         ValueError: No rank has any rows, or lengths differ and the datasets are not batched.
     """
     pipeline = together(communicator, FROM_FUNCTION, lambda: _checked(dataset, FROM_FUNCTION)).pipeline
@@ -120,18 +120,18 @@ def take_dataset(dataset: Dataset, communicator: Communicator) -> Share:
 
 
 def unbatched_error(cause: str) -> ValueError:
-    """Local. The error where a rank would need an empty batch of a dataset without batches."""
+    """Local. The error for a rank that needs an empty batch where the dataset has no batches."""
     return ValueError(
-        f"{FROM_FUNCTION}: {cause}, and a rank that has no data left gets empty batches; but the datasets have no "
-        "batches. Call `batch` in `dataset_fn`"
+        f"{FROM_FUNCTION}: {cause}. A rank without data would get empty batches, but the datasets have no batches. "
+        "Call `batch` in `dataset_fn`"
     )
 
 
 def zero_rows_error() -> ValueError:
-    """Local. The error where there is nothing to read on any rank."""
+    """Local. The error where no rank has anything to read."""
     return ValueError(
-        "dataset of zero rows: there is no batch to give to any rank. Check the source, and `take`, `skip`, `shard` "
-        "and `drop_remainder`"
+        "dataset of zero rows: expected at least one batch, got none on any rank. Check the source, and the arguments "
+        "of `take`, `skip`, `shard` and `drop_remainder`"
     )
 
 
@@ -145,13 +145,13 @@ def _checked(dataset: Any, caller: str) -> Dataset:
 
 
 def _prepare(dataset: Any, size: int) -> tuple[AutoShardPolicy, Pipeline]:
-    """The policy that is followed (DATA, FILE, HINT or OFF), and what it is applied to."""
+    """The policy to follow (DATA, FILE, HINT or OFF), and the pipeline to apply it to."""
     checked = _checked(dataset, FROM_DATASET)
     policy = wanted = checked.options().experimental_distribute.auto_shard_policy
     pipeline = checked.pipeline
     if not pipeline.is_batched:
         raise ValueError(
-            f"{FROM_DATASET}: the dataset has no batches, so there is nothing to share out between replicas. Call the "
+            f"{FROM_DATASET}: expected a dataset with batches to share out between replicas, got one without. Call the "
             "`batch` method on the dataset, with the global batch size"
         )
     files = file_count(pipeline)
@@ -159,39 +159,43 @@ def _prepare(dataset: Any, size: int) -> tuple[AutoShardPolicy, Pipeline]:
     if policy is AutoShardPolicy.AUTO:
         policy = AutoShardPolicy.FILE if is_enough and pipeline.grouping is not None else AutoShardPolicy.DATA
     if policy is AutoShardPolicy.FILE and not is_enough:
-        cause = "this one has none" if files is None else f"this one has {max(files, 0) or 'an unknown number'}"
+        got = "no files" if files is None else f"{max(files, 0) or 'an unknown number of'} files"
         raise ValueError(
-            f"{FROM_DATASET}: auto_shard_policy FILE needs a dataset of at least as many files as ranks, {size}, and "
-            f"{cause}. Use AUTO or DATA, or shard the data in {FROM_FUNCTION}"
+            f"{FROM_DATASET}: auto_shard_policy FILE needs at least as many files as ranks: expected {size}, got a "
+            f"dataset of {got}. Use AUTO or DATA, or shard the data in {FROM_FUNCTION}"
         )
     if policy is AutoShardPolicy.HINT and not has_hint(pipeline):
         policy = AutoShardPolicy.OFF
     if policy is not AutoShardPolicy.DATA and pipeline.grouping is None:
         raise ValueError(
-            f"{FROM_DATASET}: auto_shard_policy {wanted.name} needs to know the global batch size, and the dataset was "
-            f"made of batches. Make it of examples and call `batch`, or use {FROM_FUNCTION}"
+            f"{FROM_DATASET}: auto_shard_policy {wanted.name} needs to know the global batch size, but the dataset was "
+            f"made from ready batches. Make it from examples and call `batch`, or use {FROM_FUNCTION}"
         )
     return policy, pipeline
 
 
-def _own_part(pipeline: Pipeline, policy: AutoShardPolicy, parts: int, index: int) -> Pipeline:
-    """What one of several readers follows; where each has data of its own, in batches of its part of the size."""
-    if policy is AutoShardPolicy.DATA or pipeline.grouping is None or parts == 1:
+def _pipeline_of(pipeline: Pipeline, policy: AutoShardPolicy, readers: int, reader: int) -> Pipeline:
+    """The pipeline that one of several readers follows.
+
+    Under DATA that is the whole pipeline. Else the reader has data of its own, in batches of about 1/`readers` of the
+    global size.
+    """
+    if policy is AutoShardPolicy.DATA or pipeline.grouping is None or readers == 1:
         return pipeline
     if policy is AutoShardPolicy.FILE:
-        pipeline = shard_files(pipeline, parts, index)
+        pipeline = shard_files(pipeline, readers, reader)
     elif policy is AutoShardPolicy.HINT:
-        pipeline = shard_hints(pipeline, parts, index)
+        pipeline = shard_hints(pipeline, readers, reader)
     grouping = pipeline.grouping
     if grouping is None:
         return pipeline
-    return pipeline.rebatch(rotated_sizes(grouping.batch_size, parts, index), grouping.drop_remainder)
+    return pipeline.rebatch(rotated_sizes(grouping.batch_size, readers, reader), grouping.drop_remainder)
 
 
 def _others(
     pipeline: Pipeline, wanted: AutoShardPolicy, communicator: Communicator
 ) -> Callable[[int], Share] | None:
-    """What goes on with a pass that another number of readers has begun; None where ranks do not share readers."""
+    """A function that goes on with a pass of another number of readers; None where ranks share no files or hints."""
     is_by_file = wanted in (AutoShardPolicy.AUTO, AutoShardPolicy.FILE) and file_count(pipeline) is not None
     is_by_hint = wanted is AutoShardPolicy.HINT and has_hint(pipeline)
     if pipeline.grouping is None or not (is_by_file or is_by_hint):
@@ -199,11 +203,13 @@ def _others(
     policy = AutoShardPolicy.FILE if is_by_file else AutoShardPolicy.HINT
 
     def others(readers: int) -> Share:
-        parts = [_own_part(pipeline, policy, readers, reader) for reader in range(readers)]
-        shards = tuple(part.stream for part in parts)
-        joined = pipeline if readers == 1 else replace(parts[0], stream=JoinedShards(shards))
+        shards = [_pipeline_of(pipeline, policy, readers, reader) for reader in range(readers)]
+        joined = pipeline
+        if readers > 1:
+            joined = replace(shards[0], stream=JoinedShards(tuple(shard.stream for shard in shards)))
         known = joined.stream.cardinality()
-        # Ranks did not agree on the count of these files: one that cannot open them tells the others when it reads.
+        # UNKNOWN for files, even where this rank can count: the ranks have not compared these counts, and one that
+        # cannot open a file would take part in other collective calls than the rest.
         count = UNKNOWN if is_by_file and known > 0 else known
         share = _common(joined, (count,) * communicator.size, communicator)
         return replace(share, readers=readers, others=others)
@@ -212,7 +218,7 @@ def _others(
 
 
 def _common(pipeline: Pipeline, counts: tuple[int, ...], communicator: Communicator) -> Share:
-    """The rank's piece of batches that all ranks follow."""
+    """A share in which all ranks follow the same batches and each reads its piece of them."""
     rank, size = communicator.rank, communicator.size
     read = pipeline.piece_reader(size, rank) if size > 1 else pipeline.read
     return Share(pipeline, read, counts, 0)
@@ -232,7 +238,7 @@ def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:
 
 
 def _adopt_seeds(pipeline: Pipeline, facts: list[_Facts]) -> None:
-    """Shuffles without a seed use that of rank 0; where a rank has more of them, its further ones stay its own."""
+    """Give shuffles without a seed the seeds that rank 0 drew; where a rank has more shuffles, those keep their own."""
     drawn = [seed for seed in pipeline.stream.seeds() if seed.drawn]
     for seed, value in zip(drawn, facts[0].drawn_seeds, strict=False):
         seed.value = value

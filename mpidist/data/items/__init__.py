@@ -1,1 +1,1 @@
-"""Items: which examples, in which order. Pure; nothing is read here."""
+"""Order of examples: which ones come, and when. Pure arithmetic; nothing is read here."""

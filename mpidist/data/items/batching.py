@@ -1,4 +1,4 @@
-"""Batches as items: groups of a stream's items, still unread, so that whoever reads one may read a part of it only."""
+"""Batches as items: groups of items that are still unread, so that a rank can read its own rows of a batch only."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from mpidist.data.items.sharding import count_groups
 from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, Stream, drop_items, join
 
-# A block may hold all rows of a shuffle: the groups of it are not made all at once.
+# A block may hold all rows of a data set, after a full shuffle. To cut all of it at once would delay the first batch.
 _GROUPS_AT_ONCE = 256
 
 
 @dataclass(frozen=True)
 class Batch:
-    """Groups of `batch_size` items; the last may be smaller, unless `drop_remainder`."""
+    """Groups of `batch_size` items. The last group may be smaller; `drop_remainder` leaves such a group out."""
 
     parent: Stream
     batch_size: int
@@ -27,22 +27,22 @@ class Batch:
         return known if known < 0 else count_groups(known, (self.batch_size,), self.drop_remainder)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as its parent does."""
+        """Local. Groups from number `start` on; seeks as the parent does."""
         parent = self.parent.blocks(epoch, start * self.batch_size)
         return _groups(parent, (self.batch_size,), self.drop_remainder)
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parent."""
+        """Local. The parent's seeds."""
         return self.parent.seeds()
 
 
 @dataclass(frozen=True)
 class Rebatch:
-    """Other groups over the items of a stream of groups, whose borders are ignored.
+    """Regroups the items of a stream of groups; the parent's group borders do not count.
 
     Attributes:
         parent: Its items are groups.
-        sizes: Sizes of the new groups, used in turn; a zero makes an empty group while items are left.
+        sizes: Sizes of the new groups, used in turn. A zero makes an empty group while items are left.
         drop_remainder: Leave out a last group that is smaller than its size.
     """
 
@@ -51,7 +51,7 @@ class Rebatch:
     drop_remainder: bool
 
     def cardinality(self) -> int:
-        """Local. Known where the parent is a `Batch` of a known number of items, else UNKNOWN or INFINITE."""
+        """Local. The number of new groups, known where the parent is a `Batch` of a known number of items."""
         if self.parent.cardinality() == INFINITE:
             return INFINITE
         if not isinstance(self.parent, Batch) or self.parent.parent.cardinality() < 0:
@@ -62,17 +62,17 @@ class Rebatch:
         return count_groups(total, self.sizes, self.drop_remainder)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks by going over the parent's groups, unread."""
+        """Local. Groups from number `start` on; seeks by going through the parent's groups without reading them."""
         parent = (group for block in self.parent.blocks(epoch, 0) for group in block)
         return drop_items(_groups(parent, self.sizes, self.drop_remainder), start)
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parent."""
+        """Local. The parent's seeds."""
         return self.parent.seeds()
 
 
 def _groups(blocks: Iterable[Items], sizes: tuple[int, ...], drop_remainder: bool) -> Iterator[list[Items]]:
-    """Cut the items of all blocks into groups of the given sizes, used in turn."""
+    """Cut the items of all blocks into groups; the sizes are used in turn."""
     held: list[Items] = []
     count = 0
     turns = itertools.cycle(sizes)
@@ -82,7 +82,7 @@ def _groups(blocks: Iterable[Items], sizes: tuple[int, ...], drop_remainder: boo
         begin = 0
         while begin < len(block):
             if is_uniform and not count and begin + size <= len(block):
-                # Most groups lie within a block: many at once cost a slice each.
+                # Most groups lie within one block. Many of them at once cost one slice each.
                 end = begin + min((len(block) - begin) // size, _GROUPS_AT_ONCE) * size
                 yield [block[first : first + size] for first in range(begin, end, size)]
                 begin = end

@@ -1,4 +1,4 @@
-"""JoinedShards: the global batches that another number of readers would make, each reading data of its own."""
+"""JoinedShards: the global batches that several readers, each with data of its own, make together."""
 
 from __future__ import annotations
 
@@ -10,36 +10,37 @@ from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, Str
 
 @dataclass(frozen=True)
 class JoinedShards:
-    """Groups that join the groups of several readers, step by step, until none has one left.
+    """Joins the readers' groups of each step into one group, until no reader has a group left.
 
-    A pass that began on some ranks, each with its files, is so finished by any number of ranks: they share the batches
-    that the old ranks would have had together.
+    It lets any number of ranks finish a pass that other ranks have begun, each over its own shard of the data: the new
+    ranks share the global batches that the old ones would have made together.
 
     Attributes:
-        streams: One per reader; reader k shuffles as rank k would.
+        shards: One stream of groups per reader. Reader k shuffles as rank k would.
     """
 
-    streams: tuple[Stream, ...]
+    shards: tuple[Stream, ...]
 
     def cardinality(self) -> int:
-        """Local. The largest."""
-        counts = [stream.cardinality() for stream in self.streams]
+        """Local. The largest cardinality of a shard."""
+        counts = [shard.cardinality() for shard in self.shards]
         if UNKNOWN in counts:
             return UNKNOWN
         return INFINITE if INFINITE in counts else max(counts)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as its streams do; one group a block."""
-        lanes = [
-            (group for block in stream.blocks(epoch._replace(salt=salt), start) for group in block)
-            for salt, stream in enumerate(self.streams)
+        """Local. One group per block; seeks as the shards do."""
+        groups_by_shard = [
+            (group for block in shard.blocks(epoch._replace(salt=salt), start) for group in block)
+            for salt, shard in enumerate(self.shards)
         ]
         while True:
-            groups = [group for group in (next(lane, None) for lane in lanes) if group is not None]
+            groups = [group for group in (next(one, None) for one in groups_by_shard) if group is not None]
             if not groups:
                 return
+            # Empty groups are left out of the join, except where all are empty: the step takes place all the same.
             yield [join([group for group in groups if len(group)] or groups[:1])]
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of a reader: all have the same."""
-        return self.streams[0].seeds()
+        """Local. The seeds of one shard: all have the same ones."""
+        return self.shards[0].seeds()

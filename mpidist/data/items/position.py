@@ -1,4 +1,7 @@
-"""Where an iteration stands, as a few plain integers that a checkpoint keeps."""
+"""Position of an iteration, as a few plain integers that a checkpoint keeps.
+
+The names and the meaning of these integers are a file format: checkpoints that exist must stay loadable.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,11 @@ def position_state(stream: Stream, iteration: int, taken: int, readers: int = 0)
     """Local. The position as plain integers.
 
     Args:
-        stream: The seeds that it drew belong to the position: without them the order could not be made again.
+        stream: Its drawn seeds belong to the position: without them nobody could make the same order again.
         iteration: Number of the pass over the data.
-        taken: How many elements the consumer has taken in this pass.
-        readers: How many ranks the files are shared out to in this pass; 0 where that says nothing.
+        taken: Number of elements that the consumer has taken in this pass. Elements that a thread has only read ahead
+            do not count: after a restart they must be read again.
+        readers: Number of ranks that share the files of this pass; 0 where the ranks do not share files.
 
     Returns:
         `iteration`, `batch`, `readers` unless it is 0, and `seed_<k>` for each seed that was drawn.
@@ -28,23 +32,26 @@ def position_state(stream: Stream, iteration: int, taken: int, readers: int = 0)
 
 
 def load_position(stream: Stream, state: Mapping[str, int], readers: int = 0) -> tuple[int, int, int]:
-    """Local. The iteration, the number of elements taken, and the number of readers; drawn seeds get their values.
+    """Local. Read a position, and give the stream's drawn seeds the values that it holds.
 
     Args:
         stream: Its drawn seeds are set.
-        state: From `position_state`.
+        state: A result of `position_state`.
         readers: 0 where the position must not name any.
 
+    Returns:
+        The iteration, the number of elements taken, and the number of readers.
+
     Raises:
-        ValueError: The state is that of another pipeline; nothing is changed.
+        ValueError: The state belongs to another pipeline. Nothing is changed then.
     """
     seeds = {f"seed_{k}": seed for k, seed in enumerate(stream.seeds()) if seed.drawn}
     expected = {_ITERATION, _BATCH, *seeds, *([_READERS] if readers else [])}
     if set(state) != expected or any(int(state[name]) < (name == _READERS) for name in expected):
         raise ValueError(
-            f"the saved position of a dataset does not fit this one: expected {sorted(expected)}, none negative, got "
-            f"{dict(state)!r}. Build the pipeline as it was when the position was saved: each shuffle without a seed "
-            "keeps the one it drew"
+            f"the saved position of a dataset does not fit this dataset: expected {sorted(expected)}, none of them "
+            f"negative, got {dict(state)!r}. Build the pipeline as it was when the position was saved. Each shuffle "
+            "without a seed counts, since the position holds the seed that it drew"
         )
     for name, seed in seeds.items():
         seed.value = int(state[name])

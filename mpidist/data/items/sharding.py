@@ -1,76 +1,50 @@
-"""Who reads what: pure arithmetic on counts, sizes and ranks."""
+"""Arithmetic of sharing: how many examples, and which of them, each reader gets."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import lru_cache
-from typing import TypeVar
 
-T = TypeVar("T")
-
-
-def even_sizes(count: int, parts: int) -> tuple[int, ...]:
-    """Local. Cut `count` things into `parts` sizes that differ by at most one.
-
-    Args:
-        count: How many things there are; 0 gives zeros.
-        parts: How many pieces.
-
-    Returns:
-        `parts` sizes with the sum `count`; the first `count % parts` pieces get one more than the others.
-
-    Raises:
-        ValueError: `count` is negative, or `parts` is not positive.
-    """
-    _check(count, parts)
-    least, more = divmod(count, parts)
-    return (least + 1,) * more + (least,) * (parts - more)
+from mpidist.comm.arithmetic.slices import even_sizes
 
 
 @lru_cache
-def even_slice(count: int, parts: int, index: int) -> slice:
-    """Local. The place of piece `index` of `even_sizes(count, parts)`: pieces are contiguous and in order.
+def even_slice(count: int, readers: int, reader: int) -> slice:
+    """Local. The rows of one reader where `readers` share `count` rows evenly.
+
+    The sizes are those of `even_sizes(count, readers)`; the slices follow one another in the order of the readers.
+    This function is cached, and makes no list: it is called for every batch.
 
     Raises:
-        ValueError: `count` is negative, `parts` is not positive, or `index` is not one of 0 to `parts` - 1.
+        ValueError: `count` is negative, `readers` is not positive, or `reader` is not one of 0 to `readers` - 1.
     """
-    _check(count, parts, index)
-    least, more = divmod(count, parts)
-    begin = least * index + min(index, more)
-    return slice(begin, begin + least + (index < more))
+    _check(count, readers, reader)
+    least, more = divmod(count, readers)
+    begin = least * reader + min(reader, more)
+    return slice(begin, begin + least + (reader < more))
 
 
-def file_shard(files: Sequence[T], parts: int, index: int) -> Sequence[T]:
-    """Local. The files of reader `index`: those whose number i has i mod `parts` = `index`, in their order.
+def rotated_sizes(batch_size: int, readers: int, reader: int) -> tuple[int, ...]:
+    """Local. The batch sizes that a reader with data of its own uses in turn.
+
+    They are the even sizes, rotated left by `reader`. So all readers together take `batch_size` examples in every
+    step, and in `readers` steps each of them takes equally many.
 
     Raises:
-        ValueError: `parts` is not positive, or `index` is not one of 0 to `parts` - 1.
+        ValueError: `batch_size` is negative, `readers` is not positive, or `reader` is not one of 0 to `readers` - 1.
     """
-    _check(len(files), parts, index)
-    return files[index::parts]
-
-
-def rotated_sizes(batch_size: int, parts: int, index: int) -> tuple[int, ...]:
-    """Local. The sizes of the batches that reader `index` cuts its own copy of the data into, one after the other.
-
-    Every step takes `batch_size` examples over all readers, and every reader takes `batch_size` examples in `parts`
-    steps: the even sizes, turned left by `index`.
-
-    Raises:
-        ValueError: `batch_size` is negative, `parts` is not positive, or `index` is not one of 0 to `parts` - 1.
-    """
-    _check(batch_size, parts, index)
-    sizes = even_sizes(batch_size, parts)
-    return sizes[index:] + sizes[:index]
+    _check(batch_size, readers, reader)
+    sizes = even_sizes(batch_size, readers)
+    return (*sizes[reader:], *sizes[:reader])
 
 
 def count_groups(total: int, sizes: Sequence[int], drop_remainder: bool) -> int:
-    """Local. Into how many groups `total` things fall when the sizes are used in turn, over and over.
+    """Local. The number of groups that `total` items fall into when the sizes are used in turn, over and over.
 
-    A size of zero makes an empty group only while there are things left.
+    A size of zero makes an empty group, but only while items are left.
 
     Args:
-        total: How many things there are.
+        total: Number of items.
         sizes: Not negative, not all zero.
         drop_remainder: Do not count a last group that is smaller than its size.
 
@@ -88,10 +62,10 @@ def count_groups(total: int, sizes: Sequence[int], drop_remainder: bool) -> int:
     return groups
 
 
-def _check(count: int, parts: int, index: int = 0) -> None:
+def _check(count: int, readers: int, reader: int) -> None:
     if count < 0:
-        raise ValueError(f"`count` must not be negative, got {count!r}")
-    if parts < 1:
-        raise ValueError(f"`parts` must be positive, got {parts!r}")
-    if not 0 <= index < parts:
-        raise ValueError(f"`index` must be one of 0 to {parts - 1} for {parts} parts, got {index!r}")
+        raise ValueError(f"the number of rows must not be negative, got {count!r}")
+    if readers < 1:
+        raise ValueError(f"`readers` must be positive, got {readers!r}")
+    if not 0 <= reader < readers:
+        raise ValueError(f"`reader` must be one of 0 to {readers - 1} for {readers} readers, got {reader!r}")

@@ -1,4 +1,4 @@
-"""Shuffling with a buffer, as tf.data does: an order that depends on the seed and the pass, never on who reads it."""
+"""Shuffling with a buffer, as in tf.data: the order depends on the seed and the pass, never on the reader."""
 
 from __future__ import annotations
 
@@ -14,13 +14,17 @@ from mpidist.data.items.stream import Epoch, Items, Rows, Seed, Shard, Skip, Str
 
 
 class ShuffleSeed:
-    """The seed of one shuffle, which keeps its value over passes.
+    """The seed of one shuffle; it keeps its value over all passes.
 
-    It belongs to the transformation, not to an iterator: `data.take(n)` and `data.skip(n)` of one shuffled dataset
-    must see the same order, or training examples would leak into the test set.
+    The seed belongs to the transformation, not to an iterator. If each iterator drew one, `data.take(n)` and
+    `data.skip(n)` of one shuffled dataset would see different orders, and training examples would leak into the test
+    set.
 
     Args:
-        value: What the user gave; None draws one from the system's entropy.
+        value: The user's seed; None draws one from the system's entropy.
+
+    Attributes:
+        drawn: Whether the seed was drawn. Ranks replace a drawn seed by that of rank 0.
     """
 
     def __init__(self, value: int | None) -> None:
@@ -28,14 +32,20 @@ class ShuffleSeed:
         self.value = secrets.randbits(63) if value is None else value
 
     def generator(self, path: tuple[int, ...], salt: int) -> np.random.Generator:
-        """Local. The source of randomness of one pass."""
+        """Local. The random generator of one pass.
+
+        Args:
+            path: The pass, as `Epoch.path` numbers it.
+            salt: Tells ranks apart that read data of their own. It counts only for a drawn seed: with a seed of the
+                user's every rank has the order that the user asked for.
+        """
         entropy = [self.value % 2**64, salt] if self.drawn and salt else [self.value % 2**64]
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=path)))
 
 
 @dataclass(frozen=True)
 class Shuffle:
-    """Each next item is drawn from a buffer, whose place the parent's next item takes.
+    """Draws each item from a buffer, and fills its place with the parent's next item.
 
     A buffer that holds the whole parent gives a uniform permutation, made in one call.
     """
@@ -46,22 +56,26 @@ class Shuffle:
     reshuffle_each_iteration: bool
 
     def cardinality(self) -> int:
-        """Local. The parent's."""
+        """Local. The parent's cardinality."""
         return self.parent.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks by drawing again what came before: integers only, where the parent's items are row numbers."""
+        """Local. The items from number `start` on; seeks by drawing all earlier items again.
+
+        That costs integers only where the parent's items are row numbers.
+        """
         return drop_items(self._shuffled(epoch), start)
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parent, then its own."""
+        """Local. The parent's seeds, then this one."""
         return [*self.parent.seeds(), self.seed]
 
     def _shuffled(self, epoch: Epoch) -> Iterator[Items]:
         path = epoch.path if self.reshuffle_each_iteration else ()
         generator = self.seed.generator(path, epoch.salt)
         if isinstance(self.parent, Rows) and 0 < self.parent.count <= self.buffer_size:
-            # What follows gives the same, at the cost of more memory to touch.
+            # A shortcut: the code below gives the same permutation, but touches more memory. Both ways must agree bit
+            # for bit, since a saved position counts on the order.
             yield generator.permutation(self.parent.count)
             return
         parent = self.parent.blocks(epoch, 0)
@@ -81,12 +95,12 @@ class Shuffle:
         as_rows = isinstance(buffer, np.ndarray)
         for block in itertools.chain((rest,), parent) if count == self.buffer_size else ():
             if len(block):
-                # A list, only where something is exchanged at all: a buffer may hold everything exactly.
+                # The list is made only when the first item is exchanged: the buffer may hold all items exactly.
                 places = _to_list(buffer) if places is None else places
                 yield _exchange(places, block, generator, as_rows)
         if places is not None:
             buffer = np.array(places) if as_rows else places
-        # Both give the same order of places.
+        # Arrays and lists must get the same order: `permutation` of an array and of a count draw alike.
         yield (
             generator.permutation(buffer)
             if isinstance(buffer, np.ndarray)
@@ -95,7 +109,12 @@ class Shuffle:
 
 
 def is_steady(stream: Stream, *, in_order: bool = False) -> bool:
-    """Local. Whether it is known that a stream has the same items in every pass; with `in_order`, in the same order."""
+    """Local. Whether a stream is known to have the same items in every pass.
+
+    Args:
+        stream: Any stream. Kinds that this function does not know count as not steady.
+        in_order: Ask for the same order as well.
+    """
     if isinstance(stream, Shuffle):
         return not in_order and is_steady(stream.parent)
     if isinstance(stream, (Take, Skip, Shard)):
@@ -104,7 +123,7 @@ def is_steady(stream: Stream, *, in_order: bool = False) -> bool:
 
 
 def _exchange(places: list[Any], block: Items, generator: np.random.Generator, as_rows: bool) -> Items:
-    """Put each item of the block in a random place, and give what stood there."""
+    """Put each item of the block in a random place of the buffer, and return the items that stood there."""
     given = []
     for place, item in zip(generator.integers(len(places), size=len(block)).tolist(), _to_list(block), strict=True):
         given.append(places[place])

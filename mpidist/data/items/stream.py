@@ -1,7 +1,10 @@
-"""Streams of items, from any position: which examples come in which order, before anything is read.
+"""Streams of items: the order of examples, from any position on, before anything is read.
 
-An item stands for an example. Over arrays it is a row number, so that a whole pipeline of selections costs integers
-only; over an iterable it is the element itself. Items travel in blocks, so that row numbers stay in NumPy.
+An item stands for an example. Over arrays an item is a row number, so that a whole pipeline of selections costs only
+integers. Over an iterable it is the element itself. Items travel in blocks, so that row numbers stay in NumPy arrays.
+
+A stream must be a function of the epoch and the seeds alone. All ranks follow the same stream and each reads its own
+rows of it; a stream that asked for the time, the rank or a global random state would give ranks different batches.
 """
 
 from __future__ import annotations
@@ -17,25 +20,25 @@ import numpy.typing as npt
 INFINITE = -1
 UNKNOWN = -2
 
-# Rows in a block: enough that the cost of a block does not count, few enough to stay in the cache.
+# Rows in a block: enough of them that the cost per block is small, few enough to stay in the processor's cache.
 BLOCK_ROWS = 8192
 
 Items: TypeAlias = "Sequence[Any] | npt.NDArray[np.int64]"
 
 
 class Epoch(NamedTuple):
-    """Which pass over the data this is; all that an order may depend on beside a seed.
+    """One pass over the data. An order depends on the epoch and on seeds, and on nothing else.
 
     Attributes:
         path: Number of the iteration, then the number of the repetition inside each `repeat`, outermost first.
-        salt: Tells ranks apart that read data of their own; 0 where all ranks have to agree on the order.
+        salt: Tells ranks apart that read data of their own; 0 where all ranks must agree on the order.
     """
 
     path: tuple[int, ...] = (0,)
     salt: int = 0
 
     def repetition(self, number: int) -> Epoch:
-        """Local. The pass inside this one that `repeat` makes as its `number`-th."""
+        """Local. The pass number `number` of a `repeat` inside this pass."""
         return Epoch((*self.path, number), self.salt)
 
 
@@ -43,8 +46,8 @@ class Seed(Protocol):
     """The seed of one shuffle.
 
     Attributes:
-        value: The seed. Where the user gave none it was drawn, and ranks replace it by one they share.
-        drawn: The user gave none.
+        value: The seed. A drawn seed is replaced by that of rank 0, so that all ranks share it.
+        drawn: Whether the seed was drawn, because the user gave none.
     """
 
     value: int
@@ -52,32 +55,38 @@ class Seed(Protocol):
 
 
 class Stream(Protocol):
-    """Items in an order that depends on the epoch."""
+    """Items in an order that depends on the epoch.
+
+    A stream is immutable; each call of `blocks` begins a pass of its own.
+    """
 
     def cardinality(self) -> int:
-        """Local. How many items there are, or INFINITE, or UNKNOWN."""
+        """Local. The number of items, or INFINITE, or UNKNOWN. It may open files to count."""
         ...
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. The items from number `start` on; blocks may be of any length, empty ones included."""
+        """Local. The items from number `start` on. Blocks may have any length, also 0."""
         ...
 
     def seeds(self) -> list[Seed]:
-        """Local. The seeds of its shuffles, from the source on."""
+        """Local. The seeds of its shuffles, in their order from the source on.
+
+        A saved position holds the drawn ones by their number in this list, so the order must not change.
+        """
         ...
 
 
-def join(parts: list[Items]) -> Items:
-    """Local. One block of several, at least one."""
-    if len(parts) == 1:
-        return parts[0]
-    if isinstance(parts[0], np.ndarray):
-        return cast("npt.NDArray[np.int64]", np.concatenate(cast("list[npt.NDArray[np.int64]]", parts)))
-    return [item for part in parts for item in part]
+def join(blocks: list[Items]) -> Items:
+    """Local. Join blocks, at least one, into one block."""
+    if len(blocks) == 1:
+        return blocks[0]
+    if isinstance(blocks[0], np.ndarray):
+        return cast("npt.NDArray[np.int64]", np.concatenate(cast("list[npt.NDArray[np.int64]]", blocks)))
+    return [item for block in blocks for item in block]
 
 
 def drop_items(blocks: Iterator[Items], count: int) -> Iterator[Items]:
-    """Local. The blocks without their first `count` items: seeking where only reading tells the position."""
+    """Local. The blocks without their first `count` items: the way to seek where nothing is known beforehand."""
     for block in blocks:
         if count < len(block):
             yield block[count:] if count else block
@@ -95,32 +104,34 @@ class Rows:
         return self.count
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks at no cost."""
+        """Local. Row numbers from `start` on; seeks at no cost."""
+        del epoch  # the order is the same in every pass
         for begin in range(start, self.count, BLOCK_ROWS):
             yield np.arange(begin, min(begin + BLOCK_ROWS, self.count))
 
     def seeds(self) -> list[Seed]:
-        """Local. None."""
+        """Local. An empty list."""
         return []
 
 
 @dataclass(frozen=True)
 class Elements:
-    """The elements that an iterable gives, one at a time; it is opened anew for every pass."""
+    """The elements of an iterable, one at a time. It is opened anew for every pass."""
 
     open: Callable[[], Iterable[Any]]
 
     def cardinality(self) -> int:
-        """Local. Only reading to the end would tell."""
+        """Local. UNKNOWN: only reading to the end would tell."""
         return UNKNOWN
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks by reading and dropping."""
+        """Local. Elements from number `start` on; seeks by reading and dropping."""
+        del epoch  # the order of an iterable is its own
         for element in itertools.islice(self.open(), start, None):
             yield [element]
 
     def seeds(self) -> list[Seed]:
-        """Local. None that we know."""
+        """Local. An empty list: an iterable's own seeds are not known here."""
         return []
 
 
@@ -139,7 +150,7 @@ class Take:
         return self.count if known == INFINITE else min(self.count, known)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as its parent does."""
+        """Local. Items from number `start` on; seeks as the parent does."""
         if self.count == -1:
             yield from self.parent.blocks(epoch, start)
             return
@@ -153,7 +164,7 @@ class Take:
                 return
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parent."""
+        """Local. The parent's seeds."""
         return self.parent.seeds()
 
 
@@ -165,55 +176,55 @@ class Skip:
     count: int
 
     def cardinality(self) -> int:
-        """Local. What is left of the parent's."""
+        """Local. The parent's cardinality less the items skipped."""
         known = self.parent.cardinality()
         if self.count == -1:
             return 0
         return known if known < 0 else max(0, known - self.count)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as its parent does."""
+        """Local. Items from number `start` on; seeks as the parent does."""
         return iter(()) if self.count == -1 else self.parent.blocks(epoch, start + self.count)
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parent."""
+        """Local. The parent's seeds."""
         return self.parent.seeds()
 
 
 @dataclass(frozen=True)
 class Shard:
-    """The items whose number i has i mod `num_shards` = `index`."""
+    """Every `num_shards`-th item, beginning with number `index`."""
 
     parent: Stream
     num_shards: int
     index: int
 
     def cardinality(self) -> int:
-        """Local. The parent's, divided; the first shards get one more."""
+        """Local. The number of items in this shard; the first shards may have one more than the others."""
         known = self.parent.cardinality()
         return known if known < 0 else len(range(self.index, known, self.num_shards))
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as its parent does."""
+        """Local. Items from number `start` on; seeks as the parent does."""
         first = self.index
         for block in self.parent.blocks(epoch, start * self.num_shards):
             yield block[first :: self.num_shards]
             first = (first - len(block)) % self.num_shards
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parent."""
+        """Local. The parent's seeds."""
         return self.parent.seeds()
 
 
 @dataclass(frozen=True)
 class Repeat:
-    """The parent's items again and again, each time as a pass of its own; `count` None never ends."""
+    """The parent's items again and again, each time as a pass of its own. A `count` of None never ends."""
 
     parent: Stream
     count: int | None
 
     def cardinality(self) -> int:
-        """Local. `count` times the parent's."""
+        """Local. `count` times the parent's cardinality."""
         known = self.parent.cardinality()
         if known == 0 or self.count == 0:
             return 0
@@ -222,7 +233,10 @@ class Repeat:
         return known if known < 0 else known * self.count
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks to the repetition; over a parent of unknown length by reading and dropping."""
+        """Local. Items from number `start` on; seeks to the repetition.
+
+        Over a parent of unknown length it seeks by reading and dropping.
+        """
         if self.parent.cardinality() == UNKNOWN and start > 0:
             yield from drop_items(self.blocks(epoch, 0), start)
             return
@@ -239,11 +253,14 @@ class Repeat:
         else:
             return
         if self.count is None and self.parent.cardinality() == UNKNOWN:
-            # Others count on it going on for ever: to end quietly would leave them waiting.
-            raise ValueError("repeat: the iterable gives no element, so repeating it for ever gives none either")
+            # All ranks count on a stream that never ends. To end quietly here would leave the others waiting.
+            raise ValueError(
+                "repeat: expected an iterable with at least one element to repeat without end, got no element. Check "
+                "the source"
+            )
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parent."""
+        """Local. The parent's seeds."""
         return self.parent.seeds()
 
 

@@ -1,1 +1,1 @@
-"""Pipelines: streams of items joined with the way to read them."""
+"""Pipelines: a stream of items joined with the source that reads them."""

@@ -1,24 +1,24 @@
-"""`cache`: examples are read once and kept in memory, each rank keeping those that it reads itself."""
+"""`cache`: examples are read once and kept in memory; each rank keeps those that it reads itself."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from mpidist import tree
-from mpidist.data.items.stream import UNKNOWN, Epoch, Items, Seed, Stream
+from mpidist.data.items.stream import Epoch, Items, Seed, Stream
 from mpidist.data.pipeline.pipeline import Pipeline
 from mpidist.data.reading import element as elements
 
 
 @dataclass(frozen=True)
 class CachedSource:
-    """The examples of a pipeline over row numbers, each read at most once.
+    """Reads the examples of a pipeline over row numbers, each at most once.
 
     Attributes:
-        pipeline: Reads them.
+        pipeline: Reads the examples.
     """
 
     pipeline: Pipeline
@@ -30,19 +30,19 @@ class CachedSource:
         return False
 
     def row(self, item: Any) -> Any:
-        """Local. One element: a copy, since what the user does to it must not reach the next pass."""
+        """Local. A copy of one example: the next pass must find the kept one unchanged."""
         return _copied(self._read(item))
 
     def rows(self, items: Items) -> Any:
-        """Local. Stacks the examples."""
+        """Local. Stack examples, which copies them."""
         return elements.stack(self._read_all(items))
 
     def each(self, items: Items) -> Iterator[Any]:
-        """Local. Copies of the examples, one by one."""
+        """Local. Copies of examples, one by one."""
         return map(_copied, self._read_all(items))
 
     def sample(self) -> Any:
-        """Local. An element."""
+        """Local. A sample of the pipeline."""
         return self.pipeline.sample()
 
     def _read(self, item: Any) -> Any:
@@ -55,32 +55,35 @@ class CachedSource:
         missing = items if not self._kept else [item for item in items if int(item) not in self._kept]
         if len(missing):
             for item, element in zip(missing, elements.split(self.pipeline.read_rows(missing)), strict=True):
-                # A copy: a view would keep the whole batch.
+                # A copy: a view of one row would keep the memory of the whole batch.
                 self._kept[int(item)] = _copied(element)
         return [self._kept[int(item)] for item in items]
 
 
 @dataclass(frozen=True)
 class FirstPass:
-    """The items of a stream in the order of its first pass, in every pass: a shuffle before `cache` is made once."""
+    """The items of a stream, in every pass in the order of the first pass: a shuffle before `cache` happens once."""
 
     parent: Stream
 
     def cardinality(self) -> int:
-        """Local. The parent's."""
+        """Local. The parent's cardinality."""
         return self.parent.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as its parent does."""
+        """Local. Items from number `start` on; seeks as the parent does."""
         return self.parent.blocks(Epoch(salt=epoch.salt), start)
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parent."""
+        """Local. The parent's seeds."""
         return self.parent.seeds()
 
 
-class _Memory:
-    """Elements as far as they were read; a later pass goes on where an earlier one left off."""
+class _ReadElements:
+    """The elements that were read so far; a later pass reads on where an earlier one stopped.
+
+    Several passes may run at a time, each in a thread of its own; hence the lock.
+    """
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
@@ -88,7 +91,7 @@ class _Memory:
         self.readers: dict[int, Iterator[Any]] = {}
 
     def get(self, pipeline: Pipeline, salt: int, number: int) -> list[Any]:
-        """The element with this number, or nothing at the end."""
+        """A copy of the element with this number, as a list of one; an empty list at the end."""
         with self.lock:
             kept = self.elements.setdefault(salt, [])
             if number >= len(kept):
@@ -100,7 +103,8 @@ class _Memory:
                     except StopIteration:
                         return []
                     except Exception:
-                        # The next try reads anew instead of taking the broken iterator's end for the data's.
+                        # A generator that raised is finished. Without this, the next try would take the end of the
+                        # broken generator for the end of the data.
                         del self.readers[salt], self.elements[salt]
                         raise
             return [_copied(kept[number])]
@@ -108,51 +112,27 @@ class _Memory:
 
 @dataclass(frozen=True)
 class Kept:
-    """The elements of a pipeline, read in order, once, and kept."""
+    """The elements of a pipeline, read once, in order, and kept."""
 
     pipeline: Pipeline
-    _memory: _Memory = field(default_factory=_Memory, init=False, repr=False)
+    _elements: _ReadElements = field(default_factory=_ReadElements, init=False, repr=False)
 
     def cardinality(self) -> int:
-        """Local. The pipeline's."""
+        """Local. The pipeline's cardinality."""
         return self.pipeline.stream.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks at no cost in what was read before."""
+        """Local. Elements from number `start` on; seeks at no cost among those that were read before."""
         known = self.cardinality()
         while known < 0 or start < known:
-            found = self._memory.get(self.pipeline, epoch.salt, start)
+            found = self._elements.get(self.pipeline, epoch.salt, start)
             if not found:
                 return
             yield found
             start += 1
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of the pipeline's stream."""
-        return self.pipeline.stream.seeds()
-
-
-@dataclass(frozen=True)
-class Filter:
-    """The elements of a pipeline for which a predicate holds; all have to be read to know."""
-
-    pipeline: Pipeline
-    predicate: Callable[..., Any]
-
-    def cardinality(self) -> int:
-        """Local. Only reading to the end would tell; 0 where there is nothing."""
-        return 0 if self.pipeline.stream.cardinality() == 0 else UNKNOWN
-
-    def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks by reading and dropping."""
-        for element in self.pipeline.iterate(epoch, 0, self.pipeline.read):
-            if bool(elements.call(self.predicate, element)):
-                if start == 0:
-                    yield [element]
-                start = max(0, start - 1)
-
-    def seeds(self) -> list[Seed]:
-        """Local. Those of the pipeline's stream."""
+        """Local. The seeds of the pipeline's stream."""
         return self.pipeline.stream.seeds()
 
 

@@ -1,4 +1,4 @@
-"""Lists of files, and which of them a rank reads: rewriting a pipeline for the policies FILE and HINT."""
+"""Lists of files, and the share of them that a rank reads: how the policies FILE and HINT rewrite a pipeline."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class FileRows(Rows):
     """The row numbers of a list of files.
 
     Attributes:
-        digest: Tells lists apart.
+        digest: A hash of the names; ranks compare it to make sure that they have the same list.
     """
 
     digest: str = ""
@@ -30,36 +30,38 @@ class FileRows(Rows):
 
 @dataclass(frozen=True)
 class FileShard(Shard):
-    """A rank's files; the order of the list is one and the same on all ranks, so that each file is read once."""
+    """The files of one reader, taken from an order that is the same on all ranks."""
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as its parent does."""
+        """Local. Items from number `start` on; seeks as the parent does."""
+        # Without the salt, which makes ranks shuffle differently: with it some files would be read twice, others never.
         return super().blocks(epoch._replace(salt=0), start)
 
 
 @dataclass(frozen=True)
 class HintedShard:
-    """Where the policy HINT puts `shard(number of pipelines, number of this one)`; under other policies, nothing."""
+    """A mark: the policy HINT replaces it by a shard of the rank. Under other policies it changes nothing."""
 
     parent: Stream
 
     def cardinality(self) -> int:
-        """Local. The parent's."""
+        """Local. The parent's cardinality."""
         return self.parent.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. The parent's."""
+        """Local. The parent's blocks."""
         return self.parent.blocks(epoch, start)
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parent."""
+        """Local. The parent's seeds."""
         return self.parent.seeds()
 
 
 def resolve(files: str | os.PathLike[str] | Iterable[Any]) -> list[str]:
-    """Local. The names of files, of a pattern or several, or of a list.
+    """Local. The names of files, given by a name, a pattern, or a list of names and patterns.
 
-    Names that a pattern matches are sorted, since file systems give them in any order; a list keeps its order.
+    The matches of a pattern are sorted: file systems list names in any order, and ranks on different hosts would
+    otherwise have different lists. A list keeps its order.
 
     Raises:
         FileNotFoundError: A pattern matches nothing, or the list is empty.
@@ -69,7 +71,9 @@ def resolve(files: str | os.PathLike[str] | Iterable[Any]) -> list[str]:
     for one in (os.fspath(name) for name in given):
         found = sorted(glob.glob(one, recursive=True)) if glob.has_magic(one) else [one]
         if not found:
-            raise FileNotFoundError(2, f"list_files: no file matches the pattern, on this host in {os.getcwd()}", one)
+            raise FileNotFoundError(
+                2, f"list_files: no file matches the pattern on this host, in the directory {os.getcwd()}", one
+            )
         names += [str(name) for name in found]
     if not names:
         raise FileNotFoundError(2, "list_files: expected a pattern or at least one file name, got an empty list")
@@ -82,7 +86,11 @@ def file_rows(names: list[str]) -> FileRows:
 
 
 def file_count(pipeline: Pipeline) -> int | None:
-    """Local. How many files, at least, each of its readers can be shared out by; INFINITE; None: it reads no files."""
+    """Local. The number of files of the pipeline; of several lists, that of the shortest.
+
+    Returns:
+        The number, or INFINITE, or UNKNOWN; None where the pipeline reads no files.
+    """
     counts: list[int] = []
 
     def count(stream: Stream) -> Stream:
@@ -94,7 +102,7 @@ def file_count(pipeline: Pipeline) -> int | None:
 
 
 def file_digests(pipeline: Pipeline) -> tuple[str, ...]:
-    """Local. What tells its lists of files from those of another rank."""
+    """Local. The digests of the pipeline's lists of files, to compare them between ranks."""
     found: list[str] = []
 
     def look(node: Any) -> Any:
@@ -106,9 +114,9 @@ def file_digests(pipeline: Pipeline) -> tuple[str, ...]:
     return tuple(found)
 
 
-def shard_files(pipeline: Pipeline, parts: int, index: int) -> Pipeline:
-    """Local. The pipeline over the files number i with i mod `parts` = `index`, as its readers get them."""
-    return _on_files(pipeline, lambda stream: FileShard(stream, parts, index))
+def shard_files(pipeline: Pipeline, readers: int, reader: int) -> Pipeline:
+    """Local. The pipeline over the files of one of several readers: every `readers`-th, beginning with `reader`."""
+    return _on_files(pipeline, lambda stream: FileShard(stream, readers, reader))
 
 
 def has_hint(pipeline: Pipeline) -> bool:
@@ -124,19 +132,23 @@ def has_hint(pipeline: Pipeline) -> bool:
     return bool(found)
 
 
-def shard_hints(pipeline: Pipeline, parts: int, index: int) -> Pipeline:
-    """Local. The pipeline with its hints replaced by real shards."""
+def shard_hints(pipeline: Pipeline, readers: int, reader: int) -> Pipeline:
+    """Local. The pipeline with each hint replaced by the shard of one of several readers."""
 
     def fill(node: Any) -> Any:
-        # `FileShard` shards an order that is the same on all ranks, which is what a hint needs, too.
-        return FileShard(_rewrite(node.parent, fill), parts, index) if isinstance(node, HintedShard) else None
+        # `FileShard` shards an order that is the same on all ranks; a hint needs that, too.
+        return FileShard(_rewrite(node.parent, fill), readers, reader) if isinstance(node, HintedShard) else None
 
     result: Pipeline = _rewrite(pipeline, fill)
     return result
 
 
 def _on_files(pipeline: Pipeline, change: Callable[[Stream], Stream]) -> Pipeline:
-    """Change the streams that give readers their files: what comes before the reader counts, what comes after not."""
+    """Change the streams that hand file names to `interleave`, or that are lists of files themselves.
+
+    The stream in front of `interleave` is changed, with all steps on the names: a `shuffle` or `take` of names comes
+    before the sharding, as the user wrote it.
+    """
 
     def visit(node: Any) -> Any:
         if isinstance(node, FileRows):
@@ -150,7 +162,7 @@ def _on_files(pipeline: Pipeline, change: Callable[[Stream], Stream]) -> Pipelin
 
 
 def _reads_names(pipeline: Pipeline) -> bool:
-    """Whether its elements come of a list of files with no reader in between."""
+    """Whether the elements are file names: they come from a list of files, and nothing has opened these yet."""
     names: list[bool] = []
 
     def look(node: Any) -> Any:
@@ -164,7 +176,11 @@ def _reads_names(pipeline: Pipeline) -> bool:
 
 
 def _rewrite(node: Any, change: Callable[[Any], Any]) -> Any:
-    """A pipeline or stream with some nodes changed: `change` gives another node, or None to look further inside."""
+    """Rebuild a pipeline or stream with some nodes changed.
+
+    `change` returns another node, or None to look further inside. Nodes without a change are kept, not copied: their
+    caches and seeds stay shared with the original.
+    """
     changed = change(node)
     if changed is not None:
         return changed

@@ -12,14 +12,14 @@ from mpidist.data.reading.prefetch import Prefetcher
 
 
 class Reader(Iterator[Any]):
-    """Elements of a pipeline from some position on, read ahead in a thread where that pays.
+    """Elements of a pipeline from some position on, read ahead in a thread if asked to.
 
     Args:
-        elements: Reads them.
-        depth: How many to read ahead; 0 reads in `next`.
+        elements: The iterator to read. With a thread it must not call MPI.
+        depth: Number of elements to read ahead; 0 reads in `next`, without a thread.
 
     Attributes:
-        read: Gives the next element, or raises StopIteration: what `next` does, with a call less.
+        read: Returns the next element, or raises StopIteration, like `next` with one Python call less.
     """
 
     def __init__(self, elements: Iterator[Any], depth: int) -> None:
@@ -31,7 +31,7 @@ class Reader(Iterator[Any]):
         return self.read()
 
     def close(self) -> None:
-        """Local. End the thread, if there is one. Safe twice."""
+        """Local. End the thread, if there is one. A second call does nothing."""
         if self._prefetcher is not None:
             self._prefetcher.close()
 
@@ -40,9 +40,9 @@ class DatasetIterator(Iterator[Any]):
     """One pass over a dataset.
 
     Args:
-        pipeline: What is read.
+        pipeline: The pipeline to read.
         iteration: Number of the pass; shuffles depend on it.
-        set_iterations: Tells the dataset how many passes there have been, when a position is loaded.
+        set_iterations: Called when a position is loaded, with the number of passes that the dataset has then made.
     """
 
     def __init__(self, pipeline: Pipeline, iteration: int, set_iterations: Callable[[int], None]) -> None:
@@ -59,25 +59,26 @@ class DatasetIterator(Iterator[Any]):
             elements = self._pipeline.iterate(epoch, self._taken, self._pipeline.read)
             self._reader = Reader(elements, self._pipeline.prefetch)
         element = next(self._reader)
+        # Counted here, not in the reader: a thread may be ahead, and a saved position must not skip what it has read.
         self._taken += 1
         return element
 
     def state(self) -> dict[str, int]:
-        """Local. The position: `iteration`, `batch` (elements taken), and seeds that were drawn."""
+        """Local. The position: `iteration`, `batch` (the number of elements taken), and the seeds that were drawn."""
         return position_state(self._pipeline.stream, self._iteration, self._taken)
 
     def load_state(self, state: Mapping[str, int]) -> None:
-        """Local. Go on where `state` was taken; the next iteration of the dataset is the one after it.
+        """Local. Go on where `state` was saved. The dataset's next iteration is the one after this.
 
         Raises:
-            ValueError: The state is that of another pipeline.
+            ValueError: The state belongs to another pipeline.
         """
         self._iteration, self._taken, _ = load_position(self._pipeline.stream, state)
         self._set_iterations(self._iteration + 1)
         self.close()
 
     def close(self) -> None:
-        """Local. End prefetching; `next` goes on from the same position. Safe twice."""
+        """Local. End prefetching; `next` goes on from the same position. A second call does nothing."""
         if self._reader is not None:
             self._reader.close()
             self._reader = None

@@ -1,6 +1,7 @@
-"""A pipeline: which items come in which order, and how an item is read; the two stay apart until something is read.
+"""The pipeline: a stream that orders items, and a source that reads them.
 
-So a rank of a distributed dataset follows the whole stream, which costs integers, and reads its own rows.
+The two stay apart until something is read. So a rank of a distributed dataset follows the whole stream, which costs
+only integers, and reads its own rows of each batch.
 """
 
 from __future__ import annotations
@@ -23,19 +24,19 @@ from mpidist.data.reading.workers import Workers
 
 @dataclass(frozen=True)
 class Pipeline:
-    """What a dataset does.
+    """The steps of a dataset, as an immutable value; each transformation makes another pipeline.
 
     Attributes:
         source: Reads items.
-        stream: The items: of one example each, or groups of them once `grouping` is set.
+        stream: The items. Each stands for one example, or for a group of examples once `grouping` is set.
         functions: Mapped over examples.
-        grouping: The batch that made groups of the items; None before.
-        is_loaded: The source itself gives batches; an item is one.
+        grouping: The `Batch` that made groups of the items; None before there is one.
+        is_loaded: Whether the source itself gives batches; then an item is a batch.
         batch_functions: Mapped over batches.
-        prefetch: How many elements a plain iteration prepares ahead.
-        padding: How the examples of a batch are made equally large; None: they are.
-        workers: Call the functions over examples; None calls them one after the other.
-        batch_workers: Call the functions over batches.
+        prefetch: Number of elements that a plain iteration prepares ahead.
+        padding: The rule that makes the examples of a batch equally large; None where they are.
+        workers: Threads that call the functions over examples; None calls them one after another.
+        batch_workers: Threads that call the functions over batches.
     """
 
     source: Source
@@ -51,56 +52,56 @@ class Pipeline:
 
     @property
     def is_batched(self) -> bool:
-        """Local. Whether its elements are batches."""
+        """Local. Whether the elements are batches."""
         return self.grouping is not None or self.is_loaded
 
     @property
     def is_cheap(self) -> bool:
-        """Local. Whether reading is no more than a copy in memory, so that a thread would cost more than it saves."""
+        """Local. Whether reading is only a copy in memory, so that a thread would cost more than it saves."""
         return self.source.in_memory and not self.functions and not self.batch_functions
 
     @property
     def has_fixed_batches(self) -> bool:
-        """Local. Whether all its batches have the same size."""
+        """Local. Whether all batches have the same size."""
         return self.grouping is not None and self.grouping.drop_remainder
 
     def map(self, function: Callable[..., Any], workers: Workers | None = None) -> Pipeline:
-        """Local. The function over its elements; `workers` call all that is mapped at this level."""
+        """Local. Map a function over the elements; `workers` call all functions of examples, or all of batches."""
         if self.is_batched:
             functions = (*self.batch_functions, function)
             return replace(self, batch_functions=functions, batch_workers=workers or self.batch_workers)
         return replace(self, functions=(*self.functions, function), workers=workers or self.workers)
 
     def batch(self, batch_size: int, drop_remainder: bool, padding: Padding | None = None) -> Pipeline:
-        """Local. Groups of its elements."""
+        """Local. Group the elements into batches."""
         if self.is_batched:
             return self.in_whole().batch(batch_size, drop_remainder, padding)
         grouping = Batch(self.stream, batch_size, drop_remainder)
         return replace(self, stream=grouping, grouping=grouping, padding=padding)
 
     def in_whole(self) -> Pipeline:
-        """Local. Its elements as examples, read before anything further is done with them."""
+        """Local. A pipeline whose examples are the elements of this one, read before any further step."""
         source = ElementSource(lambda item: item, self.sample)
-        return Pipeline(source, Read(self, by_rows=False), prefetch=self.prefetch)
+        return Pipeline(source, PipelineElements(self, by_rows=False), prefetch=self.prefetch)
 
     def unbatch(self) -> Pipeline:
-        """Local. The examples of its batches."""
+        """Local. The examples of the batches, as elements."""
         if self.grouping is not None and not self.batch_functions and self.padding is None:
             return replace(self, stream=Ungroup(self.stream), grouping=None)
         source = ElementSource(lambda item: item, lambda: next(elements.split(self.sample())))
-        return Pipeline(source, Ungroup(Read(self, by_rows=True)), prefetch=self.prefetch)
+        return Pipeline(source, Ungroup(PipelineElements(self, by_rows=True)), prefetch=self.prefetch)
 
     def rebatch(self, sizes: tuple[int, ...], drop_remainder: bool) -> Pipeline:
-        """Local. Batches of other sizes, used in turn, over the examples in its batches."""
+        """Local. The same examples in batches of other sizes, which are used in turn."""
         if self.grouping is not None and not self.batch_functions:
             return replace(self, stream=Rebatch(self.stream, sizes, drop_remainder))
         source = ElementSource(lambda item: item, lambda: next(elements.split(self.sample())))
-        groups = Read(self, by_rows=True)
+        groups = PipelineElements(self, by_rows=True)
         grouping = Batch(groups, sum(sizes), drop_remainder)
         return Pipeline(source, Rebatch(groups, sizes, drop_remainder), grouping=grouping)
 
     def read(self, item: Any) -> Any:
-        """Local. The element of an item."""
+        """Local. Read the element of an item."""
         if not self.is_batched:
             return self._map(self._load(item))
         if self.is_loaded:
@@ -113,36 +114,39 @@ class Pipeline:
             batch = elements.call(function, batch)
         return batch
 
-    def piece_reader(self, parts: int, index: int) -> Callable[[Any], Any]:
-        """Local. What reads piece `index` of batches that `parts` readers share evenly; that piece only where it can.
+    def piece_reader(self, readers: int, reader: int) -> Callable[[Any], Any]:
+        """Local. A function that reads one reader's piece of batches that `readers` share evenly.
 
-        It cannot where a function was mapped after batch: that is called with the whole batch, as in tf.data; nor
-        where the longest example of a batch decides how long the others get.
+        It reads only that piece, except in two cases where it must read the whole batch and cut: where a function was
+        mapped after `batch` (it is called with the whole batch, as in tf.data), and where the longest example of a
+        batch decides the padded size.
         """
 
         def cut_piece(item: Any) -> Any:
             batch = self.read(item)
-            return elements.cut(batch, even_slice(elements.first_dimension(batch), parts, index))
+            return elements.cut(batch, even_slice(elements.first_dimension(batch), readers, reader))
 
         def read_piece(item: Any) -> Any:
             if len(item) == whole:
                 return rows(item[usual])
-            piece = item[even_slice(len(item), parts, index)]
-            # An empty piece keeps dtypes and other dimensions: those of a row that is there.
+            piece = item[even_slice(len(item), readers, reader)]
+            # An empty piece must have the dtypes and other dimensions of the data: they are those of the first row.
             return rows(piece) if len(piece) else elements.cut(self.read(item[:1]), slice(0, 0))
 
         if self.is_loaded or self.batch_functions or (self.padding is not None and self.padding.is_open):
             return cut_piece
-        # Where rows are only copied, each call less shows: a batch may take no longer than ten of them.
+        # The slice of a full batch is computed once. A small batch that is only copied takes a few microseconds in
+        # all, so even one Python call less can be measured.
         whole = self.grouping.batch_size if self.grouping is not None else 0
-        usual = even_slice(whole, parts, index)
+        usual = even_slice(whole, readers, reader)
         if usual.start == usual.stop:
+            # This reader's piece of a full batch is empty; -1 sends every batch down the general way.
             whole = -1
         rows = self.read_rows if self.functions or self.padding is not None else self.source.rows
         return read_piece
 
     def iterate(self, epoch: Epoch, start: int, read: Callable[[Any], Any]) -> Iterator[Any]:
-        """Local. What `read` makes of its items, from number `start` on."""
+        """Local. The results of `read` for each item, from number `start` on."""
         items = itertools.chain.from_iterable(self.stream.blocks(epoch, start))
         if self.batch_functions and self.batch_workers is not None:
             return self.batch_workers.ordered(read, items)
@@ -151,7 +155,7 @@ class Pipeline:
         return map(read, items)
 
     def sample(self) -> Any:
-        """Local. An element, for its shapes and dtypes; reads an example, and calls what is mapped over it.
+        """Local. An element, for its shapes and dtypes. Reads one example and calls the functions mapped over it.
 
         Raises:
             ValueError: There is no example.
@@ -160,7 +164,7 @@ class Pipeline:
         if not self.is_loaded:
             element = self._map(element)
         if self.grouping is not None:
-            # A function over batches may count on their size.
+            # A function over batches may rely on their size, so it gets a full batch of one repeated example.
             in_full = self.batch_functions or self.has_fixed_batches
             element = stack_with(self.padding, [element] * (self.grouping.batch_size if in_full else 1))
         for function in self.batch_functions:
@@ -168,9 +172,11 @@ class Pipeline:
         return element
 
     def spec(self, *, is_whole: bool) -> Any:
-        """Local. `ArraySpec`s of its elements, or, unless `is_whole`, of pieces of them.
+        """Local. The `ArraySpec`s of the elements.
 
-        The first dimension is None where batches, or pieces, differ in size.
+        Args:
+            is_whole: False asks for those of a rank's pieces of batches. The first dimension of batches and pieces is
+                None where their sizes may differ.
         """
         spec = elements.spec_of(self.sample())
         if self.padding is not None and not self.batch_functions:
@@ -180,9 +186,9 @@ class Pipeline:
         return tree.map_leaves(lambda leaf: ArraySpec((None, *leaf.shape[1:])[: len(leaf.shape)], leaf.dtype), spec)
 
     def read_rows(self, items: Items) -> Any:
-        """Local. The batch of some items of one example each, at least one.
+        """Local. Read items of one example each, at least one, as a batch.
 
-        Where batches are read side by side, the source is still read by one thread at a time.
+        Where several threads make batches, still only one at a time reads the source.
         """
         if self.batch_workers is None:
             return self._stacked(items)
@@ -211,28 +217,28 @@ class Pipeline:
 
 
 @dataclass(frozen=True)
-class Read:
-    """The elements of a pipeline as items: read, because what follows needs them whole.
+class PipelineElements:
+    """The elements of a pipeline as items. They are read here, because a following step needs them whole.
 
     Attributes:
-        pipeline: What is read.
-        by_rows: One group per batch, of its examples; else one item per element.
+        pipeline: The pipeline to read.
+        by_rows: True makes a group of examples of each batch; False makes one item of each element.
     """
 
     pipeline: Pipeline
     by_rows: bool
 
     def cardinality(self) -> int:
-        """Local. The pipeline's."""
+        """Local. The pipeline's cardinality."""
         return self.pipeline.stream.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as the pipeline's stream does."""
+        """Local. Elements from number `start` on; seeks as the pipeline's stream does."""
         for element in self.pipeline.iterate(epoch, start, self.pipeline.read):
             yield [list(elements.split(element))] if self.by_rows else [element]
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of the pipeline's stream."""
+        """Local. The seeds of the pipeline's stream."""
         return self.pipeline.stream.seeds()
 
 
@@ -243,14 +249,14 @@ class Ungroup:
     parent: Stream
 
     def cardinality(self) -> int:
-        """Local. Known where the parent is a `Batch` of a known number of items, else INFINITE or UNKNOWN."""
+        """Local. The number of items, where the parent is a `Batch` of a known number; else INFINITE or UNKNOWN."""
         if not isinstance(self.parent, Batch) or self.parent.parent.cardinality() < 0:
             return UNKNOWN if self.parent.cardinality() >= 0 else self.parent.cardinality()
         total = self.parent.parent.cardinality()
         return total - total % self.parent.batch_size if self.parent.drop_remainder else total
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks to the batch where the parent's batches have one size, else by going over its groups."""
+        """Local. Items from number `start` on; seeks to the batch where all have one size, else goes through groups."""
         if isinstance(self.parent, Batch):
             first, start = divmod(start, self.parent.batch_size)
         else:
@@ -259,5 +265,5 @@ class Ungroup:
         return drop_items(groups, start)
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parent."""
+        """Local. The parent's seeds."""
         return self.parent.seeds()

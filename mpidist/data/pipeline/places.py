@@ -1,4 +1,4 @@
-"""Datasets of datasets, one behind another or by turns: an item says in which of them an example lies, unread."""
+"""Datasets made of datasets, in sequence or by turns: an item says where an example lies, and nothing is read."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from mpidist.data.reading import element as elements
 
 
 class Place(NamedTuple):
-    """Where an example lies.
+    """The place of an example.
 
     Attributes:
-        pipeline: The pipeline that reads it.
-        item: Its item there.
+        pipeline: The pipeline that reads the example.
+        item: The example's item in that pipeline.
     """
 
     pipeline: Pipeline
@@ -34,56 +34,56 @@ class PlaceSource:
     """Reads examples of several pipelines.
 
     Attributes:
-        first: Gives a pipeline, for shapes and dtypes.
+        first: Returns a pipeline, for shapes and dtypes.
     """
 
     first: Callable[[], Pipeline]
 
     @property
     def in_memory(self) -> bool:
-        """Local. False: pipelines that are opened later may read anything."""
+        """Local. False: pipelines that are opened later may read from anywhere."""
         return False
 
     def row(self, item: Any) -> Any:
-        """Local. One element."""
+        """Local. Read one element in its pipeline."""
         return item.pipeline.read(item.item)
 
     def rows(self, items: Items) -> Any:
-        """Local. One read for the items of each pipeline, put back in order."""
+        """Local. Read the items with one read per pipeline, and put the rows back in order."""
         numbers: dict[int, list[int]] = {}
         for number, item in enumerate(items):
             numbers.setdefault(id(item.pipeline), []).append(number)
         if len(numbers) > len(items) // 2 or items[0].pipeline.is_batched:
             return elements.stack([self.row(item) for item in items])
-        parts = [
+        batches = [
             items[chosen[0]].pipeline.read_rows(as_items([items[number].item for number in chosen]))
             for chosen in numbers.values()
         ]
-        if len(parts) == 1:
-            return parts[0]
-        # One array of rows in the order of the pipelines, then each row to its place.
+        if len(batches) == 1:
+            return batches[0]
+        # The rows stand in the order of the pipelines; `order` puts each row where its item stood.
         order = np.argsort(np.concatenate(list(numbers.values())))
-        return tree.map_leaves(lambda *leaves: np.concatenate(leaves)[order], *parts)
+        return tree.map_leaves(lambda *leaves: np.concatenate(leaves)[order], *batches)
 
     def each(self, items: Items) -> Iterator[Any]:
-        """Local. The elements of the items, one by one."""
+        """Local. Read the elements one by one."""
         return map(self.row, items)
 
     def sample(self) -> Any:
-        """Local. An element of the first pipeline."""
+        """Local. A sample of the first pipeline."""
         return self.first().sample()
 
 
 @dataclass(frozen=True)
 class Interleave:
-    """Examples of pipelines that a function makes of elements: some are open at a time, and take turns in blocks.
+    """The examples of many pipelines, each made from an element; some are open at a time and take turns.
 
     Attributes:
-        pipeline: Its elements say what to open.
-        opened: Makes a pipeline of one.
-        cycle_length: How many are open at a time.
-        block_length: How many examples one gives at its turn.
-        count: Tells how many examples an element stands for, without opening it; None: that is not known.
+        pipeline: Its elements say what to open, for example file names.
+        opened: Makes a pipeline from an element.
+        cycle_length: Number of pipelines that are open at a time.
+        block_length: Number of examples that a pipeline gives at its turn.
+        count: Returns the number of examples behind an element without opening it as a pipeline; None: unknown.
     """
 
     pipeline: Pipeline
@@ -93,9 +93,11 @@ class Interleave:
     count: Callable[[Any], int] | None = None
 
     def cardinality(self) -> int:
-        """Local. 0 where there is nothing to open, INFINITE where that never ends.
+        """Local. The number of examples; the first call counts those of every file.
 
-        Else the sum of what `count` says, where each pass opens the same; else UNKNOWN.
+        Returns:
+            0 where there is nothing to open, INFINITE where there are endlessly many elements to open. Else the sum of
+            `count` over the elements, if there is a `count` and each pass opens the same elements. Else UNKNOWN.
         """
         known = self.pipeline.stream.cardinality()
         return known if known in (0, INFINITE) else self._total
@@ -104,40 +106,45 @@ class Interleave:
     def _total(self) -> int:
         if self.count is None or not is_steady(self.pipeline.stream):
             return UNKNOWN
-        # What fails here fails in reading, too, and there every rank gets to know.
+        # An error on one rank must not be raised here, where the other ranks do not look for it. The same file fails
+        # again when it is read, and reading tells all ranks.
         with contextlib.suppress(Exception):
             return sum(map(self.count, self.pipeline.iterate(Epoch(), 0, self.pipeline.read)))
         return UNKNOWN
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks by counting; what is opened is read only where it is an iterable.
+        """Local. Items from number `start` on; seeks by counting items, and reads only where a pipeline is an iterable.
 
-        With a cycle of one it goes over a pipeline of known length without opening its stream.
+        With a cycle of one, it skips a pipeline of known length without following its stream.
         """
-        turns = self._behind(epoch, start) if self.cycle_length == 1 else self._turns(epoch, start)
-        for pipeline, items in turns:
+        found = self._in_sequence(epoch, start) if self.cycle_length == 1 else self._by_turns(epoch, start)
+        for pipeline, items in found:
             if len(items):
                 yield [Place(pipeline, item) for item in items]
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of the pipeline that says what to open; what is opened is not known beforehand."""
+        """Local. The seeds of the pipeline that says what to open; those of opened pipelines are not known before."""
         return self.pipeline.stream.seeds()
 
     def first(self) -> Pipeline:
         """Local. The first pipeline of the first pass.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is no element to open.
         """
         for element in self.pipeline.iterate(Epoch(), 0, self.pipeline.read):
             return self.opened(element)
-        raise ValueError("interleave: there is nothing to open, so there is no example")
+        raise ValueError(
+            "interleave: expected a dataset with at least one element to open, got an empty one, so there is no "
+            "example. Check the list of files, or the dataset before interleave"
+        )
 
     def _inputs(self, epoch: Epoch) -> Iterator[tuple[Epoch, Pipeline]]:
         for number, element in enumerate(self.pipeline.iterate(epoch, 0, self.pipeline.read)):
             yield epoch.repetition(number), self.opened(element)
 
-    def _behind(self, epoch: Epoch, skip: int) -> Iterator[tuple[Pipeline, Items]]:
+    def _in_sequence(self, epoch: Epoch, skip: int) -> Iterator[tuple[Pipeline, Items]]:
+        """The items of one pipeline after another, without the first `skip` items."""
         for inner, pipeline in self._inputs(epoch):
             known = pipeline.stream.cardinality()
             if 0 <= known <= skip:
@@ -152,7 +159,8 @@ class Interleave:
                 yield pipeline, items
             skip = 0
 
-    def _turns(self, epoch: Epoch, skip: int) -> Iterator[tuple[Pipeline, Items]]:
+    def _by_turns(self, epoch: Epoch, skip: int) -> Iterator[tuple[Pipeline, Items]]:
+        """The items of `cycle_length` pipelines that take turns, without the first `skip` items."""
         inputs = self._inputs(epoch)
         slots: list[_Open | None] = [None] * self.cycle_length
         at = 0
@@ -176,7 +184,14 @@ class Interleave:
 
 @dataclass
 class _Open:
-    """A pipeline that is being read."""
+    """A pipeline that takes part in the turns.
+
+    Attributes:
+        pipeline: The pipeline.
+        blocks: Its items that nobody has asked for yet.
+        rest: What is left of the last block.
+        is_ended: Whether all items were taken.
+    """
 
     pipeline: Pipeline
     blocks: Iterator[Items]
@@ -184,7 +199,7 @@ class _Open:
     is_ended: bool = False
 
     def take(self, count: int) -> Iterator[Items]:
-        """The next `count` items, in parts; fewer at the end."""
+        """The next `count` items, in one or several blocks; fewer at the end."""
         while count > 0:
             if len(self.rest) == 0:
                 following = next(self.blocks, None)
@@ -193,27 +208,30 @@ class _Open:
                     return
                 self.rest = following
                 continue
-            part = self.rest[:count]
+            block = self.rest[:count]
             self.rest = self.rest[count:]
-            count -= len(part)
-            yield part
+            count -= len(block)
+            yield block
 
 
 @dataclass(frozen=True)
 class Concatenate:
-    """The items of one pipeline, then those of another."""
+    """The items of one pipeline, then those of another pipeline."""
 
     pipelines: tuple[Pipeline, Pipeline]
 
     def cardinality(self) -> int:
-        """Local. The sum."""
+        """Local. The sum of both cardinalities."""
         counts = [pipeline.stream.cardinality() for pipeline in self.pipelines]
         if INFINITE in counts:
             return INFINITE
         return UNKNOWN if UNKNOWN in counts else sum(counts)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as its parts do; over a first one of unknown length by reading and dropping."""
+        """Local. Items from number `start` on; seeks as the pipelines' streams do.
+
+        Over a first pipeline of unknown length it seeks by reading and dropping.
+        """
         first, _ = self.pipelines
         known = first.stream.cardinality()
         if known == UNKNOWN and start > 0:
@@ -227,10 +245,10 @@ class Concatenate:
                 yield [Place(pipeline, item) for item in items]
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of the first, then of the second."""
+        """Local. The seeds of the first pipeline, then those of the second."""
         return [seed for pipeline in self.pipelines for seed in pipeline.stream.seeds()]
 
 
 def as_items(items: list[Any]) -> Items:
-    """Local. Items as they were in their stream: row numbers become an array again."""
+    """Local. A block of items; row numbers become an array again, as they are in their stream."""
     return np.array(items, np.int64) if isinstance(items[0], (int, np.integer)) else items

@@ -1,4 +1,4 @@
-"""Zipped datasets: an item is a tuple of items, unread, so that a batch is one read per part."""
+"""Zipped datasets: an item is a tuple of unread items, so that a batch is one read per dataset."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from mpidist.data.reading import element as elements
 
 @dataclass(frozen=True)
 class Zip:
-    """Tuples of the items of several pipelines, as far as the shortest goes."""
+    """Tuples of the items of several pipelines, until the shortest of them ends."""
 
     pipelines: tuple[Pipeline, ...]
 
     def cardinality(self) -> int:
-        """Local. The smallest."""
+        """Local. The smallest cardinality."""
         counts = [pipeline.stream.cardinality() for pipeline in self.pipelines]
         if UNKNOWN in counts:
             return UNKNOWN
         return min((count for count in counts if count != INFINITE), default=INFINITE)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Seeks as its parts do."""
+        """Local. Tuples from number `start` on; seeks as the pipelines' streams do."""
         streams = [pipeline.stream.blocks(epoch, start) for pipeline in self.pipelines]
         held: list[Items] = [()] * len(streams)
         while True:
@@ -41,38 +41,38 @@ class Zip:
             held = [items[count:] for items in held]
 
     def seeds(self) -> list[Seed]:
-        """Local. Those of its parts, in order."""
+        """Local. The seeds of the pipelines, in their order."""
         return [seed for pipeline in self.pipelines for seed in pipeline.stream.seeds()]
 
 
 @dataclass(frozen=True)
 class ZipSource:
-    """Reads tuples of what several pipelines read."""
+    """Reads tuples, with one element of each pipeline."""
 
     pipelines: tuple[Pipeline, ...]
 
     @property
     def in_memory(self) -> bool:
-        """Local. Whether all of them only copy."""
+        """Local. Whether all pipelines only copy."""
         return all(pipeline.is_cheap for pipeline in self.pipelines)
 
     def row(self, item: Any) -> Any:
-        """Local. One tuple."""
-        return tuple(pipeline.read(part) for pipeline, part in zip(self.pipelines, item, strict=True))
+        """Local. Read one tuple."""
+        return tuple(pipeline.read(one) for pipeline, one in zip(self.pipelines, item, strict=True))
 
     def rows(self, items: Items) -> Any:
-        """Local. One read per pipeline, where it has examples."""
+        """Local. Read a batch of tuples, with one read per pipeline of examples."""
         return tuple(
-            elements.stack([pipeline.read(part) for part in column])
+            elements.stack([pipeline.read(one) for one in column])
             if pipeline.is_batched
             else pipeline.read_rows(as_items(list(column)))
             for pipeline, column in zip(self.pipelines, zip(*items, strict=True), strict=True)
         )
 
     def each(self, items: Items) -> Iterator[Any]:
-        """Local. The tuples, one by one."""
+        """Local. Read tuples one by one."""
         return map(self.row, items)
 
     def sample(self) -> Any:
-        """Local. A tuple of samples."""
+        """Local. A tuple of samples, one of each pipeline."""
         return tuple(pipeline.sample() for pipeline in self.pipelines)

@@ -1,1 +1,1 @@
-"""Reading: how items become arrays."""
+"""Reading: the ways from an item to its arrays."""

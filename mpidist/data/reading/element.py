@@ -1,6 +1,6 @@
-"""Elements: nested structures of arrays, made as tf.data makes them, stacked into batches and cut out of them.
+"""Elements: nested structures of arrays, converted as tf.data does, stacked into batches and cut out of batches.
 
-Tuples and dictionaries (and named tuples) are structure; a list is an array written down.
+Tuples, named tuples and dictionaries are structure. A list is an array written down.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ class ArraySpec:
 
     Attributes:
         shape: None stands for a length that differs between elements.
-        dtype: NumPy's.
+        dtype: A NumPy dtype.
     """
 
     shape: tuple[int | None, ...]
@@ -30,45 +30,50 @@ class ArraySpec:
 def convert(value: Any) -> Any:
     """Local. The structure with its leaves as arrays.
 
-    Arrays keep their dtype. Python numbers, and lists of them, become what they become in tf.data: float32, int32
-    (int64 where int32 is too small) or bool.
+    Arrays keep their dtype. Python numbers, and lists of them, get the dtypes of tf.data: float32, int32 (int64 where
+    int32 is too small) or bool.
 
     Raises:
-        TypeError: A leaf is no array and cannot become one.
+        TypeError: A leaf is not an array, and cannot be converted to one.
         ValueError: A list is ragged.
     """
     if isinstance(value, (np.ndarray, np.generic)):
         return value
-    return _rebuild(value, [convert(part) for part in _parts(value)]) if _is_node(value) else _to_array(value)
+    return _rebuild(value, [convert(child) for child in _children(value)]) if _is_node(value) else _to_array(value)
 
 
 def convert_loaded(value: Any) -> Any:
-    """Local. `convert`, for elements of somebody else's loader: there, a list of arrays is a tuple.
+    """Local. `convert` for elements of a foreign loader, where a list of arrays counts as a tuple.
 
-    A PyTorch `DataLoader`, for one, gives `[inputs, labels]`.
+    A PyTorch `DataLoader`, for example, gives `[inputs, labels]`.
     """
-    if isinstance(value, list) and any(_is_node(part) or len(getattr(part, "shape", ())) > 0 for part in value):
+    if isinstance(value, list) and any(_is_node(one) or len(getattr(one, "shape", ())) > 0 for one in value):
         value = tuple(value)
-    return _rebuild(value, [convert_loaded(part) for part in _parts(value)]) if _is_node(value) else convert(value)
+    if not _is_node(value):
+        return convert(value)
+    return _rebuild(value, [convert_loaded(child) for child in _children(value)])
 
 
 def is_array(value: Any) -> bool:
-    """Local. Whether the value is an array that can stay as it is: NumPy's, h5py's, CuPy's."""
+    """Local. Whether the value is an array that can stay as it is: an array of NumPy, h5py or CuPy."""
     return isinstance(getattr(value, "dtype", None), np.dtype) and hasattr(value, "shape")
 
 
 def call(function: Callable[..., Any], element: Any) -> Any:
-    """Local. `function` of an element; the parts of a tuple are passed as several arguments, as tf.data does."""
+    """Local. Call a user's function with an element, and convert its result to an element.
+
+    The components of a tuple are passed as several arguments, as in tf.data.
+    """
     return convert(plain_call(function, element))
 
 
 def plain_call(function: Callable[..., Any], element: Any) -> Any:
-    """Local. The same; the result stays what it is."""
+    """Local. Call a user's function with an element as `call` does, and return the result unconverted."""
     return function(*element) if type(element) is tuple else function(element)
 
 
 def stack(elements: Sequence[Any]) -> Any:
-    """Local. One batch of elements of the same structure, at least one.
+    """Local. Stack elements of the same structure, at least one, into one batch.
 
     Raises:
         ValueError: Structures, shapes or dtypes differ.
@@ -79,12 +84,15 @@ def stack(elements: Sequence[Any]) -> Any:
     spec = flat[0][1]
     for leaves, other in flat:
         if other != spec:
-            raise ValueError(f"batch: elements must have the same structure, got {spec} and {other} ({leaves!r})")
+            raise ValueError(
+                f"batch: all elements must have the same structure, got {spec} and {other} ({leaves!r}). Give them one "
+                "structure in a map before batch"
+            )
     return tree.unflatten(spec, [_stack_leaf(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)])
 
 
 def split(batch: Any) -> Iterator[Any]:
-    """Local. The elements of a batch, in order: views of it.
+    """Local. The elements of a batch in their order, as views of it.
 
     Raises:
         ValueError: The arrays do not have the same first dimension.
@@ -95,15 +103,15 @@ def split(batch: Any) -> Iterator[Any]:
 
 
 def cut(batch: Any, piece: slice) -> Any:
-    """Local. Some rows of every array of a batch: views of it."""
+    """Local. The rows `piece` of every array of a batch, as views of it."""
     return tree.map_leaves(lambda leaf: leaf[piece], batch)
 
 
 def first_dimension(batch: Any) -> int:
-    """Local. The number of rows that all arrays of the structure have.
+    """Local. The number of rows that all arrays of the structure have in common.
 
     Raises:
-        ValueError: They differ, or there is an array without dimensions, or none at all.
+        ValueError: The numbers differ, an array has no dimension, or there is no array at all.
     """
     shapes = {path or "the array": tuple(leaf.shape) for path, leaf in tree.leaf_paths(batch)}
     counts = {shape[:1] for shape in shapes.values()}
@@ -122,14 +130,14 @@ def _is_node(value: Any) -> bool:
     return isinstance(value, (tuple, dict))
 
 
-def _parts(value: Any) -> list[Any]:
+def _children(value: Any) -> list[Any]:
     return list(value.values()) if isinstance(value, dict) else list(value)
 
 
-def _rebuild(value: Any, parts: list[Any]) -> Any:
+def _rebuild(value: Any, children: list[Any]) -> Any:
     if isinstance(value, dict):
-        return dict(zip(value, parts, strict=True))
-    return type(value)(*parts) if hasattr(value, "_fields") else tuple(parts)
+        return dict(zip(value, children, strict=True))
+    return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
 
 
 def _to_array(value: Any) -> Any:
@@ -141,7 +149,7 @@ def _to_array(value: Any) -> Any:
     if array.dtype == object:
         raise TypeError(
             f"expected arrays, numbers, or tuples and dictionaries of them, got {value!r} of type "
-            f"{type(value).__name__}"
+            f"{type(value).__name__}. Convert it to an array first"
         )
     if not _is_python_number(value):
         return array
@@ -153,7 +161,7 @@ def _to_array(value: Any) -> Any:
 
 
 def _is_python_number(value: Any) -> bool:
-    """Whether the first number in nested lists is Python's own; `np.float64` is a subclass of float."""
+    """Whether the first number in nested lists is a Python number; `np.float64`, a subclass of float, is not."""
     while isinstance(value, (list, tuple)) and value:
         value = value[0]
     return isinstance(value, (int, float, list)) and not isinstance(value, np.generic)
@@ -164,7 +172,7 @@ def _stack_leaf(leaves: Sequence[Any]) -> Any:
     if len(kinds) > 1:
         (first, first_dtype), (second, second_dtype) = sorted(kinds, key=str)[:2]
         raise ValueError(
-            "batch: elements must have the same shape and dtype, got "
-            f"{first!r} {first_dtype} and {second!r} {second_dtype}. Pad or cut them in a map before batch"
+            f"batch: all elements must have the same shape and dtype, got {first!r} {first_dtype} and {second!r} "
+            f"{second_dtype}. Pad or cut them in a map before batch, or use padded_batch"
         )
     return np.stack(leaves)

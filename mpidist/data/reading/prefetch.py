@@ -1,4 +1,8 @@
-"""Prefetching: a thread that reads ahead of its consumer and never communicates."""
+"""Prefetching: a thread that reads ahead of the program, and never communicates.
+
+The thread must not call MPI. MPI may have been started without THREAD_MULTIPLE, and even with it a collective call of
+this thread could overtake one of the program on one rank and not on another: the ranks would then wait for ever.
+"""
 
 from __future__ import annotations
 
@@ -10,19 +14,19 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
-# How long `close` waits for a thread that is inside somebody's `next`.
+# How long `close` waits for a thread that is inside the iterator's `next`, which cannot be interrupted.
 CLOSE_SECONDS = 5.0
 
 
 class Prefetcher(Iterator[T]):
-    """An iterator that keeps up to `depth` elements of another one ready, read by a daemon thread.
+    """An iterator that keeps up to `depth` elements of another iterator ready; a daemon thread reads them.
 
-    An exception is raised where it happened: after the elements that came before it. The thread ends at the end of
-    the iterator, at `close`, or when the prefetcher is collected as garbage.
+    An exception is raised in its place: after the elements that came before it. The thread ends at the end of the
+    iterator, at `close`, or when the prefetcher is collected as garbage.
 
     Args:
-        iterator: Is used by the thread alone. It must not call MPI.
-        depth: How many elements may be ready, at least 1.
+        iterator: Used by the thread alone. It must not call MPI.
+        depth: Number of elements that may be ready, at least 1.
 
     Raises:
         ValueError: `depth` is less than 1.
@@ -30,10 +34,10 @@ class Prefetcher(Iterator[T]):
 
     def __init__(self, iterator: Iterator[T], depth: int) -> None:
         if depth < 1:
-            raise ValueError(f"`depth` must be at least 1, got {depth!r}")
+            raise ValueError(f"the `depth` of a prefetcher must be at least 1, got {depth!r}")
         channel: _Channel[T] = _Channel(depth)
         self._channel = channel
-        # The thread knows the channel only, so that a forgotten prefetcher is collected and ends it.
+        # The thread must not know this object: a reference would keep a forgotten prefetcher, and its thread, alive.
         self._thread = threading.Thread(
             target=_produce, args=(iterator, channel), name="mpidist-prefetch", daemon=True
         )
@@ -44,19 +48,20 @@ class Prefetcher(Iterator[T]):
         """The next element.
 
         Raises:
-            StopIteration: At the end.
-            RuntimeError: After `close`.
-            BaseException: What the iterator raised.
+            StopIteration: The iterator has ended.
+            RuntimeError: The prefetcher is closed.
+            BaseException: The exception of the iterator.
         """
         return self._channel.take()
 
     def take_ready(self) -> T | None:
-        """Local. The next element if it is ready now; None if it is not, at the end, and before an error."""
+        """Local. The next element if it is ready now; None if it is not, and at the end or before an error."""
         return self._channel.take_ready()
 
     def close(self) -> None:
-        """Local. End the thread, and drop what it has prepared. Safe twice."""
+        """Local. End the thread and drop the elements that are ready. A second call does nothing."""
         self._finalizer()
+        # The garbage collector may run this in the thread itself, which cannot wait for its own end.
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
 
@@ -73,7 +78,7 @@ class _Channel(Generic[T]):
         self._is_closed = False
 
     def put(self, element: T) -> bool:
-        """Wait for room; False says that nobody wants more."""
+        """Wait for room and add an element; False means that the channel is closed."""
         with self._changed:
             while len(self._ready) >= self._depth and not self._is_closed:
                 self._changed.wait()
@@ -83,19 +88,19 @@ class _Channel(Generic[T]):
             return not self._is_closed
 
     def end(self, error: BaseException | None) -> None:
-        """No more will come."""
+        """Note that no more elements will come, and why if the iterator raised."""
         with self._changed:
             self._error = error
             self._is_ended = True
             self._changed.notify_all()
 
     def take(self) -> T:
-        """Wait for an element."""
+        """Wait for an element and take it."""
         with self._changed:
             while not self._ready and not self._is_ended and not self._is_closed:
                 self._changed.wait()
             if self._is_closed:
-                raise RuntimeError("prefetcher already closed")
+                raise RuntimeError("prefetcher already closed: make a new iterator to read on")
             if self._ready:
                 element = self._ready.popleft()
                 self._changed.notify_all()
@@ -106,7 +111,7 @@ class _Channel(Generic[T]):
         raise StopIteration
 
     def take_ready(self) -> T | None:
-        """Do not wait."""
+        """Take an element if there is one, without waiting."""
         with self._changed:
             if not self._ready:
                 return None
@@ -114,7 +119,7 @@ class _Channel(Generic[T]):
             return self._ready.popleft()
 
     def close(self) -> None:
-        """Wake up both sides, for good."""
+        """Wake both sides up; from now on neither waits again."""
         with self._changed:
             self._is_closed = True
             self._ready.clear()
@@ -128,5 +133,6 @@ def _produce(iterator: Iterator[T], channel: _Channel[T]) -> None:
             if not channel.put(element):
                 break
     except BaseException as caught:
+        # All of them, also SystemExit: an exception that stayed in this thread would leave the program waiting.
         error = caught
     channel.end(error)

@@ -1,4 +1,4 @@
-"""Readers of files for `from_files`: a path in, arrays out, read as lazily as the format allows."""
+"""Readers of files for `from_files`: a path in, arrays out, as lazily as the format allows."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ import numpy as np
 
 @dataclass(frozen=True)
 class FileReader:
-    """A reader that can tell how many examples a file has without reading them.
+    """A reader that can count the examples of a file without reading them.
 
     Attributes:
-        read: Gives the examples of a file.
-        count_examples: Gives their number.
+        read: Returns the examples of a file.
+        count_examples: Returns their number.
     """
 
     read: Callable[[str], Any]
@@ -29,24 +29,24 @@ class FileReader:
 
 
 def read_npy(path: str | os.PathLike[str]) -> Any:
-    """Local. The array of a .npy file, mapped into memory: only rows that are asked for are read."""
+    """Local. The array of a .npy file, mapped into memory: only the rows that are used are read."""
     return np.load(path, mmap_mode="r")
 
 
 def read_npz(path: str | os.PathLike[str]) -> dict[str, Any]:
-    """Local. The arrays of a .npz file by name; the whole file is read, since it is an archive."""
+    """Local. The arrays of a .npz file by name. The whole file is read, since it is an archive."""
     with np.load(path) as archive:
         return {name: archive[name] for name in archive.files}
 
 
 def hdf5_reader(*names: str) -> Callable[[str], Any]:
-    """Local. A reader of some datasets of HDF5 files.
+    """Local. Make a reader of some datasets of HDF5 files.
 
     Args:
-        names: Of the datasets. One gives elements that are its rows, several give tuples.
+        names: Names of the datasets. With one name an element is a row of it, with several a tuple of rows.
 
     Returns:
-        A reader for `from_files`; only rows that are asked for are read, and none to count them.
+        A reader for `from_files`. It reads only the rows that are used, and none to count them.
     """
 
     def read(path: str | os.PathLike[str]) -> Any:
@@ -62,9 +62,9 @@ def hdf5_reader(*names: str) -> Callable[[str], Any]:
 
 
 def counter_of(reader: Callable[[Any], Any]) -> Callable[[Any], int] | None:
-    """Local. What tells the number of examples of a file (or of what else is opened) without reading them, or None.
+    """Local. The function that counts a file's examples without reading them, None where the reader has none.
 
-    That is a reader's method `count_examples`; of the readers here, `read_npz` alone has no count.
+    That is the reader's method `count_examples`. Of the readers in this module only `read_npz` has no count.
     """
     if reader is read_npy:
         return _rows_of_npy

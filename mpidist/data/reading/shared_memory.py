@@ -1,4 +1,4 @@
-"""An in-memory data set once per node: its arrays are read into node memory, each rank of the node reading a part."""
+"""One copy of an in-memory data set per node: each rank of the node reads some rows into node memory."""
 
 from __future__ import annotations
 
@@ -15,33 +15,34 @@ from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.data.items.sharding import even_slice
 from mpidist.data.reading.source import ArraySource
 
-# Arrays begin at a multiple of this, so that none shares a cache line with another.
+# Arrays begin at a multiple of this number of bytes, so that no two of them share a cache line.
 _ALIGNMENT = 64
 
 
 def current_communicator() -> Communicator:
-    """Collective. The ranks of the strategy whose scope this is; outside any, all ranks of the job."""
+    """Collective. The ranks of the current strategy; outside any scope, all ranks of the job."""
     entry = context.innermost()
     found = None if entry is None else getattr(entry.strategy, "communicator", None)
     return open_communicator(purpose="data") if found is None else found
 
 
 def share_arrays(arrays: Any, communicator: Communicator) -> Any:
-    """Collective. The same arrays, read-only, in memory that the ranks of a node share.
+    """Collective. Copy arrays into memory that the ranks of a node share, and return them read-only.
 
-    Where memory cannot be shared each rank has them in memory of its own, and rank 0 warns.
+    Where memory cannot be shared, each rank keeps the arrays in memory of its own, and rank 0 warns.
 
     Args:
-        arrays: A nested structure of arrays, alike on all ranks; lazy ones are read, each row by one rank of a node.
-        communicator: Its ranks take part.
+        arrays: A nested structure of arrays, the same on all ranks. Lazy arrays are read, each row by one rank of a
+            node.
+        communicator: The ranks that take part.
 
     Returns:
         The structure with NumPy arrays.
 
     Raises:
         MismatchError: Shapes or dtypes differ between ranks.
-        ValueError: A dtype holds Python objects.
-        Exception: What reading raised on any rank.
+        ValueError: A dtype holds Python objects, which other processes cannot use.
+        Exception: An error while reading on any rank; on every rank.
     """
     leaves, spec = tree.flatten(arrays)
     same_on_all(
@@ -49,44 +50,46 @@ def share_arrays(arrays: Any, communicator: Communicator) -> Any:
         [(tuple(leaf.shape), np.dtype(leaf.dtype).str) for leaf in leaves], "Give every rank the same arrays.",
     )
     together(communicator, "Dataset.shared", lambda: _check(leaves))
-    starts, total = _places(leaves)
+    offsets, total = _offsets(leaves)
     memory = _memory(communicator, total) if communicator.size > 1 else None
     if memory is None:
         private = together(communicator, "Dataset.shared: reading", lambda: [_private(leaf) for leaf in leaves])
         return tree.unflatten(spec, private)
     node = communicator.node
 
-    def fill(place: int, leaf: Any) -> Any:
+    def fill(offset: int, leaf: Any) -> Any:
         count = int(np.prod(leaf.shape)) * leaf.dtype.itemsize
-        here = memory.bytes[place : place + count].view(leaf.dtype).reshape(leaf.shape)
+        target = memory.bytes[offset : offset + count].view(leaf.dtype).reshape(leaf.shape)
         if leaf.shape:
             mine = even_slice(leaf.shape[0], node.size, node.rank)
-            here[mine] = leaf[mine]
-        return memory.readable[place : place + count].view(leaf.dtype).reshape(leaf.shape)
+            target[mine] = leaf[mine]
+        return memory.readable[offset : offset + count].view(leaf.dtype).reshape(leaf.shape)
 
-    # One writer per byte; nobody leaves `together` before every rank has written.
+    # Exactly one rank writes each byte. `together` is also the barrier that this needs: no rank returns, and reads
+    # rows that others write, before every rank has written its own.
     return tree.unflatten(
         spec,
         together(
             communicator, "Dataset.shared: reading the arrays into node memory",
-            lambda: [fill(place, leaf) for place, leaf in zip(starts, leaves, strict=True)],
+            lambda: [fill(offset, leaf) for offset, leaf in zip(offsets, leaves, strict=True)],
         ),
     )
 
 
 def shared_source(source: Any, communicator: Communicator) -> ArraySource:
-    """Collective. The source over arrays in node memory.
+    """Collective. Make a source over the same arrays in node memory.
 
     Raises:
-        ValueError: The source is not one of arrays; on every rank.
+        ValueError: The source does not read arrays; on every rank.
     """
 
     def arrays() -> Any:
         if isinstance(source, ArraySource):
             return source.arrays
         raise ValueError(
-            "shared: expected a dataset of arrays (from_tensor_slices, from_tensors), with map, shuffle, batch and so "
-            f"on, got one over {type(source).__name__}. Call shared() before zip, cache, filter or interleave"
+            "shared: expected a dataset of arrays (made by from_tensor_slices or from_tensors; map, shuffle and batch "
+            f"may follow), got a dataset over {type(source).__name__}. Call shared() before zip, cache, filter or "
+            "interleave"
         )
 
     return ArraySource(share_arrays(together(communicator, "Dataset.shared", arrays), communicator))
@@ -96,18 +99,19 @@ def _check(leaves: list[Any]) -> None:
     for leaf in leaves:
         if np.dtype(leaf.dtype).hasobject:
             raise ValueError(
-                f"arrays of Python objects cannot be shared, got dtype {leaf.dtype}. Convert strings to a fixed size, "
-                "with array.astype('U') or 'S'"
+                "Dataset.shared: arrays of Python objects cannot lie in shared memory: expected dtypes of a fixed "
+                f"size, got {leaf.dtype}. Convert strings with array.astype('U') or array.astype('S')"
             )
 
 
-def _places(leaves: list[Any]) -> tuple[list[int], int]:
-    starts, total = [], 0
+def _offsets(leaves: list[Any]) -> tuple[list[int], int]:
+    """The offset of each array in node memory, and the number of bytes of them all."""
+    offsets, total = [], 0
     for leaf in leaves:
-        starts.append(total)
+        offsets.append(total)
         size = int(np.prod(leaf.shape)) * np.dtype(leaf.dtype).itemsize
         total += -(-size // _ALIGNMENT) * _ALIGNMENT
-    return starts, max(1, total)
+    return offsets, max(1, total)
 
 
 def _memory(communicator: Communicator, byte_count: int) -> NodeMemory | None:
@@ -115,8 +119,8 @@ def _memory(communicator: Communicator, byte_count: int) -> NodeMemory | None:
         return NodeMemory(communicator, byte_count)
     if communicator.rank == 0:
         warnings.warn(
-            f"Dataset.shared: {byte_count} bytes of node memory are not to be had, so every rank keeps the data in "
-            "memory of its own. Enlarge /dev/shm (a container's --shm-size), or set MPIDIST_SHARED_MEMORY to a "
+            f"Dataset.shared: the node cannot give {byte_count} bytes of node memory, so every rank keeps the data in "
+            "memory of its own. Enlarge /dev/shm (--shm-size of a container), or set MPIDIST_SHARED_MEMORY to a "
             "directory in memory that all ranks of a node see",
             RuntimeWarning,
             stacklevel=4,

@@ -1,4 +1,4 @@
-"""Sources: where the items of a stream are read from, one or many at once."""
+"""Sources: they read the items of a stream, one or many at once."""
 
 from __future__ import annotations
 
@@ -16,40 +16,44 @@ from mpidist.data.reading import element as elements
 
 
 class Source(Protocol):
-    """Reads items."""
+    """Reads items.
+
+    A program may write to the arrays that it gets, and the next pass must find the data unchanged. So a source that
+    keeps its data (arrays, a cache) returns copies from `row` and `rows`, never views of the data.
+    """
 
     @property
     def in_memory(self) -> bool:
-        """Local. Whether reading is no more than a copy in memory."""
+        """Local. Whether reading is only a copy in memory."""
         ...
 
     def row(self, item: Any) -> Any:
-        """Local. One element."""
+        """Local. Read one element."""
         ...
 
     def rows(self, items: Items) -> Any:
-        """Local. The elements of the items, at least one, as one batch, which nobody else holds."""
+        """Local. Read the elements of at least one item as one batch."""
         ...
 
     def each(self, items: Items) -> Iterable[Any]:
-        """Local. The elements of the items, one by one."""
+        """Local. Read the elements of the items one by one."""
         ...
 
     def sample(self) -> Any:
         """Local. An element, for its shapes and dtypes.
 
         Raises:
-            ValueError: There is none.
+            ValueError: There is no element.
         """
         ...
 
 
 class ArraySource:
-    """Rows of a nested structure of arrays.
+    """Reads rows of a nested structure of arrays.
 
     Args:
-        arrays: NumPy arrays, or what has `shape`, `dtype` and `__getitem__`, such as an h5py dataset: that is read
-            only when, and as far as, rows are asked for.
+        arrays: NumPy arrays, or objects with `shape`, `dtype` and `__getitem__` such as h5py datasets. The latter are
+            read lazily: only the rows that are asked for.
 
     Raises:
         ValueError: The first dimensions differ, or there is no array.
@@ -60,25 +64,25 @@ class ArraySource:
         self.arrays = arrays
         self._leaves, self._spec = tree.flatten(arrays)
         self._is_numpy = all(isinstance(leaf, np.ndarray) for leaf in self._leaves)
-        # The usual pair of arrays is put together again faster than any structure.
+        # A plain tuple of arrays, the usual case, is rebuilt faster by `tuple` than by optree.
         is_plain = type(arrays) is tuple and len(arrays) == len(self._leaves)
-        is_plain = is_plain and all(part is leaf for part, leaf in zip(arrays, self._leaves, strict=True))
+        is_plain = is_plain and all(one is leaf for one, leaf in zip(arrays, self._leaves, strict=True))
         self._rebuild: Callable[[list[Any]], Any] = tuple if is_plain else partial(tree.unflatten, self._spec)
 
     @property
     def in_memory(self) -> bool:
-        """Local. Whether all arrays are NumPy's and in memory."""
+        """Local. Whether all arrays are NumPy arrays in memory; a memory map may read a file."""
         return all(isinstance(leaf, np.ndarray) and not isinstance(leaf, np.memmap) for leaf in self._leaves)
 
     def row(self, item: Any) -> Any:
-        """Local. One element: a copy, since what the user does to it must not reach the data."""
+        """Local. Read one row of each array."""
         return tree.unflatten(self._spec, [_read_row(leaf, item) for leaf in self._leaves])
 
     def rows(self, items: Items) -> Any:
-        """Local. One read per array."""
+        """Local. Read some rows, with one read per array."""
         indices = items if isinstance(items, np.ndarray) else np.asarray(items)
         first, last = indices.item(0), indices.item(-1)
-        # The cheap half of the test turns away nearly every shuffled batch.
+        # Consecutive rows are read as a slice. The first comparison is cheap and rules out almost all shuffled batches.
         if last - first == len(indices) - 1 and bool((indices[1:] > indices[:-1]).all()):
             leaves = [_read_run(leaf, first, last + 1) for leaf in self._leaves]
         elif self._is_numpy:
@@ -88,11 +92,11 @@ class ArraySource:
         return self._rebuild(leaves)
 
     def each(self, items: Items) -> Iterator[Any]:
-        """Local. One read per array, then views of it."""
+        """Local. Rows one by one: one read per array, then views of it."""
         return elements.split(self.rows(items))
 
     def sample(self) -> Any:
-        """Local. The first element; zeros where there are no rows."""
+        """Local. The first row; zeros where there are no rows."""
         if self.count == 0:
             leaves = [np.zeros(leaf.shape[1:], leaf.dtype)[()] for leaf in self._leaves]
             return tree.unflatten(self._spec, leaves)
@@ -101,7 +105,7 @@ class ArraySource:
 
 @dataclass(frozen=True)
 class IndexableSource:
-    """What `items[number]` gives: elements that somebody else makes, one at a time.
+    """Reads elements of a foreign object that makes them one at a time: `items[number]`.
 
     Attributes:
         items: Has `__getitem__` for the numbers from 0 on, and `__len__`.
@@ -111,64 +115,67 @@ class IndexableSource:
 
     @property
     def in_memory(self) -> bool:
-        """Local. False: what the object does is unknown."""
+        """Local. False: the cost of making an element is unknown."""
         return False
 
     def row(self, item: Any) -> Any:
-        """Local. One element."""
+        """Local. Ask the object for one element."""
         return elements.convert_loaded(self.items[int(item)])
 
     def rows(self, items: Items) -> Any:
-        """Local. Stacks elements."""
+        """Local. Ask for the elements and stack them."""
         return elements.stack([self.row(item) for item in items])
 
     def each(self, items: Items) -> Iterator[Any]:
-        """Local. The elements, one by one."""
+        """Local. Ask for the elements one by one."""
         return map(self.row, items)
 
     def sample(self) -> Any:
         """Local. The first element."""
         if len(self.items) == 0:
-            raise ValueError("the source is empty and gives no element")
+            raise ValueError(
+                f"the source gives no element: expected at least one, got a {type(self.items).__name__} of length 0. "
+                "Check the source"
+            )
         return self.row(0)
 
 
 @dataclass(frozen=True)
 class RangeSource:
-    """The numbers `start + step * i`, computed, not stored."""
+    """Computes the numbers `start + step * i`."""
 
     numbers: range
     dtype: np.dtype[Any]
 
     @property
     def in_memory(self) -> bool:
-        """Local. True: cheaper than memory."""
+        """Local. True: nothing is read."""
         return True
 
     def row(self, item: Any) -> Any:
-        """Local. A NumPy scalar."""
+        """Local. One number, as a NumPy scalar."""
         return self.dtype.type(self.numbers[int(item)])
 
     def rows(self, items: Items) -> npt.NDArray[Any]:
-        """Local. A vector."""
+        """Local. Some numbers, as a vector."""
         return (self.numbers.start + np.asarray(items) * self.numbers.step).astype(self.dtype)
 
     def each(self, items: Items) -> Iterator[Any]:
-        """Local. NumPy scalars."""
+        """Local. Some numbers, as NumPy scalars."""
         return iter(self.rows(items))
 
     def sample(self) -> Any:
-        """Local. A zero: an empty range has a dtype too."""
+        """Local. A zero; an empty range has a dtype, too."""
         return self.dtype.type(0)
 
 
 @dataclass(frozen=True)
 class ElementSource:
-    """Items that are elements already.
+    """Reads items that are elements already.
 
     Attributes:
-        convert: Makes one of what the iterable gave.
-        first: Gives a first element, for its shapes and dtypes.
+        convert: Makes an element of an item.
+        first: Returns a first item, for the shapes and dtypes of elements.
     """
 
     convert: Callable[[Any], Any]
@@ -176,23 +183,23 @@ class ElementSource:
 
     @property
     def in_memory(self) -> bool:
-        """Local. False: what an iterable does to give its next element is unknown."""
+        """Local. False: the iterable's cost of giving an element is unknown."""
         return False
 
     def row(self, item: Any) -> Any:
-        """Local. The item, with its leaves as arrays."""
+        """Local. Convert one item."""
         return self.convert(item)
 
     def rows(self, items: Items) -> Any:
-        """Local. Stacks the items."""
+        """Local. Convert and stack items."""
         return elements.stack([self.convert(item) for item in items])
 
     def each(self, items: Items) -> Iterator[Any]:
-        """Local. The items themselves."""
+        """Local. Convert items one by one."""
         return (self.convert(item) for item in items)
 
     def sample(self) -> Any:
-        """Local. Reads the first element."""
+        """Local. Read and convert the first item."""
         return self.convert(self.first())
 
 
@@ -202,14 +209,14 @@ def _read_row(leaf: Any, item: Any) -> Any:
 
 
 def _read_run(leaf: Any, begin: int, end: int) -> Any:
-    """Rows that lie one behind another, in memory of their own."""
+    """Consecutive rows, in memory of their own."""
     return np.array(leaf[begin:end]) if isinstance(leaf, np.ndarray) else leaf[begin:end]
 
 
 def _read_rows(leaf: Any, indices: npt.NDArray[np.int64]) -> Any:
-    """Some rows, at least one, in the order asked for, in memory of their own."""
+    """Some rows, at least one, in the order of the indices, in memory of their own."""
     if isinstance(leaf, np.ndarray):
         return leaf.take(indices, axis=0)
-    # HDF5 wants increasing, distinct row numbers.
-    increasing, places = np.unique(indices, return_inverse=True)
-    return leaf[increasing][places]
+    # h5py accepts only increasing and distinct row numbers.
+    increasing, positions = np.unique(indices, return_inverse=True)
+    return leaf[increasing][positions]

@@ -1,4 +1,4 @@
-"""Threads for `map`: several calls at a time, their results in order, an error where it happened."""
+"""Threads for `map`: several calls at a time, results in the order of the items, an error in its place."""
 
 from __future__ import annotations
 
@@ -9,36 +9,39 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
-# Threads that AUTOTUNE takes at most: the ranks of a node share its cores.
+# The most threads that AUTOTUNE takes: the ranks of a node share its cores.
 _AUTOMATIC_LIMIT = 4
 
 
 def automatic_count() -> int:
-    """Local. How many threads AUTOTUNE stands for."""
+    """Local. The number of threads that AUTOTUNE stands for."""
     return max(1, min(_AUTOMATIC_LIMIT, len(os.sched_getaffinity(0))))
 
 
 class Workers:
-    """Threads that call a function of items. They must not call MPI.
+    """Threads that call a function for each item. They must not call MPI; see `reading.prefetch`.
 
     Args:
-        count: How many calls run at a time.
+        count: Number of calls that run at a time.
 
     Attributes:
-        lock: Held while a source is read, so that only the functions run side by side.
+        lock: Held while a source is read. Sources need not be safe for several threads (h5py is not), so only the
+            user's functions run at the same time.
     """
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.lock = threading.Lock()
-        # Threads start at the first call, and end with the pool, that is with the last dataset that uses it.
+        # Threads start at the first call. They end when the pool is collected, with the last dataset that uses it.
         self._pool = ThreadPoolExecutor(count, thread_name_prefix="mpidist-map")
 
     def ordered(self, function: Callable[[Any], Any], items: Iterable[Any]) -> Iterator[Any]:
-        """Local. `function` of each item, in the order of the items; items are taken only `count` ahead.
+        """Local. The results of `function` for each item, in the order of the items.
+
+        Items are taken at most `count` ahead: an endless stream must not fill the memory.
 
         Raises:
-            Exception: What `function`, or taking an item, raised, after the results that come before it.
+            Exception: The error of `function` or of taking an item, after the results that come before it.
         """
         waiting: deque[Future[Any]] = deque()
         iterator = iter(items)

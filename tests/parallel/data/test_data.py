@@ -12,11 +12,12 @@ import numpy as np
 import pytest
 
 from mpidist import context
+from mpidist.comm.arithmetic.slices import even_sizes
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.data import INFINITE, UNKNOWN, ArraySpec, AutoShardPolicy, Dataset, Options
 from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
 from mpidist.data.input_context import InputContext
-from mpidist.data.items.sharding import even_sizes, even_slice
+from mpidist.data.items.sharding import even_slice
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import InputOptions
 
@@ -69,7 +70,7 @@ def test_each_rank_gets_its_contiguous_piece_of_every_global_batch(
     whole = [batch.tolist() for batch in dataset]
     assert [joined(step) for step in steps] == whole
     n = communicator.size
-    assert [tuple(map(len, step)) for step in steps] == [even_sizes(len(batch), n) for batch in whole]
+    assert [list(map(len, step)) for step in steps] == [even_sizes(len(batch), n) for batch in whole]
 
 
 def test_empty_batches_keep_dtypes_and_other_dimensions(communicator: Communicator) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.comm.arithmetic.slices import even_sizes
 from mpidist.comm.communicator import Communicator
-from mpidist.data.items.sharding import even_sizes
 
 pytestmark = pytest.mark.mpi
 
