@@ -1,4 +1,4 @@
-"""`tf.distribute.cluster_resolver`'s names: the resolvers, which say who takes part."""
+"""The cluster resolvers, under the names of `tf.distribute.cluster_resolver`."""
 
 from mpidist.cluster.mpi import MPIClusterResolver
 from mpidist.cluster.resolver import ClusterResolver

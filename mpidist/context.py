@@ -1,7 +1,8 @@
-"""The per-thread stack that says which strategy is current and in which of its two contexts the code runs.
+"""The stack of contexts, one per thread: it says which strategy is current, and in which context the code runs.
 
-The stack knows no types: an entry holds the strategy and its replica context as plain objects. Empty means what
-tf.distribute means at program start: the default strategy, in replica context.
+The stack knows no types of the package: an entry holds the strategy and its replica context as plain objects, so that
+every layer may import this module. An empty stack is the state at program start: the default strategy, in replica
+context, as in tf.distribute.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ class Entry(NamedTuple):
 
     Attributes:
         strategy: The strategy that is current on this level.
-        replica_context: Its replica context while inside `run`; None in cross-replica context.
-        arena: Where its variables live.
-        refusal: Why collectives cannot be called on this level; None where they can.
+        replica_context: Its replica context inside `run`; None in cross-replica context.
+        arena: The arena of its variables.
+        refusal: The reason why collectives cannot be called on this level; None where they can.
     """
 
     strategy: object
@@ -27,7 +28,7 @@ class Entry(NamedTuple):
 
 
 class _Stack(threading.local):
-    """One list per thread; a thread started inside a scope sees the default state, as in tf.distribute."""
+    """One list per thread. A thread that is started inside a scope begins with an empty one, as in tf.distribute."""
 
     def __init__(self) -> None:
         self.entries: list[Entry] = []
@@ -44,7 +45,7 @@ def innermost() -> Entry | None:
 
 
 def require_collectives() -> None:
-    """Local. Raise RuntimeError where the replicas of the innermost level cannot meet in a collective."""
+    """Local. Raise RuntimeError where the replicas of the innermost level cannot all reach a collective."""
     entries = stack.entries
     if entries and entries[-1].refusal is not None:
         raise RuntimeError(entries[-1].refusal)

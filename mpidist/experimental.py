@@ -1,4 +1,4 @@
-"""Names of tf.distribute.experimental, with tf's arguments in tf's order; and what compresses gradients."""
+"""Names of tf.distribute.experimental, with its arguments in its order; and the compressions of gradients."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ class MultiWorkerMirroredStrategy(multi_worker.MultiWorkerMirroredStrategy):
     """`mpidist.MultiWorkerMirroredStrategy` with the older order of arguments.
 
     Collective. Args:
-        communication: Which collective is used.
-        cluster_resolver: What describes the cluster.
+        communication: The collective to use, or its name.
+        cluster_resolver: Describes the cluster.
     """
 
     def __init__(

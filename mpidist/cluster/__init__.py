@@ -1,1 +1,1 @@
-"""Who takes part: clusters, the resolvers that find them, tasks, and devices."""
+"""The participants of a program: clusters, the resolvers that describe them, tasks, and devices."""

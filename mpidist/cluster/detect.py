@@ -1,4 +1,4 @@
-"""Which resolver describes this job when the program names none: an ordered table, the first row that applies."""
+"""The choice of a resolver where the program names none: the first row of a table that applies."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from mpidist.comm.communicator import Communicator
 _logger = logging.getLogger(__name__)
 
 
-class Row(NamedTuple):
+class DetectionRow(NamedTuple):
     """One way to find out about the cluster.
 
     Attributes:
-        name: What it goes by, for the log.
-        applies: Whether this process's environment says something about it; local.
+        name: A name for the log.
+        applies: Returns whether this process's environment describes a cluster; local.
         resolve: Makes the resolver; collective.
     """
 
@@ -29,20 +29,22 @@ class Row(NamedTuple):
     resolve: Callable[[Communicator], ClusterResolver]
 
 
-RESOLVERS: tuple[Row, ...] = (
-    Row("TF_CONFIG", lambda: bool(read_tf_config().cluster), lambda _: TFConfigClusterResolver()),
-    Row("the ranks of the job", lambda: True, MPIClusterResolver),
+RESOLVERS: tuple[DetectionRow, ...] = (
+    DetectionRow("TF_CONFIG", lambda: bool(read_tf_config().cluster), lambda _: TFConfigClusterResolver()),
+    DetectionRow("the ranks of the job", lambda: True, MPIClusterResolver),
 )
 
 
 def detect(communicator: Communicator) -> ClusterResolver:
-    """Collective. The resolver of the first row that applies on any rank, so that all ranks take the same one.
+    """Collective. Make the resolver of the first row that applies on any rank.
 
     Raises:
         ValueError: TF_CONFIG is malformed on some rank.
     """
+    # A launcher may pass TF_CONFIG to some ranks only. If each rank chose by its own environment, their resolvers would
+    # make different collective calls and wait for each other for ever.
     applies = together(communicator, "reading the cluster", lambda: [row.applies() for row in RESOLVERS])
     on_any = [any(flags) for flags in zip(*communicator.all_gather_object(applies), strict=True)]
     row = RESOLVERS[on_any.index(True)]
-    _logger.info("the cluster is found from %s", row.name)
+    _logger.info("the cluster is described by %s", row.name)
     return row.resolve(communicator)

@@ -1,4 +1,4 @@
-"""Devices: their names, which rank of a node gets which, and how many GPUs there are."""
+"""Devices: their names, their order on a node's ranks, and the number of GPUs."""
 
 from __future__ import annotations
 
@@ -28,10 +28,11 @@ class Device:
 
     Attributes:
         kind: "CPU" or "GPU".
-        index: Index among the visible devices of the kind. CPUs are all the same memory; their index only counts.
-        job: Job of the task that has it, None where the name does not say.
+        index: Index among the visible devices of the kind. All CPUs share one memory; their index only tells names
+            apart.
+        job: Job of the task that has the device, None where the name does not say.
         replica: Replica in the name, which is always 0 in tf.distribute.
-        task: Index of the task that has it.
+        task: Index of the task that has the device.
     """
 
     kind: str
@@ -50,15 +51,15 @@ def parse_device(name: str) -> Device:
     """Local. Read a device's name in any of tf.distribute's spellings.
 
     Args:
-        name: `/gpu:0`, `GPU:0`, `cpu:1`, `/device:CPU:0`, `/job:worker/replica:0/task:1/device:GPU:0`; without an
-            index, 0.
+        name: `/gpu:0`, `GPU:0`, `cpu:1`, `/device:CPU:0`, `/job:worker/replica:0/task:1/device:GPU:0`. A missing index
+            means 0.
 
     Raises:
-        TypeError: Not a string.
-        ValueError: Not a device's name, or of a kind that is not supported.
+        TypeError: `name` is not a string.
+        ValueError: `name` is not the name of a device, or of a kind that is not supported.
     """
     if not isinstance(name, str):
-        raise TypeError(f"a device must be named by a string as 'GPU:0', got {type(name).__name__}: {name!r}")
+        raise TypeError(f"a device must be named by a string, such as 'GPU:0', got {type(name).__name__}: {name!r}")
     match = _DEVICE.fullmatch(name.strip())
     if match is None:
         raise ValueError(f"not the name of a device: {name!r}. Expected 'CPU:0', 'GPU:0' or '/job:worker/task:0/gpu:0'")
@@ -72,50 +73,53 @@ def parse_device(name: str) -> Device:
 
 
 def node_device(devices: Sequence[str], node_rank: int, node_size: int) -> Device:
-    """Local. This rank's device, where a program names one device for each rank of the node.
+    """Local. This rank's device where a program names one device for each rank of the node.
 
     Args:
         devices: Names, in the order of the node's ranks.
-        node_rank: This rank's place on its node.
+        node_rank: Number of this rank on its node.
         node_size: Number of ranks on this node.
 
     Raises:
-        ValueError: A name is none, two are the same, or there is not one per rank.
+        TypeError: `devices` is a string.
+        ValueError: A name cannot be parsed, a device is named twice, or there is not one name per rank.
     """
     if isinstance(devices, str):
-        raise TypeError(f"`devices` must be a list of device names, got the string {devices!r}")
+        raise TypeError(f"`devices` must be a list of device names, got the string {devices!r}. Use [{devices!r}]")
     parsed = [parse_device(name) for name in devices]
     if len(set(parsed)) < len(parsed) and not _may_share(parsed):
         twice = sorted({str(device) for device in parsed if parsed.count(device) > 1})
         raise ValueError(
             f"`devices` must not name a device twice, got {list(devices)!r} with {', '.join(twice)} repeated. One rank "
             f"is one replica: name {node_size} different device{'s' if node_size > 1 else ''}, or start fewer ranks: "
-            f"{mpirun_line(len(set(parsed)))}. Ranks share a GPU under MPIDIST_SHARE_GPU=1"
+            f"{mpirun_line(len(set(parsed)))}. Set MPIDIST_SHARE_GPU=1 to let ranks share a GPU"
         )
     if len(parsed) != node_size:
         raise ValueError(
-            f"`devices` names one device per rank of the node: expected {node_size}, got {len(parsed)}: "
-            f"{list(devices)!r}. To use all of them, start one rank for each device of a node: "
+            f"`devices` must name one device per rank of the node: expected {node_size}, got {len(parsed)}: "
+            f"{list(devices)!r}. To use all of these devices, start one rank for each device of a node: "
             f"{mpirun_line(len(parsed))}"
         )
     return parsed[node_rank]
 
 
 def _may_share(devices: Sequence[Device]) -> bool:
-    """Whether ranks may name one device twice: GPUs, where the environment says that sharing is meant."""
+    """Whether a device may be named twice: a GPU may, if the environment says that ranks are meant to share it."""
     is_meant = os.environ.get("MPIDIST_SHARE_GPU", "").strip().lower() in ("1", "true", "yes", "on")
     return is_meant and all(device.kind == "GPU" for device in devices)
 
 
 def visible_gpus(environment: Mapping[str, str] | None = None, root: Path = Path("/")) -> list[str]:
-    """Local. The NVIDIA GPUs that this process may use, found without CUDA, so that no context is created.
+    """Local. The NVIDIA GPUs that this process may use, found without CUDA.
+
+    A call of CUDA would create a context, which takes memory of the GPU even if the program does not use it.
 
     Args:
         environment: Defaults to `os.environ`; `CUDA_VISIBLE_DEVICES` limits and orders the list.
-        root: Where /proc and /dev stand.
+        root: The folder of /proc and /dev.
 
     Returns:
-        Their names as `CUDA_VISIBLE_DEVICES` has them: indices or UUIDs. Empty without a driver.
+        Their names as in `CUDA_VISIBLE_DEVICES`: indices or UUIDs. Empty without a driver.
     """
     environment = os.environ if environment is None else environment
     count = _installed_gpus(root)
@@ -124,7 +128,7 @@ def visible_gpus(environment: Mapping[str, str] | None = None, root: Path = Path
         return [str(index) for index in range(count)]
     visible: list[str] = []
     for name in (part.strip() for part in wanted.split(",")):
-        # CUDA's rule: the first name that fits no device ends the list, so -1 and "" mean none.
+        # CUDA's rule: the first name that fits no device ends the list. So "-1" and "" mean no GPU.
         if not (name.isdecimal() and int(name) < count) and not name.startswith(("GPU-", "MIG-")):
             break
         visible.append(name)
@@ -140,7 +144,7 @@ def _installed_gpus(root: Path) -> int:
 
 
 def idle_gpus_warning(gpu_count: int, node_size: int) -> str | None:
-    """Local. What to tell a user who runs fewer ranks than the node has GPUs, None where there is nothing to tell.
+    """Local. The warning for a program with fewer ranks than the node has GPUs; None where there is no idle GPU.
 
     Args:
         gpu_count: Number of GPUs that the ranks of the node can see.
@@ -150,14 +154,14 @@ def idle_gpus_warning(gpu_count: int, node_size: int) -> str | None:
         return None
     ranks = "1 rank runs" if node_size <= 1 else f"{node_size} ranks run"
     return (
-        f"{gpu_count} GPUs are visible and {ranks} on this node, so some stay idle: one rank is one replica. For a "
-        f"replica per GPU: {mpirun_line(gpu_count)}"
+        f"{gpu_count} GPUs are visible and {ranks} on this node, so some GPUs stay idle: one rank is one replica. "
+        f"Start one rank per GPU: {mpirun_line(gpu_count)}"
     )
 
 
 @functools.cache
 def warn_about_idle_gpus(node_size: int) -> None:
-    """Local. Say once, on the first rank, that the node has more visible GPUs than ranks."""
+    """Local. Warn once, on the first rank, that the node has more visible GPUs than ranks."""
     text = idle_gpus_warning(len(visible_gpus()), node_size)
     if text is not None and launch.world_rank() == 0:
         _logger.warning("%s", text)
@@ -165,9 +169,6 @@ def warn_about_idle_gpus(node_size: int) -> None:
 
 @functools.cache
 def warn_about_host_memory(device: Device) -> None:
-    """Local. Say once, on the first rank, that a GPU is named but not used: arrays are NumPy's, in host memory.
-
-    For where `gpu.bind` has bound none.
-    """
+    """Local. Warn once, on the first rank, that a GPU is named but not used, because `gpu.bind` has bound none."""
     if device.kind == "GPU" and launch.world_rank() == 0:
-        _logger.warning("%s is named, but arrays are in host memory and are computed by the CPU", device)
+        _logger.warning("%s is named, but arrays stay in host memory and the CPU computes with them", device)

@@ -1,8 +1,9 @@
-"""GPU binding: each rank computes on one GPU, chosen before MPI starts, for MPI may take one for itself.
+"""GPU binding: each rank computes on one GPU, which is chosen before MPI starts.
 
-The order is: the environment says which rank of its node this is, CuPy makes that rank's GPU current, MPI starts.
-Then the ranks compare what they have. A program asks for GPUs by naming them (`devices=["GPU:0", ...]`) or by
-`MPIDIST_DEVICE=gpu`. Untested on a GPU.
+The order matters, because an MPI library that knows GPUs uses the GPU that is current when it starts: first the
+launcher's environment says which rank of its node this process is, then CuPy makes that rank's GPU current, then MPI
+starts. Last, the ranks compare what they have. A program asks for GPUs by naming them (`devices=["GPU:0", ...]`) or by
+`MPIDIST_DEVICE=gpu`.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ SHARE = "MPIDIST_SHARE_GPU"
 
 @dataclass(frozen=True)
 class Binding:
-    """What became of the wish for a GPU.
+    """The outcome of `bind` on one rank.
 
     Attributes:
-        index: The GPU that is current now, counted among the visible ones; None where arrays stay in host memory.
-        uuid: What names it on every rank.
-        error: Why the wish could not be met, to be raised when all ranks can raise it.
+        index: Number of the GPU that is current now, among the visible ones; None where arrays stay in host memory.
+        uuid: The GPU's UUID, which is the same on all ranks that see the GPU.
+        error: The error, if binding failed. It is kept, not raised: `agree` raises it when all ranks can raise it.
     """
 
     index: int | None = None
@@ -47,12 +48,12 @@ def bind(devices: Sequence[str] | str | None = None, environment: Mapping[str, s
 
     Args:
         devices: Names of devices in the order of the node's ranks, as a strategy gets them, or the name of this rank's
-            own; what is wrong with them is left for the strategy to say.
+            own device. Names that cannot be parsed are ignored here; the strategy raises the error.
         environment: Defaults to `os.environ`. `MPIDIST_DEVICE=gpu` asks for a GPU where `devices` names none.
 
     Returns:
-        What `agree` needs. Nothing is bound, and nothing wrong, where CPUs are named or nothing is asked for, or where
-        GPUs are named and there is no CuPy or no GPU: then arrays stay in host memory, as without a name.
+        The argument of `agree`. Nothing is bound, without an error, where nothing or a CPU is asked for. The same holds
+        where `devices` names GPUs and there is no CuPy or no GPU: arrays then stay in host memory.
     """
     environment = os.environ if environment is None else environment
     try:
@@ -70,9 +71,7 @@ def bind(devices: Sequence[str] | str | None = None, environment: Mapping[str, s
         if missing is not None:
             if wish != "gpu":
                 return Binding()
-            raise UnavailableError(
-                f"{DEVICE}=gpu asks for a GPU, and {missing}. Leave {DEVICE} out to compute on the CPU"
-            )
+            raise UnavailableError(f"{DEVICE}=gpu asks for a GPU, and {missing}. Unset {DEVICE} to compute on the CPU")
         cuda = importlib.import_module("mpidist.comm.gpu.cuda")
         index = choose_index(named, node_rank, cuda.device_count())
         if node_rank == 0 and _is_probe_wanted(environment):
@@ -83,19 +82,19 @@ def bind(devices: Sequence[str] | str | None = None, environment: Mapping[str, s
 
 
 def agree(binding: Binding, communicator: Communicator, environment: Mapping[str, str] | None = None) -> int | None:
-    """Collective. Raise on every rank what is wrong on any, and warn where ranks of a node share a GPU.
+    """Collective. Raise an error of any rank on every rank, and warn where ranks of a node share a GPU.
 
     Args:
-        binding: Of this rank.
+        binding: This rank's result of `bind`.
         communicator: The replicas.
         environment: Defaults to `os.environ`. Under `MPIDIST_SHARE_GPU=1` ranks may share a GPU without a warning.
 
     Returns:
-        The index of this rank's GPU, None where arrays stay in host memory.
+        The number of this rank's GPU, None where arrays stay in host memory.
 
     Raises:
-        UnavailableError: `MPIDIST_DEVICE=gpu` without CuPy or a visible GPU.
-        ValueError: A device that is named is not there, or some ranks have a GPU and others have none.
+        UnavailableError: `MPIDIST_DEVICE=gpu` is set, and there is no CuPy or no visible GPU.
+        ValueError: A named device does not exist, or some ranks have a GPU and others have none.
     """
     environment = os.environ if environment is None else environment
 
@@ -107,56 +106,56 @@ def agree(binding: Binding, communicator: Communicator, environment: Mapping[str
     uuids = communicator.all_gather_object(binding.uuid)
     without = [rank for rank, uuid in enumerate(uuids) if uuid is None]
     if 0 < len(without) < len(uuids):
-        # All ranks see the same list, and so the same error.
+        # All ranks have the same list, so all of them make this call.
         together(communicator, "choosing this rank's GPU", lambda: _refuse_mixture(without))
     if communicator.rank == 0 and environment.get(SHARE, "").strip().lower() not in ("1", "true", "yes", "on"):
         for uuid in dict.fromkeys(uuid for uuid in uuids if uuid is not None):
             sharing = [rank for rank, other in enumerate(uuids) if other == uuid]
             if len(sharing) > 1:
                 _logger.warning(
-                    "%s share one GPU (%s): each gets a part of its speed and memory. Start fewer ranks per node, or "
-                    "let each see another GPU; %s=1 says that it is meant so", name_ranks(sharing), uuid, SHARE,
+                    "%s share one GPU (%s), its memory and its speed. Start fewer ranks per node, or make another GPU "
+                    "visible to each rank. Set %s=1 if sharing is meant", name_ranks(sharing), uuid, SHARE,
                 )
     return binding.index
 
 
 def choose_index(named: Device | None, node_rank: int, visible: int) -> int:
-    """Local. Which of the visible GPUs a rank takes.
+    """Local. The number of the visible GPU that a rank takes.
 
     Args:
-        named: What the program names for it, None where it leaves the choice.
-        node_rank: Place of the rank on its node.
+        named: The device that the program names for the rank, None where it names none.
+        node_rank: Number of the rank on its node.
         visible: Number of GPUs that the rank can see, at least 1.
 
     Raises:
-        ValueError: The GPU that is named is not visible.
+        ValueError: The named GPU is not visible.
     """
-    # A launcher that gives each rank its own GPU has chosen already; there it is number 0 on every rank.
+    # A launcher that shows each rank only one GPU has chosen already. That GPU is number 0 on every rank.
     if visible == 1:
         return 0
     if named is None:
         return node_rank % visible
     if named.index >= visible:
         raise ValueError(
-            f"{named} is named and {visible} GPUs are visible here, GPU:0 to GPU:{visible - 1}; see "
-            "CUDA_VISIBLE_DEVICES"
+            f"{named} is named and {visible} GPUs are visible here, GPU:0 to GPU:{visible - 1}. Name one of these, or "
+            "change CUDA_VISIBLE_DEVICES"
         )
     return named.index
 
 
 def why_no_gpu(environment: Mapping[str, str] | None = None) -> str | None:
-    """Local. Why arrays cannot be on a GPU, None where they can; no context is created."""
+    """Local. The reason why arrays cannot be on a GPU, None where they can. No CUDA context is created."""
     if not visible_gpus(environment):
         return "no GPU is visible (see nvidia-smi and CUDA_VISIBLE_DEVICES)"
     try:
         cuda: Any = importlib.import_module("mpidist.comm.gpu.cuda")
     except ImportError as error:
-        return f"CuPy cannot be imported ({error}): pip install cupy-cuda12x, or the one for your CUDA"
+        return f"CuPy cannot be imported ({error}): pip install cupy-cuda12x, or the package for your CUDA version"
     return None if cuda.device_count() else "CUDA sees no GPU, though the driver does"
 
 
 def _named(devices: Sequence[str] | str | None, node_rank: int) -> Device | None:
-    """What is named for this rank."""
+    """The device that is named for this rank."""
     names = [devices] * (node_rank + 1) if isinstance(devices, str) else devices or ()
     if node_rank >= len(names):
         return None
@@ -167,7 +166,7 @@ def _named(devices: Sequence[str] | str | None, node_rank: int) -> Device | None
 
 
 def _is_probe_wanted(environment: Mapping[str, str]) -> bool:
-    # It takes seconds, beside the start of MPI; most libraries answer for themselves.
+    # The probe runs for seconds, at the same time as the start of MPI. Most MPI libraries need none: they can be asked.
     return (
         launch.world_size() > 1 and may_need_probe(environment)
         and asked_transport(environment) in (Transport.AUTO, Transport.CUDA_AWARE)
@@ -181,5 +180,6 @@ def _use(cuda: Any, index: int) -> Binding:
 
 def _refuse_mixture(without: list[int]) -> None:
     raise ValueError(
-        f"{name_ranks(without)} computes on the CPU and other ranks on GPUs: all replicas must be of one kind"
+        f"{name_ranks(without)} computes on the CPU and other ranks on GPUs: all replicas must be of one kind. Set "
+        f"{DEVICE} alike on all ranks, and check that each of them has CuPy and sees a GPU"
     )

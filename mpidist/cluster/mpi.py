@@ -1,4 +1,4 @@
-"""The resolver that needs no description: the ranks of the job are the cluster."""
+"""The resolver that needs no configuration: the ranks of the job are the cluster."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from mpidist.comm.communicator import Communicator, open_communicator
 
 
 class MPIClusterResolver(ClusterResolver):
-    """Job "worker", one task per rank, at the address `host:rank`. No ports, nothing to configure.
+    """Describes the job "worker" with one task per rank, at the address `host:rank`.
 
-    Collective: constructing it gathers the hosts' names; asked later, it does not communicate. In a program that no
-    launcher started it describes one worker, and MPI is not started.
+    Collective: the constructor gathers the names of the hosts; the methods do not communicate. Without a launcher it
+    describes one worker, and does not start MPI.
 
     Args:
-        communicator: The ranks that take part, as `open_communicator` gives them. Default: all ranks of the job.
+        communicator: The ranks that take part, as `open_communicator` returns them. Default: all ranks of the job.
 
     Attributes:
-        node_index: Which node this rank stands on.
-        node_rank: This rank's place on its node.
+        node_index: Number of this rank's node.
+        node_rank: Number of this rank on its node.
         node_sizes: Number of ranks of each node.
     """
 
@@ -33,11 +33,11 @@ class MPIClusterResolver(ClusterResolver):
         self.node_sizes = communicator.node_sizes
 
     def cluster_spec(self) -> ClusterSpec:
-        """Local. Job "worker" with the ranks in their order."""
+        """Local. The job "worker", with the ranks in their order."""
         return self._cluster_spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Local. Address of the named or of this rank's task, "" where this process is alone.
+        """Local. The address of a task, by default of this rank's; "" in a cluster of one task.
 
         Raises:
             ValueError: There is no such task.

@@ -1,4 +1,4 @@
-"""Which task of the cluster each rank is, and which ranks train together."""
+"""Placement: the task of each rank in the cluster, and the groups of ranks that train together."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from mpidist.comm.communicator import Communicator
 from mpidist.errors import LauncherError, MismatchError, mark_shared
 
 JOB_ORDER = ("chief", "worker", "ps", "evaluator")
-"""Order in which ranks are dealt the tasks of a cluster that says nobody's task."""
+"""The order in which ranks get the tasks of a cluster, where no rank is told its task."""
 
 SYNCHRONOUS_GROUP = 0
 EVALUATOR_GROUP = 1
@@ -27,9 +27,9 @@ class Placement:
     Attributes:
         task_type: This rank's job: "chief", "worker" or "evaluator".
         task_id: Its index in the job.
-        group: Split color: chief and workers train together, an evaluator is on its own.
-        replica_key: Split key: within the group, replicas are in the order of their tasks, the chief first.
-        as_launched: Whether the communicator already is the group, in its order: then there is nothing to split.
+        group: The color for `split`: chief and workers train together, an evaluator is alone.
+        replica_key: The key for `split`: in the group, replicas are in the order of their tasks, the chief first.
+        as_launched: Whether the communicator already is the group in its order. Then there is nothing to split.
     """
 
     task_type: str
@@ -40,7 +40,7 @@ class Placement:
 
 
 class _Claim(NamedTuple):
-    """What a rank's resolver says."""
+    """The cluster and the task that a rank's resolver describes."""
 
     cluster: dict[str, list[str] | dict[int, str]]
     task: Task | None
@@ -51,14 +51,16 @@ def place(communicator: Communicator, resolver: ClusterResolver) -> Placement:
 
     Args:
         communicator: The ranks that take part.
-        resolver: Says the cluster and this rank's task; nobody's task: they are dealt in the order of the ranks.
+        resolver: Describes the cluster and this rank's task. Where it names no rank's task, ranks get the tasks in
+            their order.
 
     Raises:
         LauncherError: Tasks and ranks do not fit together.
         MismatchError: The ranks were told different clusters.
-        ValueError: The cluster has jobs that a synchronous strategy has no use for, or the resolver's is malformed.
+        ValueError: The cluster has jobs that a synchronous strategy cannot use, or its description is malformed.
     """
-    # Before tasks are compared with ranks: else a cluster with servers is met with advice on the number of ranks.
+    # First of all. If tasks were compared with ranks first, a cluster with parameter servers would get an error about
+    # the number of ranks, which is not what is wrong.
     together(
         communicator, "reading the cluster",
         lambda: _refuse_servers([task.job for task in resolver.cluster_spec().tasks]),
@@ -75,7 +77,7 @@ def agree_on_tasks(communicator: Communicator, resolver: ClusterResolver) -> lis
 
     Args:
         communicator: The ranks that take part.
-        resolver: Says the cluster and this rank's task; is asked locally.
+        resolver: Describes the cluster and this rank's task; asking it is local.
 
     Raises:
         LauncherError: Tasks and ranks do not fit together.
@@ -94,19 +96,19 @@ def agree_on_tasks(communicator: Communicator, resolver: ClusterResolver) -> lis
 
 
 def assign_tasks(tasks: list[Task | None], spec: ClusterSpec, *, launched: bool = True) -> list[Task]:
-    """Local. Who is which task, from what the ranks were told.
+    """Local. The task of each rank, worked out from the tasks that the ranks were told.
 
     Args:
-        tasks: What each rank was told, None where nothing.
-        spec: The cluster, the same on every rank. Empty: every rank is a worker.
+        tasks: The task that each rank was told, None for no task.
+        spec: The cluster, the same on every rank. In an empty cluster every rank is a worker.
         launched: Whether a launcher started the program.
 
     Returns:
-        Each rank's task. An evaluator need not be listed in the cluster.
+        The task of each rank. An evaluator need not be listed in the cluster.
 
     Raises:
-        LauncherError: Duplicates, tasks that are not in the cluster, a count that does not fit, or only some ranks
-            were told theirs. Lists every rank with its task.
+        LauncherError: Ranks were told the same task, or tasks that are not in the cluster; the numbers of ranks and
+            tasks differ; or only some ranks were told a task. The error lists every rank with its task.
     """
     if not spec:
         if all(task is None for task in tasks):
@@ -123,24 +125,25 @@ def assign_tasks(tasks: list[Task | None], spec: ClusterSpec, *, launched: bool 
 
 
 def placements(tasks: list[Task]) -> list[Placement]:
-    """Local. Every rank's place under a synchronous strategy, from every rank's task.
+    """Local. The place of every rank under a synchronous strategy, worked out from the ranks' tasks.
 
     Raises:
-        ValueError: There are jobs that a synchronous strategy has no use for, more than one chief or evaluator, or
-            nobody who trains.
+        ValueError: There are jobs that a synchronous strategy cannot use, several chiefs or evaluators, or no rank
+            that trains.
     """
     jobs = [task.job for task in tasks]
     _refuse_servers(jobs)
     unknown = sorted(set(jobs) - {"chief", "worker", "evaluator"})
     if unknown:
         raise ValueError(
-            f"a synchronous strategy knows the jobs 'chief', 'worker' and 'evaluator', the cluster has {unknown!r}"
+            "a synchronous strategy takes the jobs 'chief', 'worker' and 'evaluator', but the cluster has "
+            f"{unknown!r}. Take these jobs out of the cluster"
         )
     for job in ("chief", "evaluator"):
         if jobs.count(job) > 1:
             raise ValueError(f"there must be at most one {job} in the cluster, got {jobs.count(job)}")
     if "chief" not in jobs and "worker" not in jobs:
-        raise ValueError(f"the cluster must have a chief or a worker, its jobs are {sorted(set(jobs))!r}")
+        raise ValueError(f"the cluster must have a chief or a worker, got only the jobs {sorted(set(jobs))!r}")
     order = _in_order(tasks)
     as_launched = order == tasks and "evaluator" not in jobs
     return [
@@ -158,8 +161,8 @@ def placements(tasks: list[Task]) -> list[Placement]:
 def _refuse_servers(jobs: list[str]) -> None:
     if "ps" in jobs:
         raise ValueError(
-            f"the cluster has parameter servers (job 'ps' with {jobs.count('ps')} task(s)), for which a "
-            "synchronous strategy has no use. Use ParameterServerStrategy, or take the job out of the cluster"
+            f"the cluster has parameter servers (job 'ps' with {jobs.count('ps')} task(s)), which a synchronous "
+            "strategy cannot use. Use ParameterServerStrategy, or take the job out of the cluster"
         )
 
 
@@ -196,15 +199,15 @@ def _explain(problem: str, tasks: list[Task | None], expected: list[Task], launc
     line = mpirun_line(len(expected))
     if not launched and len(tasks) == 1 and len(expected) > 1:
         return (
-            f"the cluster has {len(expected)} tasks ({names}) and no launcher started this program, which is one "
-            f"process. Start all of them at once: {line}. Tasks need not be told then: without "
-            '"task" in TF_CONFIG, or without TF_CONFIG, ranks are numbered by MPI'
+            f"the cluster has {len(expected)} tasks ({names}), but no launcher started this program, so there is only "
+            f"one process. Start all tasks at once: {line}. TF_CONFIG then needs no \"task\", and may even be unset: "
+            "MPI numbers the ranks"
         )
     lines = "".join(f"\n  rank {rank}: {'no task' if task is None else task}" for rank, task in enumerate(tasks))
     return (
         f"{problem}. Expected one rank for each of {names}, got{lines}\n"
-        'Give every rank a task of its own, or leave "task" out of TF_CONFIG on all of them to have tasks dealt in '
-        f"the order of ranks; and start as many ranks as there are tasks: {line}"
+        'Give every rank a task of its own, or leave "task" out of TF_CONFIG on all ranks, which then get the tasks in '
+        f"their order. Start as many ranks as there are tasks: {line}"
     )
 
 
@@ -216,6 +219,7 @@ def _different_clusters(claims: list[_Claim]) -> str:
         for rank, claim in enumerate(claims)
     )
     return (
-        f"the ranks were told different clusters: {name_ranks(differing)} not the same as rank 0. Expected one, got"
-        f"{lines}\nSet the same TF_CONFIG cluster on every rank (mpirun -x TF_CONFIG, or -genvall), or none at all"
+        f"the ranks were told different clusters: {name_ranks(differing)} not the same as rank 0. Expected one "
+        f"cluster, got{lines}\nSet the same TF_CONFIG cluster on every rank (Open MPI: mpirun -x TF_CONFIG; MPICH: "
+        "mpirun -genvall), or on none"
     )

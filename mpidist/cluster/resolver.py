@@ -1,4 +1,4 @@
-"""What a cluster resolver is: it says which cluster this process belongs to, and which task of it this process is."""
+"""The cluster resolver: it describes the cluster, and says which task of it this process is."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from mpidist.cluster.spec import ClusterSpec
 
 
 class ClusterResolver(ABC):
-    """Base of all resolvers, and of a user's own: only `cluster_spec` and `master` have to be written.
+    """Base of all resolvers. A resolver of your own needs only `cluster_spec` and `master`.
 
-    A resolver is asked on every rank and does not communicate when asked. `task_type` and `task_id` may be set; None
-    on all ranks leaves it to the strategy to deal the cluster's tasks to the ranks.
+    Every rank asks its resolver. The methods must not communicate, since a rank may ask alone. `task_type` and
+    `task_id` may be set. If they are None on all ranks, the strategy gives the cluster's tasks to the ranks.
     """
 
-    # Class attributes, so that a subclass need not call a constructor here, as in tf.distribute.
+    # Class attributes: as in tf.distribute, a subclass need not call this class's constructor.
     _task_type: str | None = None
     _task_id: int | None = None
     _environment: str | None = ""
@@ -23,22 +23,23 @@ class ClusterResolver(ABC):
 
     @abstractmethod
     def cluster_spec(self) -> ClusterSpec:
-        """Local. The cluster; an empty one means one process on its own."""
+        """Local. The cluster; an empty one means a single process."""
 
     @abstractmethod
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Local. Address of a task, `rpc://host:port` or `host:port`; "" where there is only one."""
+        """Local. The address of a task, `rpc://host:port` or `host:port`; "" in a cluster of one task."""
 
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Local. Accelerators that this process can see, by kind; `{}` without any.
+        """Local. The number of accelerators that this process can see, by kind; `{}` without any.
 
         Args:
-            task_type: Taken for compatibility: a process can count its own only.
+            task_type: Kept for code written for tf.distribute: a process can only count its own.
             task_id: Likewise.
             config_proto: Likewise.
         """
+        del task_type, task_id, config_proto  # arguments of tf.distribute
         count = len(visible_gpus())
         return {"GPU": count} if count else {}
 
@@ -62,12 +63,12 @@ class ClusterResolver(ABC):
 
     @property
     def environment(self) -> str | None:
-        """Local. A word for where the cluster runs, mostly empty."""
+        """Local. A word for the place where the cluster runs; usually empty."""
         return self._environment
 
     @property
     def rpc_layer(self) -> str | None:
-        """Local. Prefix of the addresses that `master` gives."""
+        """Local. The prefix of addresses that `master` returns."""
         return self._rpc_layer
 
     @rpc_layer.setter
@@ -83,20 +84,20 @@ def format_address(address: str, rpc_layer: str | None) -> str:
 def find_master(
     spec: ClusterSpec, task_type: str | None, task_id: int | None, rpc_layer: str | None
 ) -> str:
-    """Local. The address that `master` gives for a task of a cluster.
+    """Local. The address of a task, as `master` returns it.
 
     Returns:
-        "" for an empty cluster and for one of a single task, which needs no address.
+        "" for an empty cluster and for a cluster of a single task, which needs no address.
 
     Raises:
-        ValueError: There is no such task, or several tasks and none was named.
+        ValueError: There is no such task; or no task is named, and there are several.
     """
     tasks = spec.tasks
     if len(tasks) <= 1:
         return ""
     if task_type is None or task_id is None:
         raise ValueError(
-            f"No such job in cluster: {task_type!r}, task {task_id!r}: the cluster has {len(tasks)} tasks, name one "
-            "by `task_type` and `task_id`"
+            f"No such job in cluster: {task_type!r}, task {task_id!r}: the cluster has {len(tasks)} tasks. Name one by "
+            "`task_type` and `task_id`"
         )
     return format_address(spec.task_address(task_type, task_id), rpc_layer)

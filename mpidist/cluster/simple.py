@@ -9,15 +9,15 @@ from mpidist.cluster.spec import ClusterSpec
 
 
 class SimpleClusterResolver(ClusterResolver):
-    """Says what it was told.
+    """Returns the arguments of its constructor.
 
     Args:
         cluster_spec: The cluster.
-        master: What `master()` gives when no task is named.
+        master: The result of `master()` where no task is named.
         task_type: This process's job.
         task_id: This process's index in its job.
-        environment: A word for where the cluster runs.
-        num_accelerators: What `num_accelerators()` gives. Default: none.
+        environment: A word for the place where the cluster runs.
+        num_accelerators: The result of `num_accelerators()`. Default: none.
         rpc_layer: Prefix of the addresses.
 
     Raises:
@@ -54,7 +54,7 @@ class SimpleClusterResolver(ClusterResolver):
         return self._cluster_spec
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Local. Address of the task, or the constructor's `master` unless both arguments are given.
+        """Local. The address of the named task; the constructor's `master` unless both arguments are given.
 
         Raises:
             ValueError: There is no such task.
@@ -67,5 +67,6 @@ class SimpleClusterResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Local. What was given at construction."""
+        """Local. The accelerators given at construction."""
+        del task_type, task_id, config_proto  # arguments of tf.distribute
         return dict(self._num_accelerators)

@@ -14,7 +14,7 @@ class Task:
     """One participant of a cluster.
 
     Attributes:
-        job: Name of the job, as "worker".
+        job: Name of the job, such as "worker".
         index: Index within the job.
     """
 
@@ -26,14 +26,14 @@ class Task:
 
 
 class ClusterSpec:
-    """Jobs, each with tasks that have an index and an address; what `tf.train.ClusterSpec` is, and as immutable.
+    """Jobs, each with tasks that have an index and an address. Immutable, like `tf.train.ClusterSpec`.
 
     Args:
-        cluster: For each job a list of addresses, or a mapping from index to address where indices have holes; or
+        cluster: For each job a list of addresses, or a mapping from index to address where indices have gaps; or
             another `ClusterSpec`.
 
     Raises:
-        TypeError: The cluster, a job or an address is of another type.
+        TypeError: The cluster, a job or an address has another type.
         ValueError: An index is negative.
 
     Example:
@@ -43,11 +43,11 @@ class ClusterSpec:
 
     def __init__(self, cluster: Mapping[str, Addresses] | ClusterSpec) -> None:
         if isinstance(cluster, ClusterSpec):
-            cluster = cluster._addresses
+            cluster = cluster.as_dict()
         if not isinstance(cluster, Mapping):
             raise TypeError(
-                f"a cluster must be a dict from job name to addresses, or a ClusterSpec, got {type(cluster).__name__}: "
-                f"{cluster!r}"
+                "a cluster must be a dict from job names to addresses, or a ClusterSpec, got "
+                f"{type(cluster).__name__}: {cluster!r}"
             )
         self._addresses: dict[str, dict[int, str]] = {
             _job_name(job): _addresses(job, tasks) for job, tasks in cluster.items()
@@ -61,7 +61,7 @@ class ClusterSpec:
             return self._addresses == other._addresses
         return self._addresses == other
 
-    # Equal to a plain dict, which has no hash either.
+    # A ClusterSpec equals a plain dict, which has no hash either.
     __hash__ = None  # type: ignore[assignment]  # how Python says that a class with `__eq__` has no hash
 
     def __repr__(self) -> str:
@@ -69,7 +69,7 @@ class ClusterSpec:
         return "ClusterSpec({" + ", ".join(f"{job!r}: {jobs[job]!r}" for job in sorted(jobs)) + "})"
 
     def as_dict(self) -> dict[str, list[str] | dict[int, str]]:
-        """Local. For each job a list of addresses, or a dict by index where indices have holes."""
+        """Local. For each job a list of addresses, or a dict by index where indices have gaps."""
         return {
             job: list(tasks.values()) if list(tasks) == list(range(len(tasks))) else dict(tasks)
             for job, tasks in self._addresses.items()
@@ -82,7 +82,7 @@ class ClusterSpec:
 
     @property
     def tasks(self) -> list[Task]:
-        """Local. All tasks, job after job, each job's by index."""
+        """Local. All tasks, job after job, those of a job by index."""
         return [Task(job, index) for job, tasks in self._addresses.items() for index in tasks]
 
     def num_tasks(self, job_name: str) -> int:
@@ -115,7 +115,7 @@ class ClusterSpec:
         return tasks[task_index]
 
     def job_tasks(self, job_name: str) -> list[str | None]:
-        """Local. Addresses of the job's tasks by index, None where the indices have a hole.
+        """Local. Addresses of the job's tasks by index, None where the indices have a gap.
 
         Raises:
             ValueError: There is no such job.
@@ -158,7 +158,7 @@ def _index(job: str, key: object) -> int:
     try:
         index = int(key)  # type: ignore[call-overload]  # JSON has string keys; the except says what else came
     except (TypeError, ValueError):
-        raise TypeError(f"keys of job {job!r} of a cluster must be task indices, got {key!r}") from None
+        raise TypeError(f"the keys of job {job!r} of a cluster must be task indices, got {key!r}") from None
     if index < 0:
         raise ValueError(f"task indices must not be negative, got {index} in job {job!r}")
     return int(index)

@@ -16,14 +16,14 @@ _FORM = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", 
 
 @dataclass(frozen=True)
 class TFConfig:
-    """What TF_CONFIG says.
+    """The content of TF_CONFIG.
 
     Attributes:
-        cluster: The cluster, empty where it is not said.
-        task_type: This process's job, None where it is not said.
-        task_id: This process's index in its job, None where it is not said.
+        cluster: The cluster; empty where TF_CONFIG has none.
+        task_type: This process's job; None where TF_CONFIG does not say.
+        task_id: This process's index in its job; None where TF_CONFIG does not say.
         rpc_layer: Prefix of addresses.
-        session_master: Address that replaces the task's.
+        session_master: An address that replaces the task's.
     """
 
     cluster: ClusterSpec
@@ -34,13 +34,13 @@ class TFConfig:
 
 
 def read_tf_config(environment: Mapping[str, str] | None = None) -> TFConfig:
-    """Local. Read TF_CONFIG; absent, blank and `{}` give an empty cluster.
+    """Local. Read TF_CONFIG; a missing or blank value and `{}` give an empty cluster.
 
     Args:
         environment: Defaults to `os.environ`.
 
     Raises:
-        ValueError: It is not JSON, or has another form.
+        ValueError: The value is not JSON, or has another form.
     """
     environment = os.environ if environment is None else environment
     text = environment.get("TF_CONFIG", "").strip() or "{}"
@@ -83,13 +83,13 @@ def _index(value: Any) -> int | None:
 
 
 class TFConfigClusterResolver(ClusterResolver):
-    """Reads TF_CONFIG whenever it is asked, as in tf.distribute, so that a program may set it late.
+    """Reads TF_CONFIG each time it is asked, as in tf.distribute, so that a program may set the variable late.
 
     Args:
-        task_type: Overrides the variable's.
-        task_id: Overrides the variable's.
-        rpc_layer: Overrides the variable's.
-        environment: A word for where the cluster runs.
+        task_type: Replaces the job in TF_CONFIG.
+        task_id: Replaces the index in TF_CONFIG.
+        rpc_layer: Replaces the prefix in TF_CONFIG.
+        environment: A word for the place where the cluster runs.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class TFConfigClusterResolver(ClusterResolver):
         return read_tf_config().cluster
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Local. `session_master` where TF_CONFIG has it, else the address of the named or this process's task.
+        """Local. `session_master` where TF_CONFIG has it, else the address of a task, by default of this process's.
 
         Raises:
             ValueError: There is no such task, or TF_CONFIG is malformed.

@@ -1,4 +1,4 @@
-"""The resolver that joins the clusters of several."""
+"""The resolver that joins the clusters of several resolvers."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from mpidist.cluster.spec import ClusterSpec
 
 
 class UnionResolver(ClusterResolver):
-    """One cluster out of several; who this process is, the first resolver says unless overridden.
+    """Joins several clusters into one. The first resolver says which task this process is.
 
     Args:
         resolvers: At least one.
-        rpc_layer: Overrides the first resolver's.
-        task_type: Overrides the first resolver's.
-        task_id: Overrides the first resolver's; 0 counts as given.
+        rpc_layer: Replaces that of the first resolver.
+        task_type: Replaces that of the first resolver.
+        task_id: Replaces that of the first resolver; 0 counts as given.
 
     Raises:
         ValueError: No resolver was given.
-        TypeError: One of them is no `ClusterResolver`.
+        TypeError: An argument is not a `ClusterResolver`.
     """
 
     def __init__(
@@ -30,7 +30,7 @@ class UnionResolver(ClusterResolver):
         task_id: int | None = None,
     ) -> None:
         if not resolvers:
-            raise ValueError("UnionResolver needs at least one ClusterResolver, got none")
+            raise ValueError("UnionResolver: expected at least one ClusterResolver, got none")
         for resolver in resolvers:
             if not isinstance(resolver, ClusterResolver):
                 raise TypeError(
@@ -44,19 +44,19 @@ class UnionResolver(ClusterResolver):
         self._environment = first.environment
 
     def cluster_spec(self) -> ClusterSpec:
-        """Local. The joined cluster: lists of one job are concatenated in order, mappings are merged.
+        """Local. The joined cluster. Lists of one job are concatenated in their order, mappings are merged.
 
         Raises:
             KeyError: Two resolvers name the same index of a job.
         """
-        parts: dict[str, list[list[str] | dict[int, str]]] = {}
+        tasks_of_job: dict[str, list[list[str] | dict[int, str]]] = {}
         for resolver in self._resolvers:
             for job, tasks in resolver.cluster_spec().as_dict().items():
-                parts.setdefault(job, []).append(tasks)
-        return ClusterSpec({job: _join(job, tasks) for job, tasks in parts.items()})
+                tasks_of_job.setdefault(job, []).append(tasks)
+        return ClusterSpec({job: _join(job, given) for job, given in tasks_of_job.items()})
 
     def master(self, task_type: str | None = None, task_id: int | None = None, rpc_layer: str | None = None) -> str:
-        """Local. Address of the task in the joined cluster, or what the first resolver gives when none is named.
+        """Local. The address of a task in the joined cluster; without a task, the first resolver's `master()`.
 
         Raises:
             ValueError: There is no such task.
@@ -69,20 +69,21 @@ class UnionResolver(ClusterResolver):
     def num_accelerators(
         self, task_type: str | None = None, task_id: int | None = None, config_proto: object = None
     ) -> dict[str, int]:
-        """Local. What the first resolver says."""
+        """Local. The accelerators that the first resolver counts."""
         return self._resolvers[0].num_accelerators(task_type, task_id, config_proto)
 
 
-def _join(job: str, parts: list[list[str] | dict[int, str]]) -> dict[int, str]:
-    lists = [part for part in parts if isinstance(part, list)]
-    if len(lists) == len(parts):
-        return dict(enumerate(address for part in lists for address in part))
+def _join(job: str, given: list[list[str] | dict[int, str]]) -> dict[int, str]:
+    lists = [tasks for tasks in given if isinstance(tasks, list)]
+    if len(lists) == len(given):
+        return dict(enumerate(address for tasks in lists for address in tasks))
     joined: dict[int, str] = {}
-    for part in parts:
-        for index, address in part.items() if isinstance(part, Mapping) else enumerate(part):
+    for tasks in given:
+        for index, address in tasks.items() if isinstance(tasks, Mapping) else enumerate(tasks):
             if index in joined:
                 raise KeyError(
-                    f"task {index} of job {job!r} is in two of the joined clusters: {joined[index]!r} and {address!r}"
+                    f"task {index} of job {job!r} is in two of the joined clusters: {joined[index]!r} and {address!r}. "
+                    "Give it another index in one of them"
                 )
             joined[index] = address
     return joined

@@ -87,16 +87,20 @@ def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
     pipeline = _pipeline_of(whole, policy, size, rank)
     facts = communicator.all_gather_object(_facts_of(pipeline, policy.name))
     require_same([fact.policy for fact in facts], "the auto-shard policy of a dataset", "Set it on all ranks.")
-    is_alike = policy is AutoShardPolicy.DATA
+    # Under DATA all ranks follow one stream, so even its length must agree; else each rank follows a shard of its own.
+    is_one_stream = policy is AutoShardPolicy.DATA
     if policy is not AutoShardPolicy.OFF:
         require_same(
-            [(fact.cardinality if is_alike else None, fact.batch_size, fact.given_seeds, fact.files) for fact in facts],
+            [
+                (fact.cardinality if is_one_stream else None, fact.batch_size, fact.given_seeds, fact.files)
+                for fact in facts
+            ],
             f"{FROM_DATASET}: (cardinality, batch size, seeds of shuffles, lists of files) of the dataset",
             f"Give every rank the same dataset; where ranks have data of their own use {FROM_FUNCTION}",
         )
     _adopt_seeds(pipeline, facts)
     others = _others(whole, dataset.options().experimental_distribute.auto_shard_policy, communicator)
-    if is_alike:
+    if is_one_stream:
         share = _common(whole, _counts(facts), communicator)
         return replace(share, readers=int(others is not None), others=others)
     readers = 0 if others is None else size
@@ -239,6 +243,7 @@ def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:
 
 def _adopt_seeds(pipeline: Pipeline, facts: list[_Facts]) -> None:
     """Give shuffles without a seed the seeds that rank 0 drew; where a rank has more shuffles, those keep their own."""
+    # Without this each rank would have an order of its own: some examples would be read twice in a pass, others never.
     drawn = [seed for seed in pipeline.stream.seeds() if seed.drawn]
     for seed, value in zip(drawn, facts[0].drawn_seeds, strict=False):
         seed.value = value
