@@ -1,7 +1,7 @@
-"""Arrays of any library: those in host memory are lent to NumPy without a copy, those on a GPU stay what they are.
+"""Arrays of any library: in host memory they are viewed as NumPy arrays without a copy, on a GPU as CuPy arrays.
 
-NumPy's come first and cost nothing. CuPy is never imported here: an array of its kind can only exist where the
-program has imported it.
+NumPy arrays are recognized first, at almost no cost. This module never imports CuPy, which takes seconds and needs a
+driver: a CuPy array can only exist where the program has imported CuPy already.
 """
 
 from __future__ import annotations
@@ -15,89 +15,92 @@ import numpy.typing as npt
 
 AnyArray = npt.NDArray[Any]
 
-# DLPack's numbers of devices: kDLCPU, kDLCUDA, kDLCUDAHost, kDLCUDAManaged.
+# DLPack's device types: kDLCPU and kDLCUDAHost; kDLCUDA and kDLCUDAManaged.
 _HOST_DEVICES = frozenset((1, 3))
 _CUDA_DEVICES = frozenset((2, 13))
 
 
 def is_cupy(array: object) -> bool:
-    """Local. Whether this is an array of CuPy, that is in GPU memory."""
+    """Local. Whether this is a CuPy array, which lies in GPU memory."""
     return type(array).__module__.partition(".")[0] == "cupy"
 
 
 def device_index(array: object) -> int | None:
-    """Local. The number of the GPU, among the visible ones, on which a CuPy array lies; None for host memory."""
+    """Local. The number of the GPU that holds the array, among the visible ones; None for host memory."""
     return int(cast(Any, array).device.id) if is_cupy(array) else None
 
 
 def namespace(array: object) -> Any:
-    """Local. The module whose functions make and combine such arrays: `numpy`, or `cupy`."""
+    """Local. The module whose functions make and combine such arrays: `numpy` or `cupy`."""
     return sys.modules["cupy"] if is_cupy(array) else np
 
 
 def gpu_namespace() -> Any:
-    """Local. CuPy, which is loaded where a GPU was bound."""
+    """Local. The module `cupy`. It is loaded already where a GPU is bound or a CuPy array exists."""
     return sys.modules["cupy"]
 
 
 def lend(array: object) -> AnyArray:
-    """Local. The array as NumPy's or CuPy's, over the same memory.
+    """Local. A NumPy or CuPy array over the memory of any array.
 
     Args:
-        array: NumPy's, CuPy's, or any that speaks DLPack (PyTorch, JAX, ...).
+        array: An array of NumPy, CuPy, or any library that supports DLPack (PyTorch, JAX, ...).
 
     Returns:
-        `array` itself, or a view of it. Read-only where its library says so, as JAX does.
+        `array` itself, or a view of it. The view is read-only where the array's library demands it, as JAX does.
 
     Raises:
-        TypeError: Something that is no array, or that NumPy cannot look at: a GPU array of another library, or one
-            that records gradients.
+        TypeError: `array` is not an array, or NumPy and CuPy cannot view it: for example a PyTorch tensor that records
+            gradients.
     """
     if is_cupy(array):
         return cast(AnyArray, array)
     if isinstance(array, np.ndarray):
-        # A matrix or a masked array is taken as the plain array that it holds.
+        # Subclasses such as matrix and masked array have another meaning of arithmetic; the plain view has not.
         return array.view(np.ndarray)
     if isinstance(array, np.generic):
         return np.asarray(array)
     device = getattr(array, "__dlpack_device__", None)
     if device is None:
         raise TypeError(
-            f"expected an array of NumPy, CuPy or any library that speaks DLPack, got {type(array).__name__}: "
-            "use np.asarray(value)"
+            f"expected an array of NumPy, CuPy or any library that supports DLPack, got {type(array).__name__}. "
+            "Convert it with np.asarray(value)"
         )
     kind = int(device()[0])
     if kind in _CUDA_DEVICES:
         cupy = sys.modules.get("cupy")
         if cupy is None:
             raise TypeError(
-                f"{type(array).__module__}.{type(array).__name__} lies in GPU memory, which is reached through CuPy: "
-                "`import cupy` first, or move it to the host"
+                f"{type(array).__module__}.{type(array).__name__} lies in GPU memory, and only CuPy can view it there. "
+                "Import cupy first, or move the array to the host"
             )
         return cast(AnyArray, cupy.from_dlpack(array))
     if kind not in _HOST_DEVICES:
-        raise TypeError(f"{type(array).__name__} lies on a device of DLPack's kind {kind}; move it to the host")
+        raise TypeError(
+            f"expected an array in host memory or on a CUDA GPU, got a {type(array).__name__} on a device of DLPack "
+            f"type {kind}. Move it to the host"
+        )
     try:
         return np.from_dlpack(cast(Any, array))
     except (BufferError, RuntimeError, TypeError) as error:
         raise TypeError(
-            f"{type(array).__module__}.{type(array).__name__} of dtype {getattr(array, 'dtype', '?')} cannot be seen "
-            f"by NumPy without a copy: {error}"
+            f"NumPy cannot view a {type(array).__module__}.{type(array).__name__} of dtype "
+            f"{getattr(array, 'dtype', '?')} without a copy: {error}"
         ) from error
 
 
 def give_back(result: AnyArray, like: object) -> Any:
-    """Local. A result as an array of the library of `like`, over the same memory unless it is read-only."""
+    """Local. A result as an array of the library of `like`, over the same memory; read-only memory is copied."""
     if type(result) is type(like) or isinstance(like, (np.ndarray, np.generic)):
         return result
-    # Before its version 1 DLPack cannot say that memory must not be written to, and NumPy refuses.
+    # Before version 1.0 DLPack cannot mark memory as read-only, so NumPy refuses to export such an array.
     if not getattr(result.flags, "writeable", True):
         result = result.copy()
     return array_api_compat.array_namespace(like).from_dlpack(result)
 
 
 def as_array(value: Any) -> AnyArray:
-    """Local. NumPy's or CuPy's array of a value: `np.asarray`, which refuses CuPy's."""
+    """Local. `np.asarray(value)`, or `value` itself if it is a CuPy array, which `np.asarray` refuses."""
     return cast(AnyArray, value) if is_cupy(value) else np.asarray(value)
 
 
@@ -107,30 +110,32 @@ def as_bytes(array: AnyArray) -> AnyArray:
 
 
 def to_host(array: AnyArray) -> AnyArray:
-    """Local. The array itself, or a copy in host memory of one that lies on a GPU, when the GPU is done with it."""
+    """Local. The array itself, or a copy in host memory of an array on a GPU; it waits until the GPU has made it."""
     return cast(AnyArray, cast(Any, array).get()) if is_cupy(array) else array
 
 
 def move(array: AnyArray, xp: Any) -> AnyArray:
-    """Local. An array where those of the namespace `xp` lie: itself, or a copy on the current GPU.
+    """Local. The array in the memory that the namespace `xp` uses: itself, or a copy on the current GPU.
 
     Raises:
-        TypeError: It lies on a GPU and `xp` is NumPy: a copy that waits for the GPU is for the program to ask for.
+        TypeError: The array lies on a GPU and `xp` is NumPy. Such a copy waits for the GPU, so the program must ask for
+            it.
     """
     if is_cupy(array) == (xp is not np):
         return array
     if xp is np:
         raise TypeError(
-            f"an array of shape {array.shape} lies in GPU memory, and what takes it lies in host memory: move it with "
+            f"an array of shape {array.shape} lies in GPU memory, but is used with arrays in host memory. Move it with "
             ".get(), or make the variables under a strategy on GPUs"
         )
     return cast(AnyArray, xp.asarray(array))
 
 
 def wait_for_device(array: object) -> None:
-    """Local. Return when the kernels that were started on the current stream, and so the array, are done.
+    """Local. Wait until all kernels on the current stream are done, so that the array has its values.
 
-    MPI knows nothing of streams: it must not be given a pointer before.
+    Call it before MPI gets a pointer to GPU memory: MPI knows nothing of streams, and would send what the memory holds
+    before the kernels have run.
     """
     if is_cupy(array):
         sys.modules["cupy"].cuda.get_current_stream().synchronize()

@@ -1,6 +1,6 @@
-"""The few errors that a caller may want to catch; everything else is a built-in exception.
+"""The errors that a caller may want to catch; everything else is a built-in exception.
 
-Texts say, in this order: what happened, what was expected, what was got, where, and the way out.
+An error text says, in this order: what happened, what was expected, what was got, where, and the way out.
 """
 
 from __future__ import annotations
@@ -11,37 +11,41 @@ class MpidistError(Exception):
 
 
 class MismatchError(MpidistError, ValueError):
-    """Ranks that have to agree do not: other shapes, dtypes, lists of variables, or another order of calls."""
+    """Ranks differ where they must agree: in shapes, dtypes, lists of variables, or the order of calls."""
 
 
 class LauncherError(MpidistError, RuntimeError):
-    """The launcher, the MPI library and the described cluster do not fit together."""
+    """The launcher, the MPI library and the cluster's description do not fit together."""
 
 
 class CollectiveTimeoutError(MpidistError, TimeoutError):
-    """Some ranks did not come to a collective call in `timeout_seconds`; the text names them and the call."""
+    """Some ranks did not reach a collective call within `timeout_seconds`; the text names them and the call."""
 
 
 class UnavailableError(MpidistError, LookupError):
-    """Something was asked for by name that cannot be had here; the text lists what can, and the reasons."""
+    """The thing asked for by name is not available here; the text gives the reason and lists what is available."""
 
 
 class CheckpointError(MpidistError, ValueError):
-    """A checkpoint cannot be read, or does not fit the objects it is restored into."""
+    """A checkpoint cannot be read, or does not fit the objects that it is restored into."""
 
 
 class RankError(MpidistError, RuntimeError):
-    """Another rank failed with an exception that cannot be rebuilt here; the text carries it."""
+    """Another rank failed with an exception that cannot be rebuilt here; the text contains it."""
 
 
 def mark_shared(error: Exception) -> Exception:
-    """Local. Note on an error that every rank raises it, so that an uncaught one is printed once, not by each rank."""
+    """Local. Mark an error that every rank raises; the job then prints it once if nobody catches it.
+
+    An error without the mark is one rank's own. If nobody catches it, the whole job ends at once, since the other ranks
+    would wait for that rank for ever. So mark an error only where all ranks are certain to raise it.
+    """
     error.__dict__["raised_on_all_ranks"] = True
     return error
 
 
 def is_shared(error: BaseException | None) -> bool:
-    """Local. Whether the error, or one that led to it, is raised on every rank."""
+    """Local. Whether the error, or an error that led to it, is marked as raised on every rank."""
     while error is not None:
         if error.__dict__.get("raised_on_all_ranks", False):
             return True

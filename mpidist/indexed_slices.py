@@ -1,4 +1,4 @@
-"""Some rows of an array: a sparse gradient or update."""
+"""`IndexedSlices`: some rows of an array, as a sparse gradient or update."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from mpidist.arrays import AnyArray
 
 @dataclass(frozen=True, eq=False)
 class IndexedSlices:
-    """Rows of a larger array; a row may occur more than once, and then counts more than once in a sum.
+    """Rows of a larger array. A row may occur several times; all its occurrences count in a sum.
 
-    Rows are in host memory, through which those of all ranks go: CuPy's arrays are copied there.
+    The rows lie in host memory, since the ranks exchange them there. CuPy arrays are copied to it.
 
     Attributes:
-        values: Shape (rows, ...), one entry per index.
-        indices: Shape (rows,), integers: where each row belongs along the first axis.
-        dense_shape: Shape of the whole array, None where nobody needs it.
+        values: The rows, of shape (rows, ...).
+        indices: Integers of shape (rows,): the place of each row along the first axis of the whole array.
+        dense_shape: Shape of the whole array, None where it is not needed.
 
     Raises:
         ValueError: Shapes do not fit together, or an index is out of range.
-        TypeError: Indices that are no integers.
+        TypeError: The indices are not integers.
     """
 
     values: AnyArray
@@ -47,7 +47,10 @@ class IndexedSlices:
             shape = tuple(int(n) for n in self.dense_shape)
             object.__setattr__(self, "dense_shape", shape)
             if not shape or values.shape[1:] != shape[1:]:
-                raise ValueError(f"rows of shape {values.shape[1:]} do not fit into an array of shape {shape}")
+                raise ValueError(
+                    f"rows of shape {values.shape[1:]} do not fit into an array of shape {shape}: expected rows of "
+                    f"shape {shape[1:]}"
+                )
             if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < shape[0]:
                 raise ValueError(
                     f"`indices` must be from 0 to {shape[0] - 1}, got {int(indices.min())} to {int(indices.max())}"
@@ -55,22 +58,25 @@ class IndexedSlices:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Local. Of the values."""
+        """Local. The dtype of the values."""
         return self.values.dtype
 
     def to_dense(self) -> AnyArray:
-        """Local. The whole array: zero where there is no row, the sum where there are several.
+        """Local. The whole array. Its rows are sums of the rows with their index, and zero where there is none.
 
         Raises:
             ValueError: There is no `dense_shape`.
         """
         if self.dense_shape is None:
-            raise ValueError("IndexedSlices without `dense_shape` cannot be made dense")
+            raise ValueError(
+                "IndexedSlices without `dense_shape` cannot be made dense. Pass `dense_shape`, the shape of the whole "
+                "array"
+            )
         dense = np.zeros(self.dense_shape, self.dtype)
         np.add.at(dense, self.indices, self.values)
         return dense
 
 
 def _on_host(array: Any) -> AnyArray:
-    # CuPy's arrays have to be asked; `np.asarray` refuses them.
+    # `np.asarray` refuses CuPy arrays: they want an explicit `get`.
     return np.asarray(array.get() if hasattr(array, "__cuda_array_interface__") else array)

@@ -1,4 +1,4 @@
-"""Enums and frozen option classes: the vocabulary of arguments, with tf.distribute's names and values."""
+"""Enums and option classes: the vocabulary of arguments, with the names and values of tf.distribute."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ E = TypeVar("E", bound=enum.Enum)
 
 
 class ReduceOp(enum.Enum):
-    """How components of several replicas are combined."""
+    """An operation that combines the components of several replicas."""
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -18,12 +18,13 @@ class ReduceOp(enum.Enum):
     MAX = "MAX"
     PROD = "PROD"
 
-    # Members are single objects; Enum's own hash is a Python function, which a small all-reduce would feel.
+    # Enum's own hash is a Python function, and takes a measurable part of the time of a small all-reduce. The hash of
+    # the object does as well, since each member exists only once.
     __hash__ = object.__hash__
 
     @staticmethod
     def from_variable_aggregation(aggregation: VariableAggregation) -> ReduceOp:
-        """Local. The reduction that an aggregation stands for.
+        """Local. The operation that an aggregation stands for.
 
         Raises:
             ValueError: `aggregation` is neither SUM nor MEAN.
@@ -32,11 +33,11 @@ class ReduceOp(enum.Enum):
             return ReduceOp.SUM
         if aggregation is VariableAggregation.MEAN:
             return ReduceOp.MEAN
-        raise ValueError(f"no ReduceOp stands for {aggregation!r}; only SUM and MEAN have one")
+        raise ValueError(f"expected VariableAggregation.SUM or MEAN, which have a ReduceOp, got {aggregation!r}")
 
 
 class VariableSynchronization(enum.Enum):
-    """When the components of a variable are brought together."""
+    """The moment when the components of a variable are combined: at a write or at a read."""
 
     AUTO = 0
     NONE = 1
@@ -45,7 +46,7 @@ class VariableSynchronization(enum.Enum):
 
 
 class VariableAggregation(enum.Enum):
-    """How values that replicas write to, or keep in, one variable are combined."""
+    """The way to combine the values that replicas write to one variable, or keep in it."""
 
     NONE = 0
     SUM = 1
@@ -54,7 +55,7 @@ class VariableAggregation(enum.Enum):
 
 
 class CommunicationImplementation(enum.Enum):
-    """Which collective is used; `AUTO` picks and logs why."""
+    """The collective to use. `AUTO` chooses one, and logs the reason."""
 
     AUTO = "AUTO"
     MPI = "MPI"
@@ -65,14 +66,14 @@ class CommunicationImplementation(enum.Enum):
 
 
 class InputReplicationMode(enum.Enum):
-    """How many input pipelines there are. One rank is one worker and one replica, so both mean the same here."""
+    """The number of input pipelines. One rank is one worker and one replica, so both members mean the same."""
 
     PER_WORKER = "PER_WORKER"
     PER_REPLICA = "PER_REPLICA"
 
 
 class AutoShardPolicy(enum.IntEnum):
-    """Which part of a dataset a rank reads."""
+    """The policy by which ranks share a dataset; the docstring of `mpidist.data` has the table."""
 
     OFF = -1
     AUTO = 0
@@ -82,19 +83,19 @@ class AutoShardPolicy(enum.IntEnum):
 
 
 def parse_enum(kind: type[E], value: object, argument: str) -> E:
-    """Local. A member of `kind` from itself or from its name in any case.
+    """Local. A member of an enum, given as such or by its name in upper or lower case.
 
     Args:
         kind: The enum.
-        value: A member, or its name as a string.
-        argument: The caller's name for it, for the error.
+        value: A member, or the name of one.
+        argument: The name of the caller's argument, for the error.
 
     Returns:
         The member.
 
     Raises:
-        ValueError: A string that names no member.
-        TypeError: Neither a string nor a member.
+        ValueError: `value` is a string that names no member.
+        TypeError: `value` is neither a string nor a member.
     """
     if isinstance(value, kind):
         return value
@@ -113,22 +114,22 @@ def parse_enum(kind: type[E], value: object, argument: str) -> E:
 
 @dataclass(frozen=True)
 class CommunicationOptions:
-    """How a strategy communicates.
+    """The way a strategy communicates.
 
     Attributes:
-        bytes_per_pack: Chunk of a large reduction in bytes; 0 lets the library choose.
-        timeout_seconds: How long a rank waits at the begin of a collective call, or of a step, for the others; who did
-            not come is named. None or 0 waits for as long as it takes, and costs nothing.
+        bytes_per_pack: Size in bytes of the chunks of a large reduction; 0 lets the library choose.
+        timeout_seconds: The time that a rank waits for the others at the beginning of a collective call or of a step.
+            After it, an error names the ranks that are missing. None and 0 set no limit, and cost nothing.
         implementation: The collective, or its name; `AUTO` lets the library choose.
-        check: Compare shapes, dtypes and values over the ranks at every call, not only at the first ones.
-        wire_dtype: "float16" or "bfloat16": sums of floating-point arrays are sent so, and added up in float32. Halves
-            what is sent of float32, and rounds inputs and sum.
-        reproducible: Sums have the same bits whatever the number of nodes; with `Strategy.gradients` whatever the
-            number of ranks.
-        compression: How optimizers sum gradients approximately, for instance `PowerSGD(rank=4)`; see
+        check: Compare shapes, dtypes and values between the ranks at every call, not only at the first ones.
+        wire_dtype: "float16" or "bfloat16": the dtype in which floating-point arrays are sent to be summed; they are
+            added up in float32. It halves the bytes sent for float32, and rounds the inputs and the sum.
+        reproducible: Sums have the same bits on any number of nodes; with `Strategy.gradients` on any number of ranks.
+        compression: An approximate way for optimizers to sum gradients, for example `PowerSGD(rank=4)`; see
             `mpidist.comm.compression.compression.Compression`. Variables are then private to each rank, as with an
-            `implementation`. A checkpoint of an optimizer holds what each rank has left out, so that a program goes on
-            bit for bit on as many ranks; on others the sum is kept. It grows by a gradient per rank.
+            `implementation`. A checkpoint of an optimizer holds the errors that compression has left on each rank, of
+            the size of a gradient per rank. So a program goes on bit for bit on as many ranks; on another number of
+            ranks only the sum of these errors is kept.
     """
 
     bytes_per_pack: int = 0
@@ -151,22 +152,22 @@ class CommunicationOptions:
         if self.wire_dtype not in (None, "float16", "bfloat16"):
             raise ValueError(f'`wire_dtype` must be None, "float16" or "bfloat16", got {self.wire_dtype!r}')
         if self.wire_dtype is not None and self.reproducible:
-            raise ValueError("`wire_dtype` rounds, and `reproducible` must not: give one of them")
+            raise ValueError("`wire_dtype` rounds sums, and `reproducible` must not: give only one of them")
         if self.compression is not None:
-            # A class in place of an object has the methods, too.
+            # A class that was given instead of an object has the methods, too.
             methods = [getattr(self.compression, name, None) for name in ("compresses", "all_reduce")]
             if isinstance(self.compression, type) or not all(map(callable, methods)):
                 raise TypeError(
                     f"`compression` must be a Compression, for instance PowerSGD(rank=4), got {self.compression!r}"
                 )
             if self.reproducible:
-                raise ValueError("`compression` rounds, and `reproducible` must not: give one of them")
+                raise ValueError("`compression` rounds sums, and `reproducible` must not: give only one of them")
 
     def merge(self, other: CommunicationOptions | None) -> CommunicationOptions:
-        """Local. These options, but what `other` says, that is what differs from the defaults, wins.
+        """Local. These options, with those fields of `other` that differ from the defaults.
 
         Raises:
-            ValueError: Together they make no sense.
+            ValueError: The merged options contradict each other.
         """
         if other is None:
             return self
@@ -177,7 +178,7 @@ class CommunicationOptions:
         return replace(self, **said)
 
     def __str__(self) -> str:
-        # As tf.distribute prints them; what it does not know comes last, where it is set.
+        # The text of tf.distribute; then the fields that only this package has, if they are set.
         tail = "".join(
             f", {field.name}={getattr(self, field.name)}" for field in fields(self)[3:]
             if getattr(self, field.name) != field.default
@@ -202,11 +203,11 @@ class InputOptions:
     """Options of `experimental_distribute_dataset`.
 
     Attributes:
-        experimental_fetch_to_device: Under a strategy on GPUs: None and True give batches as CuPy arrays, copied ahead;
-            False leaves them in host memory.
+        experimental_fetch_to_device: Under a strategy on GPUs, None and True give batches as CuPy arrays that were
+            copied ahead; False leaves batches in host memory.
         experimental_replication_mode: Both modes mean the same here: one rank is one pipeline and one replica.
-        experimental_place_dataset_on_device: Kept for code written for tf.distribute.
-        experimental_per_replica_buffer_size: Batches that are prepared ahead in a thread; 0 turns prefetching off.
+        experimental_place_dataset_on_device: Kept for code written for tf.distribute; it changes nothing.
+        experimental_per_replica_buffer_size: Number of batches that a thread prepares ahead; 0 turns prefetching off.
     """
 
     experimental_fetch_to_device: bool | None = None

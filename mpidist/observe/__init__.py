@@ -1,4 +1,4 @@
-"""What a person sees of a run: progress."""
+"""Output for people who watch a run: progress."""
 
 from mpidist.observe.progress import Progress
 

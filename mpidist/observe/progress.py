@@ -1,4 +1,4 @@
-"""Progress on rank 0: a bar on a terminal, plain lines in a log file, nothing on other ranks."""
+"""Progress on rank 0: a bar on a terminal, plain lines in a log file; nothing on other ranks."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mpidist import launch
 
 
 class Progress:
-    """Shows how far a loop has come; Local, and harmless on every rank.
+    """Shows the progress of a loop. Local; every rank may use it, and only rank 0 prints.
 
     Args:
         total: Number of steps, None where unknown.
-        description: In front of the bar or line.
-        initial: Steps done before, by an earlier run for instance.
-        interval_seconds: In a log file, at most one line per so long; the last step always gives one.
-        stream: Where to write; default: stderr.
+        description: Text in front of the bar or line.
+        initial: Number of steps done before, for example by an earlier run.
+        interval_seconds: In a log file, the least time between two lines. The last step always gives a line.
+        stream: The output; default: stderr.
 
     Example:
         >>> with Progress(2, description="epoch 1", stream=sys.stdout) as progress:
@@ -46,7 +46,8 @@ class Progress:
         self.done = initial
         self.interval_seconds = interval_seconds
         self._stream = sys.stderr if stream is None else stream
-        # By the launcher's word, not by a communicator: independent programs on several ranks show one bar, too.
+        # The launcher's number, not a communicator's: under independent programs every communicator has a rank 0, and
+        # each of them would show a bar.
         self._is_shown = launch.world_rank() == 0
         self._values: dict[str, Any] = {}
         self._last_line = time.monotonic()
@@ -59,11 +60,11 @@ class Progress:
             )
 
     def update(self, steps: int = 1, **values: Any) -> None:
-        """Local. Note that some more steps are done.
+        """Local. Add to the number of steps that are done.
 
         Args:
-            steps: How many.
-            values: Shown behind; floats are rounded.
+            steps: Number of steps since the last call.
+            values: Values to show behind the number; floats are rounded.
         """
         self.done += steps
         if not self._is_shown:
@@ -85,7 +86,7 @@ class Progress:
             print(text, file=self._stream, flush=True)
 
     def close(self) -> None:
-        """Local. Remove the bar; in a log, show where it ended."""
+        """Local. Remove the bar; in a log file, print a last line."""
         if self._bar is not None:
             self._bar.close()
             self._bar = None
@@ -113,7 +114,7 @@ class Progress:
 
 
 def _columns(stream: TextIO | None) -> int | None:
-    """Width of the terminal that is written to, None where it is none."""
+    """The width of the terminal that gets the output, None where the output is not a terminal."""
     if stream is not None:
         return shutil.get_terminal_size().columns if stream.isatty() else None
     path = launch.terminal()
