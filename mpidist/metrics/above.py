@@ -1,4 +1,4 @@
-"""Counting true and false positives above many thresholds at once; what Precision, Recall and AUC are made of."""
+"""True and false positives above many thresholds, counted at once; the base of Precision, Recall and AUC."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mpidist.arrays import AnyArray
 def positives_above(
     labels: AnyArray, predictions: AnyArray, weights: AnyArray, thresholds: tuple[float, ...]
 ) -> AnyArray:
-    """Local. Weights of true and of false positives where `predictions > threshold`, for each threshold.
+    """Local. The weights of true and of false positives, where `predictions > threshold`, for each threshold.
 
     Args:
         labels: Positive where not 0.
-        predictions: Of the same shape.
-        weights: Of the same shape.
-        thresholds: In any order; compared in the dtype of the predictions where that is a float.
+        predictions: An array of the same shape.
+        weights: An array of the same shape.
+        thresholds: In any order; compared in the predictions' dtype where that is a floating dtype.
 
     Returns:
         float64 of shape (2, thresholds), in host memory: true positives, false positives.
@@ -25,10 +25,11 @@ def positives_above(
     scores = predictions.reshape(-1)
     if scores.dtype.kind != "f":
         scores = scores.astype(np.float64)
-    # In the predictions' dtype, as `predictions > 0.3` compares: float32's 0.3 is more than float64's.
+    # In the predictions' dtype, as `predictions > 0.3` compares: 0.3 rounded to float32 is more than in float64, and a
+    # prediction of float32(0.3) must not be above the threshold.
     limits = np.array(thresholds, scores.dtype)
     order = np.argsort(limits, kind="stable")
-    # Of how many thresholds a score is above; one look-up instead of a comparison with each.
+    # The number of thresholds that a score is above, by one search instead of a comparison with each threshold.
     above = np.searchsorted(arrays.move(limits[order], arrays.namespace(scores)), scores, side="left")
     is_positive = labels.reshape(-1) != 0
     result = np.empty((2, limits.size))
@@ -39,10 +40,10 @@ def positives_above(
 
 
 def require_probabilities(predictions: AnyArray, way_out: str) -> None:
-    """Local. Raise unless all predictions are in [0, 1].
+    """Local. Check that all predictions are in [0, 1].
 
     Raises:
-        ValueError: One is outside or not a number.
+        ValueError: A prediction is outside, or not a number.
     """
     inside = (predictions >= 0) & (predictions <= 1)
     if not inside.all():

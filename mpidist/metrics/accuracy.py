@@ -1,9 +1,9 @@
-"""How often predictions are right."""
+"""Accuracies: the fraction of predictions that are right."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -16,26 +16,19 @@ from mpidist.metrics.metric import Metric
 
 @dataclass(frozen=True)
 class AccuracyMeasure:
-    """Weighted number of right predictions, and sum of the weights.
+    """The weighted number of right predictions, and the sum of the weights.
 
     Attributes:
-        labels: What `y_true` and `y_pred` are: values to be equal, 0 or 1 with a probability, one-hot or class
-            numbers with scores.
-        threshold: Of a probability, above which it predicts 1.
+        labels: The kind of `y_true` and `y_pred`. "equal": values to compare. "binary": 0 or 1, and a probability.
+            "one-hot" and "sparse": one-hot labels or class numbers, and scores.
+        threshold: A probability above it predicts 1.
     """
 
     labels: Literal["equal", "binary", "one-hot", "sparse"]
     threshold: float = 0.5
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Local. Labels and predictions."""
-        return ("y_true", "y_pred")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Local. Two sums."""
-        return (2,)
+    arguments: ClassVar[tuple[str, ...]] = ("y_true", "y_pred")
+    shape: ClassVar[tuple[int, ...]] = (2,)
 
     def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
         """Local. See `Measure.contribution`."""
@@ -56,11 +49,11 @@ class AccuracyMeasure:
 
 
 def Accuracy(name: str = "accuracy", dtype: npt.DTypeLike | None = None) -> Metric:
-    """Collective. The fraction of values of `y_pred` that equal those of `y_true`.
+    """Collective. Make a metric of the fraction of values in `y_pred` that equal those in `y_true`.
 
     Args:
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.
@@ -69,11 +62,11 @@ def Accuracy(name: str = "accuracy", dtype: npt.DTypeLike | None = None) -> Metr
 
 
 def BinaryAccuracy(name: str = "binary_accuracy", dtype: npt.DTypeLike | None = None, threshold: float = 0.5) -> Metric:
-    """Collective. The fraction of values where `y_pred > threshold` says what `y_true`, 0 or 1, is.
+    """Collective. Make a metric of the fraction of values where `y_pred > threshold` agrees with `y_true`, 0 or 1.
 
     Args:
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
         threshold: Between 0 and 1.
 
     Returns:
@@ -88,11 +81,11 @@ def BinaryAccuracy(name: str = "binary_accuracy", dtype: npt.DTypeLike | None = 
 
 
 def CategoricalAccuracy(name: str = "categorical_accuracy", dtype: npt.DTypeLike | None = None) -> Metric:
-    """Collective. The fraction of examples whose highest score in `y_pred` stands at the class of `y_true`, one-hot.
+    """Collective. Make a metric of the fraction of examples whose highest score is at the class of one-hot `y_true`.
 
     Args:
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.
@@ -101,14 +94,14 @@ def CategoricalAccuracy(name: str = "categorical_accuracy", dtype: npt.DTypeLike
 
 
 def SparseCategoricalAccuracy(name: str = "sparse_categorical_accuracy", dtype: npt.DTypeLike | None = None) -> Metric:
-    """Collective. The fraction of examples whose highest score in `y_pred` stands at the class `y_true`.
+    """Collective. Make a metric of the fraction of examples whose highest score is at the class number `y_true`.
 
     `update_state(y_true, y_pred)` takes class numbers of shape (batch,) or (batch, 1) and scores of shape
     (batch, classes).
 
     Args:
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.

@@ -1,4 +1,4 @@
-"""Arguments of metrics: turned into arrays of numbers, and checked against each other; CuPy's stay where they are."""
+"""Arguments of metrics: converted to arrays of numbers and checked against each other; CuPy arrays stay on the GPU."""
 
 from __future__ import annotations
 
@@ -14,54 +14,54 @@ from mpidist.arrays import AnyArray
 
 
 def as_numbers(name: str, value: npt.ArrayLike) -> AnyArray:
-    """Local. An array of booleans, integers or floats, in the dtype it came in.
+    """Local. An array of booleans, integers or floats, in the dtype of the value.
 
     Args:
-        name: Of the argument, for the error.
-        value: Anything that NumPy takes for an array, or CuPy's.
+        name: Name of the argument, for the error.
+        value: A CuPy array, or a value that `np.asarray` takes.
 
     Returns:
-        The array, CuPy's where the value is.
+        The array; a CuPy array where the value is one.
 
     Raises:
-        ValueError: Nested lists of different lengths, or no real numbers.
+        ValueError: The value is a nest of lists of different lengths, or does not hold real numbers.
     """
     try:
         array = arrays.as_array(value)
     except ValueError as error:
         raise ValueError(f"`{name}` must be an array, got nested lists of different lengths: {error}") from error
-    # Dtypes of ml_dtypes, bfloat16 for instance, are of kind V.
+    # The dtypes of ml_dtypes, for example bfloat16, have the kind V, as structured dtypes have.
     if array.dtype.kind in "biuf" or (array.dtype.kind == "V" and array.dtype.names is None):
         return array
     raise ValueError(f"`{name}` must be an array of real numbers, got dtype {array.dtype} and shape {array.shape}")
 
 
 def as_floats(name: str, value: npt.ArrayLike) -> AnyArray:
-    """Local. The same in float64."""
+    """Local. `as_numbers` in float64."""
     return as_numbers(name, value).astype(np.float64, copy=False)
 
 
 def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
-    """Local. A floating dtype, of ml_dtypes too.
+    """Local. A floating dtype, of NumPy or ml_dtypes.
 
     Raises:
-        ValueError: It is none.
+        ValueError: `dtype` is not a floating dtype.
     """
     try:
         found = np.dtype(dtype)
     except TypeError as error:
         raise ValueError(f"`dtype` must be a floating dtype, 'float32' for instance, got {dtype!r}") from error
-    # Dtypes of ml_dtypes, bfloat16 for instance, are of kind V.
+    # The dtypes of ml_dtypes have the kind V.
     if found.kind == "f" or (found.kind == "V" and found.type is not np.void):
         return found
     raise ValueError(f"`dtype` must be a floating dtype, 'float32' for instance, got {dtype!r}")
 
 
 def as_pair(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, AnyArray]:
-    """Local. Both as arrays of one shape; a last dimension of 1 that only one of them has is dropped.
+    """Local. Both arguments as arrays of one shape; a last dimension of 1 that only one of them has is dropped.
 
     Raises:
-        ValueError: The shapes differ otherwise, or no numbers.
+        ValueError: The shapes differ in another way, or an argument does not hold numbers.
     """
     labels, predictions = as_numbers("y_true", y_true), as_numbers("y_pred", y_pred)
     got = f"got y_true {labels.shape} and y_pred {predictions.shape}"
@@ -75,10 +75,10 @@ def as_pair(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, Any
 
 
 def as_classes(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, AnyArray]:
-    """Local. Class numbers of shape (batch,), and scores of shape (batch, classes); (batch, 1) counts as (batch,).
+    """Local. Class numbers of shape (batch,) and scores of shape (batch, classes); (batch, 1) counts as (batch,).
 
     Raises:
-        ValueError: Shapes that do not fit, or no numbers.
+        ValueError: The shapes do not fit together, or an argument does not hold numbers.
     """
     labels, scores = as_numbers("y_true", y_true), as_numbers("y_pred", y_pred)
     if labels.ndim == scores.ndim and labels.shape[-1:] == (1,):
@@ -92,22 +92,22 @@ def as_classes(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, 
 
 
 def as_one_hot(y_true: npt.ArrayLike, y_pred: npt.ArrayLike) -> tuple[AnyArray, AnyArray]:
-    """Local. Class numbers from one-hot labels, and scores; both came with a last dimension of classes.
+    """Local. Class numbers of one-hot labels, and scores; both arguments have a last dimension of classes.
 
     Raises:
-        ValueError: Shapes that differ, no dimension of classes, or no numbers.
+        ValueError: The shapes differ, there is no dimension of classes, or an argument does not hold numbers.
     """
     labels, scores = as_numbers("y_true", y_true), as_numbers("y_pred", y_pred)
     if labels.ndim == 0 or labels.shape != scores.shape or (labels.size == 0 and labels.shape[-1] == 0):
         raise ValueError(
             f"`y_true` must be one-hot, of the shape of `y_pred` with a last dimension of classes, got y_true "
-            f"{labels.shape} and y_pred {scores.shape}; for class numbers there are the Sparse... metrics"
+            f"{labels.shape} and y_pred {scores.shape}. Use the metric whose name begins with Sparse for class numbers"
         )
     return labels.argmax(-1), scores
 
 
 def on_one_device(values: list[Any]) -> list[Any]:
-    """Local. The values as they are, or, if one of them lies on a GPU, all of them there; None stays None."""
+    """Local. The values as they are; if one of them lies on a GPU, all of them there. None stays None."""
     if not any(map(arrays.is_cupy, values)):
         return values
     xp = arrays.gpu_namespace()
@@ -118,15 +118,15 @@ def spread_weights(sample_weight: npt.ArrayLike | None, like: AnyArray) -> AnyAr
     """Local. One weight per value.
 
     Args:
-        sample_weight: None for 1 each, a number, or an array whose shape is that of the values or of their leading
-            dimensions; a last dimension of 1 more than that is dropped.
+        sample_weight: None for weights of 1, a number, or an array whose shape is that of the values or of their
+            leading dimensions. A further last dimension of 1 is dropped.
         like: The values.
 
     Returns:
-        float64 of their shape, where they lie; not to be written to.
+        A float64 array of the values' shape, on their device. It is a broadcast view: do not write to it.
 
     Raises:
-        ValueError: The weights' shape does not fit, or no numbers.
+        ValueError: The weights' shape does not fit, or they are not numbers.
     """
     shape, xp = like.shape, arrays.namespace(like)
     weight: AnyArray = xp.ones(()) if sample_weight is None else as_floats("sample_weight", sample_weight)
@@ -146,7 +146,7 @@ def as_thresholds(thresholds: float | Sequence[float], name: str = "thresholds")
     """Local. One threshold or several, checked to lie in [0, 1].
 
     Raises:
-        ValueError: None, or one that is outside.
+        ValueError: There is no threshold, or one lies outside.
     """
     array = as_floats(name, thresholds)
     if array.ndim > 1 or array.size == 0 or not np.all((array >= 0) & (array <= 1)):
@@ -158,7 +158,7 @@ def positive(name: str, value: int, least: int = 1) -> int:
     """Local. `value` as an int of at least `least`.
 
     Raises:
-        ValueError: It is none.
+        ValueError: `value` is not such an integer.
     """
     try:
         number = operator.index(value)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,20 +17,20 @@ from mpidist.metrics.metric import Metric
 
 CURVES = ("ROC", "PR")
 METHODS = ("interpolation", "minoring", "majoring")
-# The outer thresholds lie this much outside [0, 1], so that all predictions are above the first and none the last.
+# The outer thresholds lie this much outside [0, 1]: all predictions are above the first, and none is above the last.
 _MARGIN = 1e-7
 
 
 @dataclass(frozen=True)
 class AucMeasure:
-    """Weights of true and false positives above each threshold, for all predictions or for each label.
+    """The weights of true and false positives above each threshold, for all predictions or for each label.
 
     Attributes:
         curve: "ROC" or "PR".
-        method: How the area between two points is taken.
+        method: The rule for the area between two points.
         thresholds: Ascending, from below 0 to above 1.
-        num_labels: If given, there is one curve for each label, and the result is the mean of the areas.
-        label_weights: Of the labels in that mean; without `num_labels`, of what stands in the last dimension.
+        num_labels: If given, there is one curve for each label, and the result is the mean of their areas.
+        label_weights: Weights of the labels in that mean; without `num_labels`, weights along the last dimension.
         from_logits: Whether predictions are logits.
     """
 
@@ -40,10 +41,7 @@ class AucMeasure:
     label_weights: tuple[float, ...] | None
     from_logits: bool
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Local. Labels and predictions."""
-        return ("y_true", "y_pred")
+    arguments: ClassVar[tuple[str, ...]] = ("y_true", "y_pred")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +52,7 @@ class AucMeasure:
         """Local. See `Measure.contribution`."""
         labels, predictions = self._read(values[0], values[1])
         if self.from_logits:
-            # sigmoid(x), in a form that does not overflow.
+            # sigmoid(x) in a form that cannot overflow.
             predictions = 0.5 + 0.5 * np.tanh(0.5 * predictions.astype(np.float64))
         require_probabilities(predictions, "Logits can be taken with from_logits=True")
         weights = spread_weights(sample_weight, predictions)
@@ -85,7 +83,7 @@ class AucMeasure:
         return labels, predictions
 
     def _area(self, true: AnyArray, false: AnyArray) -> float:
-        # All predictions are above the first threshold: there stand the totals.
+        # All predictions are above the first threshold, so its counts are the totals.
         recall = _divide(true, true[:1])
         x, y = (_divide(false, false[:1]), recall) if self.curve == "ROC" else (recall, _divide(true, true + false))
         if self.method == "interpolation":
@@ -96,8 +94,9 @@ class AucMeasure:
 
 
 def _area_under_pr(true: AnyArray, false: AnyArray) -> float:
-    # Between two thresholds true positives are taken to grow linearly with the predicted ones, not precision: Davis
-    # and Goadrich, The relationship between precision-recall and ROC curves (ICML 2006). As in tf.keras.
+    # Between two thresholds the true positives, not the precision, are taken to grow linearly with the predicted
+    # positives: Davis and Goadrich, The relationship between precision-recall and ROC curves (ICML 2006). Linear
+    # precision would give too large an area. tf.keras computes it in this way, too.
     predicted = true + false
     gained, grown = true[:-1] - true[1:], predicted[:-1] - predicted[1:]
     slope = _divide(gained, np.maximum(grown, 0))
@@ -108,7 +107,7 @@ def _area_under_pr(true: AnyArray, false: AnyArray) -> float:
 
 
 def _divide(numerator: AnyArray, denominator: AnyArray) -> AnyArray:
-    """The quotient, 0 where the denominator is."""
+    """The quotient; 0 where the denominator is 0."""
     numerator, denominator = np.broadcast_arrays(numerator, denominator)
     return np.divide(numerator, denominator, out=np.zeros(numerator.shape), where=denominator != 0)
 
@@ -146,29 +145,30 @@ def AUC(  # noqa: PLR0913  # tf.keras.metrics.AUC's arguments
     label_weights: Sequence[float] | None = None,
     from_logits: bool = False,
 ) -> Metric:
-    """Collective. The area under a curve over thresholds that are fixed beforehand.
+    """Collective. Make a metric of the area under a curve, over thresholds that are fixed beforehand.
 
-    The more thresholds near the predictions, the closer to the exact area.
+    More thresholds near the predictions give a result closer to the exact area.
 
     Args:
         num_thresholds: At least 2, spaced evenly over [0, 1].
-        curve: "ROC", true over false positive rate, or "PR", precision over recall.
+        curve: "ROC" (true over false positive rate) or "PR" (precision over recall).
         summation_method: "interpolation", "minoring" (from below) or "majoring" (from above).
-        name: For people.
-        dtype: Of the result; see `Metric`.
-        thresholds: Instead of evenly spaced ones; 0 and 1 are added.
-        multi_label: One curve for each label, of arrays of shape (batch, `num_labels`), and the mean of their areas.
-        num_labels: How many; needed with `multi_label`, since the sums are made before data is seen.
-        label_weights: One for each label, at least 0 and not all 0. With `multi_label` the mean is weighted by them.
-            Without, each prediction counts as the weight of its place in the last dimension.
-        from_logits: Whether `y_pred` is logits instead of probabilities.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
+        thresholds: Thresholds to use instead of evenly spaced ones; 0 and 1 are added.
+        multi_label: Make one curve for each label, of arrays of shape (batch, `num_labels`); the result is the mean of
+            their areas.
+        num_labels: Number of labels. It is needed with `multi_label`, since the sums are made before any data is seen.
+        label_weights: One weight for each label, at least 0 and not all 0. With `multi_label` they weight the mean.
+            Without it each prediction counts with the weight of its place in the last dimension.
+        from_logits: Whether `y_pred` holds logits instead of probabilities.
 
     Returns:
         The metric.
 
     Raises:
-        ValueError: An unknown curve or method, thresholds outside [0, 1], too few of them, `multi_label` and
-            `num_labels` that do not come together, or `label_weights` that do not fit.
+        ValueError: The curve or method is unknown, there are too few thresholds or some outside [0, 1], only one of
+            `multi_label` and `num_labels` is given, or `label_weights` do not fit.
     """
     if not isinstance(curve, str) or curve.upper() not in CURVES:
         raise ValueError(f"`curve` must be one of {', '.join(CURVES)}, got {curve!r}")

@@ -1,8 +1,9 @@
-"""Which class was taken for which."""
+"""The confusion matrix: counts of true and predicted classes."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -15,18 +16,15 @@ from mpidist.metrics.metric import Metric
 
 @dataclass(frozen=True)
 class ConfusionMatrixMeasure:
-    """Sum of the weights for each pair of classes.
+    """The sum of the weights for each pair of a true and a predicted class.
 
     Attributes:
-        num_classes: How many there are.
+        num_classes: Number of classes.
     """
 
     num_classes: int
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Local. Labels and predictions."""
-        return ("y_true", "y_pred")
+    arguments: ClassVar[tuple[str, ...]] = ("y_true", "y_pred")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -63,20 +61,20 @@ class ConfusionMatrixMeasure:
 
 
 def ConfusionMatrix(num_classes: int, name: str = "confusion_matrix", dtype: npt.DTypeLike | None = None) -> Metric:
-    """Collective. How often each class of `y_true` (row) was predicted as each class (column).
+    """Collective. Make a metric that counts how often each class of `y_true` (row) is predicted as each class (column).
 
-    `update_state(y_true, y_pred)` takes class numbers, and for `y_pred` scores of shape (batch, `num_classes`) as
-    well. With `sample_weight` each example counts as its weight.
+    `update_state(y_true, y_pred)` takes class numbers; `y_pred` may also be scores of shape (batch, `num_classes`).
+    With `sample_weight` each example counts with its weight.
 
     Args:
         num_classes: At least 1.
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric; its result is a float64 array of shape (`num_classes`, `num_classes`).
 
     Raises:
-        ValueError: `num_classes` is no positive integer.
+        ValueError: `num_classes` is not a positive integer.
     """
     return Metric(ConfusionMatrixMeasure(positive("num_classes", num_classes)), name=name, dtype=dtype)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -14,17 +15,10 @@ from mpidist.metrics.metric import Metric
 
 @dataclass(frozen=True)
 class MeanMeasure:
-    """Sum of the weighted values, and sum of the weights."""
+    """The sum of the weighted values, and the sum of the weights."""
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Local. Values."""
-        return ("values",)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Local. Two sums."""
-        return (2,)
+    arguments: ClassVar[tuple[str, ...]] = ("values",)
+    shape: ClassVar[tuple[int, ...]] = (2,)
 
     def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
         """Local. See `Measure.contribution`."""
@@ -37,17 +31,10 @@ class MeanMeasure:
 
 @dataclass(frozen=True)
 class SumMeasure:
-    """Sum of the weighted values."""
+    """The sum of the weighted values."""
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Local. Values."""
-        return ("values",)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Local. One number."""
-        return ()
+    arguments: ClassVar[tuple[str, ...]] = ("values",)
+    shape: ClassVar[tuple[int, ...]] = ()
 
     def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
         """Local. See `Measure.contribution`."""
@@ -59,15 +46,15 @@ class SumMeasure:
 
 
 def ratio(sums: AnyArray) -> float:
-    """Local. The first of two sums by the second; 0 where that is 0."""
+    """Local. The first of two sums divided by the second; 0 where the second is 0."""
     return float(sums[0] / sums[1]) if sums[1] else 0.0
 
 
 def weighted_sums(array: AnyArray, sample_weight: npt.ArrayLike | None) -> AnyArray:
-    """Local. Sum of `array` times its weights, and sum of the weights.
+    """Local. The sum of `array` times its weights, and the sum of the weights.
 
     Args:
-        array: One value per example, or more dimensions. Of CuPy's the sums are made on the GPU.
+        array: One value per example, or more dimensions. The sums of a CuPy array are computed on the GPU.
         sample_weight: A number, or an array whose shape is that of `array` or of its leading dimensions.
 
     Returns:
@@ -83,11 +70,11 @@ def weighted_sums(array: AnyArray, sample_weight: npt.ArrayLike | None) -> AnyAr
 
 
 def Mean(name: str = "mean", dtype: npt.DTypeLike | None = None) -> Metric:
-    """Collective. The mean of all values given to `update_state(values)`, over batches and replicas.
+    """Collective. Make a metric of the mean of all values given to `update_state(values)`.
 
     Args:
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.
@@ -96,11 +83,11 @@ def Mean(name: str = "mean", dtype: npt.DTypeLike | None = None) -> Metric:
 
 
 def Sum(name: str = "sum", dtype: npt.DTypeLike | None = None) -> Metric:
-    """Collective. The sum of all values given to `update_state(values)`, each times its weight.
+    """Collective. Make a metric of the sum of all values given to `update_state(values)`, each times its weight.
 
     Args:
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.

@@ -1,4 +1,4 @@
-"""The metric: adds up a measure on every replica; the result is that of the whole data."""
+"""The metric: it adds up a measure on every replica, and its result is that of all data."""
 
 from __future__ import annotations
 
@@ -17,25 +17,24 @@ from mpidist.variables.variable import Variable
 
 
 class Measure(Protocol):
-    """The arithmetic of one metric: sums that can be added over batches and replicas; pure.
+    """The arithmetic of one metric, as sums that can be added over batches and replicas. It is pure.
 
-    Attributes:
-        arguments: Names of what `update_state` takes, in order.
-        shape: Of the sums.
+    A measure must not average: the mean of the ranks' means is wrong where ranks have different numbers of examples.
+    It gives sums (of values and of weights, for example), and `compute` divides them when all are added up.
     """
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """Local. Names of what `update_state` takes before `sample_weight`."""
+        """Local. The names of the arguments of `update_state`, in their order, without `sample_weight`."""
         ...
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Local. Shape of the sums."""
+        """Local. The shape of the sums."""
         ...
 
     def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
-        """Local. What one batch adds to the sums, in float64 and host memory; the values are NumPy's or CuPy's."""
+        """Local. The sums of one batch, in float64 and in host memory; the values are NumPy or CuPy arrays."""
         ...
 
     def compute(self, sums: AnyArray) -> Any:
@@ -44,20 +43,20 @@ class Measure(Protocol):
 
 
 class Metric:
-    """Sums of one measure, kept per replica.
+    """The sums of one measure, kept per replica.
 
-    Collective. Make it in the strategy's scope. The sums are one ON_READ variable, which checkpoints save. It is in
-    host memory, under a strategy on GPUs too: of CuPy arrays `update_state` makes the sums on the GPU, and brings only
-    these numbers over, for which it waits.
+    Collective. Make it in the strategy's scope. The sums are one ON_READ variable, which checkpoints save. The variable
+    lies in host memory, also under a strategy on GPUs: `update_state` computes the sums of CuPy arrays on the GPU,
+    waits for them, and copies only these few numbers.
 
     Args:
         measure: The arithmetic.
-        name: For people.
+        name: A name for people.
         dtype: Floating dtype of the result, which is then a NumPy number; by default it is a Python float. The sums
-            are kept in float64 whatever it is: in float32 a count would stop growing at 2**24.
+            are always kept in float64: in float32 a count would stop growing at 2**24.
 
     Raises:
-        ValueError: `dtype` is no floating dtype.
+        ValueError: `dtype` is not a floating dtype.
     """
 
     def __init__(self, measure: Measure, *, name: str, dtype: npt.DTypeLike | None = None) -> None:
@@ -70,54 +69,55 @@ class Metric:
 
     @property
     def dtype(self) -> np.dtype[Any]:
-        """Local. Of the result."""
+        """Local. The dtype of the result."""
         return np.dtype(np.float64) if self._dtype is None else self._dtype
 
     @property
     def variables(self) -> list[Variable]:
-        """Local. The state."""
+        """Local. The variables that hold the state."""
         return [self.sums]
 
     def update_state(
         self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None, **named: npt.ArrayLike
     ) -> None:
-        """Local. Add a batch of this replica; an empty one changes nothing.
+        """Local. Add a batch of this replica; an empty batch changes nothing.
 
         Args:
-            values: What the metric takes: `(values)` of a mean, `(y_true, y_pred)` of an accuracy; the weights may
-                follow. NumPy's, or what NumPy takes for arrays; if one is CuPy's, all are taken to its GPU.
+            values: The metric's arguments: `(values)` of a mean, `(y_true, y_pred)` of an accuracy; the weights may
+                follow. Each is an array, or a value that `np.asarray` takes. If one is a CuPy array, all are moved to
+                its GPU.
             sample_weight: One weight per example.
-            named: The same by name.
+            named: The same arguments by name.
 
         Raises:
-            ValueError: Shapes that do not fit, or no numbers.
-            TypeError: Another number of arguments, or other names.
+            ValueError: Shapes do not fit together, or an argument does not hold numbers.
+            TypeError: The number or the names of the arguments are wrong.
         """
         bound, weight = self._bind(values, sample_weight, named)
         *placed, weight = on_one_device([*bound, weight])
         self.sums.accumulate(self.measure.contribution(*placed, sample_weight=weight))
 
     def result(self) -> Any:
-        """Collective. The metric of all data that all replicas have seen since `reset_state`."""
+        """Collective. The metric of all data that the replicas have seen since `reset_state`."""
         result = self.measure.compute(self.sums.aggregate())
         return result if self._dtype is None else np.asarray(result).astype(self._dtype)[()]
 
     def reset_state(self) -> None:
-        """Local. Forget this replica's data; call it on every rank."""
+        """Local. Forget this replica's data. Call it on every rank: `result` adds up what each rank still has."""
         self.sums.clear()
 
     def reset_states(self) -> None:
-        """Local. `reset_state` by its older name."""
+        """Local. `reset_state` under its older name."""
         self.reset_state()
 
     def merge_state(self, metrics: Iterable[Metric]) -> None:
-        """Local. Add what this replica has in other metrics; call it on every rank. The others keep their data.
+        """Local. Add this replica's sums of other metrics, which keep theirs. Call it on every rank.
 
         Args:
-            metrics: Metrics of the same kind with the same arguments, of this strategy or of none.
+            metrics: Metrics of the same kind with the same arguments, made under this strategy or under none.
 
         Raises:
-            ValueError: A metric of another kind or with other arguments; then nothing has been added.
+            ValueError: A metric has another kind or other arguments. Nothing is added then.
         """
         others = list(metrics)
         for other in others:
@@ -126,7 +126,7 @@ class Metric:
                     f"metric {self.name!r}: merge_state takes metrics of the same kind with the same arguments, "
                     f"expected {self.measure!r}, got {getattr(other, 'measure', other)!r}"
                 )
-        # Summed first: the metric itself may be among them.
+        # Copied before anything is added: the metric itself may be among the others.
         for component in [other.sums.component.copy() for other in others]:
             self.sums.accumulate(component)
 

@@ -1,10 +1,10 @@
-"""How many predicted positives are right, and how many positives are found."""
+"""Precision and recall: the fraction of predicted positives that are right, and of positives that are found."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -18,14 +18,14 @@ from mpidist.metrics.metric import Metric
 
 @dataclass(frozen=True)
 class PositivesMeasure:
-    """Weights of true positives, and of what they are a fraction of, for each threshold.
+    """The weights of true positives, and of the whole that they are a fraction of, for each threshold.
 
     Attributes:
-        of: The fraction of what is predicted positive, or of what is positive.
-        thresholds: Above which a prediction is positive; empty if being among the top k is enough.
+        of: The whole: "predicted" for the predicted positives (precision), "positive" for the positives (recall).
+        thresholds: A prediction above a threshold is positive. Empty where being among the top k is enough.
         top_k: If given, only the k highest predictions of an example can be positive.
         class_id: If given, only this class counts.
-        is_list: Whether the result is an array, one number per threshold.
+        is_list: Whether the result is an array with one number per threshold.
     """
 
     of: Literal["predicted", "positive"]
@@ -34,10 +34,7 @@ class PositivesMeasure:
     class_id: int | None
     is_list: bool
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Local. Labels and predictions."""
-        return ("y_true", "y_pred")
+    arguments: ClassVar[tuple[str, ...]] = ("y_true", "y_pred")
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -54,7 +51,8 @@ class PositivesMeasure:
             thresholds = (0.5,)
         if self.top_k is not None:
             chosen = among_top_k(predictions, self.top_k)
-            # Without thresholds being chosen is all that counts; with them, what is not chosen is above none.
+            # Without thresholds only the choice counts. With them, -1 puts all predictions that are not chosen below
+            # every threshold.
             predictions = np.where(chosen, predictions, -1) if self.thresholds else chosen.astype(np.float64)
         if self.class_id is not None:
             labels, predictions = _of_class(labels, self.class_id), _of_class(predictions, self.class_id)
@@ -65,17 +63,17 @@ class PositivesMeasure:
         return np.stack([found[0], whole])
 
     def compute(self, sums: AnyArray) -> Any:
-        """Local. The fraction, 0 where there is nothing; a float, or an array with a number per threshold."""
+        """Local. The fraction, 0 where the whole is 0; a float, or an array with a number per threshold."""
         fractions = np.divide(sums[0], sums[1], out=np.zeros(sums.shape[1]), where=sums[1] != 0)
         return fractions if self.is_list else float(fractions[0])
 
 
 def among_top_k(predictions: AnyArray, k: int) -> AnyArray:
-    """Local. Which predictions are among the k highest of their example; of equal ones the first.
+    """Local. Mark the k highest predictions of each example; of equal predictions the first ones count as higher.
 
     Args:
-        predictions: The last dimension holds the classes.
-        k: At most their number.
+        predictions: An array whose last dimension holds the classes.
+        k: At most the number of classes.
 
     Returns:
         Booleans of the same shape.
@@ -85,7 +83,7 @@ def among_top_k(predictions: AnyArray, k: int) -> AnyArray:
     """
     if predictions.ndim == 0 or predictions.shape[-1] < k:
         raise ValueError(f"`y_pred` must have a last dimension of at least top_k={k} classes, got {predictions.shape}")
-    # Signed zero apart, `-x` keeps ties: a stable sort then leaves the first ones first.
+    # Equal numbers stay equal when negated (0.0 and -0.0 are equal, too), so a stable sort keeps the first ones first.
     highest = np.argsort(-predictions.astype(np.float64), axis=-1, kind="stable")[..., :k]
     xp = arrays.namespace(predictions)
     chosen: AnyArray = xp.zeros(predictions.shape, bool)
@@ -129,21 +127,22 @@ def Precision(
     name: str = "precision",
     dtype: npt.DTypeLike | None = None,
 ) -> Metric:
-    """Collective. The fraction of predicted positives that are positive in `y_true`.
+    """Collective. Make a metric of the fraction of predicted positives that are positive in `y_true`.
 
     Args:
-        thresholds: A prediction is positive above it; default 0.5. Of a list the result has one number each.
-        top_k: Only the `top_k` highest predictions of an example can be positive; without `thresholds` all of them
-            are, and any scores will do.
-        class_id: Count this class only, an index of the last dimension.
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        thresholds: A prediction above the threshold is positive; default 0.5. With a list the result has one number
+            per threshold.
+        top_k: Only the `top_k` highest predictions of an example can be positive. Without `thresholds` all of these
+            are positive, and `y_pred` may hold any scores.
+        class_id: Count only this class, an index of the last dimension.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.
 
     Raises:
-        ValueError: Thresholds outside [0, 1], or `top_k` or `class_id` that are no such integers.
+        ValueError: A threshold is outside [0, 1], or `top_k` or `class_id` is not such an integer.
     """
     return Metric(_measure("predicted", thresholds, top_k, class_id), name=name, dtype=dtype)
 
@@ -155,19 +154,19 @@ def Recall(
     name: str = "recall",
     dtype: npt.DTypeLike | None = None,
 ) -> Metric:
-    """Collective. The fraction of the positives in `y_true` that are predicted; arguments as of `Precision`.
+    """Collective. Make a metric of the fraction of positives in `y_true` that are predicted.
 
     Args:
-        thresholds: A prediction is positive above it; default 0.5. Of a list the result has one number each.
-        top_k: Only the `top_k` highest predictions of an example can be positive.
-        class_id: Count this class only.
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        thresholds: As for `Precision`.
+        top_k: As for `Precision`.
+        class_id: As for `Precision`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.
 
     Raises:
-        ValueError: Thresholds outside [0, 1], or `top_k` or `class_id` that are no such integers.
+        ValueError: A threshold is outside [0, 1], or `top_k` or `class_id` is not such an integer.
     """
     return Metric(_measure("positive", thresholds, top_k, class_id), name=name, dtype=dtype)

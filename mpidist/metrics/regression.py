@@ -1,10 +1,10 @@
-"""How far predictions are from the truth."""
+"""Errors of regression: the distance of predictions from the true values."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -17,23 +17,16 @@ from mpidist.metrics.metric import Metric
 
 @dataclass(frozen=True)
 class ErrorMeasure:
-    """Sum of the weighted errors, and sum of the weights.
+    """The sum of the weighted errors, and the sum of the weights.
 
     Attributes:
-        kind: Squares, the root of their mean, or absolute values.
+        kind: "square" for the mean of squares, "root" for its square root, "absolute" for the mean of absolute values.
     """
 
     kind: Literal["square", "root", "absolute"]
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Local. Truth and predictions."""
-        return ("y_true", "y_pred")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Local. Two sums."""
-        return (2,)
+    arguments: ClassVar[tuple[str, ...]] = ("y_true", "y_pred")
+    shape: ClassVar[tuple[int, ...]] = (2,)
 
     def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
         """Local. See `Measure.contribution`."""
@@ -48,11 +41,11 @@ class ErrorMeasure:
 
 
 def MeanSquaredError(name: str = "mean_squared_error", dtype: npt.DTypeLike | None = None) -> Metric:
-    """Collective. The mean of `(y_pred - y_true) ** 2`.
+    """Collective. Make a metric of the mean of `(y_pred - y_true) ** 2`.
 
     Args:
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.
@@ -61,11 +54,11 @@ def MeanSquaredError(name: str = "mean_squared_error", dtype: npt.DTypeLike | No
 
 
 def RootMeanSquaredError(name: str = "root_mean_squared_error", dtype: npt.DTypeLike | None = None) -> Metric:
-    """Collective. The square root of the mean of `(y_pred - y_true) ** 2`.
+    """Collective. Make a metric of the square root of the mean of `(y_pred - y_true) ** 2`.
 
     Args:
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.
@@ -74,11 +67,11 @@ def RootMeanSquaredError(name: str = "root_mean_squared_error", dtype: npt.DType
 
 
 def MeanAbsoluteError(name: str = "mean_absolute_error", dtype: npt.DTypeLike | None = None) -> Metric:
-    """Collective. The mean of `|y_pred - y_true|`.
+    """Collective. Make a metric of the mean of `|y_pred - y_true|`.
 
     Args:
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.

@@ -1,8 +1,9 @@
-"""How often the right class is among the highest scores."""
+"""Top-k accuracies: the fraction of examples whose true class is among the k highest scores."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,25 +17,18 @@ from mpidist.metrics.metric import Metric
 
 @dataclass(frozen=True)
 class TopKMeasure:
-    """Weighted number of examples whose class is among the `k` highest scores, and sum of the weights.
+    """The weighted number of examples whose class is among the `k` highest scores, and the sum of the weights.
 
     Attributes:
-        k: How many scores count.
-        sparse: Whether labels are class numbers; else one-hot.
+        k: Number of scores that count.
+        sparse: Whether labels are class numbers; else they are one-hot.
     """
 
     k: int
     sparse: bool
 
-    @property
-    def arguments(self) -> tuple[str, ...]:
-        """Local. Labels and scores."""
-        return ("y_true", "y_pred")
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        """Local. Two sums."""
-        return (2,)
+    arguments: ClassVar[tuple[str, ...]] = ("y_true", "y_pred")
+    shape: ClassVar[tuple[int, ...]] = (2,)
 
     def contribution(self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None) -> AnyArray:
         """Local. See `Measure.contribution`."""
@@ -47,11 +41,11 @@ class TopKMeasure:
 
 
 def in_top_k(labels: AnyArray, scores: AnyArray, k: int) -> AnyArray:
-    """Local. Whether fewer than `k` classes score higher than the right one, as tf.math.in_top_k says.
+    """Local. Whether fewer than `k` classes score higher than the true class, as in tf.math.in_top_k.
 
     Args:
-        labels: Class numbers; one that is no class is never right.
-        scores: One more dimension, of classes. Examples with scores that are not finite are never right.
+        labels: Class numbers. A number that is not a class is never right.
+        scores: An array with one more dimension, of classes. Examples with a score that is not finite are never right.
         k: At least 1.
 
     Returns:
@@ -70,18 +64,18 @@ def in_top_k(labels: AnyArray, scores: AnyArray, k: int) -> AnyArray:
 def TopKCategoricalAccuracy(
     k: int = 5, name: str = "top_k_categorical_accuracy", dtype: npt.DTypeLike | None = None
 ) -> Metric:
-    """Collective. The fraction of examples whose class, one-hot in `y_true`, is among the `k` highest of `y_pred`.
+    """Collective. Make a metric of the fraction of examples whose one-hot class is among the `k` highest scores.
 
     Args:
         k: At least 1.
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.
 
     Raises:
-        ValueError: `k` is no positive integer.
+        ValueError: `k` is not a positive integer.
     """
     return Metric(TopKMeasure(positive("k", k), sparse=False), name=name, dtype=dtype)
 
@@ -89,17 +83,17 @@ def TopKCategoricalAccuracy(
 def SparseTopKCategoricalAccuracy(
     k: int = 5, name: str = "sparse_top_k_categorical_accuracy", dtype: npt.DTypeLike | None = None
 ) -> Metric:
-    """Collective. The same for class numbers in `y_true`.
+    """Collective. Make a metric of the fraction of examples whose class number is among the `k` highest scores.
 
     Args:
         k: At least 1.
-        name: For people.
-        dtype: Of the result; see `Metric`.
+        name: A name for people.
+        dtype: The dtype of the result; see `Metric`.
 
     Returns:
         The metric.
 
     Raises:
-        ValueError: `k` is no positive integer.
+        ValueError: `k` is not a positive integer.
     """
     return Metric(TopKMeasure(positive("k", k), sparse=True), name=name, dtype=dtype)
