@@ -1,10 +1,10 @@
-"""Summaries for TensorBoard, under tf.summary's names; needs the extra `tensorboard`.
+"""Summaries for TensorBoard, with the names of tf.summary; they need the extra `tensorboard`.
 
     writer = mpidist.summary.create_file_writer("logs")
     with writer.as_default():
         mpidist.summary.scalar("loss", loss, step=step)
 
-The chief alone writes; the calls stand on every rank.
+Call these functions on every rank; only the chief writes.
 """
 
 from mpidist.summary import step as experimental

@@ -1,4 +1,7 @@
-"""The event file: records that TensorBoard reads. The only home of tensorboardX, and loaded by name."""
+"""The event file: records that TensorBoard reads.
+
+The only module that imports tensorboardX. It is loaded by name, so that programs without summaries do not need it.
+"""
 
 from __future__ import annotations
 
@@ -17,19 +20,19 @@ from tensorboardX.record_writer import masked_crc32c
 
 
 class EventFile:
-    """A new event file in a directory, which is made if it is not there.
+    """A new event file in a directory; a missing directory is created.
 
     Args:
         directory: The log directory.
-        suffix: Of the file's name.
+        suffix: Last part of the file's name.
 
     Raises:
-        OSError: It cannot be made.
+        OSError: The file cannot be created.
     """
 
     def __init__(self, directory: str, suffix: str) -> None:
         os.makedirs(directory, exist_ok=True)
-        # As TensorFlow names them: TensorBoard reads a directory's files in the order of their names.
+        # The names that TensorFlow gives: TensorBoard reads the files of a directory in the order of their names.
         number = 0
         while True:
             name = f"events.out.tfevents.{int(time.time()):010d}.{socket.gethostname()}.{os.getpid()}.{number}{suffix}"
@@ -43,7 +46,7 @@ class EventFile:
         self.flush()
 
     def add_number(self, name: str, step: int, number: float, description: str) -> None:
-        """Local. Append a scalar."""
+        """Local. Append one number."""
         metadata = _metadata("scalars", description)
         self._add(step, Summary.Value(tag=name, simple_value=number, metadata=metadata))
 
@@ -51,30 +54,30 @@ class EventFile:
         self, name: str, step: int, plugin: str, strings: Sequence[bytes], shape: Sequence[int], description: str,
         content: bytes = b"",
     ) -> None:
-        """Local. Append an array of strings that TensorBoard's `plugin` shows, with what it wants to know of them."""
+        """Local. Append an array of strings for a plugin of TensorBoard; `content` is the plugin's own message."""
         tensor = TensorProto(dtype="DT_STRING", string_val=strings, tensor_shape=_shape(shape))
         self._add(step, Summary.Value(tag=name, tensor=tensor, metadata=_metadata(plugin, description, content)))
 
     def add_doubles(
         self, name: str, step: int, plugin: str, numbers: Sequence[float], shape: Sequence[int], description: str
     ) -> None:
-        """Local. Append an array of numbers that TensorBoard's `plugin` shows."""
+        """Local. Append an array of numbers for a plugin of TensorBoard."""
         tensor = TensorProto(dtype="DT_DOUBLE", double_val=numbers, tensor_shape=_shape(shape))
         self._add(step, Summary.Value(tag=name, tensor=tensor, metadata=_metadata(plugin, description)))
 
     def flush(self) -> None:
-        """Local. Give everything to the operating system, so that TensorBoard sees it."""
+        """Local. Hand everything to the operating system, so that TensorBoard sees it."""
         self._file.flush()
 
     def close(self) -> None:
-        """Local. Flush, and end the file."""
+        """Local. Flush and close the file."""
         self._file.close()
 
     def _add(self, step: int, value: Summary.Value) -> None:
         self._write(Event(wall_time=time.time(), step=step, summary=Summary(value=[value])))
 
     def _write(self, event: Event) -> None:
-        # TFRecord: length, its checksum, data, its checksum.
+        # The format TFRecord: the length and its checksum, then the data and their checksum.
         data = event.SerializeToString()
         length = struct.pack("<Q", len(data))
         self._file.write(

@@ -9,21 +9,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-# By number of channels: grey, grey with opacity, colours, colours with opacity.
+# PNG's color types by the number of channels: gray, gray with opacity, color, color with opacity.
 _COLOR_TYPES = {1: 0, 2: 4, 3: 2, 4: 6}
 
 
 def encode_png(pixels: npt.NDArray[np.uint8]) -> bytes:
-    """Local. One picture.
+    """Local. Encode one image.
 
     Args:
-        pixels: Shape (height, width, channels) with 1 to 4 channels, neither side 0.
+        pixels: Shape (height, width, channels) with 1 to 4 channels; neither side may be 0.
 
     Returns:
-        The file's bytes.
+        The bytes of the file.
     """
     height, width, channels = pixels.shape
-    # Each row begins with the number of its filter; 0 is none.
+    # Each row begins with the number of its filter; 0 means no filter.
     rows = np.zeros((height, 1 + width * channels), np.uint8)
     rows[:, 1:] = pixels.reshape(height, -1)
     header = struct.pack(">IIBBBBB", width, height, 8, _COLOR_TYPES[channels], 0, 0, 0)
@@ -34,7 +34,7 @@ def encode_png(pixels: npt.NDArray[np.uint8]) -> bytes:
 
 
 def to_pixels(array: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Local. Floats in [0, 1] as 0 to 255, with what lies outside cut off; NaN is 0; uint8 stays as it is."""
+    """Local. Floats from 0 to 1 as 0 to 255; values outside are clipped, NaN becomes 0. uint8 stays as it is."""
     if array.dtype == np.uint8:
         return array
     scaled = np.nan_to_num(array.astype(np.float64) * 255.5, posinf=255.0, neginf=0.0)

@@ -1,4 +1,4 @@
-"""The step at which summaries are written that name none; one for each thread."""
+"""The default step of summaries, one for each thread."""
 
 from __future__ import annotations
 
@@ -8,33 +8,33 @@ from typing import SupportsIndex, SupportsInt
 Step = SupportsInt | SupportsIndex
 
 
-class _State(threading.local):
+class _DefaultStep(threading.local):
     def __init__(self) -> None:
         self.step: Step | None = None
 
 
-_state = _State()
+_default = _DefaultStep()
 
 
 def get_step() -> Step | None:
-    """Local. The default step of this thread, as it was set; None before."""
-    return _state.step
+    """Local. The default step of this thread, as it was set; None if none was set."""
+    return _default.step
 
 
 def set_step(step: Step | None) -> None:
     """Local. Set the default step of this thread.
 
     Args:
-        step: A number, or a variable whose value counts when a summary is written; None takes it back.
+        step: A number, or a variable that is read whenever a summary is written; None removes the default.
     """
-    _state.step = step
+    _default.step = step
 
 
 def require_step(step: Step | None) -> int:
-    """Local. `step`, or else the default one, as a number.
+    """Local. `step`, or else the default step, as a number.
 
     Raises:
-        ValueError: There is neither.
+        ValueError: There is no step at all.
     """
     chosen = get_step() if step is None else step
     if chosen is None:

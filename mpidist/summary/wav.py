@@ -13,20 +13,20 @@ SAMPLE_BYTES = 2
 
 
 def fits_wav(channels: int, sample_rate: int) -> bool:
-    """Local. Whether a file's header has room for the bytes of a frame (16 bits) and of a second (32 bits)."""
+    """Local. Whether a WAV header can hold the bytes per frame (in 16 bits) and per second (in 32 bits)."""
     frame_bytes = SAMPLE_BYTES * channels
     return channels > 0 and sample_rate > 0 and frame_bytes < 2**16 and frame_bytes * sample_rate < 2**32
 
 
 def encode_wav(sound: npt.NDArray[Any], sample_rate: int) -> bytes:
-    """Local. One sound, with 16 bits per sample.
+    """Local. Encode one sound, with 16 bits per sample.
 
     Args:
-        sound: Floats from -1 to 1 of shape (frames, channels); what lies outside is cut off, NaN is silence.
+        sound: Floats from -1 to 1 of shape (frames, channels). Values outside are clipped, NaN becomes silence.
         sample_rate: Frames per second; see `fits_wav`.
 
     Returns:
-        The file's bytes.
+        The bytes of the file.
     """
     scaled = np.nan_to_num(np.round(sound.astype(np.float64) * 2**15), posinf=2**15, neginf=-(2**15))
     samples = np.clip(scaled, -(2**15), 2**15 - 1).astype("<i2")

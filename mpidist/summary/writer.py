@@ -1,4 +1,4 @@
-"""The summary writer: one per log directory, an event file on the chief and nothing on the other ranks."""
+"""The summary writer: one per log directory, with an event file on the chief and none on the other ranks."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from mpidist.summary.step import Step, get_step, set_step
 if TYPE_CHECKING:
     from mpidist.summary.event_file import EventFile
 
-# Of tf.summary: a writer keeps at most so many summaries, for at most so long.
+# The defaults of tf.summary: a writer keeps at most this number of summaries, for at most this time.
 MAX_QUEUE = 10
 FLUSH_MILLIS = 120_000
 
-
+# The argument of `record_if`.
 Condition = npt.ArrayLike | Callable[[], npt.ArrayLike]
 
 
@@ -38,23 +38,23 @@ class _Strategy(Protocol):
     communicator: _Ranked
 
 
-class _State(threading.local):
+class _Recording(threading.local):
     def __init__(self) -> None:
         self.writer: SummaryWriter | None = None
         self.condition: Condition = True
 
 
-_state = _State()
+_recording = _Recording()
 
 
 class SummaryWriter:
-    """What `create_file_writer` gives: where the summaries of `with writer.as_default():` go.
+    """The destination of the summaries inside `with writer.as_default():`; `create_file_writer` makes it.
 
     Args:
-        logdir: For people.
-        file: Where summaries go; None on ranks that do not write.
-        max_queue: How many summaries are kept before they are written out.
-        flush_seconds: How long one is kept.
+        logdir: The log directory, for texts.
+        file: The chief's event file; None on ranks that do not write.
+        max_queue: Number of summaries that are kept before they are written out.
+        flush_seconds: The longest time that a summary is kept.
     """
 
     def __init__(self, logdir: str, file: EventFile | None, *, max_queue: int, flush_seconds: float) -> None:
@@ -67,47 +67,47 @@ class SummaryWriter:
         self._flushed = time.monotonic()
         self._is_open = True
         if file is not None:
-            # Also at the end of the program: what is kept is written out by a writer that nobody closes.
+            # A finalizer also runs at the end of the program, so summaries of a writer that nobody closes are written.
             weakref.finalize(self, file.close)
 
     @contextmanager
     def as_default(self, step: Step | None = None) -> Iterator[SummaryWriter]:
-        """Local. Summaries of this thread go here until the end of the `with`; they are flushed then.
+        """Local. Send this thread's summaries to this writer until the end of the `with`, then flush it.
 
         Args:
-            step: Default step meanwhile.
+            step: The default step inside the `with`.
 
         Raises:
             RuntimeError: The writer is closed.
         """
         self._require_open()
-        before, step_before = _state.writer, get_step()
+        before, step_before = _recording.writer, get_step()
         self.set_as_default(step)
         try:
             yield self
         finally:
-            _state.writer = before
+            _recording.writer = before
             if step is not None:
                 set_step(step_before)
             self.flush()
 
     def set_as_default(self, step: Step | None = None) -> None:
-        """Local. Summaries of this thread go here from now on.
+        """Local. Send this thread's summaries to this writer from now on.
 
         Args:
-            step: Default step from now on.
+            step: The default step from now on.
 
         Raises:
             RuntimeError: The writer is closed.
         """
         self._require_open()
-        _state.writer = self
+        _recording.writer = self
         if step is not None:
             set_step(step)
 
     @contextmanager
     def writing(self) -> Iterator[EventFile | None]:
-        """Local. The file for one summary, None on ranks that do not write.
+        """Local. The file to write one summary to; None on ranks that do not write.
 
         Raises:
             RuntimeError: The writer is closed.
@@ -123,13 +123,13 @@ class SummaryWriter:
                 self._flush(self._file)
 
     def flush(self) -> None:
-        """Local. Write out what is kept, so that TensorBoard sees it."""
+        """Local. Write out the summaries that are kept, so that TensorBoard sees them."""
         if self._file is not None and self._is_open:
             with self._lock:
                 self._flush(self._file)
 
     def close(self) -> None:
-        """Local. Flush, and end the file; a second time does nothing."""
+        """Local. Flush and close the file. A second call does nothing."""
         if self._file is not None and self._is_open:
             with self._lock:
                 self._file.close()
@@ -141,7 +141,9 @@ class SummaryWriter:
 
     def _require_open(self) -> None:
         if not self._is_open:
-            raise RuntimeError(f"the summary writer of {self.logdir!r} is closed; make another one")
+            raise RuntimeError(
+                f"the summary writer of {self.logdir!r} is closed; make another one with create_file_writer"
+            )
 
     def __repr__(self) -> str:
         return f"<mpidist.summary.SummaryWriter {self.logdir!r}, {'writes' if self._file else 'does not write'} here>"
@@ -154,26 +156,28 @@ def create_file_writer(
     filename_suffix: str | None = None,
     name: str | None = None,
 ) -> SummaryWriter:
-    """Local. A writer of TensorBoard event files; call it on every rank, the chief alone writes.
+    """Local. Make a writer of TensorBoard event files. Call it on every rank; only the chief writes.
 
-    The chief is the first rank of the strategy in whose scope the writer is made, and outside any scope that of the
-    whole job.
+    The chief is the first rank of the strategy in whose scope the writer is made; outside any scope it is the first
+    rank of the job.
 
     Args:
-        logdir: Directory for a new event file; made if it is not there.
-        max_queue: How many summaries are kept before they are written out; default 10.
-        flush_millis: How long one is kept, looked at when the next one comes; default two minutes.
-        filename_suffix: Of the file's name; default ".v2".
-        name: Kept for code written for TensorFlow.
+        logdir: Directory for a new event file; a missing directory is created.
+        max_queue: Number of summaries that are kept before they are written out; default 10.
+        flush_millis: The longest time that a summary is kept; default two minutes. It is checked when the next summary
+            comes.
+        filename_suffix: Last part of the file's name; default ".v2".
+        name: Kept for code written for TensorFlow; it changes nothing.
 
     Returns:
         The writer.
 
     Raises:
         UnavailableError: tensorboardX is not installed; on every rank.
-        ValueError: A negative or zero `max_queue`, a negative `flush_millis`.
-        OSError: The file cannot be made; on the chief.
+        ValueError: `max_queue` is not positive, or `flush_millis` is negative.
+        OSError: The file cannot be created; on the chief.
     """
+    del name  # an argument of TensorFlow
     queue = MAX_QUEUE if max_queue is None else max_queue
     millis = FLUSH_MILLIS if flush_millis is None else flush_millis
     if queue < 1 or millis < 0:
@@ -181,7 +185,7 @@ def create_file_writer(
             f"expected `max_queue` of at least 1 and `flush_millis` of at least 0, got {max_queue!r} and "
             f"{flush_millis!r}"
         )
-    # Looked for on every rank, so that all raise the same; loaded by the one that needs it.
+    # Every rank checks for tensorboardX, so that all raise the same error; only the chief loads it.
     if importlib.util.find_spec("tensorboardX") is None:
         raise UnavailableError(
             "mpidist.summary writes TensorBoard event files with tensorboardX, which is not installed here. "
@@ -197,47 +201,48 @@ def create_file_writer(
 
 @contextmanager
 def record_if(condition: Condition) -> Iterator[None]:
-    """Local. Inside, this thread's summaries are written only if a condition holds; the innermost one counts.
+    """Local. Write this thread's summaries only if a condition holds; of nested conditions the innermost counts.
 
     Args:
-        condition: True, False, a variable of dtype bool, or a function that is asked whenever a summary is written,
-            for instance `lambda: optimizer.iterations % 100 == 0`. It must say the same on every rank.
+        condition: True, False, a variable of dtype bool, or a function that is called for each summary, for example
+            `lambda: optimizer.iterations % 100 == 0`. It must have the same value on every rank: where it holds, the
+            ranks read `data`, which may be a collective call.
 
     Raises:
-        TypeError: The condition is nothing of that; for a function when it is asked.
+        TypeError: The condition has another type, or the function returns one; the latter when it is called.
     """
     if not callable(condition):
         _holds(condition)
-    before, _state.condition = _state.condition, condition
+    before, _recording.condition = _recording.condition, condition
     try:
         yield
     finally:
-        _state.condition = before
+        _recording.condition = before
 
 
 def should_record_summaries() -> bool:
-    """Local. Whether a summary that is written now goes to a writer; the same on every rank.
+    """Local. Whether a summary would be recorded now; the same on every rank.
 
     Returns:
-        False without a default writer, else what the innermost `record_if` says, else True.
+        False without a default writer; else the condition of the innermost `record_if`; without one, True.
 
     Raises:
-        TypeError: The function given to `record_if` gives something else.
+        TypeError: The function given to `record_if` does not return a bool.
     """
     return recording_writer() is not None
 
 
 def recording_writer() -> SummaryWriter | None:
-    """Local. The writer of this thread's innermost `as_default`, if there is one and summaries are to be recorded."""
-    writer, condition = _state.writer, _state.condition
+    """Local. The default writer of this thread; None if there is none or `record_if` forbids recording."""
+    writer, condition = _recording.writer, _recording.condition
     if writer is None:
         return None
     return writer if _holds(condition() if callable(condition) else condition) else None
 
 
 def flush(writer: SummaryWriter | None = None) -> None:
-    """Local. Flush a writer, by default this thread's; nothing without one."""
-    chosen = _state.writer if writer is None else writer
+    """Local. Flush a writer, by default that of this thread; without one it does nothing."""
+    chosen = _recording.writer if writer is None else writer
     if chosen is not None:
         chosen.flush()
 

@@ -305,7 +305,7 @@ def test_a_closed_writer(tmp_path: Path) -> None:
         (lambda: summary.scalar("a", 1j, step=0), "expected one real number, got dtype complex128"),
         (lambda: summary.histogram("a", ["x"], step=0), "expected an array of real numbers .* got dtype <U1"),
         (lambda: summary.histogram("a", [1.0], step=0, buckets=0), "got dtype float64 and buckets=0"),
-        (lambda: summary.image("a", np.zeros((2, 2, 3)), step=0), r"of shape \(pictures, .* got .* shape \(2, 2, 3\)"),
+        (lambda: summary.image("a", np.zeros((2, 2, 3)), step=0), r"of shape \(images, .* got .* shape \(2, 2, 3\)"),
         (lambda: summary.image("a", np.zeros((1, 2, 2, 5)), step=0), "1 to 4 channels"),
         (lambda: summary.image("a", np.zeros((1, 2, 2, 3), int), step=0), "got dtype int64"),
         (lambda: summary.image("a", np.zeros((1, 2, 2, 3)), step=0, max_outputs=-1), "max_outputs=-1"),
