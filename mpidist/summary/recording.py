@@ -229,7 +229,6 @@ def text(name: str, data: npt.ArrayLike, step: Step | None = None, description: 
     return _record(data, step, prepare)
 
 
-
 def _record(data: npt.ArrayLike, step: Step | None, prepare: Callable[[npt.NDArray[Any]], _Write]) -> bool:
     """Check a summary on every rank and write it on the chief.
 

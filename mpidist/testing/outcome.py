@@ -1,4 +1,4 @@
-"""The outcome of a test on all ranks, and how pytest reports it; the part of `mpidist.testing` that does not talk."""
+"""The outcome of a test on all ranks, and its report in pytest. Nothing here communicates."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from mpidist.comm.agreement import name_ranks
 
 
 class Outcome(NamedTuple):
-    """What one rank tells the others about a phase of a test.
+    """The outcome of a phase of a test on one rank.
 
     Attributes:
         outcome: "passed", "failed" or "skipped".
-        text: The traceback of a failure, the reason of a skip.
-        summary: The last line of it.
-        wasxfail: The reason of an expected failure, None for other tests.
+        text: The traceback of a failure, or the reason of a skip.
+        summary: The last line of the text.
+        wasxfail: The reason of an expected failure; None for other tests.
     """
 
     outcome: str
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
 
 class RankFailure:
-    """How pytest prints a failure of other ranks, and sums it up in a line."""
+    """A failure of other ranks, in the form that pytest prints and sums up in a line."""
 
     def __init__(self, text: str, summary: str) -> None:
         self.text = text
@@ -35,7 +35,7 @@ class RankFailure:
         self.message = summary
 
     def toterminal(self, writer: object) -> None:
-        """Local. Write the text, as pytest's own representations do."""
+        """Local. Write the text to pytest's terminal."""
         writer.line(self.text)  # type: ignore[attr-defined]  # pytest gives its class no public name
 
     def __str__(self) -> str:
@@ -43,7 +43,7 @@ class RankFailure:
 
 
 def outcome_of(report: pytest.TestReport) -> Outcome:
-    """Local. What this rank has to tell about a phase of a test."""
+    """Local. This rank's outcome of a phase of a test."""
     wasxfail: str | None = getattr(report, "wasxfail", None)
     if report.passed:
         return Outcome("passed", wasxfail=wasxfail)
@@ -57,14 +57,14 @@ def outcome_of(report: pytest.TestReport) -> Outcome:
 
 
 def combine(report: pytest.TestReport, outcomes: list[Outcome], rank: int) -> None:
-    """Local. Make this rank's report say what all ranks' outcomes come to.
+    """Local. Change this rank's report to the common outcome of all ranks.
 
-    A failure anywhere is a failure. Ranks that skip while others run are a failure too; of a test that is expected to
-    fail, it is enough that some rank did.
+    A failure on any rank is a failure, and so is a test that some ranks skip and others run. A test that is expected to
+    fail has to do so on some rank only.
 
     Args:
-        report: This rank's, is changed.
-        outcomes: Each rank's `Outcome`.
+        report: This rank's report; it is changed.
+        outcomes: The outcomes of all ranks.
         rank: This rank.
     """
     failed = [other for other, outcome in enumerate(outcomes) if outcome.outcome == "failed"]
@@ -78,15 +78,15 @@ def combine(report: pytest.TestReport, outcomes: list[Outcome], rank: int) -> No
             report.wasxfail = first.wasxfail
             return
         text = (
-            f"all ranks must skip a test, or none: skipped on {name_ranks(skipped)} ({first.text}), run on the others. "
-            "Skip on what all ranks know, as the number of ranks"
+            f"either all ranks must skip a test, or none: skipped on {name_ranks(skipped)} ({first.text}), run on the "
+            "others. Let a condition decide that is the same on all ranks, for example the number of ranks"
         )
         report.outcome = "failed"
         report.longrepr = RankFailure(text, text)  # type: ignore[assignment]  # pytest needs these attributes only
 
 
 def _tell_failures(report: pytest.TestReport, outcomes: list[Outcome], failed: list[int], rank: int) -> None:
-    # Ranks that failed alike are told about once.
+    # Ranks with the same failure are reported together.
     alike: dict[str, list[int]] = {}
     for other in failed:
         if outcomes[other].summary != outcomes[rank].summary or rank not in failed:
@@ -104,22 +104,22 @@ def _tell_failures(report: pytest.TestReport, outcomes: list[Outcome], failed: l
 
 
 def collection_difference(names: list[list[str]], errors: list[list[str]]) -> str:
-    """Local. What to say when ranks collected different tests.
+    """Local. The error text for ranks that collected different tests.
 
     Args:
-        names: Each rank's tests, in their order.
-        errors: Each rank's tracebacks of what could not be collected.
+        names: The tests of each rank, in their order.
+        errors: The tracebacks of each rank's collection.
     """
     ranks = range(len(names))
     different = [rank for rank in ranks if (names[rank], len(errors[rank])) != (names[0], len(errors[0]))]
     text = (
         f"the tests collected must be the same on all ranks, in the same order; on {name_ranks(different)} they are "
-        f"not the {len(names[0])} of rank 0"
+        f"not the {len(names[0])} tests of rank 0"
     )
     for rank in different[:1]:
         pairs = zip_longest(names[0], names[rank], fillvalue="nothing")
         first = next((pair for pair in pairs if pair[0] != pair[1]), None)
         if first is not None:
             text += f". First difference: {first[0]!r} on rank 0, {first[1]!r} on rank {rank}"
-    text += ". Parameters made from a set, a random number or the rank do this"
+    text += ". Do not make the parameters of tests from a set, a random number or the rank"
     return text + "".join(f"\n\nrank {rank}: {error}" for rank in ranks for error in errors[rank])

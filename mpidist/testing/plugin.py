@@ -1,16 +1,18 @@
-"""The pytest plugin for programs of several ranks: a test's outcome is that of all ranks, and a hang ends the run.
+"""The pytest plugin for programs of several ranks: all ranks agree on each test's outcome, and a hang ends the run.
 
-Installing mpidist loads it; it acts when a launcher started several ranks (`mpirun -n 3 python -m pytest --with-mpi`),
-and stands beside pytest-mpi, whose marker it leaves alone (`@pytest.mark.mpi(min_size=2)`):
+pytest loads it wherever mpidist is installed. It acts if a launcher started several ranks
+(`mpirun -n 3 python -m pytest --with-mpi`), and works together with pytest-mpi and its marker
+(`@pytest.mark.mpi(min_size=2)`):
 
-- a test that fails on any rank fails on all; rank 0 prints the traceback of the rank that failed;
-- a rank that fails while others wait for it in a collective prints its traceback and ends the run (`--mpi-grace`);
-- a test that takes longer than its limit prints the Python stacks of all ranks and ends the run. The limit is 60 s
-  under several ranks, and what `--mpi-timeout`, the ini value `mpi_timeout` or `@pytest.mark.timeout_seconds(5)` says;
-  these hold in a single process as well;
-- ranks other than 0 are quiet, all end with the same code, and tests that differ between ranks are an error.
+- A test that fails on any rank fails on all ranks; rank 0 prints the traceback of the rank that failed.
+- A rank that fails while others wait for it in a collective prints its traceback and ends the run (`--mpi-grace`).
+- A test that exceeds its time limit ends the run, after each rank has printed its Python stacks. The limit is 60 s
+  under several ranks; `--mpi-timeout`, the ini value `mpi_timeout` and `@pytest.mark.timeout_seconds(5)` change it, and
+  set one for a single process.
+- Ranks other than 0 print nothing, and all ranks end with the same code. If ranks collect different tests, that is an
+  error.
 
-Fixture `communicator` gives all ranks of the run; `fake_nodes` makes one host look like several.
+The fixture `communicator` has all ranks of the run; `fake_nodes` makes one host look like several nodes.
 """
 
 from __future__ import annotations
@@ -36,38 +38,39 @@ T = TypeVar("T")
 
 DEFAULT_TIMEOUT_SECONDS = 60.0
 DEFAULT_GRACE_SECONDS = 5.0
-# Ranks reach a limit at the same time, but print at different speeds; who ends first kills the others.
+# The ranks reach a limit at the same time. The first one to end kills the others, so each waits until all have printed.
 LAST_WORDS_SECONDS = 1.0
-# Should the way out itself hang (a C call that keeps the interpreter lock), faulthandler's own thread ends the process.
+# A C call that keeps the interpreter's lock stops our timer, too. faulthandler's thread, which needs no lock, then ends
+# the process.
 LAST_RESORT_SECONDS = 10.0
-# Where pytest puts the folders of `tmp_path`.
+# The environment variable that tells pytest the root of the folders of `tmp_path`.
 TEMPORARY_ROOT = "PYTEST_DEBUG_TEMPROOT"
 _PYTEST_FRAME = re.compile(r'/_pytest/|/pluggy/|/pytest/__main__|"<frozen runpy>"')
 
 
 @pytest.fixture(scope="session")
 def communicator() -> Communicator:
-    """All ranks of the run; one rank, without MPI, where no launcher started the program."""
+    """All ranks of the run; one rank without MPI if no launcher started the program."""
     return open_communicator(purpose="test")
 
 
 def fake_nodes(communicator: Communicator, node_size: int) -> Communicator:
-    """Collective. A communicator of the same ranks whose consecutive `node_size` ranks count as a node.
+    """Collective. A communicator of the same ranks where each `node_size` consecutive ranks count as a node.
 
     Args:
-        communicator: As the fixture gives it. One rank stays one node.
-        node_size: Ranks of each node; the last node may have fewer.
+        communicator: The fixture's. A single rank stays one node.
+        node_size: Number of ranks of a node; the last node may have fewer.
     """
     if isinstance(communicator, SoloCommunicator):
         return communicator
-    # Built by type: only the module that defines it may be imported by name once MPI runs.
+    # Made from the object's type: importing the class at the top would start MPI, also in runs of a single process.
     make: type = type(communicator)
     nodes: Communicator = make(communicator.mpi.Dup(), node_color=communicator.rank // node_size)
     return nodes
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """Add the options."""
+    """Add the command line options."""
     group = parser.getgroup("mpidist", "tests of several ranks")
     group.addoption(
         "--mpi-timeout",
@@ -89,7 +92,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Register the parts that this run needs."""
+    """Register the objects that this run needs."""
     config.addinivalue_line("markers", "timeout_seconds(seconds): limit for this test; 0: none")
     place = launch.read()
     size = 1 if place is None else place.size
@@ -99,14 +102,17 @@ def pytest_configure(config: pytest.Config) -> None:
     if size > 1:
         _separate_temporary_folders(rank)
         if rank > 0:
-            # Rank 0 has the terminal and the report file to itself.
+            # Only rank 0 uses the terminal and the report file.
             config.pluginmanager.set_blocked("terminalreporter")
             config.option.xmlpath = None
         config.pluginmanager.register(Ranks(config, watchdog), "mpidist-ranks")
 
 
 def _separate_temporary_folders(rank: int) -> None:
-    """Give each rank its own root for `tmp_path`: at exit pytest deletes old folders, also those of other ranks."""
+    """Give each rank a root of its own for `tmp_path`.
+
+    At exit pytest deletes old folders under the root. With a common root it would delete those of other ranks.
+    """
     root = os.environ.get(TEMPORARY_ROOT) or tempfile.gettempdir()
     folder = os.path.join(root, f"pytest-of-{os.getuid()}-rank-{rank}")
     os.makedirs(folder, mode=0o700, exist_ok=True)
@@ -114,10 +120,10 @@ def _separate_temporary_folders(rank: int) -> None:
 
 
 class Watchdog:
-    """Ends the run, with all Python stacks, when a test takes too long.
+    """Ends the run, with all Python stacks, if a test takes too long.
 
     Args:
-        config: Of the run.
+        config: The run's configuration.
         rank: This process's rank.
         size: Number of ranks.
     """
@@ -127,22 +133,22 @@ class Watchdog:
         self.rank = rank
         self.size = size
         self.communicator: Communicator = SoloCommunicator()
-        # Tests have their stderr captured; this is the real one.
+        # pytest captures stderr during tests; this descriptor leads to the real one.
         self.stderr = os.dup(2)
-        told = config.getoption("--mpi-timeout")
-        if told is None:
+        seconds = config.getoption("--mpi-timeout")
+        if seconds is None:
             ini = config.getini("mpi_timeout")
-            told = float(ini) if ini else (DEFAULT_TIMEOUT_SECONDS if size > 1 else 0.0)
-        # Who sits in a debugger takes long.
-        self.seconds = 0.0 if config.getoption("usepdb", False) else float(told)
+            seconds = float(ini) if ini else (DEFAULT_TIMEOUT_SECONDS if size > 1 else 0.0)
+        # No limit in a debugger, where a person may take any time.
+        self.seconds = 0.0 if config.getoption("usepdb", False) else float(seconds)
 
     @contextlib.contextmanager
     def limit(self, what: str, seconds: float | None = None) -> Iterator[None]:
-        """Local. End the run if the body takes longer.
+        """Local. End the run if the body of the `with` takes longer than a limit.
 
         Args:
-            what: What is being done, for the text.
-            seconds: Default: the limit of the run; 0: none.
+            what: A name of the body, for the message.
+            seconds: The limit; default: that of the run. 0 sets none.
         """
         seconds = self.seconds if seconds is None else seconds
         if seconds <= 0:
@@ -160,17 +166,17 @@ class Watchdog:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
-        """Limit set-up, call and tear-down of a test together."""
+        """Limit the time of set-up, call and tear-down of a test together."""
         marker = item.get_closest_marker("timeout_seconds")
         with self.limit(item.nodeid, float(marker.args[0]) if marker else None):
             return (yield)
 
     def end(self, text: str) -> None:
-        """Local. Print the text whole and end all ranks at once."""
+        """Local. Print a text and end all ranks."""
         reporter = self.config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
             reporter.flush()
-        # One write: lines of several ranks do not mix.
+        # A single write, so that the lines of several ranks do not mix.
         os.write(self.stderr, f"\n{text.rstrip()}\n".encode(errors="replace"))
         time.sleep(LAST_WORDS_SECONDS)
         if self.communicator.mpi is not None:
@@ -181,7 +187,7 @@ class Watchdog:
         with tempfile.TemporaryFile("w+", errors="replace") as file:
             faulthandler.dump_traceback(file, all_threads=True)
             file.seek(0)
-            # pytest's own frames, thirty in each stack, hide the few that matter.
+            # Each stack has about thirty frames of pytest, which would hide the few that matter.
             stacks = "".join(line for line in file if not _PYTEST_FRAME.search(line))
         self.end(
             f"===== time limit: rank {self.rank} of {self.size} (pid {os.getpid()}) is still in {what} after "
@@ -190,11 +196,14 @@ class Watchdog:
 
 
 class Ranks:
-    """Makes one run of the ranks' runs.
+    """Turns the pytest runs of the ranks into one run.
+
+    pytest calls the hooks below on every rank in the same order, and most of them meet the other ranks. A hook that ran
+    on some ranks only would leave these waiting.
 
     Args:
-        config: Of the run.
-        watchdog: Limits what waits for other ranks, and can end the run.
+        config: The run's configuration.
+        watchdog: Limits the time that a rank waits for others, and can end the run.
     """
 
     def __init__(self, config: pytest.Config, watchdog: Watchdog) -> None:
@@ -211,19 +220,19 @@ class Ranks:
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_collection(self) -> Generator[None, object, object]:
-        """Limit the collection: a module that communicates when imported may hang."""
-        # Longer than a test: ranks that read large packages from one slow disk take their time.
+        """Limit the time of the collection: a module that communicates when it is imported may hang."""
+        # Longer than a test, since all ranks may have to import large packages from one slow disk.
         with self.watchdog.limit("the collection of tests", 5 * self.watchdog.seconds):
             return (yield)
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
-        """Keep what could not be collected here."""
+        """Keep the errors of collection on this rank."""
         if report.failed:
             self.collection_errors[report.nodeid] = report.longreprtext
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_collection_finish(self, session: pytest.Session) -> None:
-        """End the run, with an error on all ranks, unless they collected the same tests."""
+        """End the run with an error on all ranks unless they collected the same tests."""
         names = [item.nodeid for item in session.items]
         tests = "\n".join([*names, "errors:", *self.collection_errors])
         digest = hashlib.sha256(tests.encode()).hexdigest()
@@ -237,7 +246,7 @@ class Ranks:
     def pytest_runtest_makereport(
         self, item: pytest.Item, call: pytest.CallInfo[None]
     ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-        """Agree on the outcome of a phase of a test."""
+        """Agree with the other ranks on the outcome of a phase of a test."""
         report = yield
         mine = outcome_of(report)
         outcomes = self.meet(f"{item.nodeid} ({call.when})", mine, mine.text if mine.outcome == "failed" else "")
@@ -246,7 +255,7 @@ class Ranks:
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
-        """Agree on the exit code."""
+        """Agree with the other ranks on the exit code."""
         broken = exitstatus in (pytest.ExitCode.INTERNAL_ERROR, pytest.ExitCode.INTERRUPTED)
         with self.watchdog.limit("the end of the run"):
             failure = f"pytest ended with {exitstatus!r} here" if broken else ""
@@ -254,19 +263,20 @@ class Ranks:
 
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
-        """Wait until rank 0 has printed its last line."""
+        """Wait until rank 0 has printed its last line: a launcher may kill it when another rank ends with an error."""
         if self.communicator.size > 1:
             self.meet("exit", None)
 
     def meet(self, where: str, value: T, failure: str = "") -> list[T]:
-        """Collective. Everybody's value; ends the run if the ranks do not come to the same place.
+        """Collective. The values of all ranks; ends the run if the ranks are not at the same place.
 
         Args:
-            where: The place in the run; ranks that come to different places have no run in common any more.
-            value: Picklable.
-            failure: Text of this rank's failure, if it failed: then it does not wait for ever, since the others may
-                wait for it in a collective.
+            where: A name of the place in the run. Ranks at different places would exchange values of other meanings.
+            value: A value that can be pickled.
+            failure: The text of this rank's failure, if it failed. It then waits for a short time only, since the
+                others may be waiting for it in a collective of the test.
         """
+        # A barrier that can be polled: a blocking one could not be given up after the time of grace.
         request = self.communicator.mpi.Ibarrier()
         begin = time.monotonic()
         pause = 1e-5
@@ -282,5 +292,5 @@ class Ranks:
         places = [place for place, _, _ in heard]
         if any(place != where for place in places):
             failures = "".join(f"\nrank {rank}: {text}" for rank, (_, _, text) in enumerate(heard) if text)
-            self.watchdog.end(f"===== the ranks are in different places of the run: {places!r} ====={failures}")
+            self.watchdog.end(f"===== the ranks are at different places of the run: {places!r} ====={failures}")
         return [other for _, other, _ in heard]

@@ -75,7 +75,7 @@ def test_an_expected_failure_on_one_rank_is_expected() -> None:
 
 def test_difference_of_collections_names_the_first() -> None:
     text = collection_difference([["a", "b"], ["a"], ["a", "b"]], [[], ["ImportError: x"], []])
-    assert "on rank 1 they are not the 2 of rank 0" in text
+    assert "on rank 1 they are not the 2 tests of rank 0" in text
     assert "'b' on rank 0, 'nothing' on rank 1" in text
     assert "rank 1: ImportError: x" in text
 

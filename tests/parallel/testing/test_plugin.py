@@ -178,5 +178,5 @@ def test_it(communicator):
     result = run_pytest(tmp_path, code, "--mpi-grace", "1")
     text = result.stdout + result.stderr
     assert result.returncode != 0
-    assert "the ranks are in different places of the run" in text
+    assert "the ranks are at different places of the run" in text
     assert "rank 1: pytest ended with" in text
