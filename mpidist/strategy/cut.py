@@ -1,4 +1,4 @@
-"""The cut: a global batch into micro-batches, one per logical replica, and these over the ranks."""
+"""The cut of a global batch into micro-batches, one per logical replica, and of these over the ranks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,11 @@ from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
 
 @dataclass(frozen=True)
 class Cut:
-    """Which rows make which micro-batch, and which rank computes it; pure, and the same on every rank.
+    """The rows of each micro-batch, and the rank that computes it. Pure, and the same on every rank.
 
     Attributes:
-        rows: That each rank has; in the order of the ranks they are the global batch.
-        logical_replicas: Into so many micro-batches it is cut, whose sizes differ by at most one, as those of
-            `numpy.array_split` do.
+        rows: The number of rows of each rank. In the order of the ranks they are the global batch.
+        logical_replicas: The number of micro-batches. Their sizes differ by at most one, as in `numpy.array_split`.
     """
 
     rows: tuple[int, ...]
@@ -23,17 +22,17 @@ class Cut:
 
     @cached_property
     def count(self) -> int:
-        """Local. The micro-batches that have rows; the others, the last ones, are left out."""
+        """Local. The number of micro-batches with rows; the last ones may have none, and are left out."""
         return min(self.logical_replicas, sum(self.rows))
 
     @cached_property
     def micro_batches(self) -> list[slice]:
-        """Local. Rows of the global batch, for each micro-batch that has any."""
+        """Local. The rows of the global batch in each micro-batch that has rows."""
         return cut_evenly(sum(self.rows), self.logical_replicas)[: self.count]
 
     @cached_property
     def owned(self) -> list[slice]:
-        """Local. The micro-batches of each rank: their numbers, one after another."""
+        """Local. The numbers of the micro-batches that each rank computes."""
         return cut_evenly(self.count, len(self.rows))
 
     def wanted(self, rank: int) -> slice:
@@ -45,7 +44,7 @@ class Cut:
 
     @cached_property
     def coincides(self) -> bool:
-        """Local. Whether each rank has the rows that it computes with, and no others."""
+        """Local. Whether each rank has exactly the rows that it computes with, so that none have to be sent."""
         have = slices_of(self.rows)
         return all(
             (one.start, one.stop) == (want.start, want.stop) or one.stop - one.start == want.stop - want.start == 0
@@ -53,7 +52,7 @@ class Cut:
         )
 
     def sent(self, rank: int) -> list[slice]:
-        """Local. Which of its own rows a rank sends to each rank, itself among them."""
+        """Local. The rows that a rank sends to each rank, itself included, as slices of its own rows."""
         have = slices_of(self.rows)[rank]
         result: list[slice] = []
         for other in range(len(self.rows)):

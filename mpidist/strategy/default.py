@@ -1,4 +1,4 @@
-"""The default strategy, which distributes nothing, and the functions that ask which strategy is current."""
+"""The default strategy, which distributes nothing, and the functions that ask for the current strategy."""
 
 from __future__ import annotations
 
@@ -38,26 +38,28 @@ T = TypeVar("T")
 
 @functools.cache
 def warn_about_independent_programs(name: str) -> None:
-    """Local. Say once, on the first rank, that a strategy of one replica runs on several ranks."""
+    """Local. Warn once, on the first rank, that a strategy of one replica runs on several ranks."""
     size = launch.world_size()
     if size > 1 and launch.world_rank() == 0:
         logger.warning(
-            "%s runs %d independent programs, one on each rank: nothing is summed over them, and only rank 0 writes "
-            "checkpoints. To train one model on all ranks use MultiWorkerMirroredStrategy()", name, size,
+            "%s runs %d independent programs, one on each rank: nothing is summed over the ranks, and only rank 0 "
+            "writes checkpoints. To train one model on all ranks use MultiWorkerMirroredStrategy()", name, size,
         )
 
 
 class _DefaultReplicaContext(ReplicaContext):
-    """The context outside any strategy: there is one replica, and values are returned as they are."""
+    """The context outside any strategy, where there is one replica and values are returned unchanged."""
 
     __slots__ = ()
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """Local. `value`."""
+        """Local. Return `value`."""
+        del reduce_op, options  # there is nothing to combine
         return value
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Local. `value`."""
+        """Local. Return `value`."""
+        del axis, options
         return value
 
     def _require_current(self) -> None:
@@ -66,13 +68,13 @@ class _DefaultReplicaContext(ReplicaContext):
 
 
 class _DefaultExtended(StrategyExtended):
-    """What the default strategy can say: nothing is distributed, so there are no devices to name."""
+    """The `extended` of the default strategy: nothing is distributed, so there are no devices to name."""
 
     __slots__ = ()
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """Local. Not there.
+        """Local. An error, as in tf.distribute.
 
         Raises:
             RuntimeError: Always.
@@ -81,7 +83,7 @@ class _DefaultExtended(StrategyExtended):
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Local. Not there.
+        """Local. An error, as in tf.distribute.
 
         Raises:
             RuntimeError: Always.
@@ -90,21 +92,27 @@ class _DefaultExtended(StrategyExtended):
 
 
 class DefaultStrategy(Strategy):
-    """What is current where no strategy is: `run` calls the function, `reduce` and `gather` return their input.
+    """The strategy outside any scope: `run` calls the function, `reduce` and `gather` return their input.
 
-    There is one, `get_strategy()` gives it outside any scope.
+    There is only one object, which `get_strategy()` returns outside any scope.
     """
 
     def __init__(self) -> None:
         super().__init__(SoloCommunicator())
-        # Variables made without a strategy live where plain ones do, whether this object exists or not.
+        # The arena of variables made outside any scope: these must be the same kind of variable, and compatible with
+        # each other, whether or not this object existed when they were made.
         self.arena = solo_arena()
         self._cross_entry = Entry(self, None, self.arena)
         self._replica_context = _DefaultReplicaContext(self, 0)
         self._extended = _DefaultExtended(self)
 
+    @property
+    def replica_context(self) -> ReplicaContext:
+        """Local. The replica context at program start."""
+        return self._replica_context
+
     def scope(self) -> AbstractContextManager[Strategy]:
-        """Local. Changes nothing: code behaves as without any strategy."""
+        """Local. A scope that changes nothing: code behaves as without any strategy."""
         return nullcontext(self)
 
     def run(
@@ -114,22 +122,25 @@ class DefaultStrategy(Strategy):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> T:
-        """Local. `fn(*args, **kwargs)`."""
+        """Local. Call `fn(*args, **kwargs)`."""
+        del options  # it changes nothing under any strategy
         warn_about_independent_programs("the default strategy")
         return fn(*args, **(kwargs or {}))
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Local. `value`."""
+        """Local. Return `value`."""
+        del reduce_op, axis  # there is nothing to combine
         return value
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Local. `value`."""
+        """Local. Return `value`."""
+        del axis
         return value
 
     def experimental_distribute_dataset(
         self, dataset: Dataset, options: InputOptions | None = None
     ) -> DistributedDataset:
-        """Local. All of the dataset."""
+        """Local. The whole dataset."""
         warn_about_independent_programs("the default strategy")
         return super().experimental_distribute_dataset(dataset, options)
 
@@ -147,13 +158,13 @@ def default_strategy() -> DefaultStrategy:
 
 
 def get_strategy() -> Strategy:
-    """Local. The current strategy of this thread: of the innermost scope or `run`, else the default strategy."""
+    """Local. The current strategy of this thread: that of the innermost scope or `run`, else the default strategy."""
     entry = context.innermost()
     return default_strategy() if entry is None else cast(Strategy, entry.strategy)
 
 
 class _Chosen(threading.local):
-    """What `experimental_set_strategy` has entered on this thread."""
+    """The entry that `experimental_set_strategy` has pushed on this thread."""
 
     entry: Entry | None = None
 
@@ -165,10 +176,10 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
     """Local. Enter a strategy's scope for the rest of the program, for notebooks; a second call replaces the first.
 
     Args:
-        strategy: The strategy; None leaves the scope, as the default strategy does.
+        strategy: The strategy. None and the default strategy leave the scope.
 
     Raises:
-        RuntimeError: Inside `with strategy.scope()` or `run`.
+        RuntimeError: The call is inside `with strategy.scope()` or `run`.
     """
     if context.innermost() is not _chosen.entry:
         raise RuntimeError(
@@ -179,7 +190,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
         context.pop()
         _chosen.entry = None
     if strategy is not None and not isinstance(strategy, DefaultStrategy):
-        # An entry of its own: scopes of the same strategy that are entered later are told apart from it.
+        # A new entry, not the strategy's own: it must differ from those of `with strategy.scope()` entered later.
         _chosen.entry = Entry(strategy, None, strategy.arena)
         context.push(_chosen.entry)
 
@@ -187,7 +198,7 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 def has_strategy() -> bool:
     """Local. Whether a strategy other than the default one is current."""
     entry = context.innermost()
-    # In `merge_call` of the default context the default strategy itself is on the stack.
+    # Inside a `merge_call` of the default context the default strategy itself is on the stack.
     return entry is not None and not isinstance(entry.strategy, DefaultStrategy)
 
 
@@ -201,12 +212,12 @@ def get_replica_context() -> ReplicaContext | None:
     """Local. The replica context inside `run` and at program start, None in cross-replica context."""
     entry = context.innermost()
     if entry is None:
-        return default_strategy()._replica_context
+        return default_strategy().replica_context
     return cast("ReplicaContext | None", entry.replica_context)
 
 
 class _VariableMeta(ABCMeta):
-    """Lets `Variable(...)` make a variable of the kind that the current strategy wants."""
+    """Makes `Variable(...)` return a variable of the kind that the current strategy needs."""
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
         return cls.__new__(cls, *args, **kwargs)  # type: ignore[arg-type]  # mypy takes `cls` for the metaclass
@@ -215,27 +226,27 @@ class _VariableMeta(ABCMeta):
 class Variable(ABC, metaclass=_VariableMeta):
     """An array that all replicas of the current strategy share.
 
-    Collective in a strategy's scope: every rank makes the same variables in the same order. The value is the first
-    replica's. Outside any scope the variable belongs to this process alone. All variables are instances of this
-    class; `mpidist.variables.variable.Variable` says what they can do.
+    Collective in a strategy's scope: every rank must make the same variables in the same order. The value is the first
+    replica's. Outside any scope the variable belongs to this process alone. All variables are instances of this class;
+    `mpidist.variables.variable.Variable` documents their methods.
 
     Args:
-        initial_value: An array, a number, nested lists, or a function without arguments that gives one.
-        trainable: Whether it counts as trainable; default True for ON_WRITE, False for ON_READ.
-        name: For people.
-        dtype: Default: an array's own; Python floats become float32, ints int32.
-        synchronization: ON_WRITE (AUTO): one value for all replicas. ON_READ: each replica has its own.
-        aggregation: How replicas' values are combined.
-        sparse_gradient: Its gradients are `IndexedSlices`, rows of it, as those of an embedding are. An optimizer then
-            exchanges and updates only the rows that some replica names, so that a step does not depend on the number
-            of rows. The other rows keep their value and state: momentum and decay of a row stand still while it has
-            no gradient, as in PyTorch's `SparseAdam`; plain SGD and Adagrad do what they do with dense gradients.
+        initial_value: An array, a number, nested lists, or a function without arguments that returns one of them.
+        trainable: Whether the variable is trainable; default True for ON_WRITE, False for ON_READ.
+        name: A name for people.
+        dtype: Default: the array's own dtype; Python floats become float32, ints int32.
+        synchronization: ON_WRITE (or AUTO): one value for all replicas. ON_READ: each replica has its own value.
+        aggregation: The way to combine the replicas' values.
+        sparse_gradient: Whether its gradients are `IndexedSlices`, rows of it, like those of an embedding. An optimizer
+            then exchanges and updates only the rows that some replica names, so the time of a step does not depend on
+            the number of rows. Other rows keep their value and state: momentum and decay of a row stop while it has no
+            gradient, as in PyTorch's `SparseAdam`. Plain SGD and Adagrad give the same results as with dense gradients.
             tf.Variable has no such argument.
 
     Raises:
-        MismatchError: Shape or dtype differ between ranks.
-        ValueError: Arguments that do not fit together.
-        TypeError: No array of numbers.
+        MismatchError: The shape or the dtype differs between ranks.
+        ValueError: The arguments do not fit together.
+        TypeError: The initial value does not hold numbers.
 
     Example:
         >>> import mpidist

@@ -1,4 +1,4 @@
-"""`strategy.extended`: what library code asks of a strategy beyond scope, run, reduce and gather."""
+"""`strategy.extended`: the methods of a strategy for library code, besides scope, run, reduce and gather."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class StrategyExtended:
-    """The further methods of a strategy; there is one per strategy, its `extended`.
+    """The methods of a strategy for library code; each strategy has one object, its `extended`.
 
     Args:
         container_strategy: The strategy.
@@ -38,27 +38,27 @@ class StrategyExtended:
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
     ) -> Any:
-        """Collective. `strategy.reduce(reduce_op, value, axis=None)`: every rank gets the result.
+        """Collective. Combine a value over all replicas, as `strategy.reduce` with `axis=None`; all get the result.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
             value: This rank's component: any nest of arrays, numbers and IndexedSlices.
-            destinations: A device, a variable or a value. Kept for code written for tf.distribute: the result is in
-                host memory, and a variable is not changed.
-            options: Of this call, the same on every rank; where they say nothing the strategy's hold.
+            destinations: A device, a variable or a value. Kept for code written for tf.distribute: the result is a new
+                value on every rank, and a variable is not changed.
+            options: Options of this call, the same on every rank. Fields with default values are the strategy's.
 
         Returns:
             The same structure.
 
         Raises:
-            TypeError: A list of destinations, or a VariableAggregation as operation.
-            RuntimeError: Inside `run`.
+            TypeError: `destinations` is a list, or the operation is a VariableAggregation.
+            RuntimeError: The call is inside `run`.
         """
-        _check_destinations(destinations)
+        _refuse_list(destinations)
         if isinstance(reduce_op, VariableAggregation):
             raise TypeError(
-                f"Expected `reduce_op` to be a `mpidist.ReduceOp` or its name, got {reduce_op!r}; "
-                "ReduceOp.from_variable_aggregation converts"
+                f"Expected `reduce_op` to be a `mpidist.ReduceOp` or its name, got {reduce_op!r}. Convert it with "
+                "ReduceOp.from_variable_aggregation"
             )
         if options is None:
             return self._owner.reduce(reduce_op, value, axis=None)
@@ -73,17 +73,17 @@ class StrategyExtended:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Collective. `reduce_to` for each pair (value, destinations), in their order.
+        """Collective. Call `reduce_to` for each pair (value, destinations), in their order.
 
-        Under a strategy with `CrossDeviceOps` all arrays go through their `batch_reduce` at once.
+        Under a strategy with `CrossDeviceOps` one call of their `batch_reduce` reduces all arrays.
 
         Raises:
-            ValueError: Something that is no pair.
+            ValueError: An element is not a pair.
         """
         for pair in value_destination_pairs:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise ValueError(f"`value_destination_pairs` must hold tuples (value, destinations), got {pair!r}")
-            _check_destinations(pair[1])
+            _refuse_list(pair[1])
         collective = self._owner.collective_for(options)
         if not isinstance(collective, HookCollective):
             return [self.reduce_to(reduce_op, value, where, options) for value, where in value_destination_pairs]
@@ -96,35 +96,31 @@ class StrategyExtended:
             return cast("list[Any]", tree.unflatten(spec, results))
 
     def all_reduce_async(self, reduce_op: ReduceOp | str, array: Any, *, in_place: bool = True) -> Handle:
-        """Collective. Begin to combine an array over all replicas while the program goes on; from either context.
+        """Collective. Begin to combine an array over all replicas, and let the program go on; from either context.
 
-            handles = [strategy.extended.all_reduce_async("SUM", bucket) for bucket in buckets_as_they_come]
+            handles = [strategy.extended.all_reduce_async("SUM", bucket) for bucket in buckets]
             for handle in handles:
                 handle.wait()
 
-        The first call opens a communicator and a thread for it. See `mpidist.comm.asynchronous` for when it pays.
+        The first call opens a communicator and a thread for it. The docstring of `mpidist.comm.asynchronous` says when
+        this is faster.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
-            array: As for `Collective.all_reduce`; until `wait` has returned it must not be changed, nor read if
-                `in_place`.
+            array: As for `Collective.all_reduce`. Until `wait` has returned, do not change it; with `in_place` do not
+                read it, either.
             in_place: Write the result into `array`, which must be C-contiguous; not for `MEAN` of integers.
 
         Returns:
-            A handle: every replica calls its `wait()`, which returns the result. Any number may be under way; they
-            are done in the order of issue.
+            A handle. Every replica must call its `wait()`, which returns the result. Any number of calls may be under
+            way; they are done in the order in which they were begun, which must be the same on all replicas.
 
         Raises:
             TypeError, ValueError: As `Collective.all_reduce`.
-            RuntimeError: Another strategy is current, or a rank has several replicas here.
+            RuntimeError: Another strategy is current, or several replicas run on this rank.
         """
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")
-        entry = context.innermost()
-        if entry is not None and entry.strategy is not self._owner:
-            raise RuntimeError(
-                f"Mixing different tf.distribute.Strategy objects: {entry.strategy!r} is current and "
-                f"`all_reduce_async` of {self._owner!r} was called"
-            )
+        self._require_own_context("all_reduce_async")
         context.require_collectives()
         if self._asynchronous is None:
             arena = self._owner.arena
@@ -132,21 +128,21 @@ class StrategyExtended:
         return self._asynchronous.all_reduce_async(array, op, in_place=in_place)
 
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
-        """Collective. The first replica's value, on every rank.
+        """Collective. Give every rank the first replica's value.
 
         Args:
-            tensor: Any nest of arrays, numbers and variables, of the same structure, shapes and dtypes everywhere.
-            destinations: Kept for code written for tf.distribute.
+            tensor: Any nest of arrays, numbers and variables, with the same structure, shapes and dtypes on all ranks.
+            destinations: Kept for code written for tf.distribute; it changes nothing.
 
         Returns:
             The same structure: new arrays, and Python numbers where Python numbers were given.
 
         Raises:
             MismatchError: Shapes or dtypes differ between ranks.
-            TypeError: Something that holds no numbers.
-            RuntimeError: Inside `run`, or in another strategy's scope.
+            TypeError: A leaf does not hold numbers.
+            RuntimeError: The call is inside `run`, or in another strategy's scope.
         """
-        _check_destinations(destinations)
+        _refuse_list(destinations)
         with self._cross_replica("broadcast_to"):
             leaves, spec = tree.flatten(tensor)
             arrays = together(
@@ -165,28 +161,29 @@ class StrategyExtended:
     ) -> Any:
         """Collective. Call `fn(var, *args)` on every rank to change a variable; from either context.
 
-        An ON_WRITE variable is written in cross-replica context, where the first replica's value counts: replicas that
-        pass different ones do not drift apart. Of an ON_READ variable each replica writes its own component.
+        An ON_WRITE variable is written in cross-replica context, where the first replica's value counts. So the copies
+        of a variable stay the same, even if replicas pass different values. Of an ON_READ variable each replica writes
+        its own component.
 
         Args:
             var: A variable of this strategy.
-            fn: Its program.
+            fn: The function that changes it.
             args: Further arguments.
             kwargs: Keyword arguments.
-            group: False gives a tuple with one result per component on this rank, that is one.
+            group: False returns a tuple of the results for the components on this rank; there is one.
 
         Returns:
-            What `fn` returns.
+            The result of `fn`.
 
         Raises:
-            ValueError: No variable of this strategy.
+            ValueError: `var` is not a variable of this strategy.
         """
         if not self.variable_created_in_scope(var):
-            raise ValueError(f"`update` needs a variable made in the scope of {self._owner!r}, got {var!r}")
+            raise ValueError(f"`update` expects a variable made in the scope of {self._owner!r}, got {var!r}")
         keywords = kwargs or {}
         entry = context.innermost()
         inside_run = entry is not None and entry.strategy is self._owner and entry.replica_context is not None
-        # From `run` it is a merge_call.
+        # Inside `run` this is the same as a merge_call.
         with self._owner.cross_replica() if inside_run else self._cross_replica("update"):
             if isinstance(var, SyncOnReadVariable):
                 result = self._owner.run(fn, (var, *args), keywords)
@@ -196,11 +193,11 @@ class StrategyExtended:
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
-        """Local. A context in which new variables are put where another one is; all are in the one arena anyway.
+        """Local. A context that puts new variables where another variable is; here all are in one arena in any case.
 
         Raises:
-            RuntimeError: Outside the strategy's scope.
-            ValueError: No variable of this strategy.
+            RuntimeError: The call is outside the strategy's scope.
+            ValueError: `colocate_with_variable` is not a variable of this strategy.
         """
         entry = context.innermost()
         if entry is None or entry.strategy is not self._owner:
@@ -217,37 +214,40 @@ class StrategyExtended:
         return isinstance(v, Variable) and v.arena is self._owner.arena
 
     def value_container(self, value: T) -> T:
-        """Local. The value itself: one rank is one replica, so a component and its container are the same."""
+        """Local. The value itself. One rank is one replica, so a component and its container are the same."""
         return value
 
     def call_for_each_replica(
         self, fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
     ) -> T:
-        """Local. `strategy.run`."""
+        """Local. `strategy.run(fn, args, kwargs)`."""
         return self._owner.run(fn, args, kwargs, RunOptions())
 
     def read_var(self, v: Variable) -> Any:
-        """Collective for an ON_READ variable, of which it is the aggregate; else Local. A copy of the value."""
+        """Collective for an ON_READ variable, which it aggregates; else Local. A copy of the variable's value."""
         return v.aggregate() if isinstance(v, SyncOnReadVariable) else v.numpy()
 
     @property
     def worker_devices(self) -> tuple[str, ...]:
-        """Local. The device on which this rank computes."""
+        """Local. The name of the device on which this rank computes."""
         return (str(getattr(self._owner, "device", None) or "/device:CPU:0"),)
 
     @property
     def parameter_devices(self) -> tuple[str, ...]:
-        """Local. The device in whose memory this rank sees variables."""
+        """Local. The name of the device whose memory holds the variables for this rank."""
         return self.worker_devices
 
     @property
     def should_checkpoint(self) -> bool:
-        """Local. Whether this rank writes checkpoints: the first replica. `Checkpoint.save` is called on all ranks."""
+        """Local. Whether this rank is the first replica, which writes checkpoints.
+
+        Do not branch by it: all ranks must call `Checkpoint.save`.
+        """
         return self._owner.communicator.rank == 0
 
     @property
     def should_save_summary(self) -> bool:
-        """Local. Whether this rank writes summaries: the first replica."""
+        """Local. Whether this rank is the first replica, which writes summaries."""
         return self._owner.communicator.rank == 0
 
     @property
@@ -255,14 +255,20 @@ class StrategyExtended:
         """Local. False: shapes may change from step to step."""
         return False
 
-    @contextmanager
-    def _cross_replica(self, method: str) -> Iterator[None]:
+    def _require_own_context(self, method: str) -> context.Entry | None:
+        """Raise where another strategy is current; else return the innermost entry."""
         entry = context.innermost()
         if entry is not None and entry.strategy is not self._owner:
             raise RuntimeError(
                 f"Mixing different tf.distribute.Strategy objects: {entry.strategy!r} is current and `{method}` of "
                 f"{self._owner!r} was called"
             )
+        return entry
+
+    @contextmanager
+    def _cross_replica(self, method: str) -> Iterator[None]:
+        """Enter cross-replica context for a method that must not be called inside `run`."""
+        entry = self._require_own_context(method)
         if entry is not None and entry.replica_context is not None:
             raise RuntimeError(
                 f"Method requires being in cross-replica context, use get_replica_context().merge_call() or call "
@@ -272,18 +278,19 @@ class StrategyExtended:
             yield
 
 
-def _check_destinations(destinations: Any) -> None:
+def _refuse_list(destinations: Any) -> None:
+    """Refuse a list of destinations. Other values are ignored, unlike in `CrossDeviceOps`, whose hooks get them."""
     if isinstance(destinations, (list, tuple)):
         raise TypeError(f"`destinations` must be one device, variable or value, not a list, got {destinations!r}")
 
 
 def _broadcastable(leaf: Any) -> Any:
     if isinstance(leaf, IndexedSlices):
-        raise TypeError("broadcast_to does not support IndexedSlices; use their `to_dense()`")
-    # Python numbers keep all their digits.
+        raise TypeError("broadcast_to does not support IndexedSlices. Make them dense with `to_dense()`")
+    # Python numbers keep all their digits: `as_array` would make float32 and int32 of them.
     return np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else as_array(leaf).copy()
 
 
 def _like(leaf: Any, array: Any) -> Any:
-    # NumPy's float64 is a Python float, too.
+    # By type, not by isinstance: NumPy's float64 is a subclass of Python's float.
     return array.item() if type(leaf) in (bool, int, float, complex) else array[()]

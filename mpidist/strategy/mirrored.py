@@ -1,4 +1,4 @@
-"""Synchronous training on the ranks of one node."""
+"""`MirroredStrategy`: synchronous training on the ranks of one node."""
 
 from __future__ import annotations
 
@@ -16,18 +16,19 @@ from mpidist.strategy.base import Strategy
 
 
 class MirroredStrategy(Strategy):
-    """Every rank of the node is one replica; variables are the same on all, gradients are summed.
+    """Every rank of one node is a replica. Variables are the same on all replicas, and gradients are summed.
 
     Collective. Args:
-        devices: One device per rank of the node, rank 0's first; default: each rank's own. Where
-            GPUs are named, and CuPy and the GPUs are there, variables are CuPy's; else they are in host memory.
+        devices: The name of a device for each rank of the node, in the order of the ranks; default: the rank's own
+            device. If GPUs are named and available with CuPy, variables are CuPy arrays; else they lie in host memory.
         cross_device_ops: As for `Strategy`.
         communicator: An mpi4py communicator of the replicas; default: all ranks of the job.
-        communication_options: How ranks communicate.
-        shared: False keeps a private copy of the variables on each rank; True makes shared memory a must.
+        communication_options: The way the ranks communicate.
+        shared: False keeps a private copy of the variables on each rank; True makes it an error if there is no shared
+            memory.
 
     Raises:
-        ValueError: The ranks are on several nodes, or `devices` does not name one per rank; or as `Strategy`.
+        ValueError: The ranks are on several nodes, `devices` does not name one device per rank, or as `Strategy`.
         TypeError: As `Strategy`.
     """
 
@@ -40,12 +41,12 @@ class MirroredStrategy(Strategy):
         communication_options: CommunicationOptions | None = None,
         shared: bool | None = None,
     ) -> None:
-        # Before MPI starts, which may take a GPU for itself.
+        # Before the first communicator starts MPI: an MPI library that knows GPUs uses the one that is current then.
         binding = bind(devices)
         ranks = open_communicator(communicator)
         if len(ranks.node_sizes) > 1:
             raise mark_shared(ValueError(
-                f"MirroredStrategy trains on the ranks of one node, and this job's {ranks.size} ranks are on "
+                f"MirroredStrategy trains on the ranks of one node, but this job's {ranks.size} ranks are on "
                 f"{len(ranks.node_sizes)} nodes with {list(ranks.node_sizes)} ranks. "
                 "Use MultiWorkerMirroredStrategy(), which takes the ranks of all nodes"
             ))

@@ -1,4 +1,4 @@
-"""Synchronous training on the ranks of all nodes."""
+"""`MultiWorkerMirroredStrategy`: synchronous training on the ranks of all nodes."""
 
 from __future__ import annotations
 
@@ -15,21 +15,22 @@ from mpidist.strategy.base import Strategy
 
 
 class MultiWorkerMirroredStrategy(Strategy):
-    """Every rank is one replica; variables are the same on all, gradients are summed.
+    """Every rank is a replica. Variables are the same on all replicas, and gradients are summed.
 
-    Collective. With TF_CONFIG, or another cluster, replicas are in the order of its tasks: the chief, then the workers.
-    An evaluator's rank gets a strategy of its own with one replica.
+    Collective. If TF_CONFIG or another resolver describes a cluster, replicas are in the order of its tasks: the chief,
+    then the workers. The rank of an evaluator gets a strategy of its own with one replica.
 
     Args:
-        cluster_resolver: What describes the cluster; default: TF_CONFIG where it is set, else the ranks themselves.
-        communication_options: How ranks communicate.
+        cluster_resolver: Describes the cluster; default: TF_CONFIG where it is set, else the ranks themselves.
+        communication_options: The way the ranks communicate.
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
-        shared: False keeps a private copy of the variables on each rank; True makes shared memory a must.
+        shared: False keeps a private copy of the variables on each rank; True makes it an error if there is no shared
+            memory.
         cross_device_ops: As for `Strategy`.
 
     Raises:
-        LauncherError: Tasks and ranks do not fit together, or a launcher is missing.
-        ValueError: The cluster has parameter servers, or arguments of wrong types.
+        LauncherError: Tasks and ranks do not fit together, or there is no launcher.
+        ValueError: The cluster has parameter servers, or an argument has a wrong type.
     """
 
     def __init__(
@@ -45,13 +46,14 @@ class MultiWorkerMirroredStrategy(Strategy):
             raise ValueError(f"`cluster_resolver` must be a ClusterResolver, got {cluster_resolver!r}")
         if communication_options is not None and not isinstance(communication_options, CommunicationOptions):
             raise ValueError(f"`communication_options` must be CommunicationOptions, got {communication_options!r}")
-        # Before MPI starts, which may take a GPU for itself.
+        # Before the first communicator starts MPI: an MPI library that knows GPUs uses the one that is current then.
         binding = bind()
         ranks = open_communicator(communicator)
         resolver = detect(ranks) if cluster_resolver is None else cluster_resolver
         placement = place(ranks, resolver)
         if cluster_resolver is None and resolver.task_type is None:
-            # Programs branch by `strategy.cluster_resolver.task_type`: tell it the task that was dealt.
+            # Programs branch by `strategy.cluster_resolver.task_type`, so the resolver must know the task that this
+            # rank got.
             resolver.task_type, resolver.task_id = placement.task_type, placement.task_id
         self.task_type = placement.task_type
         self.task_id = placement.task_id

@@ -1,4 +1,4 @@
-"""What the bits of a computation depend on besides its input: libraries, processor, threads and alignment."""
+"""Numerics: all that the bits of a computation depend on besides its input, such as libraries and processor."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ logger = logging.getLogger("mpidist")
 
 @dataclass(frozen=True)
 class Numerics:
-    """What was pinned, and what cannot be: two runs with equal records, and equal input, have equal bits.
+    """A record of libraries, processor, threads and alignment. With equal records equal input gives equal bits.
 
     Attributes:
         machine: The processor's architecture.
         numpy: NumPy's version.
-        cpu_features: The instruction sets that NumPy has found, which its loops are chosen by.
-        blas: Each BLAS library that is loaded: kind, version, and the processor it is tuned for.
-        blas_threads: Threads that it is given.
-        alignment: In bytes, of the micro-batches and of variables.
+        cpu_features: The instruction sets that NumPy has found; it chooses its loops by them.
+        blas: Each BLAS library that is loaded: its kind, its version, and the processor that it is tuned for.
+        blas_threads: The number of threads that BLAS may use.
+        alignment: The alignment of micro-batches and variables in bytes.
     """
 
     machine: str
@@ -37,7 +37,7 @@ class Numerics:
     alignment: int = ALIGNMENT
 
     def differences(self, other: Numerics) -> list[str]:
-        """Local. What `other` has otherwise, in words: empty where nothing is different."""
+        """Local. The fields that differ from an earlier record, in words; empty where all are equal."""
         return [
             f"{field.name} was {getattr(other, field.name)!r} and is {getattr(self, field.name)!r}"
             for field in fields(self) if getattr(self, field.name) != getattr(other, field.name)
@@ -50,10 +50,10 @@ class Numerics:
 class NumericsRecord:
     """A record of `Numerics` that a checkpoint can hold: `Checkpoint(model=model, numerics=strategy.numerics)`.
 
-    A restore compares it with what is there now, and logs a warning that names what has changed.
+    A restore compares the saved record with that of this process, and logs a warning about each difference.
 
     Attributes:
-        present: The record of this process, None before the first `Strategy.gradients`.
+        present: The record of this process; None before the first call of `Strategy.gradients`.
     """
 
     def __init__(self) -> None:
@@ -65,7 +65,7 @@ class NumericsRecord:
         return {} if self.present is None else {"numerics": asdict(self.present)}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Local. Compare with what a checkpoint holds, now or when this process's own is known."""
+        """Local. Compare a checkpoint's record with this process's, now or when the latter is known."""
         if "numerics" in saved:
             read = {name: value.numpy().item() for name, value in saved["numerics"].items()}
             texts: dict[str, Any] = {
@@ -75,7 +75,7 @@ class NumericsRecord:
             self._compare()
 
     def note(self, present: Numerics) -> bool:
-        """Local. Keep a new record of this process; says whether it differs from the one before."""
+        """Local. Keep a new record of this process, and return whether it differs from the one before."""
         if present == self.present:
             return False
         self.present = present

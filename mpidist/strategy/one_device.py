@@ -1,4 +1,4 @@
-"""The strategy of one replica on one device: for testing code before it is distributed."""
+"""`OneDeviceStrategy`: one replica on one device, to test code before it is distributed."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from mpidist.strategy.default import warn_about_independent_programs
 
 
 class OneDeviceStrategy(Strategy):
-    """One replica. Under several ranks each runs a program of its own, and a warning says so.
+    """One replica. With several ranks each rank runs an independent program, and a warning says so.
 
     Local. Args:
-        device: "cpu:0", "/gpu:0", "/job:worker/device:CPU:0" and the like. On a GPU, where it and CuPy are there,
-            variables and batches are CuPy's; else they are in host memory.
+        device: A device's name, such as "cpu:0", "/gpu:0" or "/job:worker/device:CPU:0". If a GPU is named and
+            available with CuPy, variables and batches are CuPy arrays; else they lie in host memory.
 
     Raises:
-        ValueError: The device cannot be parsed.
-        UnavailableError: `MPIDIST_DEVICE=gpu` without CuPy or a visible GPU.
+        ValueError: The name cannot be parsed.
+        UnavailableError: `MPIDIST_DEVICE=gpu` is set, and there is no CuPy or no visible GPU.
     """
 
     def __init__(self, device: str) -> None:

@@ -1,4 +1,4 @@
-"""Threads of BLAS per rank: the ranks of a node share its cores."""
+"""Threads of BLAS per rank, since the ranks of a node share its cores."""
 
 from __future__ import annotations
 
@@ -15,15 +15,16 @@ _CHOSEN_BY_USER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
 
 
 def share_cores(communicator: Communicator) -> None:
-    """Local. Give each rank of a node its part of the cores, unless the environment says how many threads to use.
+    """Local. Limit the BLAS threads of each rank to its share of the node's cores, unless the user has set a number.
 
-    Eight ranks with as many threads each as the machine has cores are many times slower than with one thread each.
+    By default BLAS starts one thread per core in each rank. Eight ranks that do so on eight cores are many times slower
+    than eight ranks with one thread each.
     """
     node_size = communicator.node.size
     if node_size == 1 or any(name in os.environ for name in _CHOSEN_BY_USER):
         return
     allowed = len(os.sched_getaffinity(0))
-    # A launcher that binds ranks has already given each its cores.
+    # A launcher that binds ranks to cores has divided the cores already.
     is_bound = allowed < (os.cpu_count() or 1)
     threads = allowed if is_bound else max(1, allowed // node_size)
     threadpool_limits(limits=threads)
