@@ -5,10 +5,10 @@
     python examples/train.py --strategy default
     mpirun -n 4 python examples/train.py --checkpoint-dir checkpoints --plot curve.png
 
-The data are the 1797 digits that scikit-learn carries, or those of --data: an .npz or .h5 file with `x_train`,
-`y_train`, `x_test`, `y_test`. With --checkpoint-dir a run that was killed goes on from its last checkpoint when it is
-started again, on any number of ranks, and ends where an undisturbed run ends. With --device gpu each rank computes on a
-GPU of its own, and the arrays are CuPy's.
+The data are the 1797 digits of scikit-learn, or those of --data: an .npz or .h5 file with `x_train`, `y_train`,
+`x_test` and `y_test`. With --checkpoint-dir a run that was killed goes on from its last checkpoint when it is started
+again, on any number of ranks, and ends with the result of an undisturbed run. With --device gpu each rank computes on a
+GPU of its own, with CuPy arrays.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from mpidist.arrays import namespace
 from mpidist.errors import UnavailableError
 
 Array = npt.NDArray[Any]
-# Says to all strategies but the default one where arrays lie.
+# The environment variable that asks for GPUs; all strategies but the default one read it.
 DEVICE = "MPIDIST_DEVICE"
 STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
     "multi-worker": mpidist.MultiWorkerMirroredStrategy,
@@ -43,7 +43,8 @@ STRATEGIES: dict[str, Callable[[], mpidist.Strategy]] = {
 class Network:
     """Dense layers with tanh between them, and softmax cross-entropy at the end.
 
-    Not ReLU: where a sum of rounded products is next to its kink, the last bit decides about a whole gradient.
+    Tanh and not ReLU: for a sum near zero the last bit, which depends on the number of ranks, would decide whether ReLU
+    passes a gradient or not.
     """
 
     def __init__(self, sizes: Sequence[int], seed: int) -> None:
@@ -60,7 +61,7 @@ class Network:
         return [*self.kernels, *self.biases]
 
     def forward(self, x: Array) -> list[Array]:
-        """The activations of all layers; the last are the logits."""
+        """Compute the activations of all layers; the last ones are the logits."""
         xp = namespace(x)
         activations = [x]
         for number, (kernel, bias) in enumerate(zip(self.kernels, self.biases, strict=True)):
@@ -71,7 +72,7 @@ class Network:
         return activations
 
     def backward(self, activations: list[Array], delta: Array, gradients: Sequence[Array]) -> None:
-        """Write the gradients in place; `delta` is that of the logits."""
+        """Write the gradients in place; `delta` is the gradient of the logits."""
         xp = namespace(delta)
         layers = len(self.kernels)
         for number in reversed(range(layers)):
@@ -82,7 +83,7 @@ class Network:
 
 
 class History:
-    """The loss of every step, kept in checkpoints, so that the curve of a resumed run is whole."""
+    """The loss of every step. It is saved in checkpoints, so that the curve of a resumed run has all steps."""
 
     def __init__(self) -> None:
         self.losses: list[float] = []
@@ -95,10 +96,11 @@ class History:
 
 
 def open_strategy(name: str, device: str) -> mpidist.Strategy:
-    """The strategy, on GPUs if they are asked for; without them the program ends, and says once why."""
+    """Make the strategy, on GPUs if asked for. Without GPUs the program then ends, and one rank prints the reason."""
+    # Before the strategy is made: it chooses the GPU before MPI starts.
     os.environ[DEVICE] = device
     if device == "gpu" and name == "default":
-        raise click.UsageError("--strategy default computes on the CPU; with --device gpu take another one")
+        raise click.UsageError("--strategy default computes on the CPU. With --device gpu choose another strategy")
     try:
         return STRATEGIES[name]()
     except UnavailableError as error:
@@ -108,7 +110,7 @@ def open_strategy(name: str, device: str) -> mpidist.Strategy:
 
 
 def load_data(path: str | None) -> tuple[Array, Array, Array, Array]:
-    """Images as rows of floats from 0 to 1, and labels, for training and test."""
+    """Load images, as rows of floats from 0 to 1, and labels, for training and for the test."""
     if path is None:
         digits = importlib.import_module("sklearn.datasets").load_digits()
         order = np.random.default_rng(0).permutation(len(digits.target))
@@ -168,8 +170,8 @@ def main(
 
     with strategy.scope():
         network = Network([x_train.shape[1], 256, 128, int(y_train.max()) + 1], seed)
-        # Not Adam: it divides a gradient by its own size, and so makes a whole step of what is rounding error in a
-        # gradient near zero. With momentum the loss is the same on any number of ranks, to rounding.
+        # SGD and not Adam: Adam divides a gradient by its own size, and so makes a full step even of a gradient that is
+        # nothing but rounding error. With SGD the loss is the same on any number of ranks, up to rounding.
         optimizer = mpidist.optimizers.SGD(
             mpidist.optimizers.CosineDecay(learning_rate, epochs * steps_per_epoch), momentum=0.9, nesterov=True
         )
@@ -214,7 +216,8 @@ def main(
         for epoch in range(first, epochs):
             for _ in range(steps_per_epoch):
                 x, y = next(batches)
-                # Gradients are those of the mean over the global batch, and the last batch of an epoch is smaller.
+                # The loss is the mean over the global batch, whose size all ranks must know: the last batch of an epoch
+                # is smaller. These two calls are collective; do not put them under `if`.
                 global_size = strategy.reduce("SUM", len(y), axis=None)
                 loss = strategy.reduce("SUM", strategy.run(train_step, args=(x, y, global_size)), axis=None)
                 history.losses.append(float(loss))
