@@ -40,9 +40,9 @@ The modules, each importing only those named after it: `distribution` (shares of
 from __future__ import annotations
 
 from mpidist.data.dataset import AUTOTUNE, Dataset
+from mpidist.data.items.files import SHARD_HINT
 from mpidist.data.items.stream import INFINITE, UNKNOWN
 from mpidist.data.options import DistributeOptions, Options
-from mpidist.data.pipeline.files import SHARD_HINT
 from mpidist.data.reading.element import ArraySpec
 from mpidist.data.reading.readers import hdf5_reader, read_npy, read_npz
 from mpidist.options import AutoShardPolicy

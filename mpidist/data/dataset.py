@@ -9,10 +9,10 @@ from functools import partial
 from typing import Any
 
 from mpidist.data.dataset_base import BaseDataset, check_count, interleaved, pipeline_of
+from mpidist.data.items.files import SHARD_HINT, HintedShard
 from mpidist.data.items.shuffle import Shuffle, ShuffleSeed
 from mpidist.data.items.stream import Repeat, Shard, Skip, Take
 from mpidist.data.pipeline.caching import CachedSource, FirstPass, Kept
-from mpidist.data.pipeline.files import SHARD_HINT, HintedShard
 from mpidist.data.pipeline.filtered import Filter
 from mpidist.data.pipeline.pipeline import Pipeline
 from mpidist.data.pipeline.places import Concatenate, PlaceSource

@@ -14,14 +14,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import tree
+from mpidist.data.items.files import file_rows
 from mpidist.data.items.shuffle import Shuffle, ShuffleSeed
 from mpidist.data.items.stream import INFINITE, Elements, Rows, Stream
 from mpidist.data.options import Options
-from mpidist.data.pipeline.files import file_rows, resolve
 from mpidist.data.pipeline.iterator import DatasetIterator
 from mpidist.data.pipeline.pipeline import Pipeline
 from mpidist.data.pipeline.places import Interleave, PlaceSource
 from mpidist.data.reading import element as elements
+from mpidist.data.reading.file_names import resolve_file_names
 from mpidist.data.reading.readers import counter_of
 from mpidist.data.reading.source import ArraySource, ElementSource, IndexableSource, RangeSource
 
@@ -146,7 +147,7 @@ class BaseDataset:
         Raises:
             FileNotFoundError: Nothing matches.
         """
-        names = resolve(file_pattern)
+        names = resolve_file_names(file_pattern)
         stream = file_rows(names)
         if shuffle is None or shuffle:
             drawn = ShuffleSeed(_SEED_OF_FILES if seed is None else operator.index(seed))

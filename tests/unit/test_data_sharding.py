@@ -5,9 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.comm.arithmetic.slices import even_sizes
+from mpidist.data.items.files import FileShard
 from mpidist.data.items.sharding import count_groups, even_slice, rotated_sizes
 from mpidist.data.items.stream import Epoch, Rows
-from mpidist.data.pipeline.files import FileShard
 
 counts = st.integers(0, 10_000)
 parts = st.integers(1, 65)

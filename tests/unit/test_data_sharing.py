@@ -15,8 +15,8 @@ from mpidist.comm.communicator import Communicator
 from mpidist.data import UNKNOWN, AutoShardPolicy, Dataset, Options
 from mpidist.data.dataset_base import interleaved, pipeline_of
 from mpidist.data.distribution.share import Share, share_dataset
+from mpidist.data.items.files import file_rows
 from mpidist.data.items.stream import Epoch
-from mpidist.data.pipeline.files import file_rows
 
 T = TypeVar("T")
 

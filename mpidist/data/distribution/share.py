@@ -12,7 +12,7 @@ from mpidist.data.dataset import Dataset
 from mpidist.data.items.joined_shards import JoinedShards
 from mpidist.data.items.sharding import rotated_sizes
 from mpidist.data.items.stream import INFINITE, UNKNOWN
-from mpidist.data.pipeline.files import file_count, file_digests, has_hint, shard_files, shard_hints
+from mpidist.data.pipeline.file_sharding import file_count, file_digests, has_hint, shard_files, shard_hints
 from mpidist.data.pipeline.pipeline import Pipeline
 from mpidist.errors import mark_shared
 from mpidist.options import AutoShardPolicy

@@ -71,6 +71,33 @@ class Rebatch:
         return self.parent.seeds()
 
 
+@dataclass(frozen=True)
+class Ungroup:
+    """The items of a stream of groups, one by one."""
+
+    parent: Stream
+
+    def cardinality(self) -> int:
+        """Local. The number of items, where the parent is a `Batch` of a known number; else INFINITE or UNKNOWN."""
+        if not isinstance(self.parent, Batch) or self.parent.parent.cardinality() < 0:
+            return UNKNOWN if self.parent.cardinality() >= 0 else self.parent.cardinality()
+        total = self.parent.parent.cardinality()
+        return total - total % self.parent.batch_size if self.parent.drop_remainder else total
+
+    def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
+        """Local. Items from number `start` on; seeks to the batch where all have one size, else goes through groups."""
+        if isinstance(self.parent, Batch):
+            first, start = divmod(start, self.parent.batch_size)
+        else:
+            first = 0
+        groups = (group for block in self.parent.blocks(epoch, first) for group in block)
+        return drop_items(groups, start)
+
+    def seeds(self) -> list[Seed]:
+        """Local. The parent's seeds."""
+        return self.parent.seeds()
+
+
 def _groups(blocks: Iterable[Items], sizes: tuple[int, ...], drop_remainder: bool) -> Iterator[list[Items]]:
     """Cut the items of all blocks into groups; the sizes are used in turn."""
     held: list[Items] = []

@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from mpidist import tree
-from mpidist.data.items.batching import Batch, Rebatch
+from mpidist.data.items.batching import Batch, Rebatch, Ungroup
 from mpidist.data.items.sharding import even_slice
-from mpidist.data.items.stream import UNKNOWN, Epoch, Items, Seed, Stream, drop_items
+from mpidist.data.items.stream import Epoch, Items, Seed, Stream
 from mpidist.data.reading import element as elements
 from mpidist.data.reading.element import ArraySpec
 from mpidist.data.reading.padding import Padding, stack_with
@@ -240,30 +240,3 @@ class PipelineElements:
     def seeds(self) -> list[Seed]:
         """Local. The seeds of the pipeline's stream."""
         return self.pipeline.stream.seeds()
-
-
-@dataclass(frozen=True)
-class Ungroup:
-    """The items of a stream of groups, one by one."""
-
-    parent: Stream
-
-    def cardinality(self) -> int:
-        """Local. The number of items, where the parent is a `Batch` of a known number; else INFINITE or UNKNOWN."""
-        if not isinstance(self.parent, Batch) or self.parent.parent.cardinality() < 0:
-            return UNKNOWN if self.parent.cardinality() >= 0 else self.parent.cardinality()
-        total = self.parent.parent.cardinality()
-        return total - total % self.parent.batch_size if self.parent.drop_remainder else total
-
-    def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Items from number `start` on; seeks to the batch where all have one size, else goes through groups."""
-        if isinstance(self.parent, Batch):
-            first, start = divmod(start, self.parent.batch_size)
-        else:
-            first = 0
-        groups = (group for block in self.parent.blocks(epoch, first) for group in block)
-        return drop_items(groups, start)
-
-    def seeds(self) -> list[Seed]:
-        """Local. The parent's seeds."""
-        return self.parent.seeds()

@@ -1,88 +1,16 @@
-"""Lists of files, and the share of them that a rank reads: how the policies FILE and HINT rewrite a pipeline."""
+"""Sharding of files: the policies FILE and HINT rewrite a pipeline so that a rank reads its own files only."""
 
 from __future__ import annotations
 
 import dataclasses
-import glob
-import hashlib
-import os
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
-from mpidist.data.items.stream import INFINITE, Epoch, Items, Rows, Seed, Shard, Stream
+from mpidist.data.items.files import FileRows, FileShard, HintedShard
+from mpidist.data.items.stream import INFINITE, Stream
 from mpidist.data.pipeline.pipeline import Pipeline
 from mpidist.data.pipeline.places import Interleave
-
-SHARD_HINT = -1
-
-
-@dataclass(frozen=True)
-class FileRows(Rows):
-    """The row numbers of a list of files.
-
-    Attributes:
-        digest: A hash of the names; ranks compare it to make sure that they have the same list.
-    """
-
-    digest: str = ""
-
-
-@dataclass(frozen=True)
-class FileShard(Shard):
-    """The files of one reader, taken from an order that is the same on all ranks."""
-
-    def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Items from number `start` on; seeks as the parent does."""
-        # Without the salt, which makes ranks shuffle differently: with it some files would be read twice, others never.
-        return super().blocks(epoch._replace(salt=0), start)
-
-
-@dataclass(frozen=True)
-class HintedShard:
-    """A mark: the policy HINT replaces it by a shard of the rank. Under other policies it changes nothing."""
-
-    parent: Stream
-
-    def cardinality(self) -> int:
-        """Local. The parent's cardinality."""
-        return self.parent.cardinality()
-
-    def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. The parent's blocks."""
-        return self.parent.blocks(epoch, start)
-
-    def seeds(self) -> list[Seed]:
-        """Local. The parent's seeds."""
-        return self.parent.seeds()
-
-
-def resolve(files: str | os.PathLike[str] | Iterable[Any]) -> list[str]:
-    """Local. The names of files, given by a name, a pattern, or a list of names and patterns.
-
-    The matches of a pattern are sorted: file systems list names in any order, and ranks on different hosts would
-    otherwise have different lists. A list keeps its order.
-
-    Raises:
-        FileNotFoundError: A pattern matches nothing, or the list is empty.
-    """
-    given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
-    names: list[str] = []
-    for one in (os.fspath(name) for name in given):
-        found = sorted(glob.glob(one, recursive=True)) if glob.has_magic(one) else [one]
-        if not found:
-            raise FileNotFoundError(
-                2, f"list_files: no file matches the pattern on this host, in the directory {os.getcwd()}", one
-            )
-        names += [str(name) for name in found]
-    if not names:
-        raise FileNotFoundError(2, "list_files: expected a pattern or at least one file name, got an empty list")
-    return names
-
-
-def file_rows(names: list[str]) -> FileRows:
-    """Local. The stream of a list of files."""
-    return FileRows(len(names), hashlib.sha256("\0".join(names).encode(errors="surrogateescape")).hexdigest()[:16])
 
 
 def file_count(pipeline: Pipeline) -> int | None:
