@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar, cast
 
 from mpidist import errors
 from mpidist.comm.communicator import Communicator
@@ -50,6 +50,66 @@ def together(communicator: Communicator, step: str, function: Callable[[], T]) -
     mine = None if error is None else _report(error, communicator.host)
     reports = communicator.all_gather_object(mine)
     raise mark_shared(_shared_error(step, reports)) from error
+
+
+def exchange(communicator: Communicator, step: str, value: T, error: Exception | None = None) -> list[T]:
+    """Collective. Give every rank every rank's value; if any rank has an error instead, all raise the same error.
+
+    One round, where `together` and a gathering of the values would be two.
+
+    Args:
+        communicator: The ranks that have to agree.
+        step: What is being done, for the error.
+        value: Picklable; nobody reads it where there is an error.
+        error: What went wrong on this rank.
+
+    Returns:
+        The values in the order of the ranks.
+
+    Raises:
+        Exception: As `together`.
+    """
+    if communicator.size == 1:
+        if error is not None:
+            raise error
+        return [value]
+    mine = None if error is None else _report(error, communicator.host)
+    reports, values = zip(*communicator.all_gather_object((mine, value)), strict=True)
+    if reports.count(None) < len(reports):
+        raise mark_shared(_shared_error(step, list(reports))) from error
+    return list(values)
+
+
+def on_first_rank(communicator: Communicator, step: str, function: Callable[[], T]) -> T:
+    """Collective. Call `function` on rank 0 alone; every rank gets its result, or raises its error.
+
+    Args:
+        communicator: The ranks that wait for rank 0.
+        step: What is being done, for the error.
+        function: Must not communicate. Its result must be picklable.
+
+    Returns:
+        What `function` returned on rank 0.
+
+    Raises:
+        Exception: As `together`.
+    """
+    result: T | None = None
+    error: Exception | None = None
+    if communicator.rank == 0:
+        try:
+            result = function()
+        except Exception as caught:
+            error = caught
+    if communicator.size == 1:
+        if error is not None:
+            raise error
+        return cast(T, result)
+    mine = None if error is None else _report(error, communicator.host)
+    result, report = communicator.broadcast_object((result, mine))
+    if report is not None:
+        raise mark_shared(_shared_error(step, [report, *[None] * (communicator.size - 1)])) from error
+    return cast(T, result)
 
 
 def same_on_all(communicator: Communicator, subject: str, value: T, hint: str) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mpidist.comm.agreement import same_on_all, together
+from mpidist.comm.agreement import exchange, on_first_rank, same_on_all, together
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import CheckpointError, MismatchError, RankError, is_shared
 
@@ -110,3 +110,33 @@ def test_split_orders_by_key(communicator: Communicator) -> None:
     alone = communicator.split(communicator.rank)
     assert (alone.rank, alone.size) == (0, 1)
     assert sum(alone.node_sizes) == 1
+
+
+def test_exchange_gives_all_values_or_one_error(communicator: Communicator) -> None:
+    everyone = list(range(communicator.size))
+    assert exchange(communicator, "counting", communicator.rank) == everyone
+    last = communicator.size - 1
+    mine = ValueError("the cause") if communicator.rank == last else None
+    with pytest.raises(ValueError, match="the cause") as caught:
+        exchange(communicator, "counting", communicator.rank, mine)
+    if communicator.size > 1:
+        assert f"counting failed on rank {last} " in str(caught.value)
+        assert is_shared(caught.value)
+        assert caught.value.__cause__ is mine
+
+
+def test_the_first_rank_acts_for_all(communicator: Communicator) -> None:
+    calls: list[int] = []
+
+    def act() -> int:
+        calls.append(communicator.rank)
+        return 7
+
+    assert on_first_rank(communicator, "acting", act) == 7
+    assert calls == [0] * (communicator.rank == 0)
+    with pytest.raises(OSError, match="the cause") as caught:
+        on_first_rank(communicator, "acting", lambda: fail(OSError(errno.ENOSPC, "the cause")))
+    assert caught.value.errno == errno.ENOSPC
+    if communicator.size > 1:
+        assert "acting failed on rank 0 " in str(caught.value)
+        assert is_shared(caught.value)
