@@ -5,54 +5,56 @@ from __future__ import annotations
 import logging
 import os
 import time
-import zlib
-from typing import Any, cast
-
-import numpy as np
+from functools import cache, partial
+from typing import Any
 
 from mpidist import launch
-from mpidist.arrays import AnyArray
 from mpidist.checkpoint import hdf5
-from mpidist.checkpoint.directory import CheckpointEntry, DirectoryState, file_of, require_file, write_state
-from mpidist.checkpoint.layout import SAVE_COUNTER, Record
-from mpidist.checkpoint.objects import Found, Leaf, can_hold_variables, require_same_objects, walk
+from mpidist.checkpoint.directory import (
+    SUFFIX,
+    DirectoryWork,
+    file_of,
+    make_latest,
+    require_file,
+)
+from mpidist.checkpoint.layout import SAVE_COUNTER
+from mpidist.checkpoint.listing import arrays_to_write, list_together
+from mpidist.checkpoint.objects import Found, Parts, can_hold_variables, walk
 from mpidist.checkpoint.restoring import Status
 from mpidist.checkpoint.saved import SavedFile
-from mpidist.checkpoint.transfer import ArrayToWrite, write_checkpoint
-from mpidist.comm.agreement import together
-from mpidist.comm.communicator import Communicator
-from mpidist.variables.variable import Variable
+from mpidist.checkpoint.transfer import write_checkpoint
+from mpidist.comm.agreement import on_first_rank, together
 
 logger = logging.getLogger("mpidist")
 
 Path = str | os.PathLike[str]
 
 _OWN_ATTRIBUTES = {"_pending", "_root", "_save_counter"}
-_has_warned: list[bool] = []
+_NO_WORK = DirectoryWork()
 
 
 class Checkpoint:
     """Objects that are saved and restored together.
 
-    Local. The keyword arguments become attributes, and everything reachable from them through attributes, lists,
-    tuples and dictionaries is saved: variables, and objects with `state` and `load_state` (optimizers, metrics,
-    iterators). Each variable is one dataset of the file, of its full shape, under its attribute path: in
+    Local. The keyword arguments become attributes. Saved are all variables and all objects with `state` and
+    `load_state` (optimizers, metrics, iterators) that attributes, lists, tuples and dictionaries lead to from there.
+    Each variable is one dataset of the file, of its full shape, under its attribute path: in
     `Checkpoint(model=model)`, `model/layers/0/kernel` is `model.layers[0].kernel`.
 
-    Saving and restoring are collective over the ranks over which the variables span, or the distributed iterators
-    where there are no such variables. Where every rank has variables of its own (no strategy, or `OneDeviceStrategy`,
-    under several ranks), rank 0 alone writes, and says so.
+    All ranks over which the variables span save and restore together; where no variable spans several ranks, all ranks
+    over which the distributed iterators span. Where every rank has variables of its own (no strategy, or
+    `OneDeviceStrategy`, under several ranks), rank 0 alone writes, and logs a warning.
 
-    A variable of which every replica has a value of its own (ON_READ with aggregation NONE) is a dataset with the
-    replicas as its first dimension. Restored by m replicas after n saved, replica r takes component r % n.
+    Where every replica has a value of its own (ON_READ with aggregation NONE), the dataset has the replicas as its
+    first dimension. If n replicas saved and m restore, replica r takes component r % n.
 
     Args:
         root: Its attributes are saved without a name before them.
-        **objects: What to save, by name.
+        **objects: The objects to save, by name.
 
     Raises:
-        ValueError: Something that cannot hold variables, a name that is a method's, or one that `root` has with
-            another value.
+        ValueError: An object that cannot hold variables, a name that a method has, or one that `root` has with another
+            value.
     """
 
     def __init__(self, root: object = None, **objects: Any) -> None:
@@ -84,45 +86,46 @@ class Checkpoint:
 
     @property
     def save_counter(self) -> int:
-        """Local. How often was saved, in this program and before the restored checkpoint."""
+        """Local. Number of saves, in this program and before the restored checkpoint."""
         return self._save_counter
 
     @property
-    def communicator(self) -> Communicator:
-        """Local. The ranks that save and restore together: those over which the variables, or iterators, span."""
-        return self._walk().group()
+    def pending(self) -> Status | None:
+        """Local. The status of the last restore while some of its values wait for their objects, else None."""
+        return self._pending
+
+    def find_objects(self) -> Found:
+        """Local. Walk over all objects; `save`, `write`, `restore` and `read` each do it once."""
+        roots: list[tuple[Parts, object]] = [] if self._root is None else [((), self._root)]
+        for name, value in sorted(vars(self).items()):
+            if name not in _OWN_ATTRIBUTES:
+                roots.append(((name,), value))
+        return walk(roots)
 
     def save(self, file_prefix: Path) -> str:
         """Collective. Save to the next numbered file and make it the directory's latest.
 
         Args:
-            file_prefix: Of the file's path; a missing directory is made.
+            file_prefix: Path of the file up to its number; a missing directory is made.
 
         Returns:
             The path, `file_prefix-N.h5`.
 
         Raises:
-            OSError: On every rank, if any rank cannot write. What was saved before is untouched.
+            OSError: On every rank, if any rank cannot write. The checkpoints saved before are untouched.
             CheckpointError: Values of an earlier `restore` still wait for an object; see `Status`.
             MismatchError: The ranks hold different objects.
             ValueError: Variables of several strategies, or a state that cannot be stored.
         """
-        path = self.save_as(f"{os.fspath(file_prefix)}-{self._save_counter + 1}")
-        directory, name = os.path.split(path)
-        now = time.time()
-        state = DirectoryState((CheckpointEntry(name, now),), now)
-        communicator = self.communicator
-        together(
-            communicator, f"writing the state file of {directory!r}",
-            lambda: write_state(directory, state) if is_writer(communicator) else None,
-        )
+        path = f"{os.fspath(file_prefix)}-{self._save_counter + 1}{SUFFIX}"
+        self.save_found(self.find_objects(), path, DirectoryWork(after=partial(make_latest, path)))
         return path
 
     def save_as(self, path: Path) -> str:
         """Collective. Count a save and write it to a file of any name, without making it the directory's latest.
 
         Args:
-            path: Of the file; `.h5` is added where it is missing.
+            path: The file's name; `.h5` is added where it is missing.
 
         Returns:
             The path.
@@ -130,15 +133,42 @@ class Checkpoint:
         Raises:
             OSError, CheckpointError, MismatchError, ValueError: As `save`.
         """
-        self._write(file_of(path), self._save_counter + 1)
-        self._save_counter += 1
-        return file_of(path)
+        name = file_of(path)
+        self.save_found(self.find_objects(), name)
+        return name
+
+    def save_found(self, found: Found, path: str, work: DirectoryWork = _NO_WORK, *, counts: bool = True) -> float:
+        """Collective. Save the objects that a walk has found; for a manager of a directory, which has walked already.
+
+        Args:
+            found: The objects, see `find_objects`.
+            path: The file's name.
+            work: What rank 0 does with the directory before and after.
+            counts: Whether the save is counted, and the count is part of the file.
+
+        Returns:
+            When the file got its name, in seconds since 1970; the same on every rank.
+
+        Raises:
+            OSError, CheckpointError, MismatchError, ValueError: As `save`.
+        """
+        if self._pending is not None:
+            self._pending.require_restored(found)
+        communicator = found.group()
+        saved_at = time.time()
+        if communicator.size > 1 or _writes_what_is_its_own():
+            listing = partial(arrays_to_write, found, communicator, self._save_counter + 1 if counts else None)
+            arrays = list_together(communicator, f"listing what checkpoint {path!r} holds", listing)
+            saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
+        if counts:
+            self._save_counter += 1
+        return saved_at
 
     def write(self, path: Path) -> str:
         """Collective. Write to a file, without counting; `read` is its counterpart.
 
         Args:
-            path: Of the file; `.h5` is added where it is missing.
+            path: The file's name; `.h5` is added where it is missing.
 
         Returns:
             The path.
@@ -146,138 +176,82 @@ class Checkpoint:
         Raises:
             OSError, CheckpointError, MismatchError, ValueError: As `save`.
         """
-        self._write(file_of(path), None)
-        return file_of(path)
+        name = file_of(path)
+        self.save_found(self.find_objects(), name, counts=False)
+        return name
 
     def restore(self, path: Path | None) -> Status:
-        """Collective. Bring the objects back to what `save` saved, on any number of ranks.
+        """Collective. Bring the objects back to the values that `save` saved, on any number of ranks.
 
-        What does not exist yet is restored when it comes; `Status` says when.
+        Values of objects that do not exist yet wait for them; see `Status`.
 
         Args:
-            path: What `save` gave, or `latest_checkpoint`; None restores nothing.
+            path: The path that `save` or `latest_checkpoint` returned; None restores nothing.
 
         Returns:
-            The status, whose `assert_consumed()` says whether everything found its place.
+            The status, whose `assert_consumed()` raises unless everything was restored.
 
         Raises:
             FileNotFoundError: On every rank; lists the checkpoints that are there.
             CheckpointError: On every rank: no whole checkpoint, or shapes or dtypes that do not fit. Nothing was
                 overwritten.
         """
-        status, counter = self._restore(path, with_counter=True)
+        if path is None:
+            self._end_waiting()
+            return Status(self.find_objects, None, self._forget, with_counter=True)
+        return self.restore_found(self.find_objects(), path)
+
+    def restore_found(self, found: Found, path: Path) -> Status:
+        """Collective. Restore the objects that a walk has found; for a manager of a directory. See `restore`."""
+        status, counter = self._restore(found, path, with_counter=True)
         if counter is not None:
             self._save_counter = counter
         return status
 
     def read(self, path: Path) -> Status:
-        """Collective. The same as `restore` for what `write` wrote; `save_counter` stays as it is."""
-        return self._restore(path, with_counter=False)[0]
+        """Collective. Restore what `write` wrote, as `restore` does; `save_counter` stays as it is."""
+        return self._restore(self.find_objects(), path, with_counter=False)[0]
 
-    @property
-    def pending(self) -> Status | None:
-        """Local. The status of the last restore while some of its values wait for their objects, else None."""
-        if self._pending is not None:
-            self._keep_pending(self._pending)
-        return self._pending
-
-    def require_restored(self) -> None:
-        """Local. Raise where restored values still wait for an object that is there; `save` and `write` begin with it.
-
-        Raises:
-            CheckpointError: See `Status.require_restored`.
-        """
-        if self.pending is not None:
-            self.pending.require_restored()
-
-    def _keep_pending(self, status: Status) -> None:
-        # It keeps the file open.
-        self._pending = status if status.waits else None
-
-    def _walk(self) -> Found:
-        named = sorted((name, value) for name, value in vars(self).items() if name not in _OWN_ATTRIBUTES)
-        roots: list[tuple[tuple[object, ...], object]] = [((name,), value) for name, value in named]
-        return walk(roots if self._root is None else [((), self._root), *roots])
-
-    def _write(self, path: str, counter: int | None) -> None:
-        self.require_restored()
-        found = self._walk()
-        communicator = found.group()
-        if _is_bystander(communicator):
-            return
-        sources, lines = together(
-            communicator, f"listing what checkpoint {path!r} holds", lambda: _sources(found, communicator, counter)
-        )
-        require_same_objects(communicator, lines)
-        write_checkpoint(communicator, path, sources, found.shared)
-
-    def _restore(self, path: Path | None, *, with_counter: bool) -> tuple[Status, int | None]:
-        if self._pending is not None:
-            self._pending.end_waiting()
-            self._pending = None
-        if path is None:
-            return Status(self._walk, None, with_counter=with_counter), None
+    def _restore(self, found: Found, path: Path, *, with_counter: bool) -> tuple[Status, int | None]:
+        self._end_waiting()
         name = file_of(path)
-        communicator = self.communicator
-        is_root = communicator.rank == 0
-        looked = together(communicator, f"reading checkpoint {name!r}", lambda: _look_into(name) if is_root else None)
-        contents = cast(hdf5.Contents, communicator.broadcast_object(looked))
+        communicator = found.group()
+        contents = on_first_rank(communicator, f"reading checkpoint {name!r}", lambda: _look_into(name))
         file = together(communicator, f"opening checkpoint {name!r}", lambda: SavedFile(contents))
-        status = Status(self._walk, file, with_counter=with_counter).restore_new()
-        self._keep_pending(status)
+        status = Status(self.find_objects, file, self._forget, with_counter=with_counter)
+        status.restore_into(found)
+        # A pending status keeps the file open.
+        self._pending = status if status.waits() else None
         counter = file.find(SAVE_COUNTER)
         return status, None if counter is None else int(counter.numpy())
 
+    def _end_waiting(self) -> None:
+        if self._pending is not None:
+            self._pending.end_waiting()
 
-def is_writer(communicator: Communicator) -> bool:
-    """Local. Whether this rank looks after the directory, for all ranks that save together, or that save alike."""
-    return communicator.rank == 0 and not _is_bystander(communicator)
+    def _forget(self, status: Status) -> None:
+        if self._pending is status:
+            self._pending = None
+
+
+@cache
+def _writes_what_is_its_own() -> bool:
+    """Whether this process writes objects that every rank of the job has for itself; the first call logs a warning.
+
+    Only one process may write: all of them would write the same files.
+    """
+    size = launch.world_size()
+    if size == 1:
+        return True
+    if launch.world_rank() != 0:
+        return False
+    logger.warning(
+        "each of the %d ranks has variables of its own, so only rank 0 writes checkpoints. To train one model on all "
+        "ranks, create the variables in the scope of a distributed strategy", size
+    )
+    return True
 
 
 def _look_into(path: str) -> hdf5.Contents:
     require_file(path)
     return hdf5.read_contents(path)
-
-
-def _is_bystander(communicator: Communicator) -> bool:
-    """Whether this rank has the objects for itself, while another such rank of the job writes."""
-    if communicator.size > 1 or launch.world_size() == 1:
-        return False
-    if launch.world_rank() == 0:
-        if not _has_warned:
-            _has_warned.append(True)
-            logger.warning(
-                "each of the %d ranks has variables of its own, so only rank 0 writes checkpoints. To train one model "
-                "on all ranks, create the variables in the scope of a distributed strategy", launch.world_size()
-            )
-        return False
-    return True
-
-
-def _sources(found: Found, communicator: Communicator, counter: int | None) -> tuple[list[ArrayToWrite], list[str]]:
-    """What is written, and what the ranks have to agree on about it."""
-    leaves: dict[str, Leaf] = dict(found.leaves)
-    if counter is not None:
-        if SAVE_COUNTER in leaves:
-            raise ValueError(f"{SAVE_COUNTER!r} is the checkpoint's own count of saves; rename the attribute of root")
-        leaves[SAVE_COUNTER] = np.array(counter, dtype=np.int64)
-    sources, lines = [], []
-    for path, leaf in leaves.items():
-        dtype = leaf.dtype.newbyteorder("=")
-        replicas = leaf.group.size if isinstance(leaf, Variable) and leaf.is_per_replica else 0
-        record = Record(path, (replicas, *leaf.shape) if replicas else leaf.shape, dtype, replicas)
-        line = f"{path!r} of shape {record.shape} and dtype {record.dtype}"
-        if isinstance(leaf, Variable) and leaf.group.size == communicator.size:
-            sources.append(ArrayToWrite(record, leaf.state, is_component=replicas > 0))
-        else:
-            # Each rank has its own copy, and each writes some bytes of it: they have to be the same.
-            array = (leaf.state() if isinstance(leaf, Variable) else leaf).reshape(record.shape)
-            if communicator.size > 1:
-                line += f" with the content of checksum {zlib.crc32(np.ascontiguousarray(array).tobytes()):08x}"
-            sources.append(ArrayToWrite(record, _constant(array)))
-        lines.append(line)
-    return sources, lines
-
-
-def _constant(array: AnyArray) -> Any:
-    return lambda: array

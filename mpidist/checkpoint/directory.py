@@ -1,6 +1,6 @@
-"""A directory of checkpoints: the names in it, and the state file that says which one is the latest.
+"""A directory of checkpoints: the names in it, and the state file that names the latest one.
 
-The state file is called `checkpoint`, as tf.train's is; it is a small JSON text with names relative to the directory.
+The state file is called `checkpoint`, as tf.train's is. It is a small JSON text with names relative to the directory.
 """
 
 from __future__ import annotations
@@ -11,8 +11,10 @@ import json
 import logging
 import os
 import secrets
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
+from typing import NamedTuple
 
 from mpidist.checkpoint.positional import sync_directory, write_at
 
@@ -27,7 +29,7 @@ class CheckpointEntry:
     """One checkpoint of a directory.
 
     Attributes:
-        name: Of the file, without the directory.
+        name: The file's name, without the directory.
         timestamp: When it was saved, in seconds since 1970.
     """
 
@@ -37,7 +39,7 @@ class CheckpointEntry:
 
 @dataclass(frozen=True)
 class DirectoryState:
-    """What the state file says.
+    """The content of the state file.
 
     Attributes:
         entries: The checkpoints that may be deleted one day, the latest last.
@@ -48,14 +50,29 @@ class DirectoryState:
     last_preserved: float
 
 
+class DirectoryWork(NamedTuple):
+    """What the rank that looks after the directory does before and after a checkpoint is written.
+
+    Attributes:
+        before: Called before the file is made.
+        after: Called when the file has its name, with the time of that in seconds since 1970.
+    """
+
+    before: Callable[[], object] | None = None
+    after: Callable[[float], object] | None = None
+
+
 def file_of(path: str | os.PathLike[str]) -> str:
-    """Local. The file of a checkpoint: `path`, with `.h5` where it is missing."""
+    """Local. Make a checkpoint's file name: `path`, with `.h5` added where it is missing."""
     text = os.fspath(path)
     return text if text.endswith(SUFFIX) else text + SUFFIX
 
 
 def read_state(directory: str) -> DirectoryState | None:
-    """Local. The state file's content, or None where there is none or it cannot be understood (with a warning).
+    """Local. Read the state file.
+
+    Returns:
+        Its content, or None where there is no such file, or where it makes no sense (with a warning).
 
     Raises:
         ValueError: It is empty.
@@ -70,7 +87,7 @@ def read_state(directory: str) -> DirectoryState | None:
     except UnicodeDecodeError:
         text = "not UTF-8"
     if not text.strip():
-        raise ValueError(f"Invalid checkpoint state loaded from {directory!r}: {path!r} is empty; delete it")
+        raise ValueError(f"Invalid checkpoint state loaded from {directory!r}: {path!r} is empty. Delete it")
     try:
         content = json.loads(text)
         names = content["all_model_checkpoint_paths"]
@@ -78,28 +95,38 @@ def read_state(directory: str) -> DirectoryState | None:
         entries = tuple(CheckpointEntry(str(name), float(time)) for name, time in zip(names, times, strict=True))
         return DirectoryState(entries, float(content["last_preserved_timestamp"]))
     except (ValueError, KeyError, TypeError) as error:
-        logger.warning("%s: cannot be understood as a checkpoint state file, so it is ignored: %s", path, error)
+        logger.warning("%s: ignored, since it cannot be understood as a checkpoint state file: %s", path, error)
         return None
 
 
 def write_state(directory: str, state: DirectoryState) -> None:
-    """Local. Replace the state file; the old one stays whole until the new one is.
+    """Local. Replace the state file; the old one stays until the new one is whole.
 
     Raises:
         OSError: It cannot be written.
     """
     content = {
         "model_checkpoint_path": state.entries[-1].name if state.entries else "",
-        "all_model_checkpoint_paths": [entry.name for entry in state.entries],
-        "all_model_checkpoint_timestamps": [entry.timestamp for entry in state.entries],
+        "all_model_checkpoint_paths": list(map(attrgetter("name"), state.entries)),
+        "all_model_checkpoint_timestamps": list(map(attrgetter("timestamp"), state.entries)),
         "last_preserved_timestamp": state.last_preserved,
     }
     path = os.path.join(directory, STATE_FILE)
     replace_file(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
+def make_latest(path: str, now: float) -> None:
+    """Local. Name one checkpoint, saved at `now`, in its directory's state file, and no other.
+
+    Raises:
+        OSError: The state file cannot be written.
+    """
+    directory, name = os.path.split(path)
+    write_state(directory, DirectoryState((CheckpointEntry(name, now),), now))
+
+
 def replace_file(path: str, data: bytes) -> None:
-    """Local. Give a small file new content, durably: readers see the old content or the new one.
+    """Local. Give a small file new content, durably: readers see the old content or the new one, never a mixture.
 
     Raises:
         OSError: It cannot be written.
@@ -109,6 +136,8 @@ def replace_file(path: str, data: bytes) -> None:
     descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
     try:
         write_at(descriptor, data, 0)
+        # Before the rename: file systems may put a new name on the disk before the content behind it. After a crash
+        # the name would then stand for an empty file, and the old content would be lost.
         os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
@@ -120,13 +149,13 @@ def replace_file(path: str, data: bytes) -> None:
 
 
 def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """Local. Path of the checkpoint that was saved last in a directory.
+    """Local. Find the checkpoint that was saved last in a directory.
 
     Args:
-        directory: Where `Checkpoint.save` or a `CheckpointManager` saves.
+        directory: The directory to which `Checkpoint.save` or a `CheckpointManager` saves.
 
     Returns:
-        The path, or None where there is no checkpoint, or the file that the directory's state file names is gone.
+        The path, or None where there is no checkpoint, or where the file named by the state file is gone.
 
     Raises:
         ValueError: The state file is empty.
@@ -157,11 +186,12 @@ def require_file(path: str) -> None:
 
 
 def remove_leftovers(directory: str, prefix: str) -> None:
-    """Local. Delete what saves that were killed have left behind.
+    """Local. Delete the temporary files of saves that were killed.
 
     Args:
-        directory: Of the checkpoints.
-        prefix: Their name up to the number; nobody else may be saving under it.
+        directory: The directory of the checkpoints.
+        prefix: Their name up to the number. Hold the directory's lock: a temporary file of a job that is saving looks
+            just the same.
     """
     here = glob.escape(directory)
     for name in (f"{glob.escape(prefix)}-*{SUFFIX}", STATE_FILE):
@@ -170,7 +200,7 @@ def remove_leftovers(directory: str, prefix: str) -> None:
 
 
 def delete_checkpoints(directory: str, names: Sequence[str]) -> None:
-    """Local. Delete checkpoints; one that cannot be deleted costs a warning, since the newer ones are safe."""
+    """Local. Delete checkpoints. One that cannot be deleted is only a warning, since the newer ones are safe."""
     for name in names:
         _delete(os.path.join(directory, name))
 
@@ -178,15 +208,16 @@ def delete_checkpoints(directory: str, names: Sequence[str]) -> None:
 def retire(
     state: DirectoryState, max_to_keep: int | None, keep_every_seconds: float | None
 ) -> tuple[DirectoryState, list[str]]:
-    """Local. Which checkpoints a directory has one too many of.
+    """Local. Choose the checkpoints that a directory has too many of.
 
     Args:
         state: All checkpoints that may be deleted.
-        max_to_keep: How many stay, at least 1; None keeps all.
-        keep_every_seconds: One that would go stays for ever when it was saved so long after the last such one.
+        max_to_keep: Number of checkpoints that stay, at least 1; None keeps all.
+        keep_every_seconds: A checkpoint that would be deleted stays for ever if it was saved at least so many seconds
+            after the last one that stays for ever.
 
     Returns:
-        The state without those that go or stay for ever, and the names of those that go.
+        The state without the checkpoints that are deleted or stay for ever, and the names of those to delete.
     """
     if max_to_keep is None:
         return state, []

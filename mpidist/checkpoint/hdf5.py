@@ -1,25 +1,26 @@
-"""The HDF5 file of a checkpoint: making one in which every dataset has its final place, and finding the places again.
+"""The HDF5 file of a checkpoint: lays out a file with every dataset in its final place, and finds the places again.
 
-The library lays files out and reads their structure; the bytes themselves are written and read at their offsets by
-all ranks at once, which needs no HDF5 with MPI. The group `_mpidist` holds what belongs to the file as a whole:
-`index` (JSON: paths, shapes, dtypes), `checksums` (CRC32 of every piece of 1 MiB) and `complete`, which is written
-last: 1 and the CRC32 of the other two.
+HDF5 only lays files out and reads their structure. All ranks write and read the bytes themselves, at their offsets,
+at the same time; that needs no HDF5 with MPI. The group `_mpidist` belongs to the file as a whole: `index` (JSON:
+paths, shapes, dtypes), `checksums` (CRC32 of every piece of 1 MiB) and `complete`, which is written last: 1 and the
+CRC32 of the other two.
 """
 
 from __future__ import annotations
 
-import contextlib
+import functools
 import os
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any
 
 import h5py
 import numpy as np
 
-from mpidist.checkpoint.layout import OWN_GROUP, PAGE_BYTES, Record, decode_index, encode_index, first_pieces
+from mpidist.checkpoint.layout import OWN_GROUP, PAGE_BYTES, Record, decode_index, encode_index
 from mpidist.checkpoint.positional import write_at
 from mpidist.errors import CheckpointError
 
@@ -31,7 +32,7 @@ _VERSIONS = ("earliest", "v110")
 
 @dataclass(frozen=True)
 class Contents:
-    """What is where in a checkpoint file.
+    """The datasets of a checkpoint file, and their places.
 
     Attributes:
         path: The file.
@@ -52,15 +53,15 @@ class Contents:
 
 @dataclass(frozen=True)
 class Blank:
-    """A file whose datasets have their place, and no content yet.
+    """A file whose datasets have their places, and no content yet.
 
     Attributes:
         path: The file.
         file_bytes: Its size, which writing does not change.
         offsets: First byte of each dataset; 0 for an empty one.
-        checksums_offset: Where the checksums belong.
-        complete_offset: Where the mark belongs that makes it a checkpoint.
-        index: What `layout.encode_index` gave.
+        checksums_offset: Place of the checksums.
+        complete_offset: Place of the mark that makes the file a checkpoint.
+        index: The text that `layout.encode_index` returned.
     """
 
     path: str
@@ -71,53 +72,58 @@ class Blank:
     index: bytes
 
 
-def check_storable(path: str, dtype: np.dtype[Any]) -> None:
-    """Local. Raise unless HDF5 has a type for `dtype`.
-
-    Raises:
-        CheckpointError: It has none, or none that keeps it as it is.
-    """
+@functools.cache
+def is_storable(dtype: np.dtype[Any]) -> bool:
+    """Local. Whether HDF5 has a type that keeps `dtype` as it is."""
     try:
-        known = dtype.kind in "biufcS" and h5py.h5t.py_create(dtype, logical=True).dtype == dtype
+        return dtype.kind in "biufcS" and bool(h5py.h5t.py_create(dtype, logical=True).dtype == dtype)
     except TypeError:
-        known = False
-    if not known:
-        raise CheckpointError(
-            f"{path!r}: expected a boolean, integer, floating or complex dtype, got {dtype}, which HDF5 cannot hold. "
-            "Store it as another dtype, bfloat16 as float32 for instance"
-        )
+        return False
 
 
 def create(path: str, records: Sequence[Record], shared: Mapping[str, str]) -> Blank:
-    """Local. Make a file with all datasets allocated on the disk; nothing of their content is written yet.
+    """Local. Make a file with all datasets allocated on the disk; none has its content yet.
 
     Args:
-        path: Of a file that does not exist.
+        path: A name that no file has yet.
         records: The datasets.
         shared: See `layout.encode_index`.
 
     Returns:
-        Where everything belongs.
+        The places of everything.
 
     Raises:
         OSError: No such directory, no permission, or not enough room for the whole file (ENOSPC).
     """
-    # Raises the operating system's own error; h5py would give one of its own.
+    # Raises the operating system's own error; h5py would raise one of its own.
     os.close(os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666))
     index = encode_index(records, shared)
+    piece_count = sum(map(attrgetter("piece_count"), records))
     own = [
         Record(COMPLETE, (2,), np.dtype("<u4")),
-        Record(CHECKSUMS, (first_pieces(records)[-1],), np.dtype("<u4")),
+        Record(CHECKSUMS, (piece_count,), np.dtype("<u4")),
         Record(INDEX, (), np.dtype(f"S{len(index)}")),
     ]
     everything = [*records, *own]
     offsets = [0] * len(everything)
-    with _errors_of_the_system(), h5py.File(
-        path, "w", libver=_VERSIONS, locking=False, alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES
-    ) as file:
-        # The small ones come first: they are rank 0's, and share no page with what other ranks write meanwhile.
-        for number in sorted(range(len(everything)), key=lambda n: everything[n].nbytes >= PAGE_BYTES):
-            offsets[number] = _add_dataset(file, everything[number])
+    try:
+        with h5py.File(
+            path, "w", libver=_VERSIONS, locking=False, alignment_threshold=PAGE_BYTES, alignment_interval=PAGE_BYTES
+        ) as file:
+            # Small datasets are not aligned, so several lie in one page. All of them belong to rank 0, and they come
+            # first, so that none shares a page with a large dataset, which other ranks write at the same time.
+            for is_large in (False, True):
+                for number, record in enumerate(everything):
+                    if (record.nbytes >= PAGE_BYTES) is is_large:
+                        offsets[number] = _add_dataset(file, record)
+    except (RuntimeError, OSError) as error:
+        # HDF5 hides the operating system's error, a full disk for instance, in the text of an error of another type.
+        hidden = re.search(r"errno = (\d+)", str(error))
+        if hidden is None:
+            raise
+        raise OSError(int(hidden[1]), os.strerror(int(hidden[1]))) from error
+    # The whole file gets its blocks now: a full disk is an error here, before any rank has begun to write. The size
+    # and the structure are on the disk before the content is, so that the later syncs only have content to bring.
     descriptor = os.open(path, os.O_RDWR)
     try:
         file_bytes = os.fstat(descriptor).st_size
@@ -130,7 +136,10 @@ def create(path: str, records: Sequence[Record], shared: Mapping[str, str]) -> B
 
 
 def complete(blank: Blank, checksums: Sequence[int]) -> None:
-    """Local. Write the checksums and the mark that make a file a checkpoint; all else has been written and synced.
+    """Local. Write the checksums and the mark that make a file a checkpoint.
+
+    Call it after every rank has written and synced its content. The mark must not reach the disk before the content:
+    a crash would leave a file that passes for a checkpoint.
 
     Raises:
         CheckpointError: The file has another size than it was made with.
@@ -151,7 +160,7 @@ def complete(blank: Blank, checksums: Sequence[int]) -> None:
 
 
 def read_contents(path: str) -> Contents:
-    """Local. What a checkpoint holds and where, checked against itself.
+    """Local. Read which datasets a checkpoint has and their places, and check the index against its checksum.
 
     Raises:
         FileNotFoundError: No such file.
@@ -159,7 +168,7 @@ def read_contents(path: str) -> Contents:
         OSError: It cannot be read.
     """
     with open(path, "rb"):
-        pass  # the operating system's own error where it cannot be opened
+        pass  # raises the operating system's own error where the file cannot be opened
     way_out = "Restore an older checkpoint, or save again"
     try:
         with h5py.File(path, "r", locking=False) as file:
@@ -172,18 +181,6 @@ def read_contents(path: str) -> Contents:
         ) from error
 
 
-@contextlib.contextmanager
-def _errors_of_the_system() -> Iterator[None]:
-    """HDF5 hides a full disk in the text of an error of another type."""
-    try:
-        yield
-    except (RuntimeError, OSError) as error:
-        number = re.search(r"errno = (\d+)", str(error))
-        if number is None:
-            raise
-        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
-
-
 def _add_dataset(file: h5py.File, record: Record) -> int:
     links = h5py.h5p.create(h5py.h5p.LINK_CREATE)
     links.set_create_intermediate_group(True)
@@ -192,7 +189,7 @@ def _add_dataset(file: h5py.File, record: Record) -> int:
     storage.set_layout(h5py.h5d.CONTIGUOUS)
     storage.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
     storage.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
-    # Equal content makes equal files.
+    # Without times, equal content makes equal files.
     storage.set_obj_track_times(False)
     dtype = record.dtype
     if dtype.kind == "S":
@@ -208,11 +205,11 @@ def _contents(path: str, file: h5py.File) -> Contents:
         raise CheckpointError(f"it has no datasets in {OWN_GROUP!r}, so it was not written by mpidist")
     done, expected = file[COMPLETE][:].tolist()
     if done != 1:
-        raise CheckpointError("its writing was interrupted")
+        raise CheckpointError("the job that wrote it was interrupted")
     index = bytes(file[INDEX][()])
     table = file[CHECKSUMS][:]
     if zlib.crc32(table.tobytes(), zlib.crc32(index)) != expected:
-        raise CheckpointError("the checksum of its index does not fit")
+        raise CheckpointError("its index does not have the checksum it was written with")
     records, shared = decode_index(index)
     offsets = [_offset(file, record) for record in records]
     file_bytes = os.stat(path).st_size
@@ -233,5 +230,5 @@ def _offset(file: h5py.File, record: Record) -> int:
         )
     offset = dataset.id.get_offset()
     if record.nbytes and offset is None:
-        raise CheckpointError(f"dataset {record.path!r} is not contiguous; the file was rewritten by another program")
+        raise CheckpointError(f"dataset {record.path!r} is not contiguous: another program has rewritten the file")
     return int(offset or 0)

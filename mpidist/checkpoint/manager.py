@@ -8,10 +8,11 @@ import time
 from collections.abc import Callable
 from types import TracebackType
 
-from mpidist.checkpoint.checkpoint import Checkpoint, is_writer
+from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.directory import (
     CheckpointEntry,
     DirectoryState,
+    DirectoryWork,
     delete_checkpoints,
     file_of,
     latest_checkpoint,
@@ -21,7 +22,6 @@ from mpidist.checkpoint.directory import (
     write_state,
 )
 from mpidist.checkpoint.lock import DirectoryLock
-from mpidist.comm.agreement import together
 from mpidist.variables.variable import Variable
 
 __all__ = ["CheckpointManager", "latest_checkpoint"]
@@ -122,26 +122,20 @@ class CheckpointManager:
             OSError: On every rank, if any rank cannot write. The checkpoints and the state file are as before.
             MismatchError: The ranks hold different objects.
         """
-        self._checkpoint.require_restored()
-        communicator = self._checkpoint.communicator
+        found = self._checkpoint.find_objects()
+        if self._checkpoint.pending is not None:
+            self._checkpoint.pending.require_restored(found)
         step = self._step()
-        if not communicator.broadcast_object(self._is_due(step, check_interval)):
+        # Rank 0 decides, and its list of checkpoints counts: what another rank has read of the directory may be old.
+        is_due, self._state = found.group().broadcast_object((self._is_due(step, check_interval), self._state))
+        if not is_due:
             return None
-        writes = is_writer(communicator)
-        together(
-            communicator, f"preparing directory {self._directory!r}", lambda: self._prepare() if writes else None
-        )
         number = self._checkpoint.save_counter + 1 if checkpoint_number is None else checkpoint_number
-        path = self._checkpoint.save_as(self._path(f"{self._name}-{number}"))
-        entry = CheckpointEntry(os.path.basename(path), time.time())
-        entries = tuple(old for old in self._state.entries if old.name != entry.name)
-        state = DirectoryState((*entries, entry), self._state.last_preserved)
-        kept, gone = retire(state, self._max_to_keep, self._keep_every_seconds)
-        together(
-            communicator, f"updating directory {self._directory!r}",
-            lambda: self._update(state, kept, gone) if writes else None,
-        )
-        self._state = communicator.broadcast_object(kept)
+        path = self._path(f"{self._name}-{number}")
+        name = os.path.basename(path)
+        work = DirectoryWork(self._prepare, lambda now: self._update(self._with_entry(name, now)))
+        saved_at = self._checkpoint.save_found(found, path, work)
+        self._state, _ = self._retire(self._with_entry(name, saved_at))
         self._last_step = step
         return path
 
@@ -154,12 +148,13 @@ class CheckpointManager:
         Raises:
             CheckpointError: On every rank: it is damaged, or does not fit the objects.
         """
-        path = self._checkpoint.communicator.broadcast_object(self.latest_checkpoint)
+        found = self._checkpoint.find_objects()
+        path = found.group().broadcast_object(self.latest_checkpoint)
         if path is None:
             if self._init_fn is not None:
                 self._init_fn()
             return None
-        self._checkpoint.restore(path)
+        self._checkpoint.restore_found(found, path)
         self._last_step = self._step()
         return path
 
@@ -190,14 +185,24 @@ class CheckpointManager:
         self._lock.acquire()
         remove_leftovers(self._directory, self._name)
 
-    def _update(self, state: DirectoryState, kept: DirectoryState, gone: list[str]) -> None:
+    def _with_entry(self, name: str, now: float) -> DirectoryState:
+        entries = tuple(old for old in self._state.entries if old.name != name)
+        return DirectoryState((*entries, CheckpointEntry(name, now)), self._state.last_preserved)
+
+    def _retire(self, state: DirectoryState) -> tuple[DirectoryState, list[str]]:
+        return retire(state, self._max_to_keep, self._keep_every_seconds)
+
+    def _update(self, state: DirectoryState) -> None:
+        # First the state file names the new checkpoint, then old ones go: after a kill in between there is always a
+        # latest checkpoint, and its file is there.
         try:
             write_state(self._directory, state)
         except OSError:
-            # No state file will ever name it, so nobody would delete it.
+            # No state file will ever name the new checkpoint, so nothing would delete it.
             with contextlib.suppress(OSError):
                 os.unlink(self._path(state.entries[-1].name))
             raise
+        kept, gone = self._retire(state)
         if kept != state:
             delete_checkpoints(self._directory, gone)
             write_state(self._directory, kept)

@@ -1,4 +1,4 @@
-"""Which arrays of a checkpoint file belong to which objects."""
+"""The matching of a checkpoint file's arrays to the objects of a program."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from mpidist.variables.variable import Variable
 
 @dataclass
 class Match:
-    """Which saved arrays belong to which objects.
+    """The saved arrays of each object.
 
     Attributes:
-        variables: Variables that are restored one by one, with what was saved of them.
-        states: Objects that restore themselves, likewise.
+        variables: Variables that are restored one by one, each with its saved array.
+        states: Objects that restore themselves, each with everything saved of it.
         missing: Paths of variables and objects of which nothing was saved.
     """
 
@@ -27,19 +27,19 @@ class Match:
 
 
 def match_objects(found: Found, file: SavedFile, done: set[str], number: int) -> Match:
-    """Local. What is to be restored, nothing of it before all of it is known to fit.
+    """Local. Choose what is to be restored, and check that all of it fits before any of it is restored.
 
     Args:
         found: The objects.
-        file: Its arrays.
-        done: Paths of what has been restored from it.
-        number: Of this restore: variables that a later one has set are left out.
+        file: The checkpoint file.
+        done: Paths of the objects that this restore has restored already.
+        number: The number of this restore; variables that a later one has set are left out.
 
     Returns:
-        What fits.
+        The objects with their saved arrays.
 
     Raises:
-        CheckpointError: Lists what has another shape, dtype or kind than was saved.
+        CheckpointError: Lists the variables that have another shape, dtype or kind than was saved.
     """
     match = Match()
     wrong: list[str] = []
@@ -47,13 +47,13 @@ def match_objects(found: Found, file: SavedFile, done: set[str], number: int) ->
         saved = _find(found, file, path)
         if saved is None:
             match.missing.append(path)
-        elif not isinstance(leaf, Variable):
+        elif not isinstance(leaf.value, Variable):
             continue  # its object takes it back as it was saved
         elif (
-            _fits(path, leaf, saved, wrong) and path not in found.in_states and leaf.restored_by <= number
+            _fits(path, leaf.value, saved, wrong) and not leaf.in_state and leaf.value.restored_by <= number
             and done.isdisjoint(found.names_of(path))
         ):
-            match.variables[path] = leaf, saved
+            match.variables[path] = leaf.value, saved
     for path, state in found.states.items():
         saved = _find(found, file, path)
         if saved is not None and done.isdisjoint(found.names_of(path)):
@@ -62,28 +62,28 @@ def match_objects(found: Found, file: SavedFile, done: set[str], number: int) ->
         more = f", and {len(wrong) - 8} more" if len(wrong) > 8 else ""
         raise CheckpointError(
             f"{file.contents.path!r} does not fit the objects: {'; '.join(wrong[:8])}{more}. Nothing was changed. "
-            "Build the objects as they were when this was saved, or leave out what differs"
+            "Build the objects as they were when it was saved, or leave out those that differ"
         )
     return match
 
 
 def new_paths(found: Found, file: SavedFile, done: set[str], number: int) -> list[str]:
-    """Local. Paths of objects that are there now, and for which something of the file, not in `done`, waits.
+    """Local. List the objects that are there now, are not in `done`, and for which the file holds values.
 
-    Variables that a later restore than `number` has set wait for nothing.
+    Variables that a later restore than `number` has set are not among them.
     """
     variables = (
-        path for path, leaf in found.leaves.items() if isinstance(leaf, Variable) and leaf.restored_by <= number
+        path for path, leaf in found.leaves.items()
+        if isinstance(leaf.value, Variable) and not leaf.in_state and leaf.value.restored_by <= number
     )
     return [
         path for path in itertools.chain(variables, found.states)
-        if path not in done and path not in found.in_states and done.isdisjoint(found.names_of(path))
-        and _find(found, file, path) is not None
+        if done.isdisjoint(found.names_of(path)) and _find(found, file, path) is not None
     ]
 
 
 def _find(found: Found, file: SavedFile, path: str) -> Saved | None:
-    """What was saved of the object at `path`, perhaps under another of its paths."""
+    """What was saved of the object at `path`, perhaps under another one of its paths."""
     return next((saved for name in found.names_of(path) if (saved := file.find(name)) is not None), None)
 
 

@@ -1,4 +1,4 @@
-"""Bringing the arrays of a checkpoint file back into objects, and the status that says what has found its place."""
+"""Restoring: the arrays of a checkpoint file go back into objects, and the status tells which ones have."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ import logging
 from collections.abc import Callable, Iterable
 
 from mpidist.checkpoint.layout import SAVE_COUNTER
+from mpidist.checkpoint.listing import list_together
 from mpidist.checkpoint.matching import Match, match_objects, new_paths
-from mpidist.checkpoint.objects import Found, can_hold_variables, require_same_objects, walk
+from mpidist.checkpoint.objects import Found, can_hold_variables, walk
 from mpidist.checkpoint.saved import SavedFile, arrays_in
 from mpidist.checkpoint.transfer import verify
-from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import CheckpointError, mark_shared
 from mpidist.variables.module import unwatch, watch
@@ -22,38 +22,44 @@ _numbers = itertools.count(1)
 
 
 class Status:
-    """What became of a restore.
+    """The outcome of a restore.
 
-    What was saved waits for objects that do not exist yet. Each takes its values once, and all ranks alike:
+    Saved values wait for objects that do not exist yet. Each object takes its values once, and on all ranks:
 
     - as soon as it becomes an attribute of the `Checkpoint`, or of a `Module` that the checkpoint holds, or part of a
       list, dictionary or object that does;
     - where it comes otherwise, as an attribute of some other object or an item put into a list, at the next
       `restore_new` or `assert_...`. Saving without that is an error: only the program knows whether the object should
-      take what was saved, or keep what it has learnt meanwhile (`end_waiting`).
+      take the saved values, or keep what it has learnt meanwhile (`end_waiting`).
 
-    The latest restore counts, and ends the waiting of the same `Checkpoint`'s former one. While values wait the file
-    stays open, and its room on the disk taken though the file is deleted. All calls are collective over the variables'
-    ranks.
+    The latest restore counts: it ends the waiting of the former one of the same `Checkpoint`. While values wait, the
+    file stays open, and if it is deleted it still takes its room on the disk. All calls are collective over the
+    variables' ranks.
 
     Attributes:
-        number: Restores are counted in their order in the program.
+        number: Place of this restore among all restores of the program.
 
     Args:
-        walk: Finds the checkpoint's objects as they are now.
-        file: What is restored from; None where there was nothing to restore.
+        find: Finds the checkpoint's objects as they are now.
+        file: The file to restore from; None where there was nothing to restore.
+        forget: Called with this status when nothing waits any more.
         with_counter: Whether the number of saves is part of the checkpoint.
     """
 
-    # Without `__dict__`: modules and checkpoints keep a status, which is no object for a walk to look into.
+    # Without `__dict__`: modules and checkpoints keep a status, and a walk must not enter it.
     __slots__ = (
-        "_file", "_has_ended", "_is_busy", "_missing", "_restored", "_used", "_walk", "_with_counter", "number",
+        "_file", "_find", "_forget", "_has_ended", "_is_busy", "_missing", "_restored", "_used", "_with_counter",
+        "number",
     )
 
-    def __init__(self, walk: Callable[[], Found], file: SavedFile | None, *, with_counter: bool) -> None:
+    def __init__(
+        self, find: Callable[[], Found], file: SavedFile | None, forget: Callable[[Status], None], *,
+        with_counter: bool,
+    ) -> None:
         self.number = next(_numbers)
-        self._walk = walk
+        self._find = find
         self._file = file
+        self._forget = forget
         self._with_counter = with_counter
         self._restored: set[str] = set()
         self._used: set[str] = {SAVE_COUNTER}
@@ -61,14 +67,14 @@ class Status:
         self._is_busy = False
         self._has_ended = False
 
-    @property
     def waits(self) -> bool:
         """Local. Whether values wait for objects that do not exist yet."""
         return self._file is not None and not self._has_ended and not self._file.arrays.keys() <= self._used
 
     def end_waiting(self) -> None:
-        """Local. Restore nothing any more that comes later, unless it is asked for by a call."""
+        """Local. Restore no more objects that come later, except by `restore_new` and `assert_...`."""
         self._has_ended = True
+        self._forget(self)
 
     def restore_new(self) -> Status:
         """Collective. Restore into objects that have come since the last time.
@@ -81,55 +87,70 @@ class Status:
                 nothing was overwritten.
             MismatchError: The ranks hold different objects.
         """
-        if self._file is None or self._is_busy:
-            return self
-        self._is_busy = True
-        try:
-            self._restore(self._file, self._walk())
-        finally:
-            self._is_busy = False
+        if self._file is not None and not self._is_busy:
+            self.restore_into(self._find())
         return self
 
-    def require_restored(self) -> None:
-        """Local. Raise where something waits for an object that is there: the same on every rank.
+    def restore_into(self, found: Found) -> None:
+        """Collective. Do what `restore_new` does, with the objects that a walk has found."""
+        if self._file is None:
+            return
+        # Setting attributes in `load_state` must not begin another restore.
+        self._is_busy = True
+        try:
+            self._restore(self._file, found)
+        finally:
+            self._is_busy = False
+        if not self.waits():
+            self._forget(self)
+
+    def require_restored(self, found: Found) -> None:
+        """Local. Raise where values wait for one of the objects, the same on every rank.
+
+        Args:
+            found: The checkpoint's objects as they are now.
 
         Raises:
             CheckpointError: Lists the objects.
         """
-        if self._file is None or not self.waits:
+        if self._file is None or not self.waits():
             return
-        late = new_paths(self._walk(), self._file, self._restored, self.number)
+        late = new_paths(found, self._file, self._restored, self.number)
         if late:
             raise mark_shared(CheckpointError(
                 f"{self._name()} still holds values for {_listed(late)}, which came after `restore`: saving now would "
-                "leave them behind. On what `restore` returned (`checkpoint.pending` has it, too) call `restore_new()` "
-                "as soon as new objects are made, which attributes of a mpidist.Module do not need, or "
-                "`end_waiting()` if they shall keep the values that they have"
+                "lose these values. Call `restore_new()` on what `restore` returned (also in `checkpoint.pending`) as "
+                "soon as new objects are made; attributes of a mpidist.Module do not need that. Call `end_waiting()` "
+                "instead if the objects are to keep the values that they have"
             ))
 
     def attribute_set(self, value: object) -> None:
-        """Local, and Collective where `value` brings what waits for its values. An attribute was set to `value`."""
-        if self._file is None or self._is_busy or not self.waits or not can_hold_variables(value):
+        """Take note that an attribute was set to `value`: Local, and Collective where `value` brings new objects."""
+        if self._file is None or self._is_busy or not self.waits() or not can_hold_variables(value):
             return
-        # What brings nothing that waits is no reason to communicate: one rank alone may set it, or all in every step.
+        # Without new objects there must be no communication: one rank alone may set the attribute, or all of them in
+        # every step.
         brought = walk([(("value",), value)])
         for module in brought.modules:
             watch(module, self)
-        if (brought.leaves or brought.states) and new_paths(self._walk(), self._file, self._restored, self.number):
-            self.restore_new()
+        if brought.leaves or brought.states:
+            found = self._find()
+            if new_paths(found, self._file, self._restored, self.number):
+                self.restore_into(found)
 
     def _restore(self, file: SavedFile, found: Found) -> None:
         communicator = found.group()
-        match = together(
-            communicator, f"restoring checkpoint {file.contents.path!r}",
-            lambda: match_objects(found, file, self._restored, self.number),
-        )
-        require_same_objects(communicator, [*match.variables, *match.states])
+
+        def list_matches() -> tuple[Match, list[str]]:
+            match = match_objects(found, file, self._restored, self.number)
+            return match, [*match.variables, *match.states]
+
+        match = list_together(communicator, f"restoring checkpoint {file.contents.path!r}", list_matches)
         saved = [array for _, array in match.variables.values()]
         saved += [array for _, tree in match.states.values() for array in arrays_in(tree)]
         names = {array.name for array in saved}
         verify(communicator, file, names)
-        # States first: they may still find that what was saved is not theirs.
+        # Objects with state come first: they may still reject what was saved, and then no variable has changed.
         for state, tree in match.states.values():
             state.load_state(tree)
         for variable, array in match.variables.values():
@@ -141,12 +162,12 @@ class Status:
         self._missing = match.missing
         if self._with_counter and SAVE_COUNTER not in file.arrays:
             self._missing = [*match.missing, SAVE_COUNTER]
-        change = watch if self.waits else unwatch
+        change = watch if self.waits() else unwatch
         for module in found.modules:
             change(module, self)
 
     def assert_consumed(self) -> Status:
-        """Collective. Raise unless everything was restored: all that was saved, and all that there is.
+        """Collective. Raise unless all saved values and all objects were restored.
 
         Returns:
             The status itself.
@@ -158,8 +179,8 @@ class Status:
         unused = self._unused()
         if unused:
             raise AssertionError(
-                f"{self._name()} holds what no object has taken: {_listed(unused)}. If only a part is meant to be "
-                "restored, use assert_existing_objects_matched()"
+                f"{self._name()} holds what no object has taken: {_listed(unused)}. To restore only a part, use "
+                "assert_existing_objects_matched()"
             )
         return self
 
@@ -199,7 +220,7 @@ class Status:
         return self
 
     def expect_partial(self) -> Status:
-        """Local. Say that not everything need be restored; kept for code written for tf.train, it changes nothing."""
+        """Local. Return the status itself, without any effect: kept for code written for tf.train."""
         return self
 
     def _require_file(self) -> None:

@@ -1,23 +1,27 @@
-"""All ranks write their shares of one checkpoint file, and check their shares of one that is read."""
+"""The transfer: all ranks write their shares of one checkpoint file, and check their shares of one that they read."""
 
 from __future__ import annotations
 
 import contextlib
 import os
 import secrets
+import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, cast
+from functools import partial
+from operator import attrgetter
+from typing import NamedTuple
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.checkpoint import hdf5
+from mpidist.checkpoint.directory import DirectoryWork
 from mpidist.checkpoint.hdf5 import Blank
-from mpidist.checkpoint.layout import PAGE_BYTES, Record, component_share, first_pieces, share
+from mpidist.checkpoint.layout import PAGE_BYTES, Piece, Record, component_share, deal
 from mpidist.checkpoint.positional import read_at, sync_directory, write_at
 from mpidist.checkpoint.saved import SavedFile
-from mpidist.comm.agreement import together
+from mpidist.comm.agreement import exchange, on_first_rank, together
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import CheckpointError
 
@@ -27,60 +31,49 @@ class ArrayToWrite(NamedTuple):
 
     Attributes:
         record: Its path, shape and dtype.
-        value: Collective. Gives the array, the same one on every rank.
-        is_component: Whether `value` gives this rank's component instead, and each rank writes its own.
+        content: The array, the same one on every rank; or a Collective function that gives it. Where the record has a
+            component for each rank, the function gives this rank's component.
     """
 
     record: Record
-    value: Callable[[], AnyArray]
-    is_component: bool = False
+    content: AnyArray | Callable[[], AnyArray]
 
 
 def write_checkpoint(
-    communicator: Communicator, path: str, sources: Sequence[ArrayToWrite], shared: Mapping[str, str]
-) -> None:
+    communicator: Communicator, path: str, arrays: Sequence[ArrayToWrite], shared: Mapping[str, str],
+    work: DirectoryWork,
+) -> float:
     """Collective. Write one file, all ranks at once, and give it its name when it is whole and on the disk.
 
     Whatever happens before that, a kill included, a file that had the name keeps it.
 
     Args:
         communicator: The ranks that write.
-        path: Of the file; a missing directory is made.
-        sources: What to write, in the same order on every rank.
+        path: The file's name; a missing directory is made.
+        arrays: What to write, in the same order on every rank.
         shared: See `layout.encode_index`.
+        work: Done by rank 0 in the same rounds of agreement: its failure, too, is one of all ranks.
+
+    Returns:
+        When the file got its name, by rank 0's clock, in seconds since 1970.
 
     Raises:
         OSError: On every rank, if any rank cannot write: a full disk, a directory that is read-only or not shared.
     """
-    is_root = communicator.rank == 0
-    records = [source.record for source in sources]
-    made = together(
-        communicator, f"creating checkpoint {path!r}", lambda: _create(path, records, shared) if is_root else None
+    records = list(map(attrgetter("record"), arrays))
+    blank = on_first_rank(
+        communicator, f"creating checkpoint {path!r}", partial(_create, path, records, shared, work.before)
     )
-    blank = cast(Blank, communicator.broadcast_object(made))
     try:
-        writer = _Writer(blank, communicator.rank, communicator.size)
-        try:
-            together(communicator, f"opening checkpoint {path!r} for writing", writer.open)
-            for number, source in enumerate(sources):
-                array = source.value()
-                if source.is_component:
-                    heads = communicator.all_gather_object(_head(array))
-                    writer.write_component(number, source.record, array, heads)
-                else:
-                    writer.write(number, source.record, array)
-            together(communicator, f"writing checkpoint {path!r}", writer.finish)
-        finally:
-            writer.close()
-        checksums: dict[int, int] = {}
-        for part in communicator.all_gather_object(writer.checksums):
-            checksums.update(part)
-        together(
-            communicator, f"completing checkpoint {path!r}",
-            lambda: _publish(blank, [checksums[n] for n in range(len(checksums))], path) if is_root else None,
+        dealt = deal(records, communicator.rank, communicator.size)
+        checksums, error = _write_arrays(communicator, blank, arrays, dealt)
+        # No rank goes on before every rank has synced its share: only then may the mark of a whole file be written.
+        everyone = exchange(communicator, f"writing checkpoint {path!r}", checksums, error)
+        return on_first_rank(
+            communicator, f"completing checkpoint {path!r}", partial(_publish, blank, everyone, path, work.after)
         )
     except BaseException:
-        if is_root:
+        if communicator.rank == 0:
             with contextlib.suppress(OSError):
                 os.unlink(blank.path)
         raise
@@ -104,104 +97,14 @@ def verify(communicator: Communicator, file: SavedFile, paths: Iterable[str]) ->
     )
 
 
-class _Writer:
-    """One rank's part in writing a file; a failure is kept until all ranks can hear of it."""
-
-    def __init__(self, blank: Blank, rank: int, size: int) -> None:
-        self.blank = blank
-        self.rank = rank
-        self.size = size
-        self.checksums: dict[int, int] = {}
-        self._descriptor: int | None = None
-        self._first = 0
-        self._error: Exception | None = None
-
-    def open(self) -> None:
-        """Open the file that rank 0 made."""
-        self._descriptor = os.open(self.blank.path, os.O_WRONLY)
-
-    def write(self, number: int, record: Record, array: AnyArray) -> None:
-        """Write this rank's pieces of the next array."""
-        first, self._first = self._first, self._first + record.piece_count
-        if self._descriptor is None or self._error is not None:
-            return
-        try:
-            _require_fit(record, record.shape, array)
-            pieces = share(record, number, self.rank, self.size)
-            if not pieces:
-                return
-            data = _bytes_of(np.ascontiguousarray(array, record.dtype))
-            for piece in pieces:
-                start, stop = record.piece(piece)
-                self.checksums[first + piece] = zlib.crc32(data[start:stop])
-                write_at(self._descriptor, data[start:stop], self.blank.offsets[number] + start)
-        except Exception as error:
-            self._error = error
-
-    def write_component(self, number: int, record: Record, array: AnyArray, heads: Sequence[bytes]) -> None:
-        """Write this rank's pages of the next array, of which it has one component.
-
-        Args:
-            number: Place of the array.
-            record: Of all components.
-            array: This rank's.
-            heads: The first page of every rank's component: the last page written here may hold some of the next.
-        """
-        first, self._first = self._first, self._first + record.piece_count
-        if self._descriptor is None or self._error is not None:
-            return
-        try:
-            _require_fit(record, record.shape[1:], array)
-            data = _bytes_of(np.ascontiguousarray(array, record.dtype))
-            begin = self.rank * record.component_bytes
-            for piece in range(self.rank * record.component_pieces, (self.rank + 1) * record.component_pieces):
-                start, stop = record.piece(piece)
-                self.checksums[first + piece] = zlib.crc32(data[start - begin : stop - begin])
-            start, stop = component_share(record, self.rank)
-            if start < stop:
-                place, end = self.blank.offsets[number], begin + record.component_bytes
-                write_at(self._descriptor, data[start - begin : stop - begin], place + start)
-                if stop > end:
-                    count = -(-(stop - end) // record.component_bytes)
-                    following = b"".join(heads[self.rank + 1 : self.rank + 1 + count])
-                    write_at(self._descriptor, memoryview(following)[: stop - end], place + end)
-        except Exception as error:
-            self._error = error
-
-    def finish(self) -> None:
-        """Bring everything to the disk, or raise what went wrong on the way."""
-        if self._error is not None:
-            raise self._error
-        if self._descriptor is not None:
-            os.fsync(self._descriptor)
-
-    def close(self) -> None:
-        """Close the file."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
-
-
-def _bytes_of(array: AnyArray) -> memoryview:
-    return array.reshape(-1).view(np.uint8).data
-
-
-def _head(array: AnyArray) -> bytes:
-    count = -(-PAGE_BYTES // array.itemsize)
-    return array.reshape(-1)[:count].tobytes()[:PAGE_BYTES]
-
-
-def _require_fit(record: Record, shape: tuple[int, ...], array: AnyArray) -> None:
-    if array.shape != shape or array.dtype.newbyteorder("=") != record.dtype:
-        raise CheckpointError(
-            f"{record.path!r}: expected a state of shape {shape} and dtype {record.dtype} as the variable says, got "
-            f"{array.shape} and {array.dtype}"
-        )
-
-
-def _create(path: str, records: Sequence[Record], shared: Mapping[str, str]) -> Blank:
+def _create(
+    path: str, records: Sequence[Record], shared: Mapping[str, str], before: Callable[[], object] | None
+) -> Blank:
+    if before is not None:
+        before()
     directory, name = os.path.split(path)
     os.makedirs(directory or ".", exist_ok=True)
+    # In the same directory: a rename is atomic only within one file system.
     temporary = os.path.join(directory, f".{name}.{secrets.token_hex(4)}.tmp")
     try:
         return hdf5.create(temporary, records, shared)
@@ -211,22 +114,128 @@ def _create(path: str, records: Sequence[Record], shared: Mapping[str, str]) -> 
         raise
 
 
-def _publish(blank: Blank, checksums: Sequence[int], path: str) -> None:
+def _write_arrays(
+    communicator: Communicator, blank: Blank, arrays: Sequence[ArrayToWrite], dealt: Sequence[Sequence[Piece]]
+) -> tuple[dict[int, int], Exception | None]:
+    """Collective. Write this rank's share and sync it; returns its checksums by number, and what went wrong.
+
+    A rank that fails goes on with asking for the arrays: `content` is collective, and the other ranks wait in it.
+    """
+    rank, size = communicator.rank, communicator.size
+    checksums: dict[int, int] = {}
+    error: Exception | None = None
+    descriptor = -1
+    try:
+        descriptor = os.open(blank.path, os.O_WRONLY)
+    except OSError as caught:
+        error = caught
+    try:
+        for (record, content), offset, pieces in zip(arrays, blank.offsets, dealt, strict=True):
+            array = content if isinstance(content, np.ndarray) else content()
+            heads = communicator.all_gather_object(_head(array)) if record.replicas == size else None
+            if error is None:
+                try:
+                    checksums.update(_write_array(descriptor, offset, record, array, pieces, rank, heads))
+                except Exception as caught:
+                    error = caught
+        if error is None:
+            try:
+                os.fsync(descriptor)
+            except OSError as caught:
+                error = caught
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+    return checksums, error
+
+
+def _write_array(
+    descriptor: int, offset: int, record: Record, array: AnyArray, pieces: Sequence[Piece], rank: int,
+    heads: Sequence[bytes] | None,
+) -> dict[int, int]:
+    """Write this rank's pieces of one array; returns their checksums by number.
+
+    Args:
+        descriptor: The open file.
+        offset: First byte of the dataset in the file.
+        record: The dataset.
+        array: Its whole value, or, where `heads` is given, this rank's component.
+        pieces: This rank's.
+        rank: This rank.
+        heads: The first page of every rank's component.
+    """
+    shape = record.shape if heads is None else record.shape[1:]
+    if array.shape != shape or array.dtype.newbyteorder("=") != record.dtype:
+        raise CheckpointError(
+            f"{record.path!r}: expected a state of shape {shape} and dtype {record.dtype}, as the variable says, got "
+            f"shape {array.shape} and dtype {array.dtype}"
+        )
+    checksums: dict[int, int] = {}
+    if pieces:
+        data = np.ascontiguousarray(array, record.dtype).reshape(-1).view(np.uint8).data
+        begin = 0 if heads is None else rank * record.component_bytes
+        for number, start, stop in pieces:
+            checksums[number] = zlib.crc32(data[start - begin : stop - begin])
+            if heads is None:
+                write_at(descriptor, data[start:stop], offset + start)
+        if heads is not None:
+            _write_component(descriptor, offset, record, data, rank, heads)
+    return checksums
+
+
+def _write_component(
+    descriptor: int, offset: int, record: Record, data: memoryview, rank: int, heads: Sequence[bytes]
+) -> None:
+    """Write this rank's pages of a dataset of components; the last page may hold the beginning of the next ones."""
+    start, stop = component_share(record, rank)
+    if start == stop:
+        return
+    begin, end = rank * record.component_bytes, (rank + 1) * record.component_bytes
+    write_at(descriptor, data[start - begin : stop - begin], offset + start)
+    if stop > end:
+        # The page is this rank's alone, see `layout.PAGE_BYTES`: it also writes what later ranks have in it.
+        count = -(-(stop - end) // record.component_bytes)
+        following = b"".join(heads[rank + 1 : rank + 1 + count])
+        write_at(descriptor, memoryview(following)[: stop - end], offset + end)
+
+
+def _head(array: AnyArray) -> bytes:
+    """The first page of an array."""
+    count = -(-PAGE_BYTES // array.itemsize)
+    return array.reshape(-1)[:count].tobytes()[:PAGE_BYTES]
+
+
+def _publish(
+    blank: Blank, everyone: Sequence[Mapping[int, int]], path: str, after: Callable[[float], object] | None
+) -> float:
+    """Mark a file as whole and give it its name; the order of the steps is what keeps a crash harmless.
+
+    The content is on the disk already, `complete` syncs the mark, and only then does the rename put the file in the
+    place of an older one. The directory is synced next: without that, a crash may undo the rename, and a state file
+    written by `after` would name a file that is not there.
+    """
+    checksums = [0] * sum(map(len, everyone))
+    for share in everyone:
+        for number, checksum in share.items():
+            checksums[number] = checksum
     hdf5.complete(blank, checksums)
     os.replace(blank.path, path)
     sync_directory(os.path.dirname(path))
+    now = time.time()
+    if after is not None:
+        after(now)
+    return now
 
 
 def _verify_share(file: SavedFile, wanted: set[str], rank: int, size: int) -> None:
     contents = file.contents
-    firsts = first_pieces(contents.records)
-    for number, record in enumerate(contents.records):
+    dealt = deal(contents.records, rank, size)
+    for record, offset, pieces in zip(contents.records, contents.offsets, dealt, strict=True):
         if record.path not in wanted:
             continue
-        for piece in share(record, number, rank, size):
-            start, stop = record.piece(piece)
-            data = read_at(file.opened.descriptor, stop - start, contents.offsets[number] + start)
-            if zlib.crc32(data) != contents.checksums[firsts[number] + piece]:
+        for number, start, stop in pieces:
+            data = read_at(file.opened.descriptor, stop - start, offset + start)
+            if zlib.crc32(data) != contents.checksums[number]:
                 raise CheckpointError(
                     f"{contents.path!r} is damaged: bytes [{start}, {stop}) of {record.path!r} do not have the "
                     "checksum they were written with. Restore an older checkpoint"

@@ -332,7 +332,7 @@ def test_an_object_with_state_may_tell_its_ranks(communicator: Communicator, mpi
 
     position = Position(communicator, 5)
     checkpoint = Checkpoint(p=position)
-    assert checkpoint.communicator.size == communicator.size
+    assert checkpoint.find_objects().group().size == communicator.size
     path = checkpoint.save(mpi_tmp_path / "c")
     position.value = 0
     # Rank 0 reads for all.
@@ -342,7 +342,7 @@ def test_an_object_with_state_may_tell_its_ranks(communicator: Communicator, mpi
     if communicator.size > 1:
         with pytest.raises(MismatchError, match="'p/value' of shape"):
             checkpoint.save(mpi_tmp_path / "c")
-    assert Checkpoint(p=Position("a name", 1)).communicator.size == 1
+    assert Checkpoint(p=Position("a name", 1)).find_objects().group().size == 1
 
 
 def test_a_busy_directory_is_an_error_of_all(communicator: Communicator, mpi_tmp_path: Path) -> None:

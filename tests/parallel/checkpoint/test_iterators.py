@@ -39,7 +39,7 @@ def take(iterator: Any, communicator: Communicator) -> list[int]:
 def test_its_ranks_save_and_restore_one_checkpoint(communicator: Communicator, mpi_tmp_path: Path) -> None:
     iterator = begin(communicator)
     checkpoint = Checkpoint(iterator=iterator)
-    assert checkpoint.communicator.size == communicator.size
+    assert checkpoint.find_objects().group().size == communicator.size
     seen = communicator.all_gather_object([int(example) for example in next(iterator)])
     with CheckpointManager(checkpoint, mpi_tmp_path, 1) as manager:
         path = manager.save()

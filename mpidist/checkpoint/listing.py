@@ -1,0 +1,100 @@
+"""The lists of a checkpoint's objects: all ranks compare theirs before they write or restore anything."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from typing import TypeVar, cast
+
+import numpy as np
+
+from mpidist.checkpoint.layout import SAVE_COUNTER, Record
+from mpidist.checkpoint.objects import Found
+from mpidist.checkpoint.transfer import ArrayToWrite
+from mpidist.comm.agreement import exchange, name_ranks
+from mpidist.comm.communicator import Communicator
+from mpidist.errors import MismatchError, mark_shared
+from mpidist.variables.variable import Variable
+
+T = TypeVar("T")
+
+
+def list_together(communicator: Communicator, step: str, function: Callable[[], tuple[T, list[str]]]) -> T:
+    """Collective. Call `function`, which lists objects; raise on every rank where it fails, or where the lists differ.
+
+    Args:
+        communicator: The ranks that have to agree.
+        step: What is being done, for the error.
+        function: Gives a result and one line for each object. Must not communicate.
+
+    Returns:
+        This rank's result.
+
+    Raises:
+        MismatchError: Shows the first line that differs.
+        Exception: What `function` raised on some rank; see `agreement.together`.
+    """
+    result: T | None = None
+    lines: list[str] = []
+    error: Exception | None = None
+    try:
+        result, lines = function()
+    except Exception as caught:
+        error = caught
+    digests = exchange(communicator, step, (len(lines), zlib.crc32("\n".join(lines).encode())), error)
+    if digests.count(digests[0]) < len(digests):
+        raise mark_shared(MismatchError(_difference(communicator.all_gather_object(lines))))
+    return cast(T, result)
+
+
+def arrays_to_write(
+    found: Found, communicator: Communicator, counter: int | None
+) -> tuple[list[ArrayToWrite], list[str]]:
+    """Local. List what is to be written.
+
+    Args:
+        found: The objects.
+        communicator: The ranks that write.
+        counter: Number of saves, which is written too; None leaves it out.
+
+    Returns:
+        The arrays, and for each a line that must be the same on all ranks.
+
+    Raises:
+        ValueError: An object has the path of the counter.
+    """
+    arrays: list[ArrayToWrite] = []
+    lines: list[str] = []
+    for record, value, group, _ in found.leaves.values():
+        line = f"{record.path!r} of shape {record.shape} and dtype {record.dtype}"
+        if isinstance(value, Variable) and group is not None and group.size == communicator.size:
+            arrays.append(ArrayToWrite(record, value.state))
+        else:
+            # Each rank has its own copy, and each writes some bytes of it: the copies have to be the same.
+            array = (value.state() if isinstance(value, Variable) else value).reshape(record.shape)
+            arrays.append(ArrayToWrite(record, array))
+            if communicator.size > 1:
+                line += f" with the content of checksum {zlib.crc32(np.ascontiguousarray(array).tobytes()):08x}"
+        lines.append(line)
+    if counter is not None:
+        if SAVE_COUNTER in found.leaves:
+            raise ValueError(f"{SAVE_COUNTER!r} is the checkpoint's own count of saves; rename the attribute of root")
+        record = Record(SAVE_COUNTER, (), np.dtype(np.int64))
+        arrays.append(ArrayToWrite(record, np.array(counter, np.int64)))
+        lines.append(f"save number {counter}")
+    return arrays, lines
+
+
+def _difference(everyone: list[list[str]]) -> str:
+    """The first line that differs between the ranks' lists, with the ranks that have each form of it."""
+    place = next(
+        n for n in range(max(map(len, everyone)) + 1) if len({tuple(other[n : n + 1]) for other in everyone}) > 1
+    )
+    groups: dict[str, list[int]] = {}
+    for rank, other in enumerate(everyone):
+        groups.setdefault(other[place] if place < len(other) else "nothing more", []).append(rank)
+    got = "; ".join(f"{line} on {name_ranks(ranks)}" for line, ranks in list(groups.items())[:4])
+    return (
+        f"all ranks must hold the same objects in a checkpoint, got as number {place}: {got}. Build the same objects "
+        "on every rank. Save values that differ by rank as one array with a row for each rank"
+    )
