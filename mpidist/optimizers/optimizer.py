@@ -71,6 +71,7 @@ class Optimizer:
         self._initial = {**kernel.slots, **({average.SLOT: 0.0} if self.options.use_ema else {})}
         self._plan: Plan | None = None
         self._all: tuple[int, ...] = ()
+        self._slots: dict[str, list[Variable]] = {}
         self._accumulator: Accumulator | None = None
         self._left_out: CompressionErrors | None = None
         self._pending: Mapping[str, Any] | None = None
@@ -99,6 +100,7 @@ class Optimizer:
         self._left_out = CompressionErrors(chosen, self._plan.memories)
         if self.options.gradient_accumulation_steps:
             self._accumulator = Accumulator(chosen)
+        self._slots = self._open_slots(self._plan)
         if self._pending is not None:
             self._load(self._pending)
             self._pending = None
@@ -241,13 +243,14 @@ class Optimizer:
     @property
     def variables(self) -> list[Variable]:
         """Local. The state, slot by slot; each slot variable has the shape of its variable."""
-        return [variable for slot in self._slots().values() for variable in slot]
+        return [variable for slot in self._slots.values() for variable in slot]
 
     def state(self) -> dict[str, Any]:
         """Local. The tree that a checkpoint stores; of compressed gradients with what each rank has left out."""
-        tree: dict[str, Any] = {"iterations": self.iterations, **self._slots()}
+        tree: dict[str, Any] = {"iterations": self.iterations, **self._slots}
         if self._left_out is not None:
-            tree.update({COMPRESSION + name: arrays for name, arrays in self._left_out.state().items()})
+            for name, arrays in self._left_out.state().items():
+                tree[COMPRESSION + name] = arrays
         if self._accumulator is not None:
             tree[NUMBERS] = np.array([number in self._accumulator.numbers for number in self._all], np.uint8)
         return tree
@@ -278,10 +281,7 @@ class Optimizer:
             self._pending = {**whole, **{name: saved[name] for name in left_out}}
         self.iterations = int(saved["iterations"].numpy())
 
-    def _slots(self) -> dict[str, list[Variable]]:
-        if self._plan is None:
-            return {}
-        plan = self._plan
+    def _open_slots(self, plan: Plan) -> dict[str, list[Variable]]:
         slots: dict[str, list[Variable]] = {
             name: [plan.slot(name, number) for number in self._all] for name in self._initial
         }
@@ -294,7 +294,7 @@ class Optimizer:
             self._left_out.load({
                 name.removeprefix(COMPRESSION): saved[name] for name in saved if name.startswith(COMPRESSION)
             })
-        for name, targets in self._slots().items():
+        for name, targets in self._slots.items():
             load_list(targets, saved, name, self._initial.get(name, 0.0), self.name)
         if self._accumulator is not None:
             flags = saved[NUMBERS].numpy() if NUMBERS in saved else []
