@@ -107,7 +107,8 @@ def test_flipped_bits_anywhere_in_the_structure_never_give_other_values(saved: s
         assert np.array_equal(v.numpy(), np.arange(SIZE))
 
 
-def test_a_missing_file_names_those_that_are_there(saved: str, tmp_path: Path) -> None:
+@pytest.mark.usefixtures("saved")
+def test_a_missing_file_names_those_that_are_there(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"ckpt-9\.h5'; the directory has ckpt-1\.h5"):
         Checkpoint(a=variable(0.0)).restore(tmp_path / "ckpt-9")
     with pytest.raises(FileNotFoundError, match="its directory does not exist"):
@@ -184,11 +185,15 @@ def test_a_state_file_that_cannot_be_written_keeps_the_latest(
             raise OSError(errno.ENOSPC, "No space left on device")
         replace(source, target)
 
-    monkeypatch.setattr(os, "replace", fail)
-    with pytest.raises(OSError, match="No space left"):
-        checkpoint.save(tmp_path / "new")
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", fail)
+        with pytest.raises(OSError, match="No space left"):
+            checkpoint.save(tmp_path / "new")
     assert latest_checkpoint(tmp_path) == saved
     assert not [name for name in os.listdir(tmp_path) if name.endswith(".tmp")]
+    # A save that failed is not counted: the next one takes its number, and its file's place.
+    assert checkpoint.save_counter == 0
+    assert checkpoint.save(tmp_path / "new") == str(tmp_path / "new-1.h5") == latest_checkpoint(tmp_path)
 
 
 KILLED = """

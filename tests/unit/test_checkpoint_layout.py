@@ -67,6 +67,29 @@ def test_share_of_a_large_array_is_even() -> None:
     assert sorted(len(layout.share(large, 1, rank, 4)) for rank in range(4)) == [2, 2, 3, 3]
 
 
+@given(
+    sizes=st.lists(st.one_of(st.integers(0, 5000), st.integers(0, 5 * PIECE_BYTES)), max_size=5),
+    replicas=st.integers(0, 3),
+    ranks=st.integers(1, 4),
+)
+def test_deal_gives_each_checksum_to_one_rank(sizes: list[int], replicas: int, ranks: int) -> None:
+    shapes = [(replicas, size) if replicas else (size,) for size in sizes]
+    records = [Record("x", shape, np.dtype("u1"), replicas) for shape in shapes]
+    dealt = [layout.deal(records, rank, ranks) for rank in range(ranks)]
+    pieces = sorted(piece for one in dealt for of_record in one for piece in of_record)
+    assert [piece.number for piece in pieces] == list(range(sum(record.piece_count for record in records)))
+    for number, record in enumerate(records):
+        edges = sorted((piece.start, piece.stop) for one in dealt for piece in one[number])
+        assert edges == [record.piece(piece) for piece in range(record.piece_count)]
+        if replicas == ranks:
+            # With a component for each rank, a rank has the pieces of its own.
+            size = record.component_bytes
+            assert all(
+                rank * size <= piece.start and piece.stop <= (rank + 1) * size
+                for rank, one in enumerate(dealt) for piece in one[number]
+            )
+
+
 def test_index_is_reversible() -> None:
     kinds = {"a/ü": ((2, 3), "<f4"), "s": ((), "S5"), "b": ((0,), "?")}
     records = [Record(path, shape, np.dtype(kind)) for path, (shape, kind) in kinds.items()]

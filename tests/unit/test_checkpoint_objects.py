@@ -224,7 +224,7 @@ def test_instances_that_answer_to_any_name_are_not_asked(tmp_path: Path) -> None
         assert list(file["x"]) == ["v"]
 
 
-def test_long_chains_are_walked(tmp_path: Path) -> None:
+def test_long_chains_are_walked() -> None:
     head = SimpleNamespace(v=variable(0.0))
     for _ in range(1500):
         head = SimpleNamespace(next=head)

@@ -1,0 +1,87 @@
+"""The way of a save through the package: how many functions it enters, in how many rounds the ranks agree."""
+
+from __future__ import annotations
+
+import itertools
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.checkpoint.manager import CheckpointManager
+from mpidist.comm.communicator import Communicator
+from mpidist.optimizers.adam import Adam
+from mpidist.strategy.base import Strategy
+from mpidist.variables.creation import create_variable
+from tests.calls import calls_of
+
+pytestmark = pytest.mark.mpi
+
+WALK = ("checkpoint/objects.py", "walk")
+# Each is one round of messages between the ranks.
+ROUNDS = {"all_gather_object", "all_reduce_max", "barrier", "broadcast_object"}
+
+
+def trained(communicator: Communicator) -> dict[str, Any]:
+    """Two variables and an Adam that has made a step."""
+    strategy = Strategy(communicator)
+    a, b = create_variable(strategy.arena, np.zeros(100, "f4")), create_variable(strategy.arena, np.zeros(10, "f4"))
+    adam = Adam(0.1)
+    gradients = [(np.ones(100, "f4"), a), (np.ones(10, "f4"), b)]
+    strategy.run(lambda: adam.apply_gradients(gradients))
+    return {"a": a, "b": b, "adam": adam}
+
+
+def rounds(calls: list[tuple[str, str]]) -> int:
+    return sum(file.startswith("comm/") and function in ROUNDS for file, function in calls)
+
+
+def test_a_save_enters_few_functions_and_stays_in_a_file(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    checkpoint = Checkpoint(**trained(communicator))
+    checkpoint.save(mpi_tmp_path / "c")
+    calls = calls_of(lambda: checkpoint.save(mpi_tmp_path / "c"))
+    moves = sum(one[0] != other[0] for one, other in itertools.pairwise(calls))
+    assert WALK in calls
+    assert len(set(calls)) <= 45, sorted(set(calls))
+    assert moves <= 123
+
+
+def test_the_ranks_agree_in_few_rounds(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    checkpoint = Checkpoint(**trained(communicator))
+    checkpoint.save(mpi_tmp_path / "c")
+    several = communicator.size > 1
+    # What is saved, the new file, the shares on the disk, the file's name together with the state file.
+    assert rounds(calls_of(lambda: checkpoint.save(mpi_tmp_path / "c"))) == 4 * several
+    with CheckpointManager(checkpoint, mpi_tmp_path, 2) as manager:
+        manager.save()
+        # And before these, whether to save at all.
+        assert rounds(calls_of(manager.save)) == (5 if several else 1)
+
+
+def test_the_objects_are_walked_once(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    objects = trained(communicator)
+    checkpoint = Checkpoint(**objects)
+    path = checkpoint.save(mpi_tmp_path / "c")
+    with CheckpointManager(checkpoint, mpi_tmp_path, 2) as manager:
+        for act in (
+            lambda: checkpoint.save(mpi_tmp_path / "c"), lambda: checkpoint.write(mpi_tmp_path / "w"), manager.save,
+            lambda: checkpoint.restore(path), lambda: checkpoint.read(path), manager.restore_or_initialize,
+        ):
+            assert calls_of(act).count(WALK) == 1
+
+
+def test_what_waits_is_restored_in_one_walk(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    objects = trained(communicator)
+    arena = objects["a"].arena
+    path = Checkpoint(m=SimpleNamespace(x=create_variable(arena, 1.0)), **objects).write(mpi_tmp_path / "c")
+    late = SimpleNamespace()
+    waiting = Checkpoint(m=late, **objects)
+    status = waiting.read(path)
+    assert waiting.pending is status
+    late.x = create_variable(arena, 0.0)
+    assert calls_of(status.restore_new).count(WALK) == 1
+    assert late.x.numpy() == 1.0
+    assert waiting.pending is None
