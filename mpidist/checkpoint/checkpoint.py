@@ -10,13 +10,7 @@ from typing import Any
 
 from mpidist import launch
 from mpidist.checkpoint import hdf5
-from mpidist.checkpoint.directory import (
-    SUFFIX,
-    DirectoryWork,
-    file_of,
-    make_latest,
-    require_file,
-)
+from mpidist.checkpoint.directory import SUFFIX, DirectoryWork, file_of, make_latest, require_file
 from mpidist.checkpoint.layout import SAVE_COUNTER
 from mpidist.checkpoint.listing import arrays_to_write, list_together
 from mpidist.checkpoint.objects import Found, Parts, can_hold_variables, walk
@@ -103,7 +97,7 @@ class Checkpoint:
         return walk(roots)
 
     def save(self, file_prefix: Path) -> str:
-        """Collective. Save to the next numbered file and make it the directory's latest.
+        """Collective. Save to the next numbered file and make it the directory's latest; a failed save does not count.
 
         Args:
             file_prefix: Path of the file up to its number; a missing directory is made.

@@ -1,7 +1,8 @@
 """The lock of a checkpoint directory: one job at a time saves there, and a restarted job takes over from itself.
 
-A file names the job that saves, and is touched again and again while that job lives. Who finds the file of a job that
-is dead for sure (the same job before a restart, a dead process of this host, nothing touched for a minute) takes it.
+A file names the job that saves, and that job touches the file every ten seconds. Another job takes the lock over only
+if the holder is certainly dead: the same job before a restart, a dead process of this host, or a holder that has not
+touched the file for a minute. A wrong guess would let two jobs write and delete the same checkpoints.
 """
 
 from __future__ import annotations
@@ -27,14 +28,15 @@ _POLL_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Holder:
-    """Who holds a lock.
+    """The process that holds a lock.
 
     Attributes:
         job: Number of the SLURM job; empty outside SLURM.
-        restart: How often that job was restarted.
-        host: Where the process runs that writes.
-        process: Its number there.
-        started: When it was started, in clock ticks since the host was; tells processes of the same number apart.
+        restart: Number of restarts of that job.
+        host: The host on which the process runs.
+        process: The process's number on that host.
+        started: Its start, in clock ticks since the start of the host. Numbers are used again: this tells the holder
+            from a later process with the same number.
     """
 
     job: str
@@ -49,7 +51,7 @@ class Holder:
 
 
 def this_process() -> Holder:
-    """Local. This process as a holder."""
+    """Local. Describe this process as a holder."""
     restart = os.environ.get("SLURM_RESTART_COUNT", "0")
     return Holder(
         job=os.environ.get("SLURM_JOB_ID", ""),
@@ -61,7 +63,7 @@ def this_process() -> Holder:
 
 
 def is_dead(holder: Holder, me: Holder) -> bool | None:
-    """Local. Whether a holder has certainly ended (True) or certainly runs (False); None where only time can tell."""
+    """Local. Tell whether a holder has certainly ended (True) or certainly runs (False); None if nobody here knows."""
     if holder.job and holder.job == me.job and holder.restart != me.restart:
         return holder.restart < me.restart
     if holder.host != me.host:
@@ -70,10 +72,10 @@ def is_dead(holder: Holder, me: Holder) -> bool | None:
 
 
 class DirectoryLock:
-    """The right to save checkpoints in a directory; of this process, however many locks of it there are.
+    """The right of this process to save checkpoints in a directory; several locks of one process share it.
 
     Args:
-        directory: It need not exist before `acquire`.
+        directory: The directory; `acquire` makes it where it is missing.
     """
 
     def __init__(self, directory: str) -> None:
@@ -84,8 +86,10 @@ class DirectoryLock:
     def acquire(self) -> None:
         """Local. Take the lock, or make sure that this process still has it.
 
+        It waits for up to a minute where the holder is on another host and may be dead.
+
         Raises:
-            CheckpointError: Another job that lives has it.
+            CheckpointError: Another living job has it.
             OSError: The directory cannot be written.
         """
         me = this_process()
@@ -99,11 +103,15 @@ class DirectoryLock:
                     break
                 continue
             if self._holds:
-                raise self._busy(holder, "it has taken over from this job meanwhile")
+                # This process was silent for so long that another job took it for dead. Taking the lock back would
+                # have both jobs save by turns.
+                raise self._busy(holder, "it has taken over from this job in the meantime")
             dead = is_dead(holder, me)
             if dead is None:
                 dead = self._has_gone_silent(begin)
             if dead:
+                # By a rename: a reader, a third job for instance, sees the old holder or the new one. If two jobs take
+                # over at the same moment, the last rename counts; the other job sees that at its next save.
                 replace_file(self.path, _encode(me))
                 break
             if dead is False:
@@ -116,37 +124,37 @@ class DirectoryLock:
             threading.Thread(target=self._beat, args=(self._stop, me), daemon=True, name="mpidist-lock").start()
 
     def release(self) -> None:
-        """Local. Give the lock back; harmless when it is not held."""
+        """Local. Give the lock back; does nothing where it is not held."""
         if not self._holds:
             return
         self._holds = False
         self._stop.set()
         atexit.unregister(self.release)
-        # Unequal after a fork, and when another job has taken over.
+        # After a fork, or when another job has taken over, the file names another holder: then it stays.
         if _read(self.path) == this_process():
             with contextlib.suppress(OSError):
                 os.unlink(self.path)
 
     def _busy(self, holder: Holder, why: str) -> CheckpointError:
         return CheckpointError(
-            f"{os.path.dirname(self.path)!r} is where another job saves its checkpoints: {holder}; {why}. Save to "
-            f"another directory, end that job, or delete {self.path!r} if it is certainly gone"
+            f"another job saves its checkpoints to {os.path.dirname(self.path)!r}: {holder}; {why}. Save to another "
+            f"directory, end that job, or delete {self.path!r} if the job is certainly gone"
         )
 
     def _touched(self) -> float:
         try:
-            # Opening makes a network file system ask its server.
+            # `stat` alone may answer from the cache of a network file system; opening makes it ask the server.
             with open(self.path, "rb") as file:
                 return os.fstat(file.fileno()).st_mtime
         except FileNotFoundError:
             return 0.0
 
     def _has_gone_silent(self, begin: float) -> bool | None:
-        """True: silent for long; False: heard since `begin`; None: wait."""
+        """Whether the holder was silent for a minute (True), or touched the file since `begin` (False); else None."""
         touched = self._touched()
         if touched != begin:
             return False
-        # The file system's own clock: hosts' clocks differ.
+        # A new file has its time from the file system, as the lock has: the clocks of the hosts differ.
         probe = f"{self.path}.{secrets.token_hex(4)}.tmp"
         with open(probe, "wb") as file:
             now = os.fstat(file.fileno()).st_mtime
@@ -165,7 +173,11 @@ def _encode(holder: Holder) -> bytes:
 
 
 def _create(path: str, me: Holder) -> bool:
-    """Make the lock file, whole from the first moment; False if another was quicker."""
+    """Make the lock file; False if another process was quicker.
+
+    The file is written under another name and then linked: `link` fails if the name exists, on network file systems
+    too, and nobody ever reads a half-written lock.
+    """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     temporary = f"{path}.{secrets.token_hex(4)}.tmp"
     with open(temporary, "wb") as file:
@@ -186,17 +198,17 @@ def _read(path: str) -> Holder | None:
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError) as error:
-        raise CheckpointError(f"{path!r} cannot be understood as a lock ({error}); delete it") from None
+        raise CheckpointError(f"{path!r} cannot be understood as a lock ({error}). Delete it") from None
 
 
 def _start_of(process: int) -> int | None:
-    """When a process of this host was started; None if it has ended, 0 where the system does not say."""
+    """The start of a process of this host; None if it has ended, 0 where the system does not tell."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:
         return None
     except PermissionError:
-        pass  # it lives, under another user
+        pass  # it is alive and belongs to another user
     try:
         with open(f"/proc/{process}/stat", encoding="ascii", errors="replace") as file:
             fields = file.read().rpartition(")")[2].split()

@@ -30,17 +30,17 @@ SECONDS_PER_HOUR = 3600.0
 
 
 class CheckpointManager:
-    """Saves a checkpoint again and again to one directory, and deletes the oldest.
+    """Saves a checkpoint again and again to one directory, and deletes the oldest files.
 
     Local. The directory is locked from the first save until `close`, or until the program ends; restoring needs no
-    lock. Files are called `ckpt-1.h5`, `ckpt-2.h5`, …; the file `checkpoint` says which is the latest.
+    lock. Files are called `ckpt-1.h5`, `ckpt-2.h5`, …; the file `checkpoint` names the latest.
 
     Args:
-        checkpoint: What to save.
-        directory: Where; it is made at the first save.
-        max_to_keep: How many checkpoints stay; None keeps all.
-        keep_checkpoint_every_n_hours: A checkpoint that would be deleted stays for ever when it was saved so many
-            hours after the last such one.
+        checkpoint: The objects to save.
+        directory: The directory; the first save makes it where it is missing.
+        max_to_keep: Number of checkpoints that stay; None keeps all.
+        keep_checkpoint_every_n_hours: A checkpoint that would be deleted stays for ever if it was saved at least so
+            many hours after the last one that stays for ever.
         checkpoint_name: First part of the files' names.
         step_counter: A variable that counts the steps; needed for `checkpoint_interval`.
         checkpoint_interval: `save` does nothing until so many steps have been made since the last save.
@@ -66,7 +66,9 @@ class CheckpointManager:
         if checkpoint_interval is not None and step_counter is None:
             raise ValueError(f"`checkpoint_interval={checkpoint_interval!r}` needs a `step_counter`, got None")
         if os.sep in checkpoint_name or not checkpoint_name:
-            raise ValueError(f"`checkpoint_name` must be a plain file name, got {checkpoint_name!r}; see `directory`")
+            raise ValueError(
+                f"`checkpoint_name` must be a plain file name, got {checkpoint_name!r}. A directory is for `directory`"
+            )
         self._checkpoint = checkpoint
         self._directory = os.fspath(directory)
         self._max_to_keep = max_to_keep
@@ -84,22 +86,22 @@ class CheckpointManager:
 
     @property
     def checkpoint(self) -> Checkpoint:
-        """Local. What is saved."""
+        """Local. The objects that are saved."""
         return self._checkpoint
 
     @property
     def directory(self) -> str:
-        """Local. Where it is saved."""
+        """Local. The directory to which they are saved."""
         return self._directory
 
     @property
     def checkpoint_interval(self) -> int | None:
-        """Local. Least number of steps between two saves."""
+        """Local. The smallest number of steps between two saves."""
         return self._interval
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """Local. Path of the checkpoint saved last, also by an earlier program; None if there is none."""
+        """Local. Path of the checkpoint that this program, or an earlier one, saved last; None if there is none."""
         return self.checkpoints[-1] if self._state.entries else None
 
     @property
@@ -108,17 +110,18 @@ class CheckpointManager:
         return [self._path(entry.name) for entry in self._state.entries]
 
     def save(self, checkpoint_number: int | None = None, check_interval: bool = True) -> str | None:
-        """Collective. Save the next checkpoint, and delete those that are too many.
+        """Collective. Save the next checkpoint, and delete the oldest ones beyond `max_to_keep`.
 
         Args:
-            checkpoint_number: Number in the file's name; default: how often was saved.
+            checkpoint_number: Number in the file's name; default: the number of saves.
             check_interval: Save only when `checkpoint_interval` steps have been made since the last save.
 
         Returns:
             The path, or None where it is too early to save.
 
         Raises:
-            CheckpointError: On every rank: another job saves to the directory.
+            CheckpointError: On every rank: another job saves to the directory, or values of an earlier restore still
+                wait for an object.
             OSError: On every rank, if any rank cannot write. The checkpoints and the state file are as before.
             MismatchError: The ranks hold different objects.
         """
@@ -146,7 +149,7 @@ class CheckpointManager:
             The path, or None.
 
         Raises:
-            CheckpointError: On every rank: it is damaged, or does not fit the objects.
+            CheckpointError: On every rank: the checkpoint is damaged, or does not fit the objects.
         """
         found = self._checkpoint.find_objects()
         path = found.group().broadcast_object(self.latest_checkpoint)

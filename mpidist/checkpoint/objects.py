@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import types
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol, TypeGuard, cast
 
@@ -76,14 +76,12 @@ class Found:
         states: Objects with `state` by path.
         shared: Of objects that several paths lead to, the further paths, each with the first one.
         modules: The modules on the way.
-        variable_groups: The ranks over which each variable spans, by path.
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
     modules: list[Module] = field(default_factory=list)
-    variable_groups: dict[str, Communicator] = field(default_factory=dict)
 
     def group(self) -> Communicator:
         """Local. Find the ranks over which the variables span; variables of one rank may be among them.
@@ -93,27 +91,27 @@ class Found:
         Raises:
             ValueError: Variables, or such objects, of different groups.
         """
-        state_groups: dict[str, Communicator] = {}
+        alone: Communicator | None = None
+        variables: dict[str, Communicator] = {}
+        for path, leaf in self.leaves.items():
+            if leaf.group is not None and leaf.group.size > 1:
+                variables[path] = leaf.group
+            alone = leaf.group or alone
+        states: dict[str, Communicator] = {}
         for path, state in self.states.items():
             # A user's own object may call anything its group.
             group: Any = getattr(state, "group", None)
-            if hasattr(group, "all_gather_object"):
-                state_groups[path] = group
-        for members in (self.variable_groups, state_groups):
-            first: tuple[str, Communicator] | None = None
-            for path, group in members.items():
-                if group.size == 1:
-                    continue
-                if first is None:
-                    first = path, group
-                elif group is not first[1]:
-                    raise ValueError(
-                        f"all that one checkpoint holds must span the same ranks, got {first[0]!r} over {first[1]!r} "
-                        f"and {path!r} over {group!r}. Make one checkpoint per strategy"
-                    )
-            if first is not None:
-                return first[1]
-        return next(reversed(self.variable_groups.values()), None) or SoloCommunicator()
+            if hasattr(group, "all_gather_object") and group.size > 1:
+                states[path] = group
+        members = variables or states
+        for path, group in members.items():
+            first, expected = next(iter(members.items()))
+            if group is not expected:
+                raise ValueError(
+                    f"all that one checkpoint holds must span the same ranks, got {first!r} over {expected!r} and "
+                    f"{path!r} over {group!r}. Make one checkpoint per strategy"
+                )
+        return next(iter(members.values()), None) or alone or SoloCommunicator()
 
     def names_of(self, path: str) -> Iterator[str]:
         """Local. Give `path` and the other paths that lead to the same object."""
@@ -196,7 +194,7 @@ def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bo
     group: Communicator | None = None
     replicas = 0
     if isinstance(value, Variable):
-        found.variable_groups[path] = group = value.group
+        group = value.group
         replicas = group.size if value.is_per_replica else 0
     else:
         value = _as_array(path, value)
@@ -220,20 +218,12 @@ def _require_path(parts: Parts, path: str) -> None:
         raise ValueError("a root cannot be a variable or a single array; give it a name: Checkpoint(name=variable)")
 
 
-def _push_children(
-    waiting: list[tuple[Parts, object, bool]], parts: Parts, value: object, in_state: bool
-) -> None:
+def _push_children(waiting: list[tuple[Parts, object, bool]], parts: Parts, value: object, in_state: bool) -> None:
     """Put what an object holds on the stack, so that the first child is popped first."""
-    children: Iterable[tuple[object, object]]
-    if isinstance(value, dict):
-        names = sorted(value, key=str)
-        children = zip(names, map(value.__getitem__, names), strict=True)
-    elif isinstance(value, (list, tuple)):
-        children = enumerate(value)
-    else:
-        children = sorted(vars(value).items())
-    for name, child in reversed(list(children)):
-        waiting.append(((*parts, name), child, in_state))
+    children: Any = value if isinstance(value, _CONTAINERS) else vars(value)
+    names: Sequence[object] = sorted(children, key=str) if isinstance(children, dict) else range(len(children))
+    for name in reversed(names):
+        waiting.append(((*parts, name), children[name], in_state))
 
 
 def _has_attributes(value: object) -> bool:

@@ -1,4 +1,4 @@
-"""Bytes at a place of a file: reading and writing whole ranges, whatever one system call can do."""
+"""Ranges of bytes of a file, read and written whole, although one system call may do only a part."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import os
 
 from mpidist.errors import CheckpointError
 
-# One call moves 2 GiB at most.
+# Linux moves at most 2 GiB in one call, and reports the shorter count as a success.
 _CALL_BYTES = 1 << 30
 
 
 def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
-    """Local. Write all of `data` at `offset`.
+    """Local. Write all of `data` at `offset`; ranks may write other ranges of the same file at the same time.
 
     Raises:
         OSError: The disk is full, or another failure of the system.
@@ -23,10 +23,10 @@ def write_at(descriptor: int, data: bytes | memoryview, offset: int) -> None:
 
 
 def read_at(descriptor: int, count: int, offset: int) -> bytearray:
-    """Local. Exactly `count` bytes from `offset`.
+    """Local. Read exactly `count` bytes from `offset`.
 
     Raises:
-        CheckpointError: The file ends before.
+        CheckpointError: The file ends too early.
         OSError: A failure of the system.
     """
     data = bytearray(count)
@@ -34,13 +34,13 @@ def read_at(descriptor: int, count: int, offset: int) -> bytearray:
     while view:
         got = os.preadv(descriptor, [view[:_CALL_BYTES]], offset)
         if got == 0:
-            raise CheckpointError(f"expected {len(view)} more bytes at {offset}, but the file ends: it was cut")
+            raise CheckpointError(f"expected {len(view)} more bytes at {offset}, but the file ends: it was truncated")
         view, offset = view[got:], offset + got
     return data
 
 
 def sync_directory(path: str) -> None:
-    """Local. Make the names in a directory durable.
+    """Local. Make the names in a directory durable: syncing a file does not sync its name.
 
     Raises:
         OSError: A failure of the system.

@@ -30,7 +30,7 @@ class Status:
       list, dictionary or object that does;
     - where it comes otherwise, as an attribute of some other object or an item put into a list, at the next
       `restore_new` or `assert_...`. Saving without that is an error: only the program knows whether the object should
-      take the saved values, or keep what it has learnt meanwhile (`end_waiting`).
+      take the saved values, or keep what it has learnt since (`end_waiting`).
 
     The latest restore counts: it ends the waiting of the former one of the same `Checkpoint`. While values wait, the
     file stays open, and if it is deleted it still takes its room on the disk. All calls are collective over the
@@ -77,14 +77,14 @@ class Status:
         self._forget(self)
 
     def restore_new(self) -> Status:
-        """Collective. Restore into objects that have come since the last time.
+        """Collective. Restore the objects that have come since the last time.
 
         Returns:
             The status itself.
 
         Raises:
-            CheckpointError: Something has another shape or dtype than what was saved, or the file is damaged; then
-                nothing was overwritten.
+            CheckpointError: An object has another shape or dtype than its saved value, or the file is damaged.
+                Nothing was overwritten.
             MismatchError: The ranks hold different objects.
         """
         if self._file is not None and not self._is_busy:
@@ -125,7 +125,7 @@ class Status:
             ))
 
     def attribute_set(self, value: object) -> None:
-        """Take note that an attribute was set to `value`: Local, and Collective where `value` brings new objects."""
+        """Local, and Collective where `value` brings new objects. Take note that an attribute was set to `value`."""
         if self._file is None or self._is_busy or not self.waits() or not can_hold_variables(value):
             return
         # Without new objects there must be no communication: one rank alone may set the attribute, or all of them in

@@ -1,4 +1,4 @@
-"""What a checkpoint file gives to the objects that are restored: arrays that are read when asked for."""
+"""The saved arrays of a checkpoint file, which are read when an object asks for them."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class _Opened:
 class SavedFile:
     """An open checkpoint file; it stays readable after its name is gone.
 
-    Local. Closed when the last array that was taken from it is gone.
+    Local. It is closed when the last array that was taken from it is gone.
 
     Args:
-        contents: What is where in it.
+        contents: Its datasets and their places.
 
     Attributes:
         contents: The same.
@@ -44,7 +44,7 @@ class SavedFile:
 
     Raises:
         OSError: This rank cannot open the file.
-        CheckpointError: This rank sees another file than the one that was looked into.
+        CheckpointError: This rank sees another file than rank 0.
     """
 
     def __init__(self, contents: Contents) -> None:
@@ -53,8 +53,8 @@ class SavedFile:
         size = os.fstat(self.opened.descriptor).st_size
         if size != contents.file_bytes:
             raise CheckpointError(
-                f"{contents.path!r}: expected {contents.file_bytes} bytes as on rank 0, got {size}; a checkpoint must "
-                "lie on a file system that all hosts share"
+                f"{contents.path!r}: expected {contents.file_bytes} bytes as on rank 0, got {size}. Save checkpoints "
+                "to a file system that all hosts share"
             )
         self.arrays = {
             record.path: SavedArray(self.opened, record, offset)
@@ -63,10 +63,13 @@ class SavedFile:
         self._tree = self._build_tree()
 
     def find(self, path: str) -> Saved | None:
-        """Local. The array stored at a path, or everything below it as nested dictionaries, or None.
+        """Local. Look up a path.
 
         Args:
             path: Escaped, see `layout`; it may lead through shared objects.
+
+        Returns:
+            The array stored there, or everything stored below as nested dictionaries; None where nothing is stored.
         """
         node: Any = self._tree
         for part in split(resolve(path, self.contents.shared)):
@@ -78,7 +81,7 @@ class SavedFile:
     def _build_tree(self) -> dict[str, Saved]:
         tree: dict[str, Saved] = {}
         leaves = dict(self.arrays)
-        # A variable that belongs to two objects is stored once, and both find it.
+        # A variable that belongs to two objects is stored once; both must find it.
         leaves.update({alias: self.arrays[path] for alias, path in self.contents.shared.items() if path in self.arrays})
         for path, array in leaves.items():
             *way, last = split(path)
@@ -90,15 +93,17 @@ class SavedFile:
 
 
 class SavedArray:
-    """One array of a checkpoint, or one scalar or text as an array without dimensions.
+    """One array of a checkpoint; a scalar or a text is an array without dimensions.
 
     `int`, `float`, `str` and NumPy's functions take it as the value that was saved.
 
     Attributes:
         name: Its path in the checkpoint.
         shape: The full, global shape.
-        replicas: Of how many replicas the first dimension holds the components; 0 where all shared one value.
-        dtype: Of what `read` and `numpy` give; of a text the type of its bytes in UTF-8, which `numpy` decodes.
+        replicas: Number of replicas whose components the first dimension holds; 0 where all shared one value.
+        dtype: The dtype of the arrays that `read` and `numpy` return. A text has the dtype of its bytes in UTF-8, and
+            `numpy` decodes them.
+        size: Number of elements.
     """
 
     def __init__(self, opened: _Opened, record: Record, offset: int) -> None:
@@ -113,11 +118,11 @@ class SavedArray:
         self._data: AnyArray | None = None
 
     def read(self, start: int, stop: int) -> AnyArray:
-        """Local. A new one-dimensional array of the elements [start, stop) of the flattened array.
+        """Local. Read the elements [start, stop) of the flattened array into a new one-dimensional array.
 
         Raises:
             IndexError: Outside the array.
-            CheckpointError: The file was cut meanwhile.
+            CheckpointError: The file was truncated after it was opened.
             OSError: It cannot be read.
         """
         if not 0 <= start <= stop <= self.size:
@@ -132,11 +137,11 @@ class SavedArray:
         return array
 
     def read_for(self, variable: Variable) -> Read:
-        """Local. What `variable.load` takes: a function that reads the value, or this rank's component.
+        """Local. Make the function that `variable.load` takes: it reads the value, or this rank's component.
 
-        Components that n replicas saved are dealt to m replicas in turn: replica r gets component r % n. So each gets
-        its own where m is n, the first m are kept where m is less, and where m is more, the later replicas begin with
-        copies, which is not what a random generator's state wants.
+        Where n replicas saved and m restore, replica r gets component r % n. If m is n, each gets its own. If m is
+        less, the first m are kept. If m is more, the later replicas begin with copies: do not restore the state of a
+        random generator that way.
 
         Raises:
             CheckpointError: One value was saved for all replicas.
@@ -149,12 +154,12 @@ class SavedArray:
         return lambda start, stop: self.read(first + start, first + stop)
 
     def numpy(self) -> AnyArray:
-        """Local. The whole array as a new one; a text becomes a string array without dimensions."""
+        """Local. Read the whole array into a new one; a text becomes a string array without dimensions."""
         array = self.read(0, self.size).reshape(self.shape)
         return np.array(array.item().decode()) if self.dtype.kind == "S" else array
 
     def detach(self) -> SavedArray:
-        """Local. Read everything into memory, so that the file is no longer needed; gives the array itself."""
+        """Local. Read everything into memory, so that the file is no longer needed; returns the array itself."""
         if self._data is None:
             self._data = self.read(0, self.size)
             self._opened = None
@@ -177,7 +182,7 @@ class SavedArray:
 
 
 def arrays_in(saved: Saved) -> Iterator[SavedArray]:
-    """Local. All arrays of what `SavedFile.find` gave."""
+    """Local. Iterate over all arrays of what `SavedFile.find` returned."""
     if isinstance(saved, dict):
         for child in saved.values():
             yield from arrays_in(child)
