@@ -26,7 +26,8 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist.optimizers.adam import AdamKernel
-from mpidist.optimizers.optimizer import Kernel, Optimizer
+from mpidist.optimizers.kernel import Kernel
+from mpidist.optimizers.optimizer import Optimizer
 from mpidist.optimizers.sgd import SGDKernel
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.step.bundle import BLOCK_BYTES
@@ -64,7 +65,7 @@ def arena_case(kernel: Kernel | None, *, shared: bool | None = None) -> tuple[Ca
         for gradient in plan.gradients:
             gradient[...] = 0
         everything = tuple(range(len(variables)))
-        return lambda: plan.reduce(everything), [strategy, variables, plan]
+        return plan.step(everything).reduce, [strategy, variables, plan]
     optimizer = Optimizer(kernel, RATE, name="benchmark")
     gradients = optimizer.gradients(variables)
     for gradient in gradients:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import is_half
 from mpidist.optimizers.gradient import Gradient, to_dense
 from mpidist.options import VariableAggregation
 from mpidist.variables.mirrored import MirroredVariable
@@ -29,24 +30,31 @@ class Accumulator:
         self._variables = variables
         self.sums = [
             SyncOnReadVariable(
-                v.arena, np.zeros(v.shape, np.float32 if v.dtype.itemsize == 2 else v.dtype),
+                v.arena, np.zeros(v.shape, np.float32 if is_half(v.dtype) else v.dtype),
                 name=f"{v.name}/accumulated", aggregation=VariableAggregation.SUM,
             )
             for v in variables
         ]
         self.numbers: set[int] = set()
 
-    def add(self, number: int, gradient: Gradient, factor: float) -> None:
-        """Local. Add `factor` times a gradient of variable `number`."""
-        total = self.sums[number]
-        # The sums are in host memory, as ON_READ variables are.
-        dense = arrays.to_host(to_dense(gradient, self._variables[number]))
-        with np.errstate(over="ignore", invalid="ignore"):
-            total.accumulate(dense if factor == 1 else np.multiply(dense, factor, dtype=total.dtype))
-        self.numbers.add(number)
+    def add(self, gradients: Mapping[int, Gradient], factor: float, *, counts: bool) -> None:
+        """Local. Add `factor` times some gradients to the sums.
+
+        Args:
+            gradients: By the numbers of their variables.
+            factor: Of all of them.
+            counts: False notes only that there are gradients: another rank adds them.
+        """
+        self.numbers.update(gradients)
+        for number, gradient in gradients.items() if counts else ():
+            total = self.sums[number]
+            # The sums are in host memory, as ON_READ variables are.
+            dense = arrays.to_host(to_dense(gradient, self._variables[number]))
+            with np.errstate(over="ignore", invalid="ignore"):
+                total.accumulate(dense if factor == 1 else np.multiply(dense, factor, dtype=total.dtype))
 
     def hand_over(self, views: Sequence[AnyArray]) -> tuple[int, ...]:
-        """Local. Move the sums into the views of the gradients and begin anew.
+        """Local. Move the sums into the views of the gradients, and begin again at zero.
 
         Returns:
             The variables that have a gradient, increasing.

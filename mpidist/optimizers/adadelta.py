@@ -46,7 +46,7 @@ class AdadeltaKernel:
         """Local. One block."""
         return 1
 
-    def prepare(self, step: int, learning_rate: float) -> Update:
+    def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""
 
         def update(

@@ -44,7 +44,7 @@ class AdagradKernel:
         """Local. One block for the denominator."""
         return 1
 
-    def prepare(self, step: int, learning_rate: float) -> Update:
+    def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""
 
         def update(

@@ -64,7 +64,7 @@ class AdamKernel:
         keep = 1 - learning_rate * self.weight_decay
 
         def update(
-            parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+            parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], _scratch: Sequence[AnyArray]
         ) -> None:
             gradients, squares = slots[0], slots[1]
             np.multiply(gradients, self.beta_1, out=gradients)

@@ -56,7 +56,7 @@ class FtrlKernel:
         """Local. Two blocks."""
         return 2
 
-    def prepare(self, step: int, learning_rate: float) -> Update:
+    def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""
         if not learning_rate > 0:
             raise ValueError(f"Ftrl needs a learning rate above 0, got {learning_rate!r}")

@@ -135,8 +135,9 @@ class _Value:
     ) -> object:
         if function is np.clip:
             return self._clip(*args, **options)
-        if function is np.copyto:
-            self._copy(*args, **options)
+        if function is np.copyto and len(args) == 2:
+            # All blocks have one dtype, so `casting` changes nothing.
+            self._copy(args[0], args[1], options.get("where", True))
             return None
         raise UnknownOperationError(f"np.{function.__name__}")
 
@@ -155,7 +156,7 @@ class _Value:
         recorder.assign(out, _OPERATIONS["minimum"].format(recorder.operand(out), names[2]))
         return out
 
-    def _copy(self, target: _Value, source: object, casting: str = "same_kind", where: object = True) -> None:
+    def _copy(self, target: _Value, source: object, where: object) -> None:
         recorder = self._recorder
         value = recorder.operand(source)
         if where is True:

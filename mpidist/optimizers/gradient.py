@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from mpidist import arrays
+from mpidist import arrays, context
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.communicator import Communicator
@@ -27,13 +27,17 @@ def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariabl
     Args:
         view: Shape and dtype of the variable.
         gradient: In its shape, or rows of it.
-        variable: For which it is.
+        variable: The one that the gradient is for.
 
     Raises:
-        ValueError: Another shape, or rows that the variable has not.
+        ValueError: Another shape, or rows that the variable does not have.
         TypeError: A dtype that does not cast.
     """
     if gradient is view:
+        return
+    if type(gradient) is type(view) and gradient.shape == view.shape and gradient.dtype == view.dtype:
+        # An array of the view's own kind, by far the most frequent gradient, needs no conversion.
+        np.copyto(view, gradient)
         return
     if not isinstance(gradient, IndexedSlices):
         np.copyto(view, variable.coerce(gradient))
@@ -48,7 +52,7 @@ def take_rows(gradient: Gradient, variable: MirroredVariable) -> tuple[AnyArray,
     """Local. Indices and values of the gradient of a variable that was made with `sparse_gradient=True`.
 
     Raises:
-        ValueError: Rows of another shape, or that the variable has not.
+        ValueError: Rows of another shape, or rows that the variable does not have.
         TypeError: A dense gradient, or a dtype that does not cast.
     """
     if not isinstance(gradient, IndexedSlices):
@@ -60,12 +64,32 @@ def take_rows(gradient: Gradient, variable: MirroredVariable) -> tuple[AnyArray,
     return gradient.indices, _checked_rows(gradient, variable)
 
 
-def require_row_wise(
-    variable: MirroredVariable, kernel: Kernel | LayerKernel, options: OptimizerOptions, owner: str
-) -> None:
-    """Local. Raise ValueError if what an optimizer does to a variable with sparse gradients needs all of its rows."""
+def require_updatable(
+    variable: Variable, kernel: Kernel | LayerKernel, options: OptimizerOptions, owner: str
+) -> MirroredVariable:
+    """Local. The variable, if an optimizer with this kernel and these options can update it.
+
+    Args:
+        variable: To be updated.
+        kernel: The optimizer's arithmetic.
+        options: The optimizer's options.
+        owner: The optimizer, for the errors.
+
+    Raises:
+        TypeError: Something that is no ON_WRITE variable of floating dtype.
+        ValueError: A variable of another strategy than the current one; or one with sparse gradients, and an optimizer
+            that needs all of its rows.
+    """
+    if not isinstance(variable, MirroredVariable):
+        raise TypeError(f"{owner} updates ON_WRITE variables of mpidist, got {variable!r}")
+    if variable.dtype.kind in "biu":
+        raise TypeError(
+            f"{owner} updates variables of floating dtype, got {variable.name!r} of dtype {variable.dtype}: create it "
+            "with dtype='float32', or leave it out"
+        )
+    require_current(variable)
     if not variable.sparse_gradient:
-        return
+        return variable
     needs = {
         "takes the norm of whole variables": isinstance(kernel, LayerKernel),
         "with use_ema=True averages all rows in each update": options.use_ema,
@@ -78,6 +102,17 @@ def require_row_wise(
                 "made with sparse_gradient=True: make it without (IndexedSlices are then added into a dense "
                 "gradient), or update it with a second optimizer"
             )
+    return variable
+
+
+def require_current(variable: MirroredVariable) -> None:
+    """Local. Raise ValueError if another strategy than the variable's is current."""
+    entry = context.innermost()
+    if entry is not None and entry.arena is not variable.arena:
+        raise ValueError(
+            f"variable {variable.name!r} does not belong to the current strategy, so every replica would update its "
+            "own copy: create it inside `with strategy.scope():`"
+        )
 
 
 def require_same_gradients(

@@ -29,7 +29,7 @@ class Kernel(Protocol):
         """Local. How many scratch blocks `update` gets."""
         ...
 
-    def prepare(self, step: int, learning_rate: float) -> Update:
+    def prepare(self, step: int, learning_rate: float, /) -> Update:
         """Local. The update of one step.
 
         Args:
@@ -57,7 +57,7 @@ class LayerKernel(ABC):
         """Local. As of a `Kernel`."""
 
     @abstractmethod
-    def direct(self, step: int) -> Update | None:
+    def direct(self, step: int, /) -> Update | None:
         """Local. The pass before the norms are taken: turns `gradient` into a direction, in place.
 
         Args:
@@ -68,7 +68,9 @@ class LayerKernel(ABC):
         """
 
     @abstractmethod
-    def prepare(self, step: int, learning_rate: float, parameter_norm: float, direction_norm: float) -> Update:
+    def prepare(
+        self, step: int, learning_rate: float, parameter_norm: float, direction_norm: float, /
+    ) -> Update:
         """Local. The pass that moves one variable.
 
         Args:

@@ -53,7 +53,7 @@ class LAMBKernel(LayerKernel):
         root_correction = 1 / math.sqrt(1 - self.beta_2**step)
 
         def update(
-            parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+            _parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
         ) -> None:
             momentum, squares = slots
             root = scratch[0]
@@ -72,12 +72,12 @@ class LAMBKernel(LayerKernel):
 
         return update
 
-    def prepare(self, step: int, learning_rate: float, parameter_norm: float, direction_norm: float) -> Update:
+    def prepare(self, _step: int, learning_rate: float, parameter_norm: float, direction_norm: float) -> Update:
         """Local. See `LayerKernel.prepare`."""
         ratio = parameter_norm / direction_norm if parameter_norm > 0 and direction_norm > 0 else 1.0
 
         def update(
-            parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+            parameter: AnyArray, gradient: AnyArray, _slots: Sequence[AnyArray], _scratch: Sequence[AnyArray]
         ) -> None:
             np.multiply(gradient, ratio * learning_rate, out=gradient)
             np.subtract(parameter, gradient, out=parameter)

@@ -50,11 +50,11 @@ class LARSKernel(LayerKernel):
         """Local. One block for the decay and for looking ahead."""
         return 1
 
-    def direct(self, step: int) -> Update | None:
+    def direct(self, _step: int) -> Update | None:
         """Local. See `LayerKernel.direct`."""
         return None
 
-    def prepare(self, step: int, learning_rate: float, parameter_norm: float, direction_norm: float) -> Update:
+    def prepare(self, _step: int, learning_rate: float, parameter_norm: float, direction_norm: float) -> Update:
         """Local. See `LayerKernel.prepare`."""
         decay = self.weight_decay_rate
         ratio = 1.0

@@ -44,7 +44,7 @@ class LionKernel:
         """Local. One block for the step."""
         return 1
 
-    def prepare(self, step: int, learning_rate: float) -> Update:
+    def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""
 
         def update(

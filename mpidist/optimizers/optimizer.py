@@ -3,29 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpidist import context
 from mpidist.arrays import AnyArray
-from mpidist.errors import CheckpointError
 from mpidist.optimizers import average
-from mpidist.optimizers.accumulator import Accumulator
+from mpidist.optimizers.built import Built
 from mpidist.optimizers.gradient import (
     Gradient,
-    require_row_wise,
+    require_current,
     require_same_gradients,
+    require_updatable,
     take_rows,
     write_gradient,
 )
-from mpidist.optimizers.kernel import Kernel as Kernel
-from mpidist.optimizers.kernel import LayerKernel, Schedule, positive
+from mpidist.optimizers.kernel import Kernel, LayerKernel, Schedule, positive
 from mpidist.optimizers.options import OptimizerOptions
-from mpidist.optimizers.saving import detach, load_list
-from mpidist.optimizers.stepping import UpdateSettings, update_variables
-from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.step.compressed_step import CompressionErrors
+from mpidist.optimizers.saving import COMPRESSION, detach, require_names
+from mpidist.optimizers.stepping import UpdateSettings
 from mpidist.variables.step.plan import Plan
 from mpidist.variables.variable import Variable
 
@@ -33,11 +30,6 @@ if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from mpidist.optimizers.options import OptionKeywords
-
-# Of accumulated gradients in a checkpoint: the sums, and 1 for each variable that got one.
-SUMS, NUMBERS = "accumulated", "accumulates"
-# Begins the names of what compressed gradients have left out, and of what else is kept of them.
-COMPRESSION = "compression_"
 
 
 class Optimizer:
@@ -50,8 +42,8 @@ class Optimizer:
         options: Clipping, weight decay, accumulation and averaging; see `OptimizerOptions`.
 
     Attributes:
-        iterations: Calls of `apply_gradients` so far, with gradient accumulation those between updates too; a
-            schedule is asked for this number. A kernel's own count of steps is that of updates.
+        iterations: Number of calls of `apply_gradients` so far, with gradient accumulation also of those between
+            updates. A schedule gets this number; a kernel gets the number of updates.
     """
 
     def __init__(
@@ -69,15 +61,12 @@ class Optimizer:
         self.iterations = 0
         # The average comes last: kernels see their own slots only.
         self._initial = {**kernel.slots, **({average.SLOT: 0.0} if self.options.use_ema else {})}
-        self._plan: Plan | None = None
-        self._all: tuple[int, ...] = ()
-        self._slots: dict[str, list[Variable]] = {}
-        self._accumulator: Accumulator | None = None
-        self._left_out: CompressionErrors | None = None
+        self._accumulated = self.options.accumulated
+        self._built: Built | None = None
         self._pending: Mapping[str, Any] | None = None
 
     def build(self, variables: Iterable[Variable]) -> None:
-        """Collective. Reserve gradients and state for `variables`; the first `apply_gradients` does it otherwise.
+        """Collective. Reserve gradients and state for `variables`; otherwise the first `apply_gradients` does it.
 
         Args:
             variables: ON_WRITE variables of one strategy, in the same order on every rank.
@@ -89,21 +78,20 @@ class Optimizer:
                 gradient accumulation.
             TypeError: Something that is no ON_WRITE variable.
         """
-        chosen = [self._checked(variable) for variable in variables]
-        if self._plan is not None:
+        self._build(variables)
+
+    def _build(self, variables: Iterable[Variable]) -> Built:
+        chosen = [require_updatable(variable, self.kernel, self.options, self.name) for variable in variables]
+        if self._built is not None:
             # By identity: `==` of variables compares their values.
-            if [id(v) for v in chosen] != [id(v) for v in self._plan.variables]:
+            if [id(v) for v in chosen] != [id(v) for v in self._built.plan.variables]:
                 raise ValueError(f"{self.name} is already built on other variables; create a second optimizer")
-            return
-        self._plan = Plan(chosen, self._initial, max(self.kernel.scratch_count, int(self.options.use_ema)))
-        self._all = tuple(range(len(chosen)))
-        self._left_out = CompressionErrors(chosen, self._plan.memories)
-        if self.options.gradient_accumulation_steps:
-            self._accumulator = Accumulator(chosen)
-        self._slots = self._open_slots(self._plan)
+            return self._built
+        self._built = Built(chosen, self.kernel, self.options, self._initial)
         if self._pending is not None:
-            self._load(self._pending)
+            self._built.load(self._pending, self.name)
             self._pending = None
+        return self._built
 
     def gradients(self, variables: Iterable[Variable]) -> tuple[AnyArray, ...]:
         """Collective at the first call (see `build`), then Local. Writable views for the gradients of `variables`.
@@ -119,9 +107,15 @@ class Optimizer:
                 the optimizer was not built on.
         """
         wanted = list(variables)
-        if self._plan is None:
-            self.build(wanted)
-        return tuple(self._view(self._number(variable)) for variable in wanted)
+        plan = (self._built or self._build(wanted)).plan
+        numbers = [self._number(variable) for variable in wanted]
+        for number in numbers:
+            if number in plan.tables:
+                raise ValueError(
+                    f"{self.name}: variable {plan.variables[number].name!r} was made with sparse_gradient=True and has "
+                    "no dense gradient to write to: pass its IndexedSlices to `apply_gradients`"
+                )
+        return tuple(plan.gradients[number] for number in numbers)
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], *, skip_gradients_aggregation: bool = False
@@ -131,12 +125,14 @@ class Optimizer:
         With gradient accumulation only every k-th call is collective and updates; the others are Local.
 
         Args:
-            grads_and_vars: Pairs (gradient, variable). Gradients are this replica's, in the shape of the variable or
-                `IndexedSlices` of it, of which rows named twice count twice; None leaves the variable alone, on every
-                rank alike. Of a variable made with `sparse_gradient=True` they are `IndexedSlices`, on each rank any
-                number of rows, and only rows that some rank names are updated, decayed and clipped.
-            skip_gradients_aggregation: The gradients are summed over all replicas already, and the same on every rank,
-                as those of `Strategy.gradients` are: nothing is summed. In node memory the node's first rank's count.
+            grads_and_vars: Pairs (gradient, variable). A gradient is this replica's: an array in the shape of the
+                variable, or `IndexedSlices` of it, in which a row that is named twice counts twice. None, on every
+                rank, leaves the variable alone. For a variable made with `sparse_gradient=True` it is `IndexedSlices`
+                with any number of rows on each rank, and only rows that some rank names are updated, decayed and
+                clipped.
+            skip_gradients_aggregation: The gradients are sums over all replicas already, and the same on every rank,
+                as those of `Strategy.gradients` are: nothing is summed. In node memory the gradients of the node's
+                first rank count.
 
         Raises:
             ValueError: No gradient at all, another shape, or a variable the optimizer was not built on.
@@ -156,8 +152,9 @@ class Optimizer:
     ) -> bool | None:
         """Collective. As `apply_gradients`, of a loss that was multiplied by `scale`, unless one is not finite.
 
-        If an element of the sums over all replicas is not finite, or its square not in float64, then no variable and
-        no state changes, on any rank; accumulated calls are forgotten, and `iterations` goes back to before them.
+        If an element of the sums over all replicas is not finite, or its square is not finite in float64, no variable
+        and no state changes, on any rank. Accumulated calls are then forgotten, and `iterations` is what it was before
+        them.
 
         Args:
             grads_and_vars: Pairs (gradient, variable).
@@ -175,153 +172,102 @@ class Optimizer:
         Args:
             variables: Some of the optimizer's, by default all.
         """
-        numbers = self._all if variables is None else tuple(sorted({self._number(v) for v in variables}))
-        if self._plan is not None and numbers and self.options.use_ema and self.iterations >= self.options.accumulated:
-            average.overwrite_with_average(self._plan, numbers)
+        chosen = None if variables is None else tuple(sorted({self._number(variable) for variable in variables}))
+        if self._built is not None and self._built.average is not None and self.iterations >= self._accumulated:
+            numbers = self._built.numbers if chosen is None else chosen
+            if numbers:
+                self._built.average.overwrite(numbers)
 
     def _apply(
         self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], scale: float | None, *, is_summed: bool
     ) -> bool | None:
         context.require_collectives()
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars]
-        if self._plan is None:
-            self.build([variable for _, variable in pairs])
+        pairs = list(grads_and_vars)
+        built = self._built
+        if built is None:
+            built = self._build([variable for _, variable in pairs])
         else:
-            self._require_current(self._plan.variables[0])
-        plan, options = cast(Plan, self._plan), self.options
-        factor = 1.0 if scale is None else 1 / scale
-        if plan.arena.options.check and (is_summed or self._accumulator is None):
+            require_current(built.plan.variables[0])
+        plan, factor = built.plan, 1.0 if scale is None else 1 / scale
+        if plan.arena.options.check and (is_summed or built.accumulator is None):
             require_same_gradients(plan.arena.communicator, pairs if is_summed else None)
-        numbers = self._take(plan, pairs, factor, is_summed=is_summed)
-        if self._accumulator is not None:
-            if (self.iterations + 1) % options.accumulated:
+        gradients = self._by_number(pairs)
+        if built.accumulator is None:
+            numbers = self._write(plan, gradients, is_summed=is_summed)
+        else:
+            # Accumulated gradients are saved, and later applied, as sums over the ranks. Gradients that are such sums
+            # already must count once, on the first rank.
+            counts = not is_summed or plan.arena.communicator.rank == 0
+            built.accumulator.add(gradients, factor, counts=counts)
+            if (self.iterations + 1) % self._accumulated:
                 self.iterations += 1
                 return None
-            numbers, factor = self._accumulator.hand_over(plan.gradients), 1 / options.accumulated
-            # The accumulated sums are those over the ranks again; see `_take`.
-            is_summed = False
+            numbers = built.accumulator.hand_over(plan.gradients)
+            factor, is_summed = 1 / self._accumulated, False
         rate = float(self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate)
-        step = self.iterations // options.accumulated + 1
-        if self._left_out is not None and not is_summed:
-            self._left_out.pay(numbers, plan.gradients)
-        settings = UpdateSettings(step, rate, factor, must_be_finite=scale is not None, is_summed=is_summed)
-        if not update_variables(plan, numbers, self.kernel, options, settings):
-            self.iterations -= options.accumulated - 1
+        step = self.iterations // self._accumulated + 1
+        # A checkpoint has brought errors of gradients that are no longer compressed.
+        if built.errors.owed and not is_summed:
+            built.errors.pay(numbers, plan.gradients)
+        update = built.update if scale is None else built.finite_update
+        if not update(numbers, UpdateSettings(step, rate, factor, is_summed)):
+            self.iterations -= self._accumulated - 1
             return False
-        if options.use_ema:
-            average.update_average(plan, options.ema_momentum, is_first=step == 1)
-            if options.ema_overwrite_frequency is not None and step % options.ema_overwrite_frequency == 0:
-                average.overwrite_with_average(plan, self._all)
+        if built.average is not None:
+            built.average.follow(step)
         self.iterations += 1
         return True
 
-    def _take(
-        self, plan: Plan, pairs: list[tuple[Gradient | None, Variable]], factor: float, *, is_summed: bool
-    ) -> tuple[int, ...]:
-        """Put gradients where they are reduced, or add them to earlier ones; returns the numbers, increasing."""
-        numbers: list[int] = []
+    def _by_number(self, pairs: Iterable[tuple[Gradient | None, Variable]]) -> dict[int, Gradient]:
+        gradients: dict[int, Gradient] = {}
         for gradient, variable in pairs:
             number = self._number(variable)
             if gradient is None:
                 continue
+            if number in gradients:
+                raise ValueError(f"{self.name}: variable {variable.name!r} stands twice in the list; pass it once")
+            gradients[number] = gradient
+        return gradients
+
+    def _write(self, plan: Plan, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
+        """Put gradients into the plan; returns the numbers of their variables, increasing."""
+        for number, gradient in gradients.items():
             if number in plan.tables:
                 plan.tables[number].put(*take_rows(gradient, plan.variables[number]))
-            elif self._accumulator is None:
-                if not is_summed or plan.takes_sum(number):
-                    write_gradient(plan.gradients[number], gradient, plan.variables[number])
-            elif is_summed and plan.arena.communicator.rank:
-                # Accumulated gradients are saved, and later applied, as sums over the ranks: the first rank has all.
-                self._accumulator.numbers.add(number)
-            else:
-                self._accumulator.add(number, gradient, factor)
-            numbers.append(number)
-        chosen = self._all if numbers == list(self._all) else tuple(sorted(set(numbers)))
-        if len(chosen) < len(numbers):
-            raise ValueError(f"{self.name}: a variable stands twice in the list {[v.name for _, v in pairs]}")
-        return chosen
+            elif not is_summed or plan.takes_sum(number):
+                write_gradient(plan.gradients[number], gradient, plan.variables[number])
+        return tuple(sorted(gradients))
 
     @property
     def variables(self) -> list[Variable]:
         """Local. The state, slot by slot; each slot variable has the shape of its variable."""
-        return [variable for slot in self._slots.values() for variable in slot]
+        slots = {} if self._built is None else self._built.slots()
+        return [variable for slot in slots.values() for variable in slot]
 
     def state(self) -> dict[str, Any]:
-        """Local. The tree that a checkpoint stores; of compressed gradients with what each rank has left out."""
-        tree: dict[str, Any] = {"iterations": self.iterations, **self._slots}
-        if self._left_out is not None:
-            for name, arrays in self._left_out.state().items():
-                tree[COMPRESSION + name] = arrays
-        if self._accumulator is not None:
-            tree[NUMBERS] = np.array([number in self._accumulator.numbers for number in self._all], np.uint8)
-        return tree
+        """Local. The tree that a checkpoint stores, with what each rank has left out of compressed gradients."""
+        return {"iterations": self.iterations, **({} if self._built is None else self._built.state())}
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Collective. Take the state over; what belongs to variables not yet built waits for `build`.
+        """Collective. Take the state over from a checkpoint, or keep it for `build`.
 
-        What compressed gradients have left out comes back on any number of ranks; see `CompressionErrors`.
+        The errors of compressed gradients come back on any number of ranks; see `CompressionErrors`.
 
         Raises:
             CheckpointError: The state of another kind of optimizer, or of other shapes.
         """
-        expected = {"iterations", *self._initial}
-        if self.options.gradient_accumulation_steps:
-            expected |= {SUMS, NUMBERS}
-        left_out = {name for name in saved if name.startswith(COMPRESSION)}
-        # Before the first step there are no slots to save.
-        if saved.keys() - left_out not in (expected, {"iterations"}):
-            raise CheckpointError(
-                f"{self.name} needs {sorted(expected)}, but the checkpoint holds {sorted(saved)}: it was saved with "
-                "another optimizer, or with other options"
-            )
-        if self._plan is not None:
-            self._load(saved)
+        errors = {name for name in saved if name.startswith(COMPRESSION)}
+        require_names(saved.keys() - errors, self._initial, self.name, accumulates=self._accumulated > 1)
+        if self._built is not None:
+            self._built.load(saved, self.name)
         else:
-            # What all ranks have left out is read by and by, each rank its share: for one it may be too much.
-            whole = detach(saved, [name for name in saved if name != "iterations" and name not in left_out])
-            self._pending = {**whole, **{name: saved[name] for name in left_out}}
+            # Errors are read later, by each rank its own: for one rank, all ranks' errors may be too much memory.
+            whole = detach(saved, [name for name in saved if name != "iterations" and name not in errors])
+            self._pending = {**whole, **{name: saved[name] for name in errors}}
         self.iterations = int(saved["iterations"].numpy())
 
-    def _open_slots(self, plan: Plan) -> dict[str, list[Variable]]:
-        slots: dict[str, list[Variable]] = {
-            name: [plan.slot(name, number) for number in self._all] for name in self._initial
-        }
-        if self._accumulator is not None:
-            slots[SUMS] = [*self._accumulator.sums]
-        return slots
-
-    def _load(self, saved: Mapping[str, Any]) -> None:
-        if self._left_out is not None:
-            self._left_out.load({
-                name.removeprefix(COMPRESSION): saved[name] for name in saved if name.startswith(COMPRESSION)
-            })
-        for name, targets in self._slots.items():
-            load_list(targets, saved, name, self._initial.get(name, 0.0), self.name)
-        if self._accumulator is not None:
-            flags = saved[NUMBERS].numpy() if NUMBERS in saved else []
-            self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}
-
-    def _checked(self, variable: Variable) -> MirroredVariable:
-        if not isinstance(variable, MirroredVariable):
-            raise TypeError(f"{self.name} updates ON_WRITE variables of mpidist, got {variable!r}")
-        if variable.dtype.kind in "biu":
-            raise TypeError(
-                f"{self.name} updates variables of floating dtype, got {variable.name!r} of dtype {variable.dtype}: "
-                "create it with dtype='float32', or leave it out"
-            )
-        self._require_current(variable)
-        require_row_wise(variable, self.kernel, self.options, self.name)
-        return variable
-
-    def _require_current(self, variable: MirroredVariable) -> None:
-        entry = context.innermost()
-        if entry is not None and entry.arena is not variable.arena:
-            raise ValueError(
-                f"variable {variable.name!r} does not belong to the current strategy, so every replica would update "
-                "its own copy: create it inside `with strategy.scope():`"
-            )
-
     def _number(self, variable: Variable) -> int:
-        number = self._plan.number(variable) if self._plan and isinstance(variable, MirroredVariable) else None
+        number = None if self._built is None else self._built.plan.number(variable)
         if number is None:
             raise ValueError(
                 f"{self.name} was not built on variable {getattr(variable, 'name', variable)!r}: pass all variables "
@@ -329,15 +275,6 @@ class Optimizer:
             )
         return number
 
-    def _view(self, number: int) -> AnyArray:
-        plan = cast(Plan, self._plan)
-        if number in plan.tables:
-            raise ValueError(
-                f"{self.name}: variable {plan.variables[number].name!r} was made with sparse_gradient=True and has no "
-                "dense gradient to write to: pass its IndexedSlices to `apply_gradients`"
-            )
-        return plan.gradients[number]
-
     def __repr__(self) -> str:
-        count = len(self._all)
-        return f"<{self.name} iterations={self.iterations} variables={count if self._plan else 'not built'}>"
+        count = "not built" if self._built is None else len(self._built.numbers)
+        return f"<{self.name} iterations={self.iterations} variables={count}>"

@@ -55,7 +55,7 @@ class RMSpropKernel:
         """Local. One block for the denominator."""
         return 1
 
-    def prepare(self, step: int, learning_rate: float) -> Update:
+    def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""
 
         def update(

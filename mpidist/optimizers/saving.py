@@ -1,8 +1,8 @@
-"""What of an optimizer's state comes back from a checkpoint, checked before it is used."""
+"""An optimizer's state in a checkpoint: its names, and how it is checked before it is used."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from typing import Any, Protocol
 
 import numpy as np
@@ -10,6 +10,11 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
 from mpidist.variables.variable import Read, Variable
+
+# Of accumulated gradients: the sums, and 1 for each variable that got one.
+SUMS, NUMBERS = "accumulated", "accumulates"
+# Begins the names of the errors of compressed gradients, and of whatever else is kept of these.
+COMPRESSION = "compression_"
 
 
 class Saved(Protocol):
@@ -30,6 +35,24 @@ class Saved(Protocol):
         ...
 
 
+def require_names(names: Set[str], slots: Iterable[str], owner: str, *, accumulates: bool) -> None:
+    """Local. Raise CheckpointError unless a checkpoint holds the state of such an optimizer.
+
+    Args:
+        names: In the checkpoint.
+        slots: Names of the optimizer's slots.
+        owner: The optimizer, for the error.
+        accumulates: Whether it accumulates gradients.
+    """
+    expected = {"iterations", *slots, *([SUMS, NUMBERS] if accumulates else [])}
+    # Before the first step there are no slots to save.
+    if names not in (expected, {"iterations"}):
+        raise CheckpointError(
+            f"{owner} needs {sorted(expected)}, but the checkpoint holds {sorted(names)}: it was saved with another "
+            "optimizer, or with other options"
+        )
+
+
 def load_list(
     targets: Sequence[Variable], saved: Mapping[str, Any], name: str, initial: float, owner: str
 ) -> None:
@@ -37,8 +60,8 @@ def load_list(
 
     Args:
         targets: Of the optimizer's state, one for each variable.
-        saved: The optimizer's part of the checkpoint.
-        name: In it; where it is missing, since it was saved before the first step, `initial` is taken.
+        saved: The optimizer's tree in the checkpoint.
+        name: In it. A checkpoint from before the first step does not have it; then `initial` is taken.
         initial: Value of every element.
         owner: For the error.
 

@@ -44,7 +44,7 @@ class SGDKernel:
         """Local. One block for Nesterov's look ahead."""
         return 1 if self.nesterov else 0
 
-    def prepare(self, step: int, learning_rate: float) -> Update:
+    def prepare(self, _step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""
 
         def update(

@@ -1,18 +1,17 @@
 """The arena: the slabs in which a node's variables live, once per node, each at an address that never changes.
 
 Where memory cannot be shared (no /dev/shm, a full or small one, ranks in different containers, or on request) a slab
-is private to each rank and holds the same values everywhere. All ranks agree on which it is, slab by slab.
+is private to each rank and holds the same values everywhere. All ranks agree on which kind it is, slab by slab.
 """
 
 from __future__ import annotations
 
-import errno
 import functools
 import logging
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -26,21 +25,15 @@ from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.comm.cross_device.cross_device_ops import take_collective
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.memory import node_memory
 from mpidist.comm.memory.node_memory import NodeMemory
-from mpidist.errors import mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions
-from mpidist.variables.slab import ALIGNMENT as ALIGNMENT
-from mpidist.variables.slab import Address as Address
-from mpidist.variables.slab import Slab as Slab
-from mpidist.variables.slab import aligned_zeros as aligned_zeros
+from mpidist.variables import sharing
+from mpidist.variables.slab import Address, Slab, line_elements, padded
 
 logger = logging.getLogger("mpidist")
 
 FIRST_SLAB_BYTES = 1 << 20
 LARGEST_SLAB_BYTES = 1 << 26
-# Containers get 64 MB of /dev/shm unless told otherwise: enough for parameters, not for the gradients of their ranks.
-SMALL_BYTES = 1 << 28
 
 
 class Resident(Protocol):
@@ -60,17 +53,18 @@ class Resident(Protocol):
 
 
 class Arena:
-    """Where the variables of one strategy live.
+    """The memory of one strategy's variables.
 
-    Args:
+    Collective. Args:
         communicator: The strategy's ranks.
         options: Of the strategy's communication.
-        shared: True demands node memory (an error where it cannot be had), False refuses it, None takes it where
-            /dev/shm is large enough. With one rank in all, memory is private. So it is with an explicit
-            `implementation`, `cross_device_ops` or `compression`: then a collective reduces the gradients, and not the
-            arena.
-        on_gpu: Variables and state are CuPy's, private, on the GPU that is current. Untested on a GPU.
-        cross_device_ops: What combines arrays, see `cross_device_ops.take_collective`; None lets the options choose.
+        shared: True demands node memory (an error where there is none), False refuses it, None takes it where
+            /dev/shm is large enough. One rank alone has private memory. An explicit `implementation`,
+            `cross_device_ops` or `compression` makes memory private, too: then a collective sums the gradients, and
+            not the arena.
+        on_gpu: Variables and state are CuPy's, private, on the current GPU.
+        cross_device_ops: The user's way to combine arrays, see `cross_device_ops.take_collective`; None lets the
+            options choose.
 
     Raises:
         ValueError: Shared memory and a collective, or a GPU, are both demanded, or two collectives.
@@ -79,13 +73,16 @@ class Arena:
 
     Attributes:
         communicator: The strategy's ranks.
-        namespace: The module whose arrays variables are: `numpy`, or `cupy`.
-        collective: Over all of them.
-        arrival: Where ranks meet before a step under `timeout_seconds`, else None.
+        namespace: The module of the variables' arrays: `numpy`, or `cupy`.
+        collective: Over all ranks.
+        has_user_collective: Whether the collective is the user's.
+        arrival: The ranks' meeting before a step under `timeout_seconds`, else None.
         lane: Between nodes: over the ranks that own the same lane, one per node; None on ranks without a lane, and
-            where a collective that was asked for reduces.
-        lane_count: As many as the smallest node has ranks.
-        strategy: The strategy whose variables live here, None for those without one.
+            where a collective that was asked for sums the gradients.
+        lane_count: Number of lanes, which is the number of ranks of the smallest node.
+        barrier: Collective over the node: waits for its ranks. In a private arena it returns at once.
+        shares_memory: Whether new slabs are in node memory.
+        strategy: The strategy whose variables live here, None for variables without one.
     """
 
     def __init__(
@@ -105,37 +102,27 @@ class Arena:
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None
         given = take_collective(cross_device_ops, communicator, self.options)
+        self.has_user_collective = given is not None
         self.collective: CollectiveFront = given or selection.choose(communicator, self.options)
         self.lane_count = min(communicator.node_sizes)
-        # Steps are timed by the arena, which can name every rank of the job, and not on each lane.
+        # A step is timed here, where every rank of the job can be named, and not on each lane.
         self.arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
         lane = communicator.open_lane()
         asked_for = selection.asked_for(self.options)
+        summed_by = (
+            "`compression`" if options.compression is not None
+            else "`cross_device_ops`" if given is not None
+            else f"the implementation {asked_for.name}" if asked_for is not CommunicationImplementation.AUTO
+            else None
+        )
         self.lane: CollectiveFront | None = None
-        compresses = options.compression is not None
-        reduces = given is None and asked_for is CommunicationImplementation.AUTO and not compresses
-        if lane is not None and reduces:
+        if lane is not None and summed_by is None:
             self.lane = selection.choose(lane, replace(self.options, timeout_seconds=None))
-        if not reduces:
-            if shared:
-                named = f"the implementation {asked_for.name}" if given is None else "`cross_device_ops`"
-                named = "`compression`" if compresses else named
-                raise ValueError(
-                    f"shared=True makes the arena reduce gradients in node memory, and {named} makes a collective do "
-                    "it: choose one of them"
-                )
-            shared = False
-        if on_gpu:
-            if compresses:
-                raise mark_shared(NotImplementedError(
-                    f"gradients are compressed in host memory, and this strategy's variables lie on GPUs: leave out "
-                    f"compression={options.compression!r} (`wire_dtype` halves what is sent), or use CPUs"
-                ))
-            if shared:
-                raise ValueError("shared=True puts variables into node memory, and this strategy's lie on GPUs")
-            shared = False
+        shared = sharing.wanted(shared, self.options, summed_by, on_gpu=on_gpu)
         self._demanded = shared is True
-        self.shares_memory = communicator.size > 1 and self._agree_to_share(shared)
+        barrier = sharing.agree(communicator, shared)
+        self.shares_memory = barrier is not None
+        self.barrier = barrier or sharing.return_at_once
         self._slabs: dict[np.dtype[Any], list[Slab]] = {}
         self._addresses: dict[int, Address] = {}
         self._variables: weakref.WeakValueDictionary[int, Resident] = weakref.WeakValueDictionary()
@@ -144,7 +131,7 @@ class Arena:
         self._serial = 0
 
     def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, Address]:
-        """Collective. An address for a variable, zero or what was there before.
+        """Collective. Find an address for a variable; its memory is zero, or what an earlier variable left.
 
         Args:
             name: For the error.
@@ -166,14 +153,12 @@ class Arena:
             "Build the same model on every rank: from the same options, in the same order.",
         )
         size = int(np.prod(shape, dtype=np.int64))
-        per_line = max(1, ALIGNMENT // dtype.itemsize)
-        padded = max(per_line, -(-size // per_line) * per_line)
         self._serial += 1
-        self._addresses[self._serial] = Address(*self._place(dtype, padded), size)
+        self._addresses[self._serial] = Address(*self._place(dtype, _room(size, dtype)), size)
         return self._serial, self._addresses[self._serial]
 
     def register(self, number: int, variable: Resident) -> None:
-        """Local. Note which variable has the address of this number, for `variables`."""
+        """Local. Note that a variable has the address of this number, for `variables`."""
         self._variables[number] = variable
 
     def variables(self) -> list[tuple[int, Resident]]:
@@ -188,13 +173,13 @@ class Arena:
     def release(self, number: int) -> None:
         """Local. Note that this rank has no more use for an address.
 
-        The garbage collector may call this at any time, and at another time on each rank: the memory is used again
-        when, at a later `create`, every rank is seen to have released it.
+        The garbage collector may call this at any time, and at another time on each rank. The memory is used again
+        once a later `create` finds that every rank has released it.
         """
         self._released.append(number)
 
     def reserve(self, count: int, dtype: np.dtype[Any], *, shared: bool) -> Slab:
-        """Collective. A slab of its own, of zeros, for a plan's gradients or state.
+        """Collective. Make a slab of zeros for a plan's gradients.
 
         Raises:
             OSError: There is no room, on every rank.
@@ -202,26 +187,37 @@ class Arena:
         memory = NodeMemory(self.communicator, max(1, count) * dtype.itemsize) if shared else None
         return Slab(dtype, count, memory, self.namespace)
 
+    def reserve_slots(
+        self, slots: Mapping[str, float], count: int, dtype: np.dtype[Any], *, shared: bool
+    ) -> dict[str, Slab]:
+        """Collective. Make a slab for each slot of an optimizer, filled with the slot's initial value.
+
+        Raises:
+            OSError: There is no room, on every rank.
+        """
+        slabs = {name: self.reserve(count, dtype, shared=shared) for name in slots}
+        for name, value in slots.items():
+            if value:
+                self.write(slabs[name], functools.partial(slabs[name].writable.fill, value))
+        return slabs
+
     def accept_private(self, what: str, error: OSError) -> None:
-        """Local. Say on the first rank what is private since node memory ran out, or raise where it is demanded."""
+        """Local. Log on the first rank what is private since node memory ran out, or raise where it is demanded."""
         if self._demanded:
             raise error
         if self.communicator.rank == 0:
             logger.warning("%s private to each rank: %s", what, error)
 
     def write(self, slab: Slab, function: Callable[[], object]) -> None:
-        """Collective. Call `function`, which writes to the slab, on exactly one rank per copy of it.
-
-        No rank may be reading while another writes, so a barrier stands before and after.
-        """
+        """Collective. Call `function`, which writes to the slab, on exactly one rank per copy of it."""
         if not slab.is_shared:
             function()
             return
-        node = self.communicator.node
-        node.barrier()
-        if node.rank == 0:
+        # Before: another rank may still be reading the old values. After: no rank may read before they are written.
+        self.barrier()
+        if self.communicator.node.rank == 0:
             function()
-        node.barrier()
+        self.barrier()
 
     def first_value(self, array: AnyArray, slab: Slab) -> AnyArray:
         """Collective. The first replica's array, on each rank that `write` lets write to the slab."""
@@ -240,7 +236,7 @@ class Arena:
         slabs.append(slab)
         start = slab.take(count)
         if start is None:
-            raise MemoryError(f"a new slab of {slab.writable.size} elements holds no {count}")
+            raise MemoryError(f"a new slab of {slab.writable.size} elements has no room for {count}")
         return slab, start
 
     def _new_slab(self, dtype: np.dtype[Any], count: int) -> Slab:
@@ -258,24 +254,8 @@ class Arena:
             self._releases[number] = self._releases.get(number, 0) + 1
             if self._releases[number] == self.communicator.size:
                 address = self._addresses.pop(number)
-                per_line = max(1, ALIGNMENT // address.slab.dtype.itemsize)
-                padded = max(per_line, -(-address.size // per_line) * per_line)
-                address.slab.give_back(address.start, padded)
+                address.slab.give_back(address.start, _room(address.size, address.slab.dtype))
                 del self._releases[number]
-
-    def _agree_to_share(self, shared: bool | None) -> bool:
-        refused = 1 if shared is False or (shared is None and _is_small(node_memory.directory())) else 0
-        if self.communicator.all_reduce_max(refused) == 1:
-            return False
-        try:
-            NodeMemory(self.communicator, ALIGNMENT)
-        except OSError as error:
-            if shared is True:
-                raise
-            if self.communicator.rank == 0:
-                logger.warning("variables are private to each rank: %s", error)
-            return False
-        return True
 
     def __repr__(self) -> str:
         slabs = [slab for kind in self._slabs.values() for slab in kind]
@@ -285,13 +265,10 @@ class Arena:
 
 @functools.cache
 def solo_arena() -> Arena:
-    """Local. Where variables live that no strategy of several ranks owns."""
+    """Local. The arena of variables that no strategy of several ranks owns."""
     return Arena(SoloCommunicator())
 
 
-def _is_small(path: os.PathLike[str]) -> bool:
-    try:
-        status = os.statvfs(path)
-    except OSError as error:
-        return error.errno == errno.ENOENT
-    return status.f_blocks * status.f_frsize < SMALL_BYTES
+def _room(size: int, dtype: np.dtype[Any]) -> int:
+    """The elements that a variable takes: whole cache lines, and at least one, so that no two share an address."""
+    return max(line_elements(dtype), padded(size, dtype))

@@ -1,4 +1,4 @@
-"""The mirrored variable: one value for all replicas, kept the same by collective writes (ON_WRITE)."""
+"""The mirrored variable: one value for all replicas, which collective writes keep the same (ON_WRITE)."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ S = TypeVar("S", bound="MirroredVariable")
 class MirroredVariable(Variable):
     """A variable of an arena.
 
-    Made by `mpidist.Variable` in a strategy's scope. On one rank, or without a strategy, it is a plain variable.
+    `mpidist.Variable` makes it in a strategy's scope. On one rank, or without a strategy, it is a plain variable.
 
     Args:
-        arena: Where it lives.
+        arena: Of its strategy.
         address: Its memory there.
         shape: Of the value.
         name: For people.
         trainable: Whether `trainable_variables` lists it.
-        aggregation: How the replicas' values are combined when they write in replica context. NONE writes the first
-            replica's: replicas cannot drift apart.
+        aggregation: How the replicas' values are combined when they write in replica context. NONE takes the first
+            replica's, so that replicas cannot drift apart.
         sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
     """
 
@@ -67,44 +67,41 @@ class MirroredVariable(Variable):
         """Local. A live view, read-only, valid until the next write or optimizer step."""
         return self._view
 
-    def assign(
-        self, value: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
-    ) -> Variable:
-        """Collective. See `Variable.assign`."""
-        return self._write(self.coerce(value), np.copyto)
+    def write_array(self, array: AnyArray) -> None:
+        """Collective. See `Variable.write_array`."""
+        self._change(array, np.copyto)
 
-    def assign_add(
-        self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
-    ) -> Variable:
-        """Collective. See `Variable.assign_add`."""
-        return self._write(self.coerce(delta), lambda target, array: np.add(target, array, out=target))
+    def add_array(self, array: AnyArray) -> None:
+        """Collective. See `Variable.add_array`."""
+        self._change(array, lambda target, delta: np.add(target, delta, out=target))
 
     def state(self) -> AnyArray:
-        """Local. The live view, or a copy in host memory of what lies on a GPU."""
+        """Local. The live view; of a variable on a GPU a copy in host memory."""
         return arrays.to_host(self._view)
 
     @property
     def device(self) -> str:
-        """Local. Where the value is: in host memory, or on which of the visible GPUs."""
+        """Local. The place of the value: host memory, or one of the visible GPUs."""
         index = arrays.device_index(self._view)
         return "/device:CPU:0" if index is None else f"/device:GPU:{index}"
 
     def coerce(self, value: npt.ArrayLike) -> AnyArray:
-        """Local. See `Variable.coerce`; the array lies where the variable does."""
+        """Local. See `Variable.coerce`; the array lies in the same memory as the variable, host or GPU."""
         return arrays.move(super().coerce(value), self.arena.namespace)
 
     def load(self, read: Read) -> None:
-        """Collective. Each rank of a node reads and writes its part of the node's copy."""
+        """Collective. Each rank of a node reads and writes its slice of the node's copy."""
         node = self.group.node
         start, stop = 0, self.size
         if self.address.slab.is_shared:
             start, stop = self.size * node.rank // node.size, self.size * (node.rank + 1) // node.size
         data = together(self.group, f"reading variable {self.name!r}", lambda: read(start, stop))
-        self.group.node.barrier()
+        # Before: another rank may still be reading the old value. After: all slices must be there when one is read.
+        self.arena.barrier()
         np.copyto(self.address.writable[start:stop], arrays.move(np.asarray(data), self.arena.namespace))
-        self.group.node.barrier()
+        self.arena.barrier()
 
-    def _write(self, array: AnyArray, change: Callable[[AnyArray, AnyArray], object]) -> Variable:
+    def _change(self, array: AnyArray, change: Callable[[AnyArray, AnyArray], object]) -> None:
         context.require_collectives()
         if in_replica_context():
             array = self._aggregate(array)
@@ -113,7 +110,6 @@ class MirroredVariable(Variable):
         array = self.arena.first_value(array, self.address.slab)
         target = self.address.writable.reshape(self.shape)
         self.arena.write(self.address.slab, lambda: change(target, array))
-        return self
 
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
         """Collective. See `Scatter.scatter`."""
@@ -123,7 +119,8 @@ class MirroredVariable(Variable):
         if aggregates and kind in ONE_WRITER:
             raise mark_shared(NotImplementedError(
                 f"variable {self.name!r}: scatter_{kind} inside `run` is defined for the aggregations NONE and "
-                f"ONLY_FIRST_REPLICA, which take the first replica's rows, not for {self.aggregation.name}"
+                f"ONLY_FIRST_REPLICA, which take the first replica's rows, and not for {self.aggregation.name}. Call "
+                "it outside `run`"
             ))
         rows = together(
             self.group, f"scatter_{kind} of variable {self.name!r}", lambda: checked_rows(self, kind, sparse_delta)

@@ -9,7 +9,8 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.memory.node_memory import NodeMemory
 
-# A cache line: two ranks never write to the same one, and vector instructions start on a border.
+# Bytes of a cache line. Ranks cut node memory at lines only: two cores that write to one line take it from each other
+# at every store. Vector instructions are fastest on addresses that start a line, too.
 ALIGNMENT = 64
 
 
@@ -20,13 +21,13 @@ class Slab:
         dtype: Of its elements.
         count: Number of elements.
         memory: Node memory of that size; None makes it private.
-        xp: Where private memory lies: NumPy, or CuPy for the current GPU.
+        xp: The module that makes private memory: NumPy, or CuPy for the current GPU.
 
     Attributes:
         writable: All elements, flat.
-        readable: The same elements, read-only; CuPy has no such arrays: there it is `writable`.
+        readable: The same elements, read-only. CuPy has no read-only arrays: there it is `writable`.
         is_shared: Whether all ranks of a node see the same bytes.
-        free: Free ranges [start, stop), sorted, never touching one another.
+        free: Free ranges [start, stop), sorted. No two of them touch.
     """
 
     def __init__(self, dtype: np.dtype[Any], count: int, memory: NodeMemory | None, xp: Any = np) -> None:
@@ -66,7 +67,7 @@ class Slab:
 
 
 class Address(NamedTuple):
-    """Where a variable lives.
+    """The place of a variable: a range of a slab.
 
     Attributes:
         slab: The slab.
@@ -80,7 +81,7 @@ class Address(NamedTuple):
 
     @property
     def writable(self) -> AnyArray:
-        """Local. The elements, flat; written only as the arena's rules allow."""
+        """Local. The elements, flat. Only `Arena.write`, a step and `load` write here, between their barriers."""
         return self.slab.writable[self.start : self.start + self.size]
 
     @property
@@ -89,8 +90,19 @@ class Address(NamedTuple):
         return self.slab.readable[self.start : self.start + self.size]
 
 
+def line_elements(dtype: np.dtype[Any]) -> int:
+    """Local. The number of elements in a cache line, at least 1."""
+    return max(1, ALIGNMENT // dtype.itemsize)
+
+
+def padded(count: int, dtype: np.dtype[Any]) -> int:
+    """Local. `count` elements, rounded up to whole cache lines."""
+    per_line = line_elements(dtype)
+    return -(-count // per_line) * per_line
+
+
 def aligned_zeros(count: int, dtype: np.dtype[Any]) -> AnyArray:
-    """Local. Private zeros that start on an aligned address."""
+    """Local. Private zeros that start a cache line."""
     raw = np.zeros(count * dtype.itemsize + ALIGNMENT, np.uint8)
     begin = -raw.ctypes.data % ALIGNMENT
     return raw[begin : begin + count * dtype.itemsize].view(dtype)

@@ -1,4 +1,4 @@
-"""The sync-on-read variable: each replica has its own value; reading it across replicas aggregates (ON_READ)."""
+"""The sync-on-read variable: each replica has its own value, and reading across replicas aggregates (ON_READ)."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ S = TypeVar("S", bound="SyncOnReadVariable")
 
 
 class _Reading(threading.local):
-    """Whether this thread's reads in replica context aggregate."""
+    """A flag of each thread: whether its reads in replica context aggregate."""
 
     aggregates = False
 
@@ -43,16 +43,16 @@ def variable_sync_on_read_context() -> Iterator[None]:
 class SyncOnReadVariable(Variable):
     """A variable of which every replica keeps its own component, in private memory.
 
-    Collective. Made by `mpidist.Variable(..., synchronization=ON_READ)` in a strategy's scope. In replica context
-    reads and writes touch this replica's component. In cross-replica context `value()` aggregates.
+    `mpidist.Variable(..., synchronization=ON_READ)` makes it in a strategy's scope. In replica context reads and writes
+    touch this replica's component. In cross-replica context `value()` aggregates.
 
-    Args:
+    Collective. Args:
         arena: Of the strategy.
         initial: First component, the same on every replica.
         name: For people.
         trainable: Whether `trainable_variables` lists it.
-        aggregation: SUM, MEAN, ONLY_FIRST_REPLICA; NONE cannot be read in cross-replica context, and a checkpoint
-            holds all its components.
+        aggregation: SUM, MEAN, ONLY_FIRST_REPLICA; with NONE it cannot be read in cross-replica context, and a
+            checkpoint holds all its components.
 
     Raises:
         MismatchError: Shape or dtype of `initial` differ between ranks.
@@ -81,7 +81,7 @@ class SyncOnReadVariable(Variable):
         self._component = np.array(arena.collective.broadcast(arrays.to_host(initial)), order="C")
 
     def coerce(self, value: npt.ArrayLike) -> AnyArray:
-        """Local. See `Variable.coerce`; the component is in host memory, and what lies on a GPU is copied."""
+        """Local. See `Variable.coerce`; the component is in host memory, and an array on a GPU is copied."""
         return arrays.to_host(super().coerce(value))
 
     @property
@@ -97,7 +97,7 @@ class SyncOnReadVariable(Variable):
         return view
 
     def value(self) -> AnyArray:
-        """This replica's component in replica context (Local), the aggregate in cross-replica context (Collective).
+        """Local in replica context: this replica's component. Collective in cross-replica context: the aggregate.
 
         Inside `variable_sync_on_read_context` it is the aggregate in replica context, too.
         """
@@ -130,26 +130,19 @@ class SyncOnReadVariable(Variable):
         """Local. Set this replica's own component to zero, whatever the context."""
         self._component[...] = 0
 
-    def assign(
-        self, value: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
-    ) -> Variable:
-        """Set this replica's component (Local in replica context), or all so that `value` is read (Collective)."""
-        array = self.coerce(value)
+    def write_array(self, array: AnyArray) -> None:
+        """Local in replica context: set this replica's component. Collective else: set all, so that `array` is read."""
         if in_replica_context():
             self._component[...] = array
         else:
             self._spread(self.arena.collective.broadcast(array))
-        return self
 
-    def assign_add(
-        self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
-    ) -> Variable:
-        """Add to this replica's component (Local), or to all components (Collective).
+    def add_array(self, array: AnyArray) -> None:
+        """Local in replica context: add to this replica's component. Collective else: add to all components.
 
         Raises:
-            ValueError: In cross-replica context with aggregation SUM: it would be added once per replica.
+            ValueError: In cross-replica context with aggregation SUM: it would be added once for each replica.
         """
-        array = self.coerce(delta)
         if not in_replica_context():
             if self.aggregation is VariableAggregation.SUM:
                 raise ValueError(
@@ -158,10 +151,9 @@ class SyncOnReadVariable(Variable):
                 )
             array = self.arena.collective.broadcast(array)
         self.accumulate(array)
-        return self
 
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
-        """Not there for ON_READ variables.
+        """Local. Refuse: rows are not scattered into ON_READ variables.
 
         Raises:
             NotImplementedError: Always.
@@ -176,12 +168,12 @@ class SyncOnReadVariable(Variable):
         return self.component if self.is_per_replica else self.aggregate()
 
     def load(self, read: Read) -> None:
-        """Collective. Set the components so that the aggregate is what was saved; with NONE set this replica's."""
+        """Collective. Set the components so that their aggregate is the saved value; with NONE set this replica's."""
         data = together(self.group, f"reading variable {self.name!r}", lambda: read(0, self.size))
         self._spread(np.asarray(data).reshape(self.shape))
 
     def _spread(self, array: AnyArray) -> None:
-        """Set the components so that their aggregate is `array`; of integers under SUM nothing is lost."""
+        """Set the components so that their aggregate is `array`; integers under SUM lose nothing."""
         if self.aggregation is not VariableAggregation.SUM:
             self._component[...] = array
         elif self.dtype.kind in "iu":

@@ -33,7 +33,7 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
         synchronization: ON_WRITE or ON_READ.
         aggregation: How replicas' values are combined.
         arena: Where its strategy's variables live.
-        restored_by: Number of the restore that last set it; what waits from an earlier one is no longer for it.
+        restored_by: Number of the restore that last set it. Values that wait from an earlier restore are not for it.
     """
 
     arena: Arena
@@ -44,17 +44,17 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
     synchronization: VariableSynchronization
     aggregation: VariableAggregation
     restored_by: int = 0
-    # CuPy's arrays, which have 100, leave arithmetic with a variable to it.
+    # CuPy's arrays have priority 100: with a higher one they leave arithmetic with a variable to the variable.
     __array_priority__ = 1000.0
 
     @property
     def group(self) -> Communicator:
-        """Local. The ranks over which the variable spans."""
+        """Local. The ranks that have the variable."""
         return self.arena.communicator
 
     @property
     def distribute_strategy(self) -> Any:
-        """Local. The strategy in whose scope it was made, None without one."""
+        """Local. The strategy in whose scope the variable was made, None without one."""
         return self.arena.strategy
 
     @property
@@ -64,7 +64,7 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
 
     @property
     def device(self) -> str:
-        """Local. Where the value is: in host memory, or on which of the visible GPUs."""
+        """Local. The place of the value: host memory, or one of the visible GPUs."""
         return "/device:CPU:0"
 
     @abstractmethod
@@ -75,18 +75,17 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
         Collective for ON_READ variables in cross-replica context, where it is the aggregate over the replicas.
         """
 
-    @abstractmethod
     def assign(
         self, value: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Variable:
-        """Collective. Set the value.
+        """Collective for ON_WRITE variables, and in cross-replica context; else Local. Set the value.
 
         In cross-replica context the first replica's value counts (under `CommunicationOptions(check=True)` differing
         values are an error); in replica context the replicas' values are aggregated first.
 
         Args:
             value: Shape of the variable; a dtype that NumPy's "same_kind" rule casts to the variable's.
-            use_locking: Kept for code written for tf.distribute, as the next two.
+            use_locking: Not used, like the next two; they are here for code written for tf.distribute.
             name: Not used.
             read_value: Not used: the variable is returned.
 
@@ -97,33 +96,50 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
             ValueError: Another shape.
             TypeError: A dtype that does not cast.
         """
+        self.write_array(self.coerce(value))
+        return self
 
-    @abstractmethod
     def assign_add(
         self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Variable:
-        """Collective. Add to the value, once, whatever the number of replicas; see `assign`."""
+        """Collective or Local as `assign`. Add to the value, once, whatever the number of replicas.
+
+        Raises:
+            ValueError: As `assign`; in cross-replica context also for an ON_READ variable with aggregation SUM, which
+                would add `delta` once for each replica.
+            TypeError: As `assign`.
+        """
+        self.add_array(self.coerce(delta))
+        return self
 
     def assign_sub(
         self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Variable:
-        """Collective. Subtract from the value; see `assign_add`."""
+        """Collective or Local as `assign`. Subtract from the value; see `assign_add`."""
         return self.assign_add(np.negative(self.coerce(delta)))
 
     @abstractmethod
-    def state(self) -> AnyArray:
-        """Collective. What a checkpoint stores: an array of `shape`; do not change it.
+    def write_array(self, array: AnyArray) -> None:
+        """Collective or Local as `assign`. Set the value to an array that `coerce` has made."""
 
-        The same on every rank, or, where `is_per_replica`, this rank's component.
+    @abstractmethod
+    def add_array(self, array: AnyArray) -> None:
+        """Collective or Local as `assign`. Add an array that `coerce` has made."""
+
+    @abstractmethod
+    def state(self) -> AnyArray:
+        """Collective. The array of `shape` that a checkpoint stores; do not change it.
+
+        It is the same on every rank or, where `is_per_replica`, this rank's component.
         """
 
     @abstractmethod
     def load(self, read: Read) -> None:
-        """Collective. Set the value from what `state` once gave, on any number of ranks.
+        """Collective. Set the value to an array that `state` once gave, on any number of ranks.
 
         Args:
             read: `read(start, stop)` gives the elements [start, stop) of the flattened array (where `is_per_replica`,
-                of this rank's component); each rank asks only for what it writes.
+                of this rank's component). Each rank asks only for the elements that it writes.
         """
 
     def numpy(self) -> AnyArray:
@@ -163,7 +179,7 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
             return np.asarray(value, self.dtype)
         if not np.can_cast(array.dtype, self.dtype, "same_kind"):
             raise TypeError(
-                f"variable {self.name!r}: expected a value of dtype {self.dtype}, got {array.dtype}; convert it with "
+                f"variable {self.name!r}: expected a value of dtype {self.dtype}, got {array.dtype}; convert it by "
                 f".astype({self.dtype.name!r}) if that is meant"
             )
         return array.astype(self.dtype)
@@ -174,7 +190,7 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
         return np.array(arrays.to_host(self.value()), dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        # NumPy's `ufunc.at` was seen to write to read-only arrays.
+        # `np.add.at` and the like were seen to write even to read-only arrays: a variable must refuse them.
         written = inputs[:1] if method == "at" else kwargs.get("out", ())
         if any(isinstance(target, Variable) for target in written):
             raise TypeError(
@@ -205,7 +221,7 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
         return float(self.value())
 
     def __reduce__(self) -> NoReturn:
-        # A copy would share this variable's memory, which is used again when this one is gone.
+        # A copy would share this variable's memory, which another variable takes once this one is gone.
         raise TypeError(
             f"variable {self.name!r} cannot be copied or pickled: `mpidist.Variable(v)` in the strategy's scope makes "
             "another one with its value, `v.numpy()` gives the value"

@@ -14,7 +14,8 @@ from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
-from mpidist.variables.arena import Arena, Slab
+from mpidist.variables.arena import Arena
+from mpidist.variables.slab import Slab
 
 # node: all ranks on one node. private: on one node, nothing shared. pairs: nodes of two. each: a node per rank.
 # first: rank 0 alone, the others together; last: the other way round. chunks: pairs, little at a time.

@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.comm.communicator import SoloCommunicator
-from mpidist.variables.arena import ALIGNMENT, Arena, Slab, aligned_zeros, solo_arena
+from mpidist.variables.arena import Arena, solo_arena
+from mpidist.variables.slab import ALIGNMENT, Slab, aligned_zeros
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(1, 40)), max_size=60))

@@ -1,7 +1,7 @@
-"""A step of one part whose gradients are compressed: they are summed variable by variable, small ones as they are.
+"""Compressed gradients: how a bundle's gradients are summed one by one, and the errors that a checkpoint holds.
 
-Where an optimizer skips a step because some sum is not finite, what was sent of the other variables is lost with it.
-What steps leave out is part of the training's state, for a checkpoint to hold (`CompressionErrors`).
+The error of a gradient is what steps have left out of it so far. It is part of the training's state. Where an
+optimizer skips a step because some sum is not finite, the parts of other gradients that were sent in it are lost.
 """
 
 from __future__ import annotations
@@ -20,124 +20,119 @@ from mpidist.comm.compression.compression import ERROR, Compression, Compression
 from mpidist.errors import CheckpointError
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.step.bundle import Bundle, Update
-from mpidist.variables.step.bundle_step import BundleStep, update_all
+from mpidist.variables.step.bundle import Bundle
+from mpidist.variables.step.bundle_step import open_bundle_step
 from mpidist.variables.sync_on_read import SyncOnReadVariable
 from mpidist.variables.variable import Variable
 
 logger = logging.getLogger("mpidist")
 
 
-class CompressedStep(BundleStep):
-    """What one rank does in a step for one private part and one selection of its variables.
+class CompressedReduction:
+    """Sums the gradients of some variables of a private bundle, small ones as they are.
 
     Args:
-        part: Of a plan.
+        bundle: Of a plan.
         gradients: This rank's, by the numbers of the variables, increasing; in their shapes.
-        compression: Sums gradients that are worth it.
-        memories: What was left out earlier, by number; kept up to date.
+        compression: Sums gradients that are large enough.
+        states: What earlier steps have left out, by number; kept up to date.
     """
 
     def __init__(
         self,
-        part: Bundle,
+        bundle: Bundle,
         gradients: Mapping[int, AnyArray],
         compression: Compression,
-        memories: dict[int, CompressionState],
+        states: dict[int, CompressionState],
     ) -> None:
-        super().__init__(part, list(gradients))
+        self._collective = bundle.arena.collective
         self._compression = compression
-        self._compressed = [
-            (gradient, memories.setdefault(number, {})) for number, gradient in gradients.items()
-            if compression.compresses(gradient.shape, gradient.dtype)
-        ]
-        exact = [n for n, g in gradients.items() if not compression.compresses(g.shape, g.dtype)]
-        self._exact = BundleStep(part, exact) if exact else None
+        chosen = {n: g for n, g in gradients.items() if compression.compresses(g.shape, g.dtype)}
+        self._compressed = [(gradient, states.setdefault(number, {})) for number, gradient in chosen.items()]
+        exact = [number for number in gradients if number not in chosen]
+        self._exact = open_bundle_step(bundle, exact) if exact else None
 
-    def apply(self, update: Update) -> None:
-        """Collective. Reduce the gradients and apply `update`."""
-        self.reduce()
-        for _, blocks in self._chunks:
-            update_all(blocks, update)
-
-    def reduce(self) -> None:
+    def __call__(self) -> None:
         """Collective. Put the sums into this rank's gradients."""
         if self._exact is not None:
             self._exact.reduce()
-        for gradient, memory in self._compressed:
-            self._compression.all_reduce(self._arena.collective, gradient, memory)
+        for gradient, state in self._compressed:
+            self._compression.all_reduce(self._collective, gradient, state)
 
 
 class CompressionErrors:
-    """What the steps of a plan have left out of compressed gradients, as a checkpoint holds it.
+    """The errors of compressed gradients: what steps have left out and later steps still have to apply.
 
-    The errors of n ranks are saved one by one. On as many ranks each gets its own back, and training goes on bit for
-    bit. On m ranks, rank r takes the sum of those of the ranks r, r + m, ...: gradients are summed, so it is the sum of
-    the errors that is still to be applied, and this is kept. Where a program makes means of the sums, by dividing its
-    gradients by the number of ranks, what they left out is divided already, and the sum is right as it is.
+    The errors of n ranks are saved one by one. On as many ranks each rank gets its own back, and training goes on bit
+    for bit. On m ranks, rank r takes the sum of those of the ranks r, r + m, ...: gradients are summed, therefore the
+    sum of the errors is what is still to be applied, and this sum is kept. A program that makes means, by dividing its
+    gradients by the number of ranks, has divided the errors, too.
 
-    A variable may be compressed no more: on one rank, by other options. Then its error is added to its next gradient.
+    A variable may no longer be compressed, on one rank or under other options. Then its error is added to its next
+    gradient (`pay`).
 
     Args:
-        variables: Of the plan; their places there number them.
-        memories: Of its compressed steps, by the numbers of the variables; read, and replaced by `load`.
+        variables: Of the plan, in the order of their numbers.
+        states: Of the compressed gradients, by number; read by `state`, and changed by `load`.
+
+    Attributes:
+        owed: Errors of variables whose gradients are not compressed here, by number.
     """
 
-    def __init__(self, variables: Sequence[MirroredVariable], memories: dict[int, CompressionState]) -> None:
+    def __init__(self, variables: Sequence[MirroredVariable], states: dict[int, CompressionState]) -> None:
         self._variables = variables
         self._arena = variables[0].arena
-        self._memories = memories
-        # Errors of variables whose gradients are not compressed here.
-        self._owed: dict[int, AnyArray] = {}
+        self._states = states
+        self.owed: dict[int, AnyArray] = {}
 
     def state(self) -> dict[str, dict[int, Variable | AnyArray]]:
         """Local. By name and number: errors as variables with a component on each rank, all else as arrays."""
         tree: dict[str, dict[int, Variable | AnyArray]] = {}
-        for number, memory in [*self._memories.items(), *((n, {ERROR: error}) for n, error in self._owed.items())]:
-            for name, array in memory.items():
+        for number, state in [*self._states.items(), *((n, {ERROR: error}) for n, error in self.owed.items())]:
+            for name, array in state.items():
                 is_error = name == ERROR
                 tree.setdefault(name, {})[number] = _Error(self._variables[number], array) if is_error else array
         return tree
 
     def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
-        """Collective. Replace what was left out by what `state` once gave, on any number of ranks.
+        """Collective. Replace the errors by those that `state` once gave, on any number of ranks.
 
         Args:
-            saved: As `state` gave it, numbers as strings, of arrays of a checkpoint; errors have the ranks as their
-                first dimension.
+            saved: As `state` gave it, with numbers as strings and arrays of a checkpoint. The first dimension of an
+                error is that of the ranks.
 
         Raises:
             CheckpointError: An error of another shape, or of no variable.
         """
         group = self._arena.communicator
         loaded = together(group, "reading what compressed gradients had left out", lambda: self._read(saved))
-        for memory in self._memories.values():
-            # Emptied and not replaced: steps hold them.
-            memory.clear()
-        self._owed.clear()
-        for number, memory in loaded.items():
+        for state in self._states.values():
+            # Emptied and not replaced, because planned steps hold them.
+            state.clear()
+        self.owed.clear()
+        for number, state in loaded.items():
             if self._is_compressed(number):
-                self._memories.setdefault(number, {}).update(memory)
-            elif ERROR in memory:
-                self._owed[number] = memory[ERROR]
+                self._states.setdefault(number, {}).update(state)
+            elif ERROR in state:
+                self.owed[number] = state[ERROR]
         savers = max((int(array.shape[0]) for array in saved.get(ERROR, {}).values()), default=group.size)
-        if group.rank == 0 and (savers != group.size or self._owed):
+        if group.rank == 0 and (savers != group.size or self.owed):
             logger.warning(
                 "%d ranks saved what each had left out of compressed gradients, %d restore: of n errors, rank r of m "
                 "takes the sum of those of ranks r, r + m, ...; %d of %d are not compressed now and added to the next "
-                "gradient", savers, group.size, len(self._owed), len(saved[ERROR]),
+                "gradient", savers, group.size, len(self.owed), len(saved[ERROR]),
             )
 
     def pay(self, numbers: Iterable[int], gradients: Sequence[AnyArray]) -> None:
-        """Local. Add the errors of variables that are not compressed to their gradients, which are then summed.
+        """Local. Add errors that are owed to gradients that are about to be summed.
 
         Args:
             numbers: Of the variables of this step.
             gradients: This rank's, of all variables of the plan.
         """
-        for number in self._owed.keys() & set(numbers) if self._owed else ():
+        for number in self.owed.keys() & set(numbers):
             gradient = gradients[number]
-            error = arrays.move(self._owed.pop(number), arrays.namespace(gradient))
+            error = arrays.move(self.owed.pop(number), arrays.namespace(gradient))
             with np.errstate(over="ignore", invalid="ignore"):
                 gradient[...] = (gradient + error).astype(gradient.dtype)
 
@@ -151,12 +146,12 @@ class CompressionErrors:
         )
 
     def _read(self, saved: Mapping[str, Mapping[str, Any]]) -> dict[int, CompressionState]:
-        memories: dict[int, CompressionState] = {}
+        states: dict[int, CompressionState] = {}
         for name, entries in saved.items():
             for key, array in entries.items():
-                memory = memories.setdefault(int(key), {})
-                memory[name] = self._error(int(key), array) if name == ERROR else array.numpy()
-        return memories
+                state = states.setdefault(int(key), {})
+                state[name] = self._error(int(key), array) if name == ERROR else array.numpy()
+        return states
 
     def _error(self, number: int, array: Any) -> AnyArray:
         """The sum of the saved errors that fall to this rank; only these are read."""
@@ -176,7 +171,7 @@ class CompressionErrors:
 
 
 class _Error(SyncOnReadVariable):
-    """What each rank has left out of one gradient, for a checkpoint: a component on each rank.
+    """The error of one gradient, for a checkpoint: a component on each rank.
 
     Local. Args:
         variable: Whose gradient it is.

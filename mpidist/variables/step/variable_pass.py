@@ -1,7 +1,7 @@
-"""The sweep: one pass over the variables of a plan one by one, for what depends on a whole variable, as a norm does.
+"""The variable pass: work on the variables of a plan one by one, for what depends on a whole variable, as a norm does.
 
-It follows `Plan.reduce`: the sums of the gradients stand in the first segment of each node. Measuring is cut over all
-ranks, since every node holds the same numbers; changing is cut over the ranks of a node, as in `Plan.step`.
+It follows `Step.reduce`: the sums of the gradients stand in the first segment of each node. Measuring is cut over all
+ranks, since every node holds the same numbers. Changing is cut over the ranks of a node, as in a step.
 """
 
 from __future__ import annotations
@@ -13,79 +13,82 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.variables.arena import Arena
 from mpidist.variables.step.bundle import Block, Bundle, Update
+from mpidist.variables.step.sums import aside, write_back
 from mpidist.variables.step.table import Table
 
 BlockMeasure = Callable[[AnyArray, AnyArray], Sequence[float]]
 
 
 class VariablePass:
-    """What one rank does for some variables of a plan.
+    """The work of one rank in a pass over some variables of a plan.
 
     Args:
-        arena: Where the variables live.
-        parts: Parts of the plan, with the numbers of the variables in each.
+        arena: Of the variables.
+        bundles: Those of the plan, with the numbers of the variables in each.
         numbers: All the numbers, the same on every rank.
-        tables: Those of them whose gradients are rows: only merged rows are measured and updated.
+        tables: Of the variables whose gradients are rows: only merged rows are measured and updated.
 
     Attributes:
-        is_in_order: Under `reproducible`: what is measured must not depend on threads, ranks or nodes.
+        is_in_order: Under `reproducible`: measures must not depend on threads, ranks or nodes.
+        barrier: Of the node.
     """
 
     def __init__(
         self,
         arena: Arena,
-        parts: Sequence[tuple[Bundle, Sequence[int]]],
+        bundles: Sequence[tuple[Bundle, Sequence[int]]],
         numbers: tuple[int, ...],
         tables: Mapping[int, Table],
     ) -> None:
         self._arena = arena
         self._tables = tables
         self.is_in_order = arena.options.reproducible
+        self.barrier = arena.barrier
         self._numbers = numbers
         self._rows = {number: row for row, number in enumerate(numbers)}
         communicator, node = arena.communicator, arena.communicator.node
         self._measured: list[tuple[int, Block]] = []
-        # Under `reproducible`: the same blocks on any number of ranks, each of which is one rank's to measure.
+        # Under `reproducible`: the same blocks on any number of ranks. Each block is measured by one rank.
         self._fixed: list[tuple[int, Block]] = []
         self._own: list[tuple[int, Block]] = []
-        # Parameters in node memory, gradients and state private to each rank: one rank per node writes the former.
+        # Parameters in node memory, gradients and state private to each rank: one rank per node writes parameters.
         self._copied: list[tuple[int, Block]] = []
-        for part, chosen in parts:
+        for bundle, chosen in bundles:
             if self.is_in_order:
-                self._fixed += [(number, block) for number in chosen for block in part.fixed_blocks(number)]
+                self._fixed += [(number, block) for number in chosen for block in bundle.fixed_blocks(number)]
             else:
-                self._measured += part.variable_blocks(chosen, communicator.rank, communicator.size)
-            mine = (node.rank, node.size) if part.is_shared else (0, 1)
-            (self._copied if part.writes_back else self._own).extend(part.variable_blocks(chosen, *mine))
+                self._measured += bundle.variable_blocks(chosen, communicator.rank, communicator.size)
+            mine = (node.rank, node.size) if bundle.is_shared else (0, 1)
+            (self._copied if bundle.writes_back else self._own).extend(bundle.variable_blocks(chosen, *mine))
 
     def measure(self, measure: BlockMeasure, count: int) -> AnyArray:
         """Collective. Sums over all elements of each variable, by one small all-reduce.
 
-        Nothing may be changed before every rank has measured; the all-reduce, to which every rank adds, sees to it.
-
         Args:
             measure: `measure(parameter, gradient)` gives `count` numbers for a block; they are added up.
-            count: How many.
+            count: Of the numbers.
 
         Returns:
             Shape (variables, count), float64, the same on every rank; in the order of the numbers.
         """
         sums = np.zeros((len(self._numbers), count))
-        for number, (parameter, gradients, _, _) in self._measured:
+        for number, (parameter, gradients, *_) in self._measured:
             sums[self._rows[number]] += measure(parameter, gradients[0])
         for number, table in self._tables.items():
             sums[self._rows[number]] += table.measure(measure, count)
+        # No rank leaves the all-reduce before every rank has entered it with its sums. Therefore no barrier is needed
+        # between measuring and the changes that follow.
         if not self._fixed:
             return self._arena.collective.all_reduce(sums)
         return self._measured_in_order(measure, sums)
 
     def _measured_in_order(self, measure: BlockMeasure, sums: AnyArray) -> AnyArray:
-        """Every block is measured by one rank, the others add 0 to it; then blocks are added in their order."""
+        """One rank measures a block, the others add 0 to it; then blocks are added in their order."""
         communicator, count = self._arena.communicator, len(self._fixed)
         measured = np.zeros((len(sums) + count, sums.shape[1]))
         measured[: len(sums)] = sums
         begin, end = (count * rank // communicator.size for rank in (communicator.rank, communicator.rank + 1))
-        for place, (_, (parameter, gradients, _, _)) in enumerate(self._fixed[begin:end], len(sums) + begin):
+        for place, (_, (parameter, gradients, *_)) in enumerate(self._fixed[begin:end], len(sums) + begin):
             measured[place] = measure(parameter, gradients[0])
         measured = self._arena.collective.all_reduce(measured)
         for place, (number, _) in enumerate(self._fixed, len(sums)):
@@ -98,8 +101,8 @@ class VariablePass:
         Args:
             update_of: The update of a variable's number.
         """
-        for number, (parameter, gradients, slots, scratch) in [*self._own, *self._copied]:
-            update_of(number)(parameter, gradients[0], slots, scratch[1:])
+        for number, (parameter, gradients, slots, _, scratch) in [*self._own, *self._copied]:
+            update_of(number)(parameter, gradients[0], slots, scratch)
         self.barrier()
 
     def apply(self, update_of: Callable[[int], Update]) -> None:
@@ -108,21 +111,14 @@ class VariablePass:
         Args:
             update_of: The update of a variable's number.
         """
-        for number, (parameter, gradients, slots, scratch) in self._own:
-            update_of(number)(parameter, gradients[0], slots, scratch[1:])
-        for number, (parameter, gradients, slots, scratch) in self._copied:
-            np.copyto(scratch[0], parameter)
-            update_of(number)(scratch[0], gradients[0], slots, scratch[1:])
-            np.copyto(gradients[0], scratch[0])
+        for number, (parameter, gradients, slots, _, scratch) in self._own:
+            update_of(number)(parameter, gradients[0], slots, scratch)
+        for number, (parameter, gradients, slots, total, scratch) in self._copied:
+            aside(update_of(number), total)(parameter, gradients[0], slots, scratch)
         for number, table in self._tables.items():
             table.apply(update_of(number))
         self.barrier()
         if self._copied:
             if self._arena.communicator.node.rank == 0:
-                for _, (parameter, gradients, _, _) in self._copied:
-                    np.copyto(parameter, gradients[0])
+                write_back([block for _, block in self._copied])
             self.barrier()
-
-    def barrier(self) -> None:
-        """Collective. Wait for the ranks of the node."""
-        self._arena.communicator.node.barrier()

@@ -62,7 +62,7 @@ def test_every_element_is_updated_once(strategy: Strategy, dtype: str) -> None:
         for variable, view in zip(variables, plan.gradients, strict=True):
             assert view.shape == variable.shape
             view[...] = rank + 1
-        plan.step(tuple(range(len(variables))), count_up)
+        plan.step(tuple(range(len(variables)))).apply(count_up)
         for number, variable in enumerate(variables):
             expected = np.arange(variable.size) + (step + 1) * n * (n + 1) / 2
             np.testing.assert_array_equal(variable.numpy(), expected.astype(dtype))
@@ -77,7 +77,7 @@ def test_several_dtypes_and_subsets(strategy: Strategy) -> None:
     for subset in [(0,), (1, 3), (0, 1, 2), (3,), (0,)]:
         for number in subset:
             plan.gradients[number][...] = 1
-        plan.step(subset, count_up)
+        plan.step(subset).apply(count_up)
     for number, count in enumerate([3, 2, 1, 2]):
         np.testing.assert_array_equal(variables[number].numpy(), np.arange(40) + count * n)
 
@@ -87,7 +87,7 @@ def test_sums_alone_change_nothing_else(strategy: Strategy) -> None:
     plan = Plan(variables, {}, 0)
     for view in plan.gradients:
         view[...] = strategy.communicator.rank
-    plan.reduce((0, 1))
+    plan.step((0, 1)).reduce()
     np.testing.assert_array_equal(variables[0].numpy(), np.arange(100))
 
 
@@ -99,7 +99,7 @@ def test_different_variables_are_a_mismatch_everywhere(strategy: Strategy, case:
     odd = strategy.communicator.rank == strategy.communicator.size - 1
     mine: dict[str, tuple[int, ...]] = {"other": (0, 2), "fewer": (0,), "none": (), "order": (1, 2)}
     with pytest.raises(MismatchError, match="the variables with gradients must be the same") as caught:
-        plan.step(mine[case] if odd else (0, 1), count_up)
+        plan.step(mine[case] if odd else (0, 1)).apply(count_up)
     assert is_shared(caught.value)
     assert len(set(strategy.communicator.all_gather_object(str(caught.value)))) == 1
     assert "'b'" in str(caught.value)
@@ -108,7 +108,7 @@ def test_different_variables_are_a_mismatch_everywhere(strategy: Strategy, case:
     # The plan can go on.
     for view in plan.gradients:
         view[...] = 1
-    plan.step((0, 1, 2), count_up)
+    plan.step((0, 1, 2)).apply(count_up)
     assert variables[0].numpy()[0] == strategy.num_replicas_in_sync
 
 
@@ -118,9 +118,9 @@ def test_differences_are_found_late_on_one_node(communicator: Communicator) -> N
     strategy = make_strategy(communicator, "node")
     plan = Plan([make(strategy.arena, 4), make(strategy.arena, 4)], {}, 0)
     for _ in range(40):
-        plan.step((0, 1), count_up)
+        plan.step((0, 1)).apply(count_up)
     with pytest.raises(MismatchError):
-        plan.step((0,) if communicator.rank else (1,), count_up)
+        plan.step((0,) if communicator.rank else (1,)).apply(count_up)
 
 
 @pytest.mark.mpi(min_size=2)
@@ -147,9 +147,9 @@ def test_lists_that_make_no_sense(strategy: Strategy, communicator: Communicator
 def test_slices_cover_and_start_on_cache_lines(communicator: Communicator, parts: int) -> None:
     arena = make_strategy(communicator, "private").arena
     variables = [(0, make(arena, 1000)), (1, make(arena, 77))]
-    part = Bundle(arena, variables, {}, 0)
-    for count in (0, 1, 15, 16, 17, part.size):
-        slices: list[tuple[int, int]] = [part.slice_of(count, index, parts) for index in range(parts)]
+    bundle = Bundle(arena, variables, {}, 0)
+    for count in (0, 1, 15, 16, 17, bundle.size):
+        slices: list[tuple[int, int]] = [bundle.slice_of(count, index, parts) for index in range(parts)]
         assert slices[0][0] == 0
         assert slices[-1][1] == count
         assert all(a[1] == b[0] for a, b in itertools.pairwise(slices))
@@ -159,27 +159,27 @@ def test_slices_cover_and_start_on_cache_lines(communicator: Communicator, parts
 def test_state_lives_once_per_node(communicator: Communicator) -> None:
     strategy = make_strategy(communicator, "node")
     plan = Plan([make(strategy.arena, 1000)], {"momentum": 0.0}, 0)
-    slab: Any = plan.parts[0].slots["momentum"]
+    slab: Any = plan.bundles[0].slots["momentum"]
     assert slab.is_shared == (communicator.size > 1)
     assert slab.writable.size < 1100
 
 
-def test_a_sweep_measures_and_changes_variables_one_by_one(strategy: Strategy) -> None:
+def test_a_pass_measures_and_changes_variables_one_by_one(strategy: Strategy) -> None:
     arena, n = strategy.arena, strategy.num_replicas_in_sync
     variables = [make(arena, size, "float64" if i % 2 else "float32") for i, size in enumerate(SIZES)]
     plan = Plan(variables, {"visits": 5.0}, scratch_count=2)
     numbers = (0, 1, 2, 5, 6, 7)
     for view in plan.gradients:
         view[...] = strategy.communicator.rank + 1
-    plan.reduce(numbers)
-    sweep = plan.sweep(numbers)
-    assert sweep is plan.sweep(numbers)
+    plan.step(numbers).reduce()
+    variable_pass = plan.variable_pass(numbers)
+    assert variable_pass is plan.variable_pass(numbers)
     total = n * (n + 1) / 2
 
     def check(parameter: AnyArray, gradient: AnyArray) -> list[float]:
         return [float(parameter.sum(dtype=np.float64)), float((gradient == total).sum()), 1 - 1]
 
-    measured = sweep.measure(check, 3)
+    measured = variable_pass.measure(check, 3)
     expected = [[sum(range(SIZES[number])), SIZES[number], 0] for number in numbers]
     np.testing.assert_array_equal(measured, expected)
 
@@ -202,11 +202,10 @@ def test_a_sweep_measures_and_changes_variables_one_by_one(strategy: Strategy) -
             gradient[...] = -99
         return add
 
-    sweep.change(change)
-    np.testing.assert_array_equal(
-        sweep.measure(lambda _, gradient: [float((gradient == 2 * total).sum())], 1)[:, 0], [SIZES[n] for n in numbers]
-    )
-    sweep.apply(apply)
+    variable_pass.change(change)
+    doubled = variable_pass.measure(lambda _, gradient: [float((gradient == 2 * total).sum())], 1)
+    np.testing.assert_array_equal(doubled[:, 0], [SIZES[number] for number in numbers])
+    variable_pass.apply(apply)
     for number, variable in enumerate(variables):
         moved, visits = (2 * total + number, 6 + number) if number in numbers else (0, 5)
         np.testing.assert_array_equal(variable.numpy(), np.arange(SIZES[number]) + moved)
@@ -220,19 +219,19 @@ def test_a_sweep_measures_and_changes_variables_one_by_one(strategy: Strategy) -
 def test_blocks_of_variables_cover_them_once(sizes: list[int], parts: int, data: st.DataObject) -> None:
     arena = Arena(SoloCommunicator())
     variables = [(number, make(arena, size)) for number, size in enumerate(sizes)]
-    part = Bundle(arena, variables, {}, 0)
+    bundle = Bundle(arena, variables, {}, 0)
     chosen = sorted(data.draw(st.sets(st.sampled_from(range(len(sizes))))))
-    visits = np.zeros(part.size)
+    visits = np.zeros(bundle.size)
     for index in range(parts):
-        for number, block in part.variable_blocks(chosen, index, parts):
+        for number, block in bundle.variable_blocks(chosen, index, parts):
             variable = variables[number][1]
-            inside = np.flatnonzero([np.shares_memory(block.gradients[0], part.gradient[i : i + 1])
-                                     for i in range(*part.spans[number])])
+            inside = np.flatnonzero([np.shares_memory(block.gradients[0], bundle.gradient[i : i + 1])
+                                     for i in range(*bundle.spans[number])])
             assert len(inside) == len(block.gradients[0]), "a block lies inside its variable"
             np.testing.assert_array_equal(block.parameter, variable.numpy()[inside])
-            start = part.spans[number][0] + inside[0]
+            start = bundle.spans[number][0] + inside[0]
             assert start % 16 == 0, "no two ranks write to one cache line"
             visits[start : start + len(inside)] += 1
-    for number, (low, high) in part.spans.items():
+    for number, (low, high) in bundle.spans.items():
         assert (visits[low:high] == (number in chosen)).all()
     assert visits.sum() == sum(sizes[number] for number in chosen)

@@ -1,0 +1,229 @@
+"""The ways of a bundle's gradients through a step: how the ranks' gradients become sums, and what follows at once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import is_half
+from mpidist.comm.arithmetic.tree_order import combine_pairs, leaves, pairing
+from mpidist.comm.collective import Collective
+from mpidist.options import ReduceOp
+from mpidist.variables.arena import Arena
+from mpidist.variables.step.bundle import Block, Update
+from mpidist.variables.step.step import Phase
+
+# `add(gradients, out)` gives the sum of the gradients of a node's ranks: in `out`, or in the first of them.
+Add = Callable[[Sequence[AnyArray], AnyArray], AnyArray]
+# A piece of a gradient segment, and the blocks in it.
+Chunk = tuple[AnyArray, list[Block]]
+
+
+class GivenSums:
+    """A bundle whose first gradient segment holds the sums already.
+
+    Args:
+        blocks: Of this rank's slice.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = blocks
+
+    def apply(self, update: Update) -> None:
+        """Collective. See `Phase.apply`."""
+        update_blocks(self._blocks, update)
+
+    def reduce(self) -> None:
+        """Collective. See `Phase.reduce`: nothing is left to be summed."""
+
+
+class NodeSums:
+    """A bundle in the memory of one node: each rank reads all ranks' gradients of its slice.
+
+    Args:
+        blocks: Of this rank's slice.
+        add: Sums the ranks' gradients of a block.
+    """
+
+    def __init__(self, blocks: Sequence[Block], add: Add) -> None:
+        self._blocks = blocks
+        self._add = add
+
+    def apply(self, update: Update) -> None:
+        """Collective. See `Phase.apply`."""
+        add = self._add
+        for parameter, gradients, slots, total, scratch in self._blocks:
+            update(parameter, add(gradients, total), slots, scratch)
+
+    def reduce(self) -> None:
+        """Collective. See `Phase.reduce`."""
+        add_in_place(self._blocks, self._add)
+
+
+class ChunkSums:
+    """A bundle that is summed by a collective: a chunk is reduced and updated while it is in the cache.
+
+    Args:
+        chunks: Of this rank's slice.
+        add: Sums the gradients of the node's ranks.
+        between: Sums over the nodes, or over all ranks where memory is private.
+    """
+
+    def __init__(self, chunks: Sequence[Chunk], add: Add, between: Collective) -> None:
+        self._chunks = chunks
+        self._add = add
+        self._between = between
+
+    def apply(self, update: Update) -> None:
+        """Collective. See `Phase.apply`."""
+        for chunk, blocks in self._chunks:
+            add_in_place(blocks, self._add)
+            self._between.all_reduce(chunk, ReduceOp.SUM, in_place=True)
+            update_blocks(blocks, update)
+
+    def reduce(self) -> None:
+        """Collective. See `Phase.reduce`."""
+        for chunk, blocks in self._chunks:
+            add_in_place(blocks, self._add)
+            self._between.all_reduce(chunk, ReduceOp.SUM, in_place=True)
+
+
+class PhasedSums:
+    """A bundle that is summed as a whole before it is updated.
+
+    Args:
+        reduction: Puts the sums into the first segment; ends with a barrier of the node.
+        blocks: Of this rank's slice.
+    """
+
+    def __init__(self, reduction: Callable[[], None], blocks: Sequence[Block]) -> None:
+        self._reduction = reduction
+        self._blocks = blocks
+
+    def apply(self, update: Update) -> None:
+        """Collective. See `Phase.apply`."""
+        self._reduction()
+        update_blocks(self._blocks, update)
+
+    def reduce(self) -> None:
+        """Collective. See `Phase.reduce`."""
+        self._reduction()
+
+
+class WriteBack:
+    """A bundle with private gradients and state, since node memory ran out, whose parameters are in node memory.
+
+    Every rank updates a copy of the parameters, and one rank of each node writes the copy back, so that each byte of
+    node memory has one writer.
+
+    Args:
+        arena: Of the bundle.
+        blocks: All blocks of the step.
+        phase: Sums the gradients and applies an update.
+        room: Private memory for a block.
+    """
+
+    def __init__(self, arena: Arena, blocks: Sequence[Block], phase: Phase, room: AnyArray) -> None:
+        self._blocks = blocks
+        self._room = room
+        self._phase = phase
+        self._barrier = arena.barrier
+        self._writes = arena.communicator.node.rank == 0
+
+    def apply(self, update: Update) -> None:
+        """Collective. See `Phase.apply`."""
+        self._phase.apply(aside(update, self._room))
+        # Other ranks may still be reading the old parameters.
+        self._barrier()
+        if self._writes:
+            write_back(self._blocks)
+        self._barrier()
+
+    def reduce(self) -> None:
+        """Collective. See `Phase.reduce`."""
+        self._phase.reduce()
+
+
+def update_blocks(blocks: Sequence[Block], update: Update) -> None:
+    """Local. Apply `update` to blocks whose first gradient is the sum."""
+    for parameter, gradients, slots, _, scratch in blocks:
+        update(parameter, gradients[0], slots, scratch)
+
+
+def aside(update: Update, room: AnyArray) -> Update:
+    """Local. The same update of a copy of the parameter, which it leaves in the memory of the gradient.
+
+    Args:
+        update: Of a bundle's blocks.
+        room: For the copy of a block.
+    """
+
+    def update_copy(
+        parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+    ) -> None:
+        copy = room[: parameter.size]
+        np.copyto(copy, parameter)
+        update(copy, gradient, slots, scratch)
+        np.copyto(gradient, copy)
+
+    return update_copy
+
+
+def write_back(blocks: Sequence[Block]) -> None:
+    """Local. Set parameters to what `aside` has left in the memory of their gradients."""
+    for parameter, gradients, _, _, _ in blocks:
+        np.copyto(parameter, gradients[0])
+
+
+def add_in_place(blocks: Sequence[Block], add: Add) -> None:
+    """Local. Put the sums into the first gradients of the blocks."""
+    for block in blocks:
+        add(block.gradients, block.gradients[0])
+
+
+def adder(dtype: np.dtype[Any], count: int, *, in_tree: bool) -> Add:
+    """Local. The function that sums the gradients of a block; half precision is added up in float32.
+
+    Args:
+        dtype: Of the gradients.
+        count: Their number.
+        in_tree: Add in the order of the tree over the ranks, not rank after rank.
+    """
+    if count == 1:
+        return _take_only
+    if in_tree:
+        return partial(_add_halves_in_pairs if is_half(dtype) else _add_in_pairs, pairing(leaves(count)))
+    return _add_halves if is_half(dtype) else _add_in_order
+
+
+def _take_only(gradients: Sequence[AnyArray], _out: AnyArray) -> AnyArray:
+    return gradients[0]
+
+
+def _add_in_order(gradients: Sequence[AnyArray], out: AnyArray) -> AnyArray:
+    np.add(gradients[0], gradients[1], out=out)
+    for gradient in gradients[2:]:
+        np.add(out, gradient, out=out)
+    return out
+
+
+def _add_halves(gradients: Sequence[AnyArray], out: AnyArray) -> AnyArray:
+    total = gradients[0].astype(np.float32)
+    for gradient in gradients[1:]:
+        total += gradient.astype(np.float32)
+    out[...] = total.astype(out.dtype)
+    return out
+
+
+def _add_in_pairs(pairs: Sequence[tuple[int, int]], gradients: Sequence[AnyArray], _out: AnyArray) -> AnyArray:
+    # It overwrites the gradients: of these blocks this rank is the only reader, in all segments.
+    return combine_pairs(gradients, pairs, ReduceOp.SUM)
+
+
+def _add_halves_in_pairs(pairs: Sequence[tuple[int, int]], gradients: Sequence[AnyArray], out: AnyArray) -> AnyArray:
+    out[...] = combine_pairs([gradient.astype(np.float32) for gradient in gradients], pairs, ReduceOp.SUM)
+    return out
