@@ -1,4 +1,4 @@
-"""Gradient accumulation: gradients of several calls, added up on each replica before they are reduced."""
+"""Gradient accumulation: gradients of several calls are added up on each replica before they are reduced."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from mpidist.variables.sync_on_read import SyncOnReadVariable
 
 
 class Accumulator:
-    """Sums of this replica's gradients, half precision in float32.
+    """Sums of this replica's gradients; half precision is added up in float32.
 
     Collective. Args:
         variables: Of the optimizer.
 
     Attributes:
-        sums: One ON_READ variable for each, which a checkpoint saves as the sum over the replicas.
-        numbers: Of the variables that got a gradient since the last update.
+        sums: One ON_READ variable for each. A checkpoint saves it as the sum over the replicas.
+        numbers: Of the variables that have had a gradient since the last update.
     """
 
     def __init__(self, variables: Sequence[MirroredVariable]) -> None:

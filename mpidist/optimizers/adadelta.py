@@ -81,7 +81,7 @@ def Adadelta(
     name: str = "Adadelta",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. Adadelta. The paper takes a rate of 1.
+    """Local. Adadelta. The paper uses a rate of 1.
 
     Args:
         learning_rate: A number or a schedule.
@@ -98,5 +98,5 @@ def Adadelta(
     """
     fraction(rho=rho)
     if not epsilon > 0:
-        raise ValueError(f"`epsilon` must be above 0, got {epsilon!r}: the first step would be divided by 0")
+        raise ValueError(f"`epsilon` must be above 0, got {epsilon!r}: the first step would divide by 0")
     return Optimizer(AdadeltaKernel(rho, epsilon), learning_rate, name=name, **options)

@@ -72,12 +72,12 @@ def Adagrad(
 ) -> Optimizer:
     """Local. Adagrad.
 
-    `epsilon` is added to the root, as in PyTorch; Keras 3 takes the root of the sum. They differ where squares are not
-    large against `epsilon`.
+    `epsilon` is added to the root, as in PyTorch; Keras 3 takes the root of the sum. The two differ where squares are
+    not large against `epsilon`.
 
     Args:
         learning_rate: A number or a schedule.
-        initial_accumulator_value: What the sums of squares begin with.
+        initial_accumulator_value: The sums of squares begin with it.
         epsilon: Added to the root; must not be 0 where the sums begin with 0.
         name: Shown in errors.
         options: Of every optimizer; see `OptimizerOptions`.
@@ -90,5 +90,5 @@ def Adagrad(
     """
     positive(initial_accumulator_value=initial_accumulator_value, epsilon=epsilon)
     if not initial_accumulator_value and not epsilon:
-        raise ValueError("`initial_accumulator_value` and `epsilon` must not both be 0: that would divide by 0")
+        raise ValueError("`initial_accumulator_value` and `epsilon` must not both be 0: an update would divide by 0")
     return Optimizer(AdagradKernel(initial_accumulator_value, epsilon), learning_rate, name=name, **options)

@@ -28,14 +28,14 @@ if TYPE_CHECKING:
 class AdamKernel:
     """First and second moments with bias correction.
 
-    The slots hold each moment divided by its `1 - beta`, the plain sums over `beta**k` times older gradients: the same
-    arithmetic in fewer passes over memory.
+    The slots hold each moment divided by its `1 - beta`, that is the plain sum over `beta**k` times older gradients:
+    the same arithmetic in fewer passes over memory.
 
     Attributes:
         beta_1: Decay of the first moment.
         beta_2: Decay of the second moment.
         epsilon: Added to the denominator.
-        weight_decay: Fraction of the parameter taken off per step, times the learning rate.
+        weight_decay: Fraction that the parameter loses per step, times the learning rate.
         amsgrad: Divide by the root of the largest second moment so far.
     """
 
@@ -52,12 +52,12 @@ class AdamKernel:
 
     @property
     def scratch_count(self) -> int:
-        """Local. None: the gradient is used up."""
+        """Local. None: the update overwrites the gradient instead."""
         return 0
 
     def prepare(self, step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""
-        # p -= rate * m^ / (sqrt(v^) + epsilon) with both corrections and the scale of the slots taken out of the loop.
+        # p -= rate * m^ / (sqrt(v^) + epsilon), with both corrections and the scale of the slots moved out of the loop.
         root = math.sqrt((1 - self.beta_2) / (1 - self.beta_2**step))
         rate = learning_rate * (1 - self.beta_1) / (1 - self.beta_1**step) / root
         epsilon = self.epsilon / root
@@ -98,7 +98,7 @@ def Adam(
     """Local. Adam.
 
     `epsilon` is added to the root of the corrected second moment, as in the paper's algorithm and in PyTorch. Keras
-    adds its own to the uncorrected root: there `epsilon * sqrt(1 - beta_2**step)` does what `epsilon` does here.
+    adds it to the uncorrected root: there `epsilon * sqrt(1 - beta_2**step)` does what `epsilon` does here.
 
     Args:
         learning_rate: A number or a schedule.
@@ -131,11 +131,11 @@ def AdamW(
     name: str = "AdamW",
     **options: Unpack[OptionKeywordsButDecay],
 ) -> Optimizer:
-    """Local. Adam with decoupled weight decay; `epsilon` as of `Adam`.
+    """Local. Adam with decoupled weight decay; see `Adam` for `epsilon`.
 
     Args:
         learning_rate: A number or a schedule.
-        weight_decay: Each step takes `learning_rate * weight_decay` of every parameter off.
+        weight_decay: In each step every parameter loses `learning_rate * weight_decay` of itself.
         beta_1: Decay of the first moment, below 1.
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the denominator.

@@ -36,6 +36,7 @@ class Built:
         errors: Of compressed gradients.
         accumulator: Under `gradient_accumulation_steps`, else None.
         average: Under `use_ema`, else None.
+        slots: The state by name, in the order of the variables.
     """
 
     def __init__(
@@ -53,19 +54,15 @@ class Built:
         self.accumulator = Accumulator(variables) if options.gradient_accumulation_steps else None
         self.average = MovingAverage(plan, options) if options.use_ema else None
         self._initial = initial
-
-    def slots(self) -> dict[str, list[Variable]]:
-        """Local. The state by name, in the order of the variables."""
-        slots: dict[str, list[Variable]] = {
-            name: [self.plan.slot(name, number) for number in self.numbers] for name in self._initial
+        self.slots: dict[str, list[Variable]] = {
+            name: [plan.slot(name, number) for number in self.numbers] for name in initial
         }
         if self.accumulator is not None:
-            slots[SUMS] = [*self.accumulator.sums]
-        return slots
+            self.slots[SUMS] = [*self.accumulator.sums]
 
     def state(self) -> dict[str, Any]:
         """Local. The tree that a checkpoint stores."""
-        tree: dict[str, Any] = {**self.slots()}
+        tree: dict[str, Any] = {**self.slots}
         tree.update({COMPRESSION + name: arrays for name, arrays in self.errors.state().items()})
         if self.accumulator is not None:
             tree[NUMBERS] = np.array([number in self.accumulator.numbers for number in self.numbers], np.uint8)
@@ -84,7 +81,7 @@ class Built:
         self.errors.load({
             name.removeprefix(COMPRESSION): saved[name] for name in saved if name.startswith(COMPRESSION)
         })
-        for name, targets in self.slots().items():
+        for name, targets in self.slots.items():
             load_list(targets, saved, name, self._initial.get(name, 0.0), owner)
         if self.accumulator is not None:
             flags = saved[NUMBERS].numpy() if NUMBERS in saved else []

@@ -28,7 +28,7 @@ class FtrlKernel:
 
     `n' = n + g**2; z += g - (n'**-power - n**-power) / rate * p`, then
     `p = (clip(z, -l1, l1) - z) / (n'**-power / rate + 2 * l2)`.
-    The value that a variable was created with has no weight in it.
+    The initial value of a variable has no weight in it.
 
     Attributes:
         learning_rate_power: -0.5 for rates that fall as the root of the squares; 0 for a fixed one.
@@ -81,7 +81,7 @@ class FtrlKernel:
             np.add(linear, gradient, out=linear)
             np.divide(new, learning_rate, out=new)
             np.add(new, l2, out=new)
-            # Where nothing was ever accumulated the numerator is zero, too.
+            # Where no gradient has been accumulated yet, the numerator is zero, too.
             np.copyto(new, 1, where=new == 0)
             np.clip(linear, -l1, l1, out=old)
             np.subtract(old, linear, out=old)
@@ -107,7 +107,7 @@ def Ftrl(  # noqa: PLR0913  # the arguments of tf.keras
     Args:
         learning_rate: A number or a schedule.
         learning_rate_power: At most 0.
-        initial_accumulator_value: What the squares begin with.
+        initial_accumulator_value: The squares begin with it.
         l1_regularization_strength: At least 0.
         l2_regularization_strength: At least 0.
         l2_shrinkage_regularization_strength: At least 0; acts on the gradient alone.

@@ -1,9 +1,9 @@
-"""One GPU kernel from an optimizer's update: what it does with NumPy's functions is recorded once, and written as C.
+"""One GPU kernel from an optimizer's update: its calls of NumPy's functions are recorded and written as C.
 
-An update of ten passes over memory becomes one: blocks are loaded, the whole arithmetic is done in registers, and what
-was changed is stored. Scratch blocks are registers. Numbers are arguments, so that another learning rate compiles
-nothing anew. The operations and their order are the update's own, without fused multiply-adds: results have the bits
-that NumPy gives (`power` apart). Untested on a GPU; the C is tested on the CPU.
+An update of ten passes over memory becomes one pass: blocks are loaded, the whole arithmetic is done in registers, and
+changed blocks are stored. Scratch blocks are registers. Numbers are arguments, so that another learning rate does not
+compile again. The operations and their order are the update's own, without fused multiply-adds: except for `power`,
+results have NumPy's bits. Untested on a GPU; the C is tested on the CPU.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.variables.step.bundle import Update
 
-# C of an operation on names or expressions; NaNs go the way that NumPy's do.
+# The C of an operation on names or expressions; it treats NaNs as NumPy does.
 _OPERATIONS: dict[str, str] = {
     "add": "{0} + {1}",
     "subtract": "{0} - {1}",
@@ -51,7 +51,7 @@ class Program:
     """A recorded update.
 
     Attributes:
-        names: The arrays that it loads or stores, in the order in which they are given: p, g, s0, s1, ...
+        names: The arrays that the program loads or stores, in the order of its arguments: p, g, s0, s1, ...
         body: C for one element number `i`, over arrays `a_<name>` of type `T` and numbers `k0`, `k1`, ...
         scalars: The numbers of this step.
     """
@@ -62,11 +62,11 @@ class Program:
 
 
 class UnknownOperationError(TypeError):
-    """The update does something that has no C here."""
+    """The update calls a function that has no C here."""
 
 
 class _Recorder:
-    """The statements of an update, and which of its values they load and change."""
+    """The statements of an update, and the values that they load and change."""
 
     def __init__(self) -> None:
         self.statements: list[str] = []
@@ -107,7 +107,7 @@ class _Condition:
 
 
 class _Value:
-    """What stands for a block while an update is recorded."""
+    """The stand-in for a block while an update is recorded."""
 
     def __init__(self, recorder: _Recorder, name: str, dtype: np.dtype[Any], *, is_scratch: bool = False) -> None:
         self.name = name
@@ -149,7 +149,7 @@ class _Value:
     def _clip(self, value: object, low: object, high: object, out: object = None) -> object:
         recorder = self._recorder
         names = [recorder.operand(operand) for operand in (value, low, high)]
-        # Assigned twice, as a maximum and then a minimum; the first assignment must not change an operand.
+        # `out` is assigned twice, a maximum and then a minimum: the first must not change an operand of the second.
         if isinstance(out, _Value) and out.name in names[1:]:
             raise UnknownOperationError("np.clip into one of its own limits")
         recorder.assign(out, _OPERATIONS["maximum"].format(*names[:2]))
@@ -170,20 +170,20 @@ class _Value:
 def record(
     update: Update, dtype: np.dtype[Any], slot_count: int, scratch_count: int, *, keeps_gradient: bool = False
 ) -> Program:
-    """Local. What an update does, as C.
+    """Local. Write the work of an update as C.
 
     Args:
-        update: Of one step, see `Kernel.prepare`; called once, with stand-ins for its blocks.
+        update: Of one step, see `Kernel.prepare`. It is called once, with stand-ins for its blocks.
         dtype: Of the blocks: float32, float64 or float16.
         slot_count: Number of its slots.
         scratch_count: Number of its scratch blocks.
-        keeps_gradient: Store what it leaves in `gradient`, which is otherwise given up.
+        keeps_gradient: Store the values that the update leaves in `gradient`.
 
     Returns:
         The program.
 
     Raises:
-        UnknownOperationError: It does something that has no C here, or the dtype is no real number.
+        UnknownOperationError: The update calls a function that has no C here, or the dtype is no real number.
     """
     if dtype.kind != "f" or dtype.itemsize > 8:
         raise UnknownOperationError(f"blocks of dtype {dtype}")
@@ -207,7 +207,7 @@ def record(
 
 
 def fused(update: Update, slot_count: int, scratch_count: int, *, keeps_gradient: bool = False) -> Update:
-    """Local. The same update, as one kernel where its blocks are CuPy's; others it gets as it is.
+    """Local. The same update, as one kernel for blocks of CuPy's; blocks of NumPy's are updated as before.
 
     Args:
         update: As of `record`.
@@ -216,7 +216,7 @@ def fused(update: Update, slot_count: int, scratch_count: int, *, keeps_gradient
         keeps_gradient: As of `record`.
 
     Returns:
-        An update. What has no C here runs function by function, which CuPy does as well.
+        An update. Where a function has no C here, all run one by one, by CuPy.
     """
     programs: dict[np.dtype[Any], Program | None] = {}
 
@@ -229,7 +229,8 @@ def fused(update: Update, slot_count: int, scratch_count: int, *, keeps_gradient
             try:
                 programs[dtype] = record(update, dtype, slot_count, scratch_count, keeps_gradient=keeps_gradient)
             except Exception:
-                # What stands for a block is no array: the update itself, on arrays, will do it, or say what is wrong.
+                # Stand-ins are no arrays, so a user's update may fail on them in any way. On arrays it then works, one
+                # function after another, or raises its own error.
                 programs[dtype] = None
         program = programs[dtype]
         if program is None:
@@ -244,7 +245,7 @@ def fused(update: Update, slot_count: int, scratch_count: int, *, keeps_gradient
 
 @functools.cache
 def _compile(names: tuple[str, ...], body: str, scalar_count: int) -> Any:
-    # Another step differs in its numbers only, so this is called once for each optimizer.
+    # Steps differ in their numbers only, therefore each optimizer compiles once.
     return importlib.import_module("mpidist.comm.gpu.cuda").elementwise_kernel(
         [f"T k{number}" for number in range(scalar_count)], [f"raw T a_{name}" for name in names], body
     )

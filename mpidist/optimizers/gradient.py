@@ -1,4 +1,4 @@
-"""The gradient of one variable, dense or sparse, on its way to where it is reduced."""
+"""The gradients that an optimizer is given, dense or sparse: how they are checked, converted and written to a plan."""
 
 from __future__ import annotations
 
@@ -58,8 +58,8 @@ def take_rows(gradient: Gradient, variable: MirroredVariable) -> tuple[AnyArray,
     if not isinstance(gradient, IndexedSlices):
         raise TypeError(
             f"variable {variable.name!r} was made with sparse_gradient=True: expected IndexedSlices as its gradient, "
-            f"got {type(gradient).__name__} of shape {np.shape(gradient)}; pass the rows that have a gradient, or "
-            "make the variable without sparse_gradient"
+            f"got {type(gradient).__name__} of shape {np.shape(gradient)}; pass the rows that have a gradient, or make "
+            "the variable without sparse_gradient"
         )
     return gradient.indices, _checked_rows(gradient, variable)
 
@@ -122,7 +122,7 @@ def require_same_gradients(
 
     Args:
         communicator: The ranks.
-        pairs: Gradients that are sums already; None where they still have to be summed, which all ranks must say.
+        pairs: Gradients that are sums already; None for gradients that are still to be summed, on every rank alike.
     """
     same_on_all(
         communicator, "the gradients given with skip_gradients_aggregation=True (checksums)",
@@ -135,8 +135,8 @@ def require_same_gradients(
 def _checksum(gradient: Gradient | None) -> str:
     if gradient is None:
         return "None"
-    parts = (gradient.indices, gradient.values) if isinstance(gradient, IndexedSlices) else (gradient,)
-    return " ".join(f"{zlib.crc32(arrays.to_host(arrays.as_array(part)).tobytes()):#x}" for part in parts)
+    held = (gradient.indices, gradient.values) if isinstance(gradient, IndexedSlices) else (gradient,)
+    return " ".join(f"{zlib.crc32(arrays.to_host(arrays.as_array(one)).tobytes()):#x}" for one in held)
 
 
 def to_dense(gradient: Gradient, variable: MirroredVariable) -> AnyArray:

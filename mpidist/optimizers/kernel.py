@@ -16,7 +16,7 @@ class Kernel(Protocol):
 
     Attributes:
         slots: State kept for each element: name and initial value.
-        scratch_count: Private blocks that `update` wants.
+        scratch_count: Number of private blocks for `update`.
     """
 
     @property
@@ -26,7 +26,7 @@ class Kernel(Protocol):
 
     @property
     def scratch_count(self) -> int:
-        """Local. How many scratch blocks `update` gets."""
+        """Local. The number of scratch blocks that `update` gets."""
         ...
 
     def prepare(self, step: int, learning_rate: float, /) -> Update:
@@ -44,7 +44,7 @@ class Kernel(Protocol):
 
 
 class LayerKernel(ABC):
-    """The arithmetic of a family that looks at whole variables: two element-wise passes with norms between them."""
+    """The arithmetic of a family that needs norms of whole variables: two element-wise passes, with norms between."""
 
     @property
     @abstractmethod
@@ -58,7 +58,7 @@ class LayerKernel(ABC):
 
     @abstractmethod
     def direct(self, step: int, /) -> Update | None:
-        """Local. The pass before the norms are taken: turns `gradient` into a direction, in place.
+        """Local. The pass before the norms, which turns `gradient` into a direction, in place.
 
         Args:
             step: 1 in the first step.
@@ -77,7 +77,7 @@ class LayerKernel(ABC):
             step: 1 in the first step.
             learning_rate: Of this step.
             parameter_norm: Euclidean norm of the variable.
-            direction_norm: Euclidean norm of what `direct` left.
+            direction_norm: Euclidean norm of the direction.
 
         Returns:
             As of `Kernel.prepare`; its `gradient` is the direction.

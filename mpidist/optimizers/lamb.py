@@ -94,7 +94,7 @@ def LAMB(
     name: str = "LAMB",
     **options: Unpack[OptionKeywords],
 ) -> Optimizer:
-    """Local. LAMB. `weight_decay` is decoupled, as in Keras; the norm is that of the decayed variable.
+    """Local. LAMB. `weight_decay` is decoupled, as in Keras. The norm is that of the decayed variable.
 
     Args:
         learning_rate: A number or a schedule.

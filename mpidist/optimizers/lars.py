@@ -30,7 +30,7 @@ class LARSKernel(LayerKernel):
 
     Attributes:
         momentum: 0 needs no state.
-        weight_decay_rate: Of the gradient: `decay` above.
+        weight_decay_rate: `decay` above.
         eeta: The trust coefficient.
         nesterov: `p -= momentum * m + rate * r * (g + decay * p)` instead.
     """
@@ -47,7 +47,7 @@ class LARSKernel(LayerKernel):
 
     @property
     def scratch_count(self) -> int:
-        """Local. One block for the decay and for looking ahead."""
+        """Local. One block for the decay and for Nesterov's step ahead."""
         return 1
 
     def direct(self, _step: int) -> Update | None:
@@ -98,8 +98,8 @@ def LARS(
     Args:
         learning_rate: A number or a schedule.
         momentum: Of the steps.
-        weight_decay_rate: Part of the gradient and of the ratio of norms; `weight_decay` is decoupled from both.
-        eeta: The trust coefficient: how far a variable moves in a step, as a part of its norm.
+        weight_decay_rate: Enters the gradient and the ratio of norms; `weight_decay` is decoupled from both.
+        eeta: The trust coefficient: the length of a variable's step as a fraction of the variable's norm.
         nesterov: Nesterov momentum; needs `momentum`.
         name: Shown in errors.
         options: Of every optimizer; see `OptimizerOptions`.

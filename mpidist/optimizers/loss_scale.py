@@ -1,4 +1,4 @@
-"""Loss scaling: keeps small gradients of half precision from vanishing, and skips steps in which one overflows."""
+"""Loss scaling keeps small gradients of half precision from vanishing, and skips steps in which one overflows."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from mpidist.optimizers.gradient import Gradient
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.variable import Variable
 
-# Above that the scale itself is not finite in float32.
+# Four times as much is infinite in float32.
 LARGEST_SCALE = 2.0**126
 
 
 class LossScaleOptimizer:
     """An optimizer for the gradients of a loss that was multiplied by `scale_loss`.
 
-    A step in which the sum of a gradient over all replicas is not finite is skipped on every rank, and halves the
-    scale; `dynamic_growth_steps` updates in a row double it. The parameters should be float32 (or wider): gradients
-    of float16 given to `apply_gradients` are unscaled in the parameter's dtype.
+    A step in which the sum of a gradient over all replicas is not finite is skipped on every rank and halves the scale;
+    `dynamic_growth_steps` updates in a row double it. Use parameters of float32 or wider: `apply_gradients` unscales
+    float16 gradients in the parameter's dtype.
 
     Args:
-        inner_optimizer: Applies the unscaled gradients.
+        inner_optimizer: The optimizer that applies the unscaled gradients.
         initial_scale: Above 0.
         dynamic_growth_steps: At least 1.
         name: Shown in errors.
@@ -63,18 +63,18 @@ class LossScaleOptimizer:
 
     @property
     def iterations(self) -> int:
-        """Local. Of the inner optimizer: skipped steps do not count."""
+        """Local. The iterations of the inner optimizer, which do not count skipped steps."""
         return self.inner_optimizer.iterations
 
     @property
     def variables(self) -> list[Variable]:
-        """Local. State of the inner optimizer."""
+        """Local. The state of the inner optimizer."""
         return self.inner_optimizer.variables
 
     def scale_loss(self, loss: npt.ArrayLike) -> AnyArray:
-        """Local. The loss, or the gradient that back-propagation starts with, times the scale; its dtype stays.
+        """Local. The loss, or the gradient at which back-propagation starts, times the scale; its dtype stays.
 
-        In float16 a scale above 65504 is infinite: the step is then skipped and the scale halved.
+        In float16 a scale above 65504 is infinite. The step is then skipped and the scale halved.
         """
         with np.errstate(over="ignore"):
             return np.asarray(np.multiply(loss, self.dynamic_scale))

@@ -241,7 +241,7 @@ class Optimizer:
     @property
     def variables(self) -> list[Variable]:
         """Local. The state, slot by slot; each slot variable has the shape of its variable."""
-        slots = {} if self._built is None else self._built.slots()
+        slots = {} if self._built is None else self._built.slots
         return [variable for slot in slots.values() for variable in slot]
 
     def state(self) -> dict[str, Any]:

@@ -28,25 +28,25 @@ class OptionKeywords(OptionKeywordsButDecay, total=False):
 
 @dataclass(frozen=True)
 class OptimizerOptions:
-    """What an optimizer does around its kernel.
+    """The work of an optimizer around its kernel.
 
-    Gradients are clipped after they were summed over the replicas (and averaged over accumulated calls), so that the
-    result does not depend on the number of replicas; at most one of the three ways. Of a variable made with
-    `sparse_gradient=True` the sums are of the rows that some replica names: the others have no part in norms and do not
-    decay, and neither accumulation nor averaging is to be had.
+    Gradients are clipped after they are summed over the replicas (and averaged over accumulated calls), so that the
+    result does not depend on the number of replicas. At most one of the three ways to clip may be used. Of a variable
+    made with `sparse_gradient=True` only the rows that some replica names are summed: the other rows do not count in
+    norms and do not decay. Such variables exclude accumulation and averaging.
 
     Attributes:
-        weight_decay: Each update first takes `learning_rate * weight_decay` of every parameter with a gradient off
-            (decoupled: Loshchilov and Hutter 2019).
+        weight_decay: In each update every parameter with a gradient first loses `learning_rate * weight_decay` of
+            itself (decoupled: Loshchilov and Hutter 2019).
         clipvalue: Elements of gradients are cut to [-clipvalue, clipvalue].
         clipnorm: Gradients of larger Euclidean norm are scaled down to it, variable by variable.
         global_clipnorm: The same with the norm over all variables of the call.
-        gradient_accumulation_steps: Gradients are added up on this replica; every so many calls their mean is reduced
-            and applied. At least 2.
-        use_ema: Keep an exponential moving average of the variables, updated after each update; it begins as the
-            variables after the first.
-        ema_momentum: Its decay.
-        ema_overwrite_frequency: Every so many updates the variables become their average; None: only when
+        gradient_accumulation_steps: Gradients are added up on this replica, and their mean is reduced and applied once
+            in so many calls. At least 2.
+        use_ema: Keep an exponential moving average of the variables, which follows each update. It begins with the
+            variables after the first update.
+        ema_momentum: Decay of the average.
+        ema_overwrite_frequency: The variables become their average once in so many updates; None: only when
             `finalize_variable_values` is called.
 
     Raises:
@@ -70,7 +70,7 @@ class OptimizerOptions:
         }
         for name, limit in clipping.items():
             if not limit > 0:
-                raise ValueError(f"`{name}` must be above 0, got {limit!r}; leave it out to clip nothing")
+                raise ValueError(f"`{name}` must be above 0, got {limit!r}; leave it out if nothing is to be clipped")
         if len(clipping) > 1:
             raise ValueError(f"expected at most one of clipvalue, clipnorm and global_clipnorm, got {clipping}")
         if not 0 <= self.ema_momentum <= 1:
@@ -84,15 +84,15 @@ class OptimizerOptions:
 
     @property
     def decay(self) -> float:
-        """Local. The weight decay, 0 for none."""
+        """Local. The weight decay, 0 if there is none."""
         return 0.0 if self.weight_decay is None else self.weight_decay
 
     @property
     def accumulated(self) -> int:
-        """Local. Calls per update."""
+        """Local. The number of calls per update."""
         return self.gradient_accumulation_steps or 1
 
     @property
     def clips_norms(self) -> bool:
-        """Local. Whether an update needs the norms of the gradients first."""
+        """Local. Whether gradients are clipped by their norms, which an update then needs first."""
         return self.clipnorm is not None or self.global_clipnorm is not None

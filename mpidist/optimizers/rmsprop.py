@@ -33,7 +33,7 @@ class RMSpropKernel:
         rho: Decay of the mean of squares.
         momentum: Of the steps; 0 needs no state.
         epsilon: Added to the root.
-        centered: Take the square of the mean gradient off the mean of squares.
+        centered: Subtract the square of the mean gradient from the mean of squares.
     """
 
     rho: float
@@ -43,7 +43,7 @@ class RMSpropKernel:
 
     @property
     def slots(self) -> Mapping[str, float]:
-        """Local. The mean of squares, and what momentum and centering need."""
+        """Local. The mean of squares, and the slots of momentum and centering."""
         return {
             "velocity": 0.0,
             **({"momentum": 0.0} if self.momentum else {}),
@@ -105,8 +105,8 @@ def RMSprop(
 ) -> Optimizer:
     """Local. RMSprop.
 
-    `epsilon` is added to the root, as in PyTorch; Keras 3 takes the root of the sum. They differ where squares are not
-    large against `epsilon`.
+    `epsilon` is added to the root, as in PyTorch; Keras 3 takes the root of the sum. The two differ where squares are
+    not large against `epsilon`.
 
     Args:
         learning_rate: A number or a schedule.

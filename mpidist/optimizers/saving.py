@@ -31,7 +31,7 @@ class Saved(Protocol):
         ...
 
     def detach(self) -> Saved:
-        """Local. The same, read into memory: the file may go away."""
+        """Local. The same array, read into memory, for when the file is gone."""
         ...
 
 
@@ -84,7 +84,7 @@ def load_list(
 
 
 def detach(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Local. Lists and arrays of a checkpoint, read into memory."""
+    """Local. Read lists and arrays of a checkpoint into memory."""
     return {
         name: {key: array.detach() for key, array in saved[name].items()}
         if isinstance(saved[name], Mapping) else saved[name].detach()

@@ -1,4 +1,4 @@
-"""Learning-rate schedules: frozen functions of the step, with tf.keras's names; Local, pure."""
+"""Learning-rate schedules: pure functions of the step, with tf.keras's names."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class ExponentialDecay:
 
     Attributes:
         initial_learning_rate: At step 0.
-        decay_steps: After so many steps the rate has been multiplied by `decay_rate` once.
+        decay_steps: Number of steps in which `decay_rate` multiplies the rate once.
         decay_rate: The factor.
         staircase: Round `step / decay_steps` down.
     """
@@ -39,7 +39,7 @@ class CosineDecay:
 
     Attributes:
         initial_learning_rate: At step 0.
-        decay_steps: Where the decay ends.
+        decay_steps: Number of steps until the decay ends.
         alpha: The final rate as a fraction of the initial one.
     """
 
@@ -88,7 +88,7 @@ class LinearWarmup:
 
     Attributes:
         warmup_steps: Length of the line.
-        after: The rate, or the schedule, that is reached; it sees the steps from the beginning.
+        after: The rate, or the schedule, that is reached; a schedule counts steps from the beginning.
     """
 
     warmup_steps: int

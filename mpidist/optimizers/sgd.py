@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 class SGDKernel:
     """`m = momentum * m + rate * g; p -= m`; Nesterov: `p -= momentum * m + rate * g`, as in Keras.
 
-    The rate is part of the momentum, so a rate that changes leaves earlier steps what they were; PyTorch applies the
+    The momentum contains the rate, so that a change of the rate does not change earlier steps. PyTorch applies the
     present rate to the whole momentum. With a constant rate both are the same.
 
     Attributes:
-        momentum: 0 is plain descent, without state.
+        momentum: 0 gives plain descent, without state.
         nesterov: Look ahead along the momentum.
     """
 
@@ -41,7 +41,7 @@ class SGDKernel:
 
     @property
     def scratch_count(self) -> int:
-        """Local. One block for Nesterov's look ahead."""
+        """Local. One block for Nesterov's step ahead."""
         return 1 if self.nesterov else 0
 
     def prepare(self, _step: int, learning_rate: float) -> Update:

@@ -136,15 +136,16 @@ class Strategy:
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> T:
-        """Local. Call `fn` once on this rank, in replica context; collectives inside make it Collective.
+        """Local. Call `fn` once on this rank, in replica context; Collective if `fn` is.
 
-        So does `CommunicationOptions(check=True)`: after each call the ranks' copies of the variables are compared.
+        Under `CommunicationOptions(check=True)` it is Collective, too: after each call it compares the ranks' copies of
+        the variables.
 
         Args:
             fn: The program of one replica.
             args: Its arguments: this rank's components.
             kwargs: Its keyword arguments.
-            options: Kept for code written for tf.distribute.
+            options: Not used; here for code written for tf.distribute.
 
         Returns:
             What `fn` returns: a plain value, this rank's component.

@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class Owner(Protocol):
-    """What a replica context and `extended` need of their strategy.
+    """The strategy, as far as a replica context and `extended` need it.
 
     Attributes:
         communicator: The replicas, one per rank.
@@ -33,11 +33,11 @@ class Owner(Protocol):
         ...
 
     def collective_for(self, options: CommunicationOptions | None) -> CollectiveFront:
-        """Collective at the first call with such options, then Local. What a call with its own options goes by."""
+        """Collective at the first call with such options, then Local. The collective of a call with its own options."""
         ...
 
     def cross_replica(self) -> AbstractContextManager[None]:
-        """Local. Cross-replica context, wherever it is entered."""
+        """Local. Cross-replica context, from whichever context it is entered."""
         ...
 
     def run(
@@ -60,12 +60,12 @@ class Owner(Protocol):
 
 
 class ReplicaContext:
-    """What `get_replica_context()` gives inside `run`: this replica's place, and collectives.
+    """This replica's place and its collectives, from `get_replica_context()` inside `run`.
 
     Args:
         strategy: The strategy that runs.
         replica_id_in_sync_group: 0 to `num_replicas_in_sync` - 1, in the order of the ranks.
-        replica_count: How many there are, where they are logical replicas; default: those of the strategy.
+        replica_count: The number of replicas, where they are logical replicas; default: that of the strategy.
 
     Raises:
         ValueError: The id is no int.
@@ -94,7 +94,7 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Local. Number of replicas over all nodes; inside `Strategy.gradients` of micro-batches that have rows."""
+        """Local. Number of replicas over all nodes; inside `Strategy.gradients` that of micro-batches with rows."""
         return self._strategy.num_replicas_in_sync if self._replica_count is None else self._replica_count
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
@@ -104,14 +104,14 @@ class ReplicaContext:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
             value: Any nest of arrays and numbers, of the same structure, shapes and dtypes on every replica; or of
                 `IndexedSlices` under SUM or MEAN, whose rows are put one after another in the order of the replicas.
-            options: Of this call, the same on every replica; where they say nothing the strategy's hold.
+            options: Of this call, the same on every replica. The strategy's options hold where these say nothing.
 
         Returns:
             The same structure. MEAN of integers is float64.
 
         Raises:
-            RuntimeError: This context is not the current one; or inside `Strategy.gradients`, where a rank has several
-                replicas.
+            RuntimeError: This context is not the current one, or belongs to one of several replicas that a rank has
+                inside `Strategy.gradients`.
         """
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")
         self._require_current()
@@ -155,7 +155,7 @@ class ReplicaContext:
         """Collective. Call `merge_fn(strategy, *args)` in cross-replica context, once on every rank.
 
         Args:
-            merge_fn: Sees this replica's values and, through collectives, all the others'.
+            merge_fn: A function of this replica's values. Through collectives it reaches the others'.
             args: Further arguments.
             kwargs: Keyword arguments.
 

@@ -41,7 +41,7 @@ class Resident(Protocol):
 
     Attributes:
         name: For people.
-        address: Its memory.
+        address: Its place in a slab.
     """
 
     name: str
@@ -95,7 +95,7 @@ class Arena:
         on_gpu: bool = False,
     ) -> None:
         options = options or CommunicationOptions()
-        # A check that one rank asks for is made by all of them.
+        # Checks are collective: one rank's environment turns them on for all.
         checks = options.check or os.environ.get("MPIDIST_CHECK", "") not in ("", "0")
         self.options = replace(options, check=communicator.all_reduce_max(int(checks)) == 1)
         self.communicator = communicator
@@ -220,7 +220,7 @@ class Arena:
         self.barrier()
 
     def first_value(self, array: AnyArray, slab: Slab) -> AnyArray:
-        """Collective. The first replica's array, on each rank that `write` lets write to the slab."""
+        """Collective. The first replica's array, on every rank whose `write` calls its function."""
         if slab.is_shared and len(self.communicator.node_sizes) == 1:
             return array
         return self.collective.broadcast(array)

@@ -1,4 +1,4 @@
-"""Making a variable of the right kind in an arena, with tf.Variable's arguments."""
+"""The creation of a variable of the right kind in an arena, with tf.Variable's arguments."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from mpidist.variables.variable import Variable, default_array
 
 
 def current_arena() -> Arena:
-    """Local. Where variables live that are made now: the current strategy's arena, or that of this process alone."""
+    """Local. The arena of new variables: the current strategy's, or that of this process alone."""
     entry = context.innermost()
     return entry.arena if entry is not None and isinstance(entry.arena, Arena) else solo_arena()
 
@@ -34,7 +34,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     aggregation: VariableAggregation | str = VariableAggregation.NONE,
     sparse_gradient: bool = False,
 ) -> Variable:
-    """Collective. A variable over the arena's ranks; its value is the first replica's.
+    """Collective. Create a variable over the arena's ranks; its value is the first replica's.
 
     Args:
         arena: Of the current strategy.
@@ -50,9 +50,9 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         The variable.
 
     Raises:
-        ValueError: No or an impossible synchronization, MEAN of a dtype that has no fractions, sparse gradients of a
-            scalar or of an ON_READ variable.
-        TypeError: An initial value that is no array of numbers.
+        ValueError: A synchronization that does not exist or is NONE, MEAN of a dtype that has no fractions, or sparse
+            gradients of a scalar or of an ON_READ variable.
+        TypeError: The initial value is no array of numbers.
         MismatchError: Shape or dtype differ between ranks.
     """
     name = "Variable" if name is None else name
@@ -64,8 +64,8 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         )
     if sync is VariableSynchronization.ON_READ and sparse_gradient:
         raise ValueError(
-            f"variable {name!r}: sparse_gradient=True is for ON_WRITE variables, which optimizers update, got ON_READ; "
-            "leave it out"
+            f"variable {name!r}: sparse_gradient=True is for variables that optimizers update, which are ON_WRITE, got "
+            "ON_READ; leave it out"
         )
     initial = together(
         arena.communicator, f"computing the initial value of variable {name!r}",
@@ -97,5 +97,5 @@ def _initial_array(
             f"variable {name!r}: sparse_gradient=True is for variables of at least one dimension, got a scalar; leave "
             "it out"
         )
-    # Files hold arrays in other byte orders; slabs and MPI only know the machine's own.
+    # Arrays from files may have another byte order; slabs and MPI know only the machine's own.
     return cast(AnyArray, arrays.namespace(array).asarray(array, array.dtype.newbyteorder("="), order="C"))

@@ -18,11 +18,11 @@ _Seen = dict[int, tuple[str, int | None]]
 class DriftCheck:
     """Compares checksums of the ON_WRITE variables of an arena over its ranks, step by step.
 
-    Local. What is in node memory is compared between nodes only: the ranks of one node see the same bytes. Variables
-    are compared while all ranks hold them.
+    Local. Variables in node memory are compared between nodes only: the ranks of one node see the same bytes. A
+    variable is compared while all ranks hold it.
 
     Args:
-        arena: Where the variables live.
+        arena: Of the variables.
     """
 
     def __init__(self, arena: Arena) -> None:
@@ -34,7 +34,7 @@ class DriftCheck:
         """Collective. Count a step and compare.
 
         Raises:
-            MismatchError: Names the variables, the ranks that differ and the first step at which it was seen.
+            MismatchError: Variables differ. The text names them, the ranks that differ, and the first such step.
         """
         self._step += 1
         if not self._arena.holds_copies():
@@ -55,8 +55,8 @@ class DriftCheck:
             more = f", and {len(lines) - 4} others" if len(lines) > 4 else ""
             raise mark_shared(MismatchError(
                 f"variables must hold the same values on all ranks, but after step {self._step} (call of `run`) these "
-                f"have drifted apart: {' | '.join(lines[:4])}{more}. Write variables by assign and the like only, on "
-                "every rank, and not by rank or through other views of their memory"
+                f"have drifted apart: {' | '.join(lines[:4])}{more}. Write variables only by assign and the like, on "
+                "every rank: neither on some ranks, nor through other views of their memory"
             ))
 
     def _checksums(self) -> _Seen:

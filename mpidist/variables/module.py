@@ -1,4 +1,4 @@
-"""The module: a base class whose objects know the variables and modules that they hold, however nested."""
+"""The module: a base class whose objects find the variables and modules that they hold, however nested."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any, Protocol
 
 from mpidist.variables.variable import Variable
 
-# Objects of these packages are not looked into: none is the user's, and some lead to all that the program has.
+# Objects of these packages are not searched: they are not the user's, and some lead to everything in the program.
 _OPAQUE = sys.stdlib_module_names - {"__main__"} | {"numpy", "h5py", "mpi4py"}
 
 
-# Of the attribute of a module that holds its watcher.
+# The attribute of a module that holds its watcher.
 _WATCHER = "_watcher"
 
 
 class Watcher(Protocol):
-    """What wants to know of new attributes: a restored checkpoint with values for variables that do not exist yet.
+    """A listener for new attributes: a restored checkpoint with values for variables that do not exist yet.
 
     Attributes:
-        number: The order of watchers.
+        number: The place in the order of watchers.
     """
 
     number: int
 
     def attribute_set(self, value: object) -> None:
-        """Local, and Collective where `value` brings a new variable. An attribute was set to `value`."""
+        """Collective where `value` brings a new variable, else Local. React to an attribute that was set to `value`."""
 
 
 class Module:
-    """A named group of variables; what subclasses keep in attributes is found.
+    """A named group of variables, found in the attributes of the subclass's objects.
 
-    Local. Attributes, lists, tuples, dictionaries and the attributes of other objects are followed, in the order of
-    attribute names, indices and keys; an object's own variables come before those of the objects it holds. What is
-    reachable twice counts once. Optimizers, strategies and data are not followed.
+    Local. The search follows attributes, lists, tuples, dictionaries and the attributes of other objects, in the order
+    of attribute names, indices and keys. An object's own variables come before those of the objects it holds, and each
+    variable counts once. Optimizers, strategies and data are not searched.
 
-    Setting an attribute to a new variable, or to an object that holds one, restores what a checkpoint has kept for it;
-    so it is collective there, like the creation of the variable. See `Checkpoint.restore`.
+    Setting an attribute to a new variable, or to an object that holds one, restores the values that a checkpoint has
+    kept for it. Then it is collective, like the creation of the variable. See `Checkpoint.restore`.
 
     Args:
         name: A Python identifier; default: the class's name as in `dense_layer`.
@@ -69,7 +69,7 @@ class Module:
             watcher.attribute_set(value)
 
     def __getstate__(self) -> dict[str, Any]:
-        # A copy is not what the checkpoint holds.
+        # The checkpoint holds the original and not the copy.
         return {name: value for name, value in vars(self).items() if name != _WATCHER}
 
     @property
@@ -79,7 +79,7 @@ class Module:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """Local. All variables of this module and of what it holds."""
+        """Local. All variables of this module and of the objects it holds."""
         return tuple(found for found in _walk(self) if isinstance(found, Variable))
 
     @property
@@ -99,14 +99,14 @@ class Module:
 
 
 def watch(module: Module, watcher: Watcher) -> None:
-    """Local. Tell `watcher` of attributes that are set from now on, unless one of a higher number is told."""
+    """Local. Report new attributes to `watcher`, unless a watcher with a higher number gets them."""
     present: Watcher | None = vars(module).get(_WATCHER)
     if present is None or present.number < watcher.number:
         vars(module)[_WATCHER] = watcher
 
 
 def unwatch(module: Module, watcher: Watcher) -> None:
-    """Local. Tell `watcher` no more."""
+    """Local. Stop reporting to `watcher`."""
     if vars(module).get(_WATCHER) is watcher:
         del vars(module)[_WATCHER]
 
@@ -126,7 +126,7 @@ def _walk(root: object) -> Iterator[Variable | Module]:
 
 
 def _leaves(owner: object, seen: set[int]) -> Iterator[object]:
-    """What is new in the attributes of `owner`, with lists, tuples and dictionaries opened."""
+    """The new objects in the attributes of `owner`, with lists, tuples and dictionaries opened."""
     waiting = [value for _, value in sorted(vars(owner).items(), reverse=True, key=lambda item: item[0])]
     while waiting:
         value = waiting.pop()

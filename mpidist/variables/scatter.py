@@ -1,4 +1,4 @@
-"""Scatter writes: some rows of a variable changed by IndexedSlices, with tf.Variable's seven methods."""
+"""Scatter writes: changes of some rows of a variable by IndexedSlices, with tf.Variable's seven methods."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ S = TypeVar("S", bound="Scatter")
 
 
 class Scatter(ABC):
-    """The methods; a variable says in `scatter` what its replicas' rows become.
+    """The seven methods of a variable, over its one method `scatter`.
 
-    An index that occurs more than once counts each time; under `scatter_update` the last one holds.
+    An index that occurs several times counts each time; under `scatter_update` the last occurrence holds.
     """
 
     name: str
@@ -34,7 +34,7 @@ class Scatter(ABC):
         ONLY_FIRST_REPLICA the first replica's.
 
         Args:
-            kind: Which of them.
+            kind: One of these names.
             sparse_delta: Any number of rows; shape and dtype must fit the variable.
 
         Returns:
@@ -43,8 +43,8 @@ class Scatter(ABC):
         Raises:
             TypeError: No IndexedSlices, a dtype that does not cast, or a division of integers.
             ValueError: Rows of another shape, or an index out of range.
-            NotImplementedError: The variable is ON_READ, or min, max or update in replica context with aggregation
-                SUM or MEAN.
+            NotImplementedError: The variable is ON_READ; or `kind` is min, max or update in replica context with
+                aggregation SUM or MEAN.
         """
 
     def scatter_add(self: S, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> S:
@@ -86,7 +86,7 @@ _APPLY: dict[str, Apply] = {
     "max": np.maximum.at,
 }
 _ARITHMETIC = frozenset(("add", "sub", "mul", "div"))
-# Rows of several replicas have no common value under these.
+# Under these kinds, rows of several replicas have no common value.
 ONE_WRITER = frozenset(("min", "max", "update"))
 
 
@@ -95,13 +95,13 @@ def apply_rows(kind: str, target: AnyArray, values: AnyArray, indices: AnyArray)
 
     Args:
         kind: Of the change.
-        target: Is written.
+        target: The array, in host memory or on a GPU.
         values: The rows, as `checked_rows` gives them, in host memory.
-        indices: Likewise.
+        indices: Of the rows, likewise.
     """
     if arrays.is_cupy(target):
-        # CuPy adds up what belongs to one row in any order, so that ranks would get other bits, and multiplies not at
-        # all: the rows are changed in host memory.
+        # CuPy adds the values of one row in any order, so that ranks would get different bits, and it has no
+        # `multiply.at` at all. Therefore the rows are changed in host memory.
         rows, places = np.unique(indices, return_inverse=True)
         there = arrays.move(rows, arrays.namespace(target))
         block = arrays.to_host(target[there])

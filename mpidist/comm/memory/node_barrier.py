@@ -1,8 +1,7 @@
-"""A barrier of a node's ranks in memory that they share: about a microsecond where every rank has a core.
+"""A barrier of a node's ranks in memory that they share: half a microsecond where every rank has a core.
 
-MPI's own takes 1 to 5 us for two ranks, which a pipeline of small blocks feels. Where ranks outnumber cores, whom one
-waits for may be waiting for one's core, so it is given away at once: that, too, takes less time than MPI's barrier (4
-ranks on 2 loaded cores, median: 9 us against Open MPI's 13, 0.4 ms against MPICH's 1.7).
+Where ranks outnumber cores, a rank may wait for another that waits for its core. Therefore it gives the core away at
+once.
 """
 
 from __future__ import annotations
@@ -14,20 +13,20 @@ from collections.abc import Callable
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
 
-# Plain stores become visible in their order, and plain loads are done in theirs, on x86 only (Intel SDM 3A, 9.2.2).
-# Elsewhere a counter might be seen before the data that it speaks of.
+# On x86 all ranks see a rank's stores in their order, and loads are done in theirs (Intel SDM 3A, 9.2.2). On other
+# machines a rank could see a counter before the data that were written ahead of it.
 _ORDERED_MACHINES = ("x86_64", "AMD64")
 _LINE = 64
-# Looks at the others' counters before this rank gives its core away between looks: about 80 us. Fewer are no faster
-# on an idle machine, and on a busy one another program takes the core, and keeps it for milliseconds.
+# Looks at the others' counters before this rank gives its core away between looks: about 80 us. Fewer looks are no
+# faster on an idle machine; on a busy one another program takes the core and keeps it for milliseconds.
 _SPINS = 2000
-# At every so many looks MPI goes on with what is under way: whom one waits for may wait in MPI for this rank to send or
-# receive, and only calls of MPI need to make progress (MPI 4.1, 2.9).
+# Once in so many looks MPI gets a chance to go on: the rank that this one waits for may wait in MPI until this one
+# sends or receives, and MPI need not make progress outside its calls (MPI 4.1, 2.9).
 _PROGRESS_LOOKS = 64
 
 
 class NodeBarrier:
-    """Counters, one per rank: who arrives counts up, and looks until all have.
+    """Counters, one per rank: a rank that arrives counts up its own, and looks at the others until all have counted.
 
     Args:
         node: The ranks of a node.
@@ -36,18 +35,18 @@ class NodeBarrier:
     """
 
     def __init__(self, node: Communicator, memory: AnyArray, spins: int = _SPINS) -> None:
-        # Eight bytes that lie on their own size are written and read in one piece.
+        # Aligned words of eight bytes are written and read in one piece: no rank sees half a counter.
         self._counters = memory.data.cast("B").cast("q")
         self._mine = node.rank * _LINE // 8
         self._others = tuple(rank * _LINE // 8 for rank in range(node.size) if rank != node.rank)
         self._count = 0
         self._spins = spins
-        # Whether there is a message is not asked for: MPI looks after all of them.
+        # Any call of MPI will do, and this one changes nothing.
         self._progress = node.mpi.Iprobe
 
     @staticmethod
     def byte_count(rank_count: int) -> int:
-        """Local. What the counters of so many ranks take: a cache line each."""
+        """Local. The size of the counters of so many ranks: a cache line each."""
         return rank_count * _LINE
 
     def __call__(self) -> None:
@@ -66,7 +65,7 @@ class NodeBarrier:
 
 
 def open_node_barrier(communicator: Communicator, memory: AnyArray) -> Callable[[], None]:
-    """Collective. The fastest barrier of this rank's node: in shared memory, or MPI's.
+    """Collective. The fastest barrier of this rank's node: on x86 the one in shared memory, elsewhere MPI's.
 
     Args:
         communicator: All ranks.

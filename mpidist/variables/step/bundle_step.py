@@ -29,7 +29,8 @@ from mpidist.variables.step.sums import (
     adder,
 )
 
-# What goes to another node, or through a collective, at a time.
+# Bytes that go to another node, or through a collective, at a time: they stay in a core's cache from the sum inside the
+# node to the update.
 CHUNK_BYTES = 1 << 20
 
 

@@ -6,6 +6,8 @@ import errno
 import gc
 import itertools
 import os
+import platform
+import time
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ import pytest
 import mpidist
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.memory import node_memory
+from mpidist.comm.memory.node_barrier import NodeBarrier
+from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
@@ -64,6 +68,29 @@ def test_results_are_those_of_private_memory(communicator: Communicator, layout:
         np.testing.assert_allclose(mine, expected, rtol=10 * tolerance, atol=tolerance)
         for other in communicator.all_gather_object(mine):
             np.testing.assert_array_equal(other, mine)
+
+
+@pytest.mark.parametrize("layout", ["node", "pairs", "first", "full"])
+def test_the_barrier_of_shared_memory_keeps_everyone_until_the_last(communicator: Communicator, layout: str) -> None:
+    arena = make_strategy(communicator, layout).arena
+    node = arena.communicator.node
+    if communicator.size > 1 and platform.machine() == "x86_64":
+        assert isinstance(arena.barrier, NodeBarrier), "it takes less time than MPI's"
+    counters = NodeMemory(arena.communicator, 8 * node.size).bytes.view(np.int64)
+    for step in range(100):
+        if step % 30 == node.rank:
+            time.sleep(0.002)
+        counters[node.rank] += 1
+        arena.barrier()
+        assert (counters == counters[node.rank]).all()
+        arena.barrier()
+
+
+def test_nobody_waits_in_a_private_arena(communicator: Communicator) -> None:
+    arena = make_strategy(communicator, "private").arena
+    if communicator.rank == 0:
+        arena.barrier()
+    communicator.barrier()
 
 
 @pytest.mark.mpi(min_size=2)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
+import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,15 +13,19 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import mpidist
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import MismatchError, is_shared
+from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.creation import create_variable
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.step.bundle import Bundle, Update
-from mpidist.variables.step.plan import Plan
+from mpidist.variables.step.plan import KEPT_SELECTIONS, Plan
+from mpidist.variables.step.step import Step
+from mpidist.variables.step.variable_pass import VariablePass
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -110,6 +116,70 @@ def test_different_variables_are_a_mismatch_everywhere(strategy: Strategy, case:
         view[...] = 1
     plan.step((0, 1, 2)).apply(count_up)
     assert variables[0].numpy()[0] == strategy.num_replicas_in_sync
+
+
+@pytest.mark.parametrize("layout", ["node", "private", "first"])
+def test_steps_without_gradients_fail_alike_however_late_a_rank_is(communicator: Communicator, layout: str) -> None:
+    """A rank that goes on to its next step must not change what a slow one still compares."""
+    strategy = make_strategy(communicator, layout)
+    plan = Plan([make(strategy.arena, 4)], {}, 0)
+    for number in range(60):
+        if number % communicator.size == communicator.rank:
+            time.sleep(0.001)
+        with pytest.raises(ValueError, match="no gradients for any of"):
+            plan.step(()).apply(count_up)
+    plan.gradients[0][...] = 1
+    plan.step((0,)).apply(count_up)
+    np.testing.assert_array_equal(plan.variables[0].numpy(), np.arange(4) + communicator.size)
+
+
+def test_few_steps_are_kept_for_many_selections(communicator: Communicator) -> None:
+    strategy = make_strategy(communicator, "node")
+    count = 11
+    variables = [make(strategy.arena, 3) for _ in range(count)]
+    plan = Plan(variables, {}, 0)
+
+    def kept(kind: type) -> int:
+        return sum(type(one) is kind for one in gc.get_objects())
+
+    before = kept(Step), kept(VariablePass)
+    selections = [tuple(i for i in range(count) if bits >> i & 1) for bits in range(1, 1 << count)]
+    for place, selection in enumerate(selections):
+        plan.variable_pass(selection)
+        step = plan.step(selection)
+        if place % 8 == 7:
+            for number in selection:
+                plan.gradients[number][...] = 1
+            step.apply(count_up)
+    del step
+    assert kept(Step) - before[0] <= KEPT_SELECTIONS
+    assert kept(VariablePass) - before[1] <= KEPT_SELECTIONS
+    for number, variable in enumerate(variables):
+        steps = sum(number in selection for selection in selections[7::8])
+        np.testing.assert_array_equal(variable.numpy(), np.arange(3) + steps * communicator.size)
+    step = plan.step(selections[0])
+    for selection in selections[1:KEPT_SELECTIONS]:
+        plan.step(selection)
+        assert plan.step(selections[0]) is step, "what is used often is kept"
+
+
+def test_the_ways_of_one_rank_that_do_more_than_add(communicator: Communicator) -> None:
+    class Twice(mpidist.CrossDeviceOps):
+        def reduce_implementation(
+            self, reduce_op: object, per_replica_value: Any, destinations: object, options: object
+        ) -> Any:
+            return 2 * per_replica_value
+
+    third = np.float32(1) / 3
+    for strategy, expected in [
+        (Strategy(SoloCommunicator(), cross_device_ops=Twice()), 2 * third),
+        (Strategy(SoloCommunicator(), options=CommunicationOptions(wire_dtype="float16")), np.float16(third)),
+        (Strategy(SoloCommunicator()), third),
+    ]:
+        plan = Plan([make(strategy.arena, 1)], {}, 0)
+        plan.gradients[0][...] = third
+        plan.step((0,)).apply(count_up)
+        assert plan.variables[0].numpy()[0] == np.float32(expected)
 
 
 @pytest.mark.mpi(min_size=2)

@@ -1,0 +1,33 @@
+"""The way of a call through the library: how many functions it enters, in how many files."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.comm.communicator import Communicator
+from mpidist.strategy.base import Strategy
+from tests.calls import calls_of
+
+pytestmark = pytest.mark.mpi
+
+
+def test_a_step_enters_few_functions(communicator: Communicator) -> None:
+    """Of a step with Adam and two dense variables; the first steps, which open and compare more, do not count."""
+    strategy = Strategy(communicator)
+    with strategy.scope():
+        variables = [mpidist.Variable(np.zeros(size, np.float32)) for size in (100, 10)]
+        optimizer = mpidist.optimizers.Adam(0.1)
+    gradients = [np.ones(variable.shape, np.float32) for variable in variables]
+
+    def step() -> None:
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+
+    for _ in range(20):
+        strategy.run(step)
+    entered = set(calls_of(lambda: strategy.run(step)))
+    files = {file for file, _ in entered}
+    # No more than that: what is done in every step is read, and paid for, in every step.
+    assert len(entered) <= 25, sorted(entered)
+    assert len(files) <= 10, sorted(files)
