@@ -74,6 +74,7 @@ class SyncOnReadVariable(Variable):
         self.trainable = trainable
         self.synchronization = VariableSynchronization.ON_READ
         self.aggregation = aggregation
+        self.is_per_replica = aggregation is VariableAggregation.NONE
         same_on_all(
             arena.communicator, f"shape and dtype of variable {name!r}", (initial.shape, initial.dtype.name),
             "Build the same model on every rank: from the same options, in the same order.",
@@ -83,11 +84,6 @@ class SyncOnReadVariable(Variable):
     def coerce(self, value: npt.ArrayLike) -> AnyArray:
         """Local. See `Variable.coerce`; the component is in host memory, and an array on a GPU is copied."""
         return arrays.to_host(super().coerce(value))
-
-    @property
-    def is_per_replica(self) -> bool:
-        """Local. Whether the aggregation is NONE."""
-        return self.aggregation is VariableAggregation.NONE
 
     @property
     def component(self) -> AnyArray:

@@ -33,6 +33,7 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
         synchronization: ON_WRITE or ON_READ.
         aggregation: How replicas' values are combined.
         arena: Where its strategy's variables live.
+        is_per_replica: Whether there is no common value: each replica's component is saved and restored by itself.
         restored_by: Number of the restore that last set it. Values that wait from an earlier restore are not for it.
     """
 
@@ -43,6 +44,7 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
     trainable: bool
     synchronization: VariableSynchronization
     aggregation: VariableAggregation
+    is_per_replica: bool = False
     restored_by: int = 0
     # CuPy's arrays have priority 100: with a higher one they leave arithmetic with a variable to the variable.
     __array_priority__ = 1000.0
@@ -56,11 +58,6 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
     def distribute_strategy(self) -> Any:
         """Local. The strategy in whose scope the variable was made, None without one."""
         return self.arena.strategy
-
-    @property
-    def is_per_replica(self) -> bool:
-        """Local. Whether there is no common value: each replica's component is saved and restored by itself."""
-        return False
 
     @property
     def device(self) -> str:

@@ -12,11 +12,11 @@ from collections.abc import Callable
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES
 
 # On x86 all ranks see a rank's stores in their order, and loads are done in theirs (Intel SDM 3A, 9.2.2). On other
 # machines a rank could see a counter before the data that were written ahead of it.
 _ORDERED_MACHINES = ("x86_64", "AMD64")
-_LINE = 64
 # Looks at the others' counters before this rank gives its core away between looks: about 80 us. Fewer looks are no
 # faster on an idle machine; on a busy one another program takes the core and keeps it for milliseconds.
 _SPINS = 2000
@@ -37,8 +37,8 @@ class NodeBarrier:
     def __init__(self, node: Communicator, memory: AnyArray, spins: int = _SPINS) -> None:
         # Aligned words of eight bytes are written and read in one piece: no rank sees half a counter.
         self._counters = memory.data.cast("B").cast("q")
-        self._mine = node.rank * _LINE // 8
-        self._others = tuple(rank * _LINE // 8 for rank in range(node.size) if rank != node.rank)
+        self._mine = node.rank * CACHE_LINE_BYTES // 8
+        self._others = tuple(rank * CACHE_LINE_BYTES // 8 for rank in range(node.size) if rank != node.rank)
         self._count = 0
         self._spins = spins
         # Any call of MPI will do, and this one changes nothing.
@@ -47,7 +47,7 @@ class NodeBarrier:
     @staticmethod
     def byte_count(rank_count: int) -> int:
         """Local. The size of the counters of so many ranks: a cache line each."""
-        return rank_count * _LINE
+        return rank_count * CACHE_LINE_BYTES
 
     def __call__(self) -> None:
         """Collective over the node. Return when every rank has called."""

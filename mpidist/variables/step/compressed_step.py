@@ -88,7 +88,10 @@ class CompressionErrors:
     def state(self) -> dict[str, dict[int, Variable | AnyArray]]:
         """Local. By name and number: errors as variables with a component on each rank, all else as arrays."""
         tree: dict[str, dict[int, Variable | AnyArray]] = {}
-        for number, state in [*self._states.items(), *((n, {ERROR: error}) for n, error in self.owed.items())]:
+        states = dict(self._states)
+        for number, error in self.owed.items():
+            states[number] = {ERROR: error}
+        for number, state in states.items():
             for name, array in state.items():
                 is_error = name == ERROR
                 tree.setdefault(name, {})[number] = _Error(self._variables[number], array) if is_error else array
@@ -184,4 +187,5 @@ class _Error(SyncOnReadVariable):
         self.name = f"{variable.name}/{ERROR}"
         self.shape, self.dtype, self.trainable = error.shape, error.dtype, False
         self.synchronization, self.aggregation = VariableSynchronization.ON_READ, VariableAggregation.NONE
+        self.is_per_replica = True
         self._component = error
