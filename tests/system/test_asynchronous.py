@@ -17,7 +17,8 @@ import sys, time
 import mpi4py
 {before}
 import numpy as np
-from mpidist.comm import asynchronous, selection
+from mpidist.comm import asynchronous
+from mpidist.comm.choice import selection
 from mpidist.comm.asynchronous import open_asynchronous
 from mpidist.comm.communicator import open_communicator
 from mpidist.options import CommunicationOptions

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.timeout_seconds(240)
 PROGRAM = """
 import sys
 import numpy as np
-from mpidist.comm import selection
+from mpidist.comm.choice import selection
 from mpidist.comm.communicator import open_communicator
 from mpidist.options import CommunicationOptions
 

@@ -16,7 +16,7 @@ HEAD = """
 import json, time
 import numpy as np
 import mpidist
-from mpidist.comm import selection
+from mpidist.comm.choice import selection
 from mpidist.comm.communicator import open_communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.errors import CollectiveTimeoutError, MismatchError
