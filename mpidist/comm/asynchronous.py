@@ -27,6 +27,7 @@ import queue
 import threading
 import time
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 from mpidist import arrays
@@ -46,19 +47,35 @@ STALLED_SECONDS = 30.0
 
 
 class Handle:
-    """A reduction under way; `AsyncCollective.all_reduce_async` makes it."""
+    """A reduction that has begun; `AsyncCollective.all_reduce_async` makes it.
 
-    __slots__ = ("_array", "_error", "_in_place", "_is_done", "_is_waited", "_op", "_owner", "_result")
+    Args:
+        name: The operation, for `repr`.
+        reduce: Does the work, raises nothing, and returns the result and the error, one of which is None.
+        finish: Called by `wait` with this handle; returns when `run` has ended.
 
-    def __init__(self, owner: AsyncCollective, array: Any, op: ReduceOp, in_place: bool) -> None:
-        self._owner = owner
-        self._array = array
-        self._op = op
-        self._in_place = in_place
+    Attributes:
+        is_waited: Whether `wait` was called.
+    """
+
+    __slots__ = ("_error", "_finish", "_is_done", "_name", "_reduce", "_result", "is_waited")
+
+    def __init__(
+        self, name: str, reduce: Callable[[], tuple[Any, BaseException | None]], finish: Callable[[Handle], None]
+    ) -> None:
+        self.is_waited = False
+        self._name = name
+        self._reduce = reduce
+        self._finish = finish
         self._result: Any = None
         self._error: BaseException | None = None
         self._is_done = False
-        self._is_waited = False
+
+    def run(self) -> None:
+        """Collective. Do the work: called once, by the thread that communicates; `wait` returns or raises the rest."""
+        self._result, self._error = self._reduce()
+        # Last: another thread may look at it, and then takes the result without a lock.
+        self._is_done = True
 
     def done(self) -> bool:
         """Local. Whether `wait` returns, or raises, at once. Without a thread it becomes true in `wait` only."""
@@ -73,13 +90,13 @@ class Handle:
         Raises:
             Exception: That of this reduction or of an earlier one: after a failure nothing more is done.
         """
-        self._owner._finish(self)
+        self._finish(self)
         if self._error is not None:
             raise self._error
         return self._result
 
     def __repr__(self) -> str:
-        return f"<Handle of {self._op.name}, {'done' if self._is_done else 'under way'}>"
+        return f"<Handle of {self._name}, {'done' if self._is_done else 'under way'}>"
 
 
 class AsyncCollective:
@@ -121,7 +138,7 @@ class AsyncCollective:
         check_reducible(lent, op)
         if in_place:
             check_in_place(lent, op)
-        handle = Handle(self, array, op, in_place)
+        handle = Handle(op.name, functools.partial(self._reduce, array, op, in_place), self._finish)
         if self.has_thread:
             # The thread has a stream of its own, which knows nothing of what fills the array.
             arrays.wait_for_device(lent)
@@ -134,20 +151,20 @@ class AsyncCollective:
         if self.has_thread:
             communication_thread().wait_for(handle)
             return
-        while not handle._is_done:
-            self._do(self._pending.popleft())
+        while not handle.done():
+            self._pending.popleft().run()
 
-    def _do(self, handle: Handle) -> None:
-        """Reduce; nothing is raised here."""
+    def _reduce(self, array: Any, op: ReduceOp, in_place: bool) -> tuple[Any, BaseException | None]:
+        """Reduce, unless an earlier reduction has failed: the result, and the first error of all."""
+        result = None
         if self._error is None:
             try:
-                handle._result = self._collective.all_reduce(handle._array, handle._op, in_place=handle._in_place)
-                arrays.wait_for_device(handle._result)
-            # Whatever it is, somebody waits for it.
+                result = self._collective.all_reduce(array, op, in_place=in_place)
+                arrays.wait_for_device(result)
+            # Whatever it is, `wait` raises it: here it would end the thread, and every later `wait` would hang.
             except BaseException as error:
                 self._error = error
-        handle._error = self._error
-        handle._is_done = True
+        return result, self._error
 
     def __repr__(self) -> str:
         return f"AsyncCollective({self._collective!r}, has_thread={self.has_thread})"
@@ -179,16 +196,16 @@ class CommunicationThread:
 
     def wait_for(self, handle: Handle) -> None:
         """Local. Return when a reduction is done."""
-        if not handle._is_waited:
-            handle._is_waited = True
+        if not handle.is_waited:
+            handle.is_waited = True
             self._waited_count += 1
-        if not handle._is_done:
+        if not handle.done():
             with self._changed:
                 self._changed.wait_for(handle.done)
 
     def _work(self) -> None:
         while (handle := self._queue.get()) is not None:
-            handle._owner._do(handle)
+            handle.run()
             with self._changed:
                 self._done_count += 1
                 self._changed.notify_all()

@@ -7,6 +7,8 @@ import socket
 import sys
 from typing import Any, Protocol, TypeVar, cast
 
+from typing_extensions import override
+
 from mpidist import launch
 from mpidist.errors import LauncherError
 
@@ -66,7 +68,7 @@ class Communicator(Protocol):
         ...
 
 
-class SoloCommunicator:
+class SoloCommunicator(Communicator):
     """One rank, without MPI: what a program gets that no launcher started."""
 
     def __init__(self) -> None:
@@ -89,6 +91,7 @@ class SoloCommunicator:
         """Collective. `[value]`."""
         return [value]
 
+    @override
     def broadcast_object(self, value: T, root: int = 0) -> T:
         """Collective. `value` itself."""
         return value
@@ -101,6 +104,7 @@ class SoloCommunicator:
         """Local. None: there is one node."""
         return None
 
+    @override
     def split(self, color: int, key: int = 0) -> Communicator:
         """Collective. Another communicator of one rank."""
         return SoloCommunicator()

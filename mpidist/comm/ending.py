@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import atexit
 import builtins
+import functools
+import inspect
 import os
 import sys
 import time
@@ -83,13 +85,14 @@ class _Ending:
     def _watched_exit(self, code: object) -> _Exit:
         error = _Exit(code)
         number = code if isinstance(code, int) else 1
-        self.watched = weakref.ref(error, lambda _: self._on_exit_freed(number))
+        self.watched = weakref.ref(error, functools.partial(self._on_exit_freed, number))
         return error
 
-    def _on_exit_freed(self, code: int) -> None:
-        # CPython frees an uncaught SystemExit after the last frame is gone and before atexit; one that was caught is
-        # freed while some frame runs: besides this one and the lambda, the frame of whoever caught it.
-        if sys._getframe(1).f_back is None:
+    def _on_exit_freed(self, code: int, _: object) -> None:
+        # CPython frees an uncaught SystemExit after the last frame is gone and before atexit runs. A caught one is
+        # freed while the code that caught it still runs: that frame is then the caller of this one.
+        frame = inspect.currentframe()
+        if frame is not None and frame.f_back is None:
             self.code = code
 
     def at_exit(self) -> None:

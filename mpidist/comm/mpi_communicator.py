@@ -25,7 +25,7 @@ SHARED_MEMORY = Path("/dev/shm")
 _DUPLICATES = MPI.Comm.Create_keyval()
 
 
-class MpiCommunicator:
+class MpiCommunicator(Communicator):
     """A group of MPI ranks and their nodes.
 
     Args:

@@ -197,6 +197,7 @@ class CrossDeviceOps:
         Returns:
             An array of the same shape and dtype.
         """
+        del destinations  # for subclasses
         return self.collective.broadcast(tensor)
 
     def _need_bound(self) -> HookCollective:

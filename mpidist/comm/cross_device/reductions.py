@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
+from typing_extensions import override
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
@@ -68,6 +69,7 @@ class ReductionToOneDevice(CrossDeviceOps):
         """Local. The bytes that this rank has moved so far."""
         return Traffic() if self._messages is None else self._messages.traffic
 
+    @override
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
     ) -> AnyArray:
@@ -179,6 +181,7 @@ class HierarchicalCopyAllReduce(PackedReduction):
             inside.sent_between_nodes + between.sent_between_nodes,
         )
 
+    @override
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
     ) -> AnyArray:
@@ -221,6 +224,7 @@ class NcclAllReduce(PackedReduction):
         """Local. The bytes that this rank has moved so far from host memory."""
         return Traffic() if self._ring is None else self._ring.traffic
 
+    @override
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
     ) -> AnyArray:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol, cast
 
 import numpy as np
+from typing_extensions import override
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
@@ -101,6 +102,7 @@ class CollectiveBackend(UserBackend):
         if result is not data:
             data[...] = result
 
+    @override
     def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
         """Collective. See `Backend.all_gather`."""
         gathered[...] = self._own.all_gather(mine)

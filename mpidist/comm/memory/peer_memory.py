@@ -103,6 +103,10 @@ class PeerMemory:
         """Local. Fill a contiguous array from the source of a rank, from byte `offset` on."""
         self._copy(_calls().process_vm_readv, rank, self._sources[rank] + offset, into)
 
+    def read_address(self, rank: int, address: int, into: AnyArray) -> None:
+        """Local. Fill a contiguous array from an address of a rank's process."""
+        self._copy(_calls().process_vm_readv, rank, address, into)
+
     def write(self, rank: int, offset: int, array: AnyArray) -> None:
         """Local. Write a contiguous array to the target of a rank, from byte `offset` on."""
         self._copy(_calls().process_vm_writev, rank, self._targets[rank] + offset, array)
@@ -150,11 +154,10 @@ def open_peer_memory(
     shown = node.all_gather_object((os.getpid(), address_of(token), token.tobytes()))
     peers = PeerMemory([process for process, _, _ in shown], node.rank, table, barrier)
     if not why:
-        peers._sources = [address for _, address, _ in shown]
         seen = np.empty_like(token)
         try:
-            for rank, (_, _, expected) in enumerate(shown):
-                peers.read(rank, 0, seen)
+            for rank, (_, address, expected) in enumerate(shown):
+                peers.read_address(rank, address, seen)
                 if seen.tobytes() != expected:
                     why = f"rank {rank} of this node is another process where this rank looks for it (a container?)"
         except OSError as error:
