@@ -1,7 +1,7 @@
-"""What the automatic collective goes by: from which size on which backend, in which chunks, and where that is kept.
+"""Tuning: the sizes at which AUTO changes its backend, the size of chunks, and the file that keeps them.
 
-Rules come first; a measurement, made once where `MPIDIST_TUNE=1` asks for it, replaces them, and is kept in a file of
-the user's for later runs on the same kind of machine.
+The usual sizes follow rules. A measurement, made once if `MPIDIST_TUNE=1` asks for it, replaces them. It is kept in a
+file of the user for later runs on the same kind of machine.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.comm.backends.direct_copies import DIRECT_FROM
+from mpidist.comm.user_cache import cache_folder, write_whole
 
 logger = logging.getLogger("mpidist")
 
@@ -28,11 +29,11 @@ class Tuning:
     """Sizes in bytes of one rank's array.
 
     Attributes:
-        node_from: From here on node memory is faster than MPI, where ranks share memory.
-        chunk_bytes: Chunk of MPI_Allreduce.
-        direct_from: From here on copies directly between processes are faster than shared blocks.
-        ring_from: From here on a ring is faster than MPI, where no two ranks share memory.
-        source: Where the numbers come from, for the log.
+        node_from: The size from which on node memory is faster than MPI, where ranks share memory.
+        chunk_bytes: The size of a chunk of MPI_Allreduce.
+        ring_from: The size from which on a ring is faster than MPI, where no two ranks share memory.
+        direct_from: The size from which on direct copies are faster than shared blocks.
+        source: The origin of the numbers, for the log.
     """
 
     node_from: int = 1 << 12
@@ -44,14 +45,14 @@ class Tuning:
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """What the numbers depend on; no host is named, so that they serve all nodes of a cluster.
+    """The properties of a machine on which the sizes depend. No host is named: the sizes hold for a whole cluster.
 
     Attributes:
-        library: MPI's name and version.
-        node_ranks: Ranks of the largest node.
+        library: Name and version of the MPI library.
+        node_ranks: Number of ranks of the largest node.
         node_count: Number of nodes.
-        cores: Of this node.
-        cpu: Its name.
+        cores: Number of cores of this node.
+        cpu: Name of the processor.
     """
 
     library: str
@@ -62,28 +63,28 @@ class MachineProfile:
 
     @property
     def key(self) -> str:
-        """Local. Under which the numbers are kept. How many nodes there are, beyond one, makes little difference."""
+        """Local. The key under which the sizes are kept. It does not tell apart the numbers of nodes above one."""
         nodes = "one node" if self.node_count == 1 else "several nodes"
         return f"{self.library}; {self.node_ranks} ranks a node, {nodes}; {self.cores} cores, {self.cpu}"
 
 
-def usual_tuning(place: MachineProfile) -> Tuning:
-    """Local. The numbers by rules, made from measurements with 2 to 4 ranks and two cores."""
-    is_open_mpi = place.library.startswith("Open MPI")
-    if place.node_ranks > place.cores:
-        # Ranks wait for a core at each step of a message. On one node a small array takes a single barrier, which only
-        # some hundred bytes by Open MPI outrun; over several it takes more of them.
-        begins = (1 << 10 if is_open_mpi else 0) if place.node_count == 1 else (1 << 19 if is_open_mpi else 1 << 14)
+def usual_tuning(profile: MachineProfile) -> Tuning:
+    """Local. The sizes by rules, which come from measurements with 2 to 4 ranks on two cores."""
+    is_open_mpi = profile.library.startswith("Open MPI")
+    if profile.node_ranks > profile.cores:
+        # Ranks wait for a core at each step of a message. On one node a small array takes a single barrier: only Open
+        # MPI is faster, up to some hundred bytes. Over several nodes it takes more barriers.
+        begins = (1 << 10 if is_open_mpi else 0) if profile.node_count == 1 else (1 << 19 if is_open_mpi else 1 << 14)
         return Tuning(node_from=begins, chunk_bytes=1 << 22, source="default sizes for more ranks than cores")
-    if place.node_ranks == 2 and place.node_count == 1 and place.library.startswith("MPICH"):
-        # Two ranks need one barrier of their own, which takes less than any call of MPICH, and than those of Open MPI
-        # from some kilobytes on.
+    if profile.node_ranks == 2 and profile.node_count == 1 and profile.library.startswith("MPICH"):
+        # Two ranks need one barrier in node memory. It is faster than any call of MPICH, and faster than Open MPI from
+        # some kilobytes on.
         return Tuning(node_from=0, source="default sizes for two ranks")
     return Tuning()
 
 
 def processor_name() -> str:
-    """Local. What the processor calls itself."""
+    """Local. The name of the processor."""
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():
             if line.startswith("model name"):
@@ -92,44 +93,40 @@ def processor_name() -> str:
 
 
 def core_count() -> int:
-    """Local. Cores that this node has; ranks are often bound to one, which says nothing here."""
+    """Local. The number of cores of this node."""
+    # Not the cores to which this rank is bound: ranks are often bound to one each.
     return os.cpu_count() or 1
 
 
 def cache_path() -> Path:
-    """Local. Where measured numbers are kept."""
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "mpidist" / "tuning.json"
+    """Local. The file in which measured sizes are kept."""
+    return cache_folder() / "tuning.json"
 
 
 def read_tuning(path: Path, key: str) -> Tuning | None:
-    """Local. The numbers that a file keeps under a key. A broken file is a warning, and None.
+    """Local. The sizes that a file keeps under a key, None if it keeps none. A broken file is a warning, and None.
 
     Args:
-        path: Of the file, which need not exist.
+        path: The file, which need not exist.
         key: See `MachineProfile.key`.
     """
     try:
         kept = _read(path).get(key)
         return None if kept is None else replace(_checked(kept), source=f"measured before, {path}")
     except (OSError, ValueError) as error:
-        logger.warning("%s does not count: %s. Remove it, and measure again with MPIDIST_TUNE=1", path, error)
+        logger.warning("%s is not used: %s. Remove it and measure again with MPIDIST_TUNE=1", path, error)
         return None
 
 
 def keep_tuning(path: Path, key: str, tuning: Tuning) -> None:
-    """Local. Keep numbers for later runs, beside those of other keys. A file that cannot be written is a warning."""
+    """Local. Keep sizes for later runs, beside those of other keys. A file that cannot be written is a warning."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         try:
             kept = _read(path)
         except ValueError:
             kept = {}
-        part = path.with_name(f"{path.name}.{os.getpid()}")
         values = {name: value for name, value in asdict(tuning).items() if name != "source"}
-        part.write_text(json.dumps({**kept, key: values}, indent=1) + "\n")
-        # Whole or not at all: another job may read it now.
-        part.replace(path)
+        write_whole(path, json.dumps({**kept, key: values}, indent=1) + "\n")
     except OSError as error:
         logger.warning("the measured sizes cannot be kept for later runs: %s", error)
 

@@ -1,9 +1,9 @@
-"""Whether the MPI library takes pointers to GPU memory. A wrong yes is a segmentation fault, so a wrong no is better.
+"""CUDA awareness: whether the MPI library takes pointers to GPU memory. A wrong "yes" would be a segmentation fault.
 
-Asked in this order: a switch in the environment that is off; the library itself (`MPIX_Query_cuda_support`, after
-MPI_Init); what its switches in the environment say; and where these leave it open, as with Cray's MPICH, which may
-deny what it can do, a child process tries. The child is begun by `fork` and `exec` at once, in an environment without
-the launcher's variables; where a strategy binds GPUs, that is before MPI and CUDA start. Untested on a GPU.
+The answer comes from, in this order: known limits of the library; its switches in the environment that are off or
+missing; the library itself (`MPIX_Query_cuda_support`, after MPI_Init). If these leave it open, as with Cray's MPICH,
+which may deny its support, a child process tries it. The child is started by `fork` and `exec` at once, in an
+environment without the launcher's variables. If a strategy binds GPUs, that is before MPI and CUDA start.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from typing import Any
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.mpi_library import Library, device_limit, loaded_library
+from mpidist.comm.user_cache import cache_folder, write_whole
 from mpidist.options import parse_enum
 
 TRANSPORT = "MPIDIST_GPU_TRANSPORT"
@@ -36,7 +37,7 @@ _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
 
 
 class Transport(enum.Enum):
-    """How arrays in GPU memory are combined; the values of `MPIDIST_GPU_TRANSPORT`, with - for _."""
+    """Ways to combine arrays in GPU memory. `MPIDIST_GPU_TRANSPORT` has these values."""
 
     # In the order in which they are tried.
     AUTO = "auto"
@@ -47,12 +48,12 @@ class Transport(enum.Enum):
 
 @dataclass(frozen=True)
 class Switch:
-    """A variable that switches a library's use of GPUs on or off.
+    """An environment variable that switches a library's use of GPU memory on or off.
 
     Attributes:
-        library: Whose; empty: of any library that has UCX below.
-        variable: Its name.
-        needed: Without it the library takes no GPU memory.
+        library: The name of the library.
+        variable: The name of the variable.
+        needed: Whether the library takes GPU memory only if the switch is on.
     """
 
     library: str
@@ -69,7 +70,8 @@ SWITCHES: tuple[Switch, ...] = (
     Switch("Open MPI", "OMPI_MCA_opal_cuda_support", needed=False),
 )
 
-# What a launcher tells its ranks; settings of a user (OMPI_MCA_pml, UCX_TLS, ...) stay, as the answer depends on them.
+# Variables that a launcher sets for its ranks. Settings of the user (OMPI_MCA_pml, UCX_TLS, ...) are not among them,
+# since the answer depends on them.
 _LAUNCHER_PREFIXES = (
     "PMI_", "PMI2_", "PMIX_", "PRTE_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_", "MV2_COMM_WORLD_", "MVP_COMM_WORLD_",
     "PALS_", "FLUX_", "JSM_", "SLURM_", "ALPS_", "I_MPI_HYDRA_", "OMPI_COMM_WORLD_", "OMPI_UNIVERSE_", "OMPI_APP_",
@@ -82,26 +84,26 @@ _SETTING_PREFIXES = ("OMPI_MCA_", "MPICH_", "MPIR_CVAR_", "MV2_", "PSP_", "I_MPI
 
 @dataclass(frozen=True)
 class Answer:
-    """Whether MPI takes pointers to GPU memory, None where it is not known, and who says so."""
+    """Whether MPI takes pointers to GPU memory, None if it is not known, and the reason."""
 
     is_aware: bool | None
     why: str
 
 
 def asked_transport(environment: Mapping[str, str] | None = None) -> Transport:
-    """Local. What `MPIDIST_GPU_TRANSPORT` asks for.
+    """Local. The transport that `MPIDIST_GPU_TRANSPORT` asks for.
 
     Raises:
-        ValueError: It names no transport.
+        ValueError: The variable names no transport.
     """
     text = (os.environ if environment is None else environment).get(TRANSPORT) or "auto"
     return parse_enum(Transport, text.replace("-", "_"), TRANSPORT)
 
 
 def find_out(communicator: Communicator) -> Answer:
-    """Collective. Whether all ranks may give MPI pointers to GPU memory; the same answer on all.
+    """Collective. Whether all ranks may give MPI pointers to GPU memory; the same answer on every rank.
 
-    Slow, seconds, where a child process has to try for the first time on a host.
+    Takes seconds if a child process has to try it, the first time on a host.
     """
     def ask() -> Answer | None:
         return _ask(loaded_library(), os.environ) if communicator.node.rank == 0 else None
@@ -127,10 +129,10 @@ def decide(library: Library, environment: Mapping[str, str], queried: bool | Non
     Args:
         library: The MPI library.
         environment: With its switches.
-        queried: What the library says, None where it cannot be asked.
+        queried: The library's own answer, None if it has no function for it.
 
     Returns:
-        `is_aware` is None where a child process has to try.
+        The answer. Its `is_aware` is None if a child process has to try it.
     """
     is_on = False
     for switch in (switch for switch in SWITCHES if switch.library == library.name):
@@ -148,14 +150,15 @@ def decide(library: Library, environment: Mapping[str, str], queried: bool | Non
 
 
 def may_need_probe(environment: Mapping[str, str] | None = None) -> bool:
-    """Local. Whether a switch is on, so that the library's own answer may not be the last word."""
+    """Local. Whether a switch is on, so that the library's own answer may not be final."""
     environment = os.environ if environment is None else environment
     return any(environment.get(switch.variable, "").strip().lower() in _ON for switch in SWITCHES)
 
 
 def query() -> bool | None:
-    """Local. What the loaded library itself says, None where it has no such function; only after MPI has started."""
+    """Local. The loaded library's own answer, None if it has no function for it. To be called after MPI has started."""
     module = sys.modules["mpi4py.MPI"]
+    # The function may be visible through mpi4py's module or in the process itself.
     for name in (module.__file__, None):
         with contextlib.suppress(OSError, AttributeError):
             function: Any = ctypes.CDLL(name).MPIX_Query_cuda_support
@@ -166,20 +169,20 @@ def query() -> bool | None:
 
 @functools.cache
 def start_probe() -> Probe:
-    """Local. The probe of this process, begun at the first call."""
+    """Local. The probe of this process, started by the first call."""
     return Probe()
 
 
 class Probe:
-    """A child process that gives MPI a pointer to GPU memory; if that ends it, the answer is no.
+    """A child process that gives MPI a pointer to GPU memory. If the child dies of it, the answer is no.
 
     Local. Args:
-        memory: "cupy"; "numpy" tries the same with host memory, which must succeed.
-        folder: Where answers are kept. Default: `mpidist` in the user's cache.
+        memory: "cupy", or "numpy" to try the same with host memory, which must succeed.
+        folder: The folder in which answers are kept. Default: `mpidist` in the user's cache.
     """
 
     def __init__(self, memory: str = "cupy", folder: Path | None = None) -> None:
-        self._path = (folder or _cache_folder()) / f"cuda-aware-{socket.gethostname()}-{_settings(memory)}.json"
+        self._path = (folder or cache_folder()) / f"cuda-aware-{socket.gethostname()}-{_settings(memory)}.json"
         self._known = _read(self._path)
         self._child: subprocess.Popen[str] | None = None
         if self._known is None:
@@ -187,14 +190,14 @@ class Probe:
 
     @property
     def is_running(self) -> bool:
-        """Local. Whether a child was started, since no answer was kept."""
+        """Local. Whether a child was started, because no answer was kept."""
         return self._child is not None
 
     def answer(self, library: str) -> Answer:
-        """Local. The answer, when the child has ended, or the kept one.
+        """Local. The kept answer, or the child's, after waiting for the child to end.
 
         Args:
-            library: The library that this process has loaded: an answer for another one does not count.
+            library: The library that this process has loaded. If the child has loaded another one, the answer is no.
         """
         if self._known is None:
             if self._child is None:
@@ -203,14 +206,14 @@ class Probe:
             _keep(self._path, self._known)
         said = self._known.get("library")
         if said is not None and said != library:
-            return Answer(False, f"the probe ran with {said} and not with {library}")
+            return Answer(False, f"the probe has loaded {said}, and this process {library}")
         if self._known.get("messages") and self._known.get("sums"):
             return Answer(True, "a child process tried it")
         return Answer(False, f"a child process tried it: {self._known.get('reason', 'it failed')}")
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Local. The environment without what a launcher tells its ranks: a child with it would join, or kill, the job."""
+    """Local. The environment without a launcher's variables, with which the child would join the job or end it."""
     return {name: value for name, value in environment.items() if not name.startswith(_LAUNCHER_PREFIXES)}
 
 
@@ -225,7 +228,7 @@ def _start_child(memory: str) -> subprocess.Popen[str]:
 
 
 def _outcome(child: subprocess.Popen[str]) -> dict[str, Any]:
-    """What the child could tell before it ended: one JSON object in each line."""
+    """The results that the child printed before it ended, one JSON object in each line."""
     known: dict[str, Any] = {}
     try:
         output, _ = child.communicate(timeout=PROBE_SECONDS)
@@ -234,7 +237,7 @@ def _outcome(child: subprocess.Popen[str]) -> dict[str, Any]:
         output, _ = child.communicate()
         known["reason"] = f"it did not end within {PROBE_SECONDS:g} s"
     for line in output.splitlines():
-        # MPI libraries print to the same place.
+        # MPI libraries print to the same stream: lines that are no JSON are not the child's.
         with contextlib.suppress(ValueError):
             said = json.loads(line)
             if isinstance(said, dict):
@@ -245,13 +248,9 @@ def _outcome(child: subprocess.Popen[str]) -> dict[str, Any]:
     return known
 
 
-def _cache_folder() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME")
-    return (Path(home) if home else Path.home() / ".cache") / "mpidist"
-
 
 def _settings(memory: str) -> str:
-    """Names everything that the answer depends on and that is known before MPI starts."""
+    """A hash of everything that is known before MPI starts and on which the answer depends."""
     described: dict[str, object] = {"memory": memory, "prefix": sys.prefix}
     for package in ("mpi4py", "cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -259,7 +258,7 @@ def _settings(memory: str) -> str:
     described["settings"] = sorted(
         (name, value) for name, value in child_environment(os.environ).items()
         if name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "LOADEDMODULES")
-        # Which of the GPUs a rank sees makes no difference.
+        # The choice of visible GPUs makes no difference, and differs between ranks.
         or (name.startswith(_SETTING_PREFIXES) and name != "CUDA_VISIBLE_DEVICES")
     )
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:16]
@@ -274,9 +273,6 @@ def _read(path: Path) -> dict[str, Any] | None:
 
 
 def _keep(path: Path, known: dict[str, Any]) -> None:
-    # Without a folder to write to the child runs again next time.
+    # If the folder cannot be written to, the child runs again next time.
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part = path.with_name(f"{path.name}.{os.getpid()}")
-        part.write_text(json.dumps(known))
-        part.replace(path)
+        write_whole(path, json.dumps(known))
