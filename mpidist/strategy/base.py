@@ -11,7 +11,8 @@ from mpidist import context
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps, another_collective
+from mpidist.comm.cross_device.chosen_collective import another_collective
+from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.context import Entry
 from mpidist.data.dataset import Dataset

@@ -23,7 +23,7 @@ from mpidist.comm.agreement import require_same
 from mpidist.comm.arrival import Arrival
 from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator, SoloCommunicator
-from mpidist.comm.cross_device.cross_device_ops import take_collective
+from mpidist.comm.cross_device.chosen_collective import take_collective
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.options import CommunicationImplementation, CommunicationOptions

@@ -1,1 +1,1 @@
-"""`CrossDeviceOps`: reductions with tf.distribute's names, and the user's own."""
+"""Cross-device operations: reductions with tf.distribute's names, and the user's own."""

@@ -1,36 +1,30 @@
-"""Cross-device operations: how a user says by which algorithm a strategy reduces and broadcasts.
+"""Cross-device operations: the algorithm by which a strategy reduces and broadcasts, chosen or written by the user.
 
-A subclass of `CrossDeviceOps` overrides a hook or two and inherits the rest; bound to ranks it is a `Collective`, so
-that gradients, variables, `reduce` and `gather` all go its way. The algorithms of tf.distribute's names are in
-`reductions`.
+A subclass of `CrossDeviceOps` overrides one or two hooks and inherits the rest. Bound to ranks it gives a `Collective`,
+which then serves gradients, variables, `reduce` and `gather`. The algorithms with tf.distribute's names are in
+`reductions`; `chosen_collective` makes the collective for a strategy's argument `cross_device_ops`.
 """
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all, together
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cross_device.user_backend import CollectiveBackend, HookBackend, HookCollective, as_array
+from mpidist.comm.cross_device.user_backend import HookBackend, HookCollective, as_array
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.errors import mark_shared
-from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
-
-logger = logging.getLogger("mpidist")
-
-_METHODS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter", "all_to_all", "barrier")
+from mpidist.options import CommunicationOptions, ReduceOp
 
 
 class CrossDeviceOps:
-    """How arrays are reduced and broadcast over replicas. Subclasses override `reduce_implementation`, and others.
+    """Reductions and broadcasts over replicas. Subclasses override `reduce_implementation`, and perhaps other hooks.
 
-    One rank is one replica, so "per-replica value" is this rank's array, every rank makes the same calls, and every
-    rank gets the result. An object belongs to the ranks of the strategy that it was given to.
+    One rank is one replica, so a "per-replica value" is this rank's array. Every rank makes the same calls and gets the
+    result. An object belongs to the ranks of the strategy to which it was given.
 
         class LargestGradient(mpidist.CrossDeviceOps):
             def reduce_implementation(self, reduce_op, per_replica_value, destinations, options):
@@ -38,23 +32,23 @@ class CrossDeviceOps:
 
         strategy = mpidist.MirroredStrategy(cross_device_ops=LargestGradient())
 
-    What a hook sees: contiguous arrays without changes to make in them, of native dtypes; half precision comes as
-    float32, booleans under MIN and MAX as uint8, integers under MEAN as float64. Strategies pass them flat, gradients
-    many at once. Gathering and exchange, which have no hook, go by `collective`.
+    Hooks get contiguous arrays of native dtypes, which they must not change: half precision as float32, booleans under
+    MIN and MAX as uint8, integers under MEAN as float64. Strategies pass flat arrays, and many gradients in one array.
+    `collective` serves the gathers and exchanges, which have no hook.
     """
 
-    # Whether hooks take CuPy's arrays; else they get copies in host memory.
+    # Whether hooks take CuPy arrays. Otherwise they get copies in host memory.
     takes_device_arrays: ClassVar[bool] = False
 
-    # On the class: a subclass may forget to call this one's constructor.
+    # An attribute of the class, since a subclass may not call this class's constructor.
     _bound: HookCollective | None = None
 
     @property
     def communicator(self) -> Communicator:
-        """Local. The ranks; their mpi4py communicator is `communicator.mpi`.
+        """Local. The ranks. Their mpi4py communicator is `communicator.mpi`.
 
         Raises:
-            RuntimeError: The object was not given to a strategy, nor to `bind`.
+            RuntimeError: The object was not given to a strategy, and `bind` was not called.
         """
         return self._need_bound().communicator
 
@@ -64,22 +58,22 @@ class CrossDeviceOps:
         return self._need_bound().hooks.default
 
     def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
-        """Collective. Give the object its ranks; a strategy calls it.
+        """Collective. Give the object its ranks. Strategies call this method.
 
         Args:
-            communicator: The ranks; at further calls the same ones.
-            options: `check` and `timeout_seconds` hold for every call; hooks get all of it.
+            communicator: The ranks; in further calls the same ones.
+            options: `check` and `timeout_seconds` hold for every call. Hooks get all options.
 
         Returns:
-            What reduces and broadcasts by the hooks.
+            A collective that reduces and broadcasts by the hooks.
 
         Raises:
-            ValueError: The object belongs to other ranks, or the options ask for what hooks cannot know.
+            ValueError: The object belongs to other ranks, or hooks cannot keep one of the options.
         """
         options = options or CommunicationOptions()
         if options.wire_dtype is not None or options.reproducible:
             raise mark_shared(ValueError(
-                "`wire_dtype` and `reproducible` are kept by the library's own collectives, and here "
+                "only the library's own backends keep `wire_dtype` and `reproducible`, and here "
                 f"{type(self).__name__} reduces: leave out the option, or `cross_device_ops`"
             ))
         if self._bound is None:
@@ -87,7 +81,7 @@ class CrossDeviceOps:
             self._bound = HookCollective(HookBackend(self, default, options))
         elif self._bound.communicator is not communicator:
             raise mark_shared(ValueError(
-                f"this {type(self).__name__} object belongs to {self._bound.communicator!r}, and cannot go to "
+                f"this {type(self).__name__} object belongs to {self._bound.communicator!r} and cannot be bound to "
                 f"{communicator!r}: make one object for each strategy"
             ))
         return HookCollective(HookBackend(self, self._bound.hooks.default, options))
@@ -99,21 +93,21 @@ class CrossDeviceOps:
         destinations: Any,
         options: CommunicationOptions | None = None,
     ) -> Any:
-        """Collective. Combine the arrays of all ranks; every rank gets the result, whatever the destinations.
+        """Collective. Combine the arrays of all ranks. Every rank gets the result, whatever the destinations.
 
         Args:
             reduce_op: A member of `ReduceOp`.
             per_replica_value: This rank's array or number, of the same shape and dtype on every rank; or
                 `IndexedSlices`, whose rows are gathered.
             destinations: The name of a device, a variable or an array.
-            options: Handed to the hook.
+            options: Passed to the hook.
 
         Returns:
-            A new array of the same kind; MEAN of integers is float64.
+            A new array of the same kind. The MEAN of integers is float64.
 
         Raises:
-            ValueError: Another operation, or destinations of another type.
-            MismatchError: Shapes, dtypes or operations differ.
+            ValueError: `reduce_op` is not a member, or `destinations` has another type.
+            MismatchError: Shapes, dtypes or operations differ between ranks.
             RuntimeError: The object is not bound to ranks.
         """
         _check_op(reduce_op)
@@ -126,18 +120,19 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[Any, Any]],
         options: CommunicationOptions | None = None,
     ) -> list[Any]:
-        """Collective. `reduce` of several values, which an algorithm may pack.
+        """Collective. Combine several values, each as `reduce` does. An algorithm may pack them.
 
         Args:
             reduce_op: A member of `ReduceOp`.
             value_destination_pairs: Tuples (value, destinations).
-            options: Handed to the hook.
+            options: Passed to the hook.
 
         Returns:
-            The results, in their order.
+            The results, in the order of the values.
 
         Raises:
-            ValueError, MismatchError, RuntimeError: As `reduce`; also for something that is no pair.
+            ValueError: As `reduce`, or a list element is not a pair.
+            MismatchError, RuntimeError: As `reduce`.
         """
         _check_op(reduce_op)
         for pair in value_destination_pairs:
@@ -147,14 +142,14 @@ class CrossDeviceOps:
         return self._need_bound().reduce_values(reduce_op, value_destination_pairs, options, batch=True)
 
     def broadcast(self, tensor: Any, destinations: Any) -> Any:
-        """Collective. The array of the first replica, on every rank.
+        """Collective. Give the array of the first replica to every rank.
 
         Args:
-            tensor: Of the same shape and dtype on every rank.
+            tensor: An array of the same shape and dtype on every rank.
             destinations: As for `reduce`.
 
         Returns:
-            A new array on all ranks but the first, which gets `tensor` itself.
+            On the first rank `tensor` itself, on the other ranks a new array.
 
         Raises:
             ValueError, MismatchError, RuntimeError: As `reduce`.
@@ -165,13 +160,13 @@ class CrossDeviceOps:
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
     ) -> AnyArray:
-        """Collective. The hook of `reduce`, to be overridden; MEAN is to be divided here.
+        """Collective. The hook of `reduce`. Subclasses override it, and divide by the number of ranks under MEAN.
 
         Args:
             reduce_op: The operation.
-            per_replica_value: This rank's array, at least one element; not to be changed.
-            destinations: As given to `reduce`; the value itself where a strategy calls.
-            options: Of this call, else of the strategy.
+            per_replica_value: This rank's array, of at least one element. The hook must not change it.
+            destinations: As given to `reduce`; the value itself if a strategy calls.
+            options: The options of this call, otherwise those of the strategy.
 
         Returns:
             An array of the same shape, with the same bits on every rank.
@@ -184,118 +179,29 @@ class CrossDeviceOps:
         value_destination_pairs: Sequence[tuple[AnyArray, Any]],
         options: CommunicationOptions,
     ) -> list[AnyArray]:
-        """Collective. The hook of `batch_reduce`; by default one value after another."""
+        """Collective. The hook of `batch_reduce`. By default it reduces one value after another."""
         return [self.reduce_implementation(reduce_op, value, to, options) for value, to in value_destination_pairs]
 
     def broadcast_implementation(self, tensor: AnyArray, destinations: Any) -> AnyArray:
-        """Collective. The hook of `broadcast`; by default the collective's.
+        """Collective. The hook of `broadcast`. By default `collective` broadcasts.
 
         Args:
-            tensor: Of rank 0; the values of the others do not count.
-            destinations: As given to `broadcast`; the array itself where a strategy calls.
+            tensor: An array of the same shape and dtype on every rank. Only the values of rank 0 are used.
+            destinations: As given to `broadcast`; the array itself if a strategy calls.
 
         Returns:
             An array of the same shape and dtype.
         """
-        del destinations  # for subclasses
+        del destinations  # For subclasses only.
         return self.collective.broadcast(tensor)
 
     def _need_bound(self) -> HookCollective:
         if self._bound is None:
             raise RuntimeError(
-                f"this {type(self).__name__} object belongs to no ranks yet: give it to a strategy as "
+                f"this {type(self).__name__} object is not bound to ranks: give it to a strategy as "
                 "`cross_device_ops`, or call its `bind(communicator)`"
             )
         return self._bound
-
-
-def take_collective(
-    chosen: object | None, communicator: Communicator, options: CommunicationOptions
-) -> CollectiveFront | None:
-    """Collective. What a strategy's argument `cross_device_ops` stands for.
-
-    Args:
-        chosen: A `CrossDeviceOps` object, any object with the methods of `Collective`, or None.
-        communicator: The strategy's ranks.
-        options: The strategy's.
-
-    Returns:
-        The collective, None for the library's choice.
-
-    Raises:
-        TypeError: Something else, on every rank.
-        ValueError: It belongs to other ranks, or the options do not go with it; on every rank.
-    """
-    together(communicator, "taking `cross_device_ops`", lambda: _check_chosen(chosen, communicator))
-    same_on_all(
-        communicator, "the type of `cross_device_ops`", type(chosen).__name__, "Make the same strategy on all ranks."
-    )
-    if chosen is None:
-        return None
-    if options.implementation is not CommunicationImplementation.AUTO:
-        raise mark_shared(ValueError(
-            f"`cross_device_ops` and the implementation {options.implementation} are both given: choose one of them"
-        ))
-    if options.reproducible and not isinstance(chosen, CrossDeviceOps):
-        raise mark_shared(ValueError(
-            "`reproducible` is kept by the library's own collectives, and here the object given as `cross_device_ops` "
-            "reduces in an order of its own: leave one of them out"
-        ))
-    if isinstance(chosen, CrossDeviceOps):
-        collective = chosen.bind(communicator, options)
-    else:
-        collective = CollectiveFront(CollectiveBackend(communicator, cast(Collective, chosen)), options)
-    if communicator.rank == 0:
-        logger.info(
-            "collective %s: given as cross_device_ops; %d ranks on %d nodes", type(chosen).__name__, communicator.size,
-            len(communicator.node_sizes),
-        )
-    return collective
-
-
-def another_collective(collective: CollectiveFront, options: CommunicationOptions) -> CollectiveFront:
-    """Collective. What a call goes by whose options differ from its strategy's.
-
-    Args:
-        collective: The strategy's.
-        options: Of the call, merged over the strategy's.
-
-    Raises:
-        MismatchError: The options differ between ranks.
-        UnavailableError: They name an implementation that cannot be had.
-        ValueError: They ask for what the strategy's `cross_device_ops` cannot know.
-    """
-    same_on_all(
-        collective.communicator, "communication options", options, "Pass the same `options` to a call on all ranks."
-    )
-    if options.implementation is CommunicationImplementation.AUTO:
-        if isinstance(collective, HookCollective):
-            return cast(CrossDeviceOps, collective.hooks.ops).bind(collective.communicator, options)
-        if isinstance(collective.backend, CollectiveBackend):
-            # The user's own object knows no options.
-            return collective
-    return selection.choose(collective.communicator, options)
-
-
-def _check_chosen(chosen: object | None, communicator: Communicator) -> None:
-    if chosen is None or isinstance(chosen, CrossDeviceOps):
-        return
-    if isinstance(chosen, type):
-        raise TypeError(f"`cross_device_ops` must be an object, got the class: use {chosen.__name__}()")
-    missing = [name for name in _METHODS if not callable(getattr(chosen, name, None))]
-    if not hasattr(chosen, "communicator"):
-        missing.append("communicator")
-    if missing:
-        raise TypeError(
-            "`cross_device_ops` must be a CrossDeviceOps object (HierarchicalCopyAllReduce(), ...) or have what a "
-            f"Collective has, got {type(chosen).__name__} without {', '.join(missing)}"
-        )
-    ranks = cast(Collective, chosen).communicator
-    if (ranks.rank, ranks.size) != (communicator.rank, communicator.size):
-        raise ValueError(
-            f"`cross_device_ops` communicates over {ranks!r}, and the strategy has {communicator!r}: make it for the "
-            "strategy's ranks"
-        )
 
 
 def _check_op(reduce_op: object) -> None:
@@ -308,7 +214,7 @@ def _check_destinations(destinations: object) -> None:
     is_name = isinstance(destinations, str)
     if not is_name and not (hasattr(destinations, "shape") and hasattr(destinations, "dtype")):
         raise ValueError(
-            f"destinations must be one of the name of a device, a variable or an array, got {destinations!r}"
+            f"destinations must be one of: the name of a device, a variable, an array; got {destinations!r}"
         )
     if is_name and not destinations:
-        raise ValueError("destinations must not be empty")
+        raise ValueError("destinations must not be empty: pass the name of a device, a variable or an array")

@@ -1,7 +1,8 @@
-"""The reductions of tf.distribute's names: three algorithms, told apart by the bytes that each rank moves.
+"""The reductions with tf.distribute's names: three algorithms, which differ in the bytes that each rank moves.
 
-For n ranks with B bytes each: to one device, that rank moves 2(n - 1)B and every other one 2B; hierarchical, the same
-holds within each node, and one stage crosses nodes; around the ring, each rank sends 2(n - 1)/n B.
+Let n ranks have B bytes each. In a reduction to one device, that rank moves 2(n - 1)B bytes and every other rank 2B. In
+the hierarchical one the same holds within each node, and one stage crosses nodes. In a ring each rank sends
+2(n - 1)/n B.
 """
 
 from __future__ import annotations
@@ -30,16 +31,17 @@ _DEVICE = re.compile(r"(?:.*[/:])?(?:CPU|GPU)(?::(\d+))?", re.IGNORECASE)
 
 
 class ReductionToOneDevice(CrossDeviceOps):
-    """All ranks send to one, which combines in the order of the ranks and sends the result back.
+    """All ranks send to one rank, which combines in the order of the ranks and sends the result back.
 
     Local. Args:
-        reduce_to_device: The rank that combines, as a number, or as the name of a device whose number it is
-            ("/gpu:1", "CPU:0"); default: the first.
-        accumulation_fn: Called there with the list of the ranks' arrays, for any operation; returns one array of their
-            shape, which MEAN divides by the number of ranks. Default: the operation itself, piece by piece.
+        reduce_to_device: The rank that combines: its number, or the name of a device with that number ("/gpu:1",
+            "CPU:0"). Default: the first rank.
+        accumulation_fn: A function that combines: called on that rank with the list of the ranks' arrays, whatever the
+            operation, it returns one array of their shape, which is divided by the number of ranks under MEAN.
+            Default: the operation, piece by piece.
 
     Raises:
-        ValueError: No rank and no name of a device; at `bind`, a rank that is not there.
+        ValueError: `reduce_to_device` is neither a rank nor the name of a device. In `bind`: there is no such rank.
     """
 
     def __init__(
@@ -56,7 +58,8 @@ class ReductionToOneDevice(CrossDeviceOps):
         """Collective. See `CrossDeviceOps.bind`."""
         if self._center >= communicator.size:
             raise mark_shared(ValueError(
-                f"`reduce_to_device` names rank {self._center}, and the strategy has ranks 0 to {communicator.size - 1}"
+                f"`reduce_to_device` must name one of the strategy's ranks, 0 to {communicator.size - 1}, got rank "
+                f"{self._center}"
             ))
         collective = super().bind(communicator, options)
         if self._to_one is None:
@@ -73,17 +76,17 @@ class ReductionToOneDevice(CrossDeviceOps):
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
     ) -> AnyArray:
-        """Collective. To one rank and back."""
+        """Collective. Reduce to one rank, and send the result back."""
         to_one, source = _opened(self._to_one), per_replica_value.reshape(-1)
         total = np.empty_like(source)
         if self._accumulate is None:
             to_one.combine(source, total, reduce_op)
         else:
-            parts = to_one.collect(source)
+            collected = to_one.collect(source)
             made = together(
                 self.communicator, "accumulation_fn",
-                lambda: None if parts is None else self._accumulated(
-                    [part.reshape(per_replica_value.shape) for part in parts]
+                lambda: None if collected is None else self._accumulated(
+                    [one.reshape(per_replica_value.shape) for one in collected]
                 ),
             )
             if made is not None:
@@ -91,24 +94,24 @@ class ReductionToOneDevice(CrossDeviceOps):
         to_one.spread(total)
         return _mean_of(total, reduce_op, self.communicator.size).reshape(per_replica_value.shape)
 
-    def _accumulated(self, parts: list[AnyArray]) -> AnyArray:
-        made: AnyArray = np.asarray(self._accumulate(parts)) if self._accumulate else parts[0]
-        if made.shape != parts[0].shape:
+    def _accumulated(self, sources: list[AnyArray]) -> AnyArray:
+        made: AnyArray = np.asarray(self._accumulate(sources)) if self._accumulate else sources[0]
+        if made.shape != sources[0].shape:
             raise ValueError(
-                f"`accumulation_fn` must return an array of the shape of each of those that it gets, {parts[0].shape}; "
-                f"got shape {made.shape}"
+                f"`accumulation_fn` must return an array of the shape of its arguments, {sources[0].shape}, got shape "
+                f"{made.shape}"
             )
         return made
 
 
 class PackedReduction(CrossDeviceOps):
-    """What several values are packed by: arrays of one dtype are laid end to end in a number of packs.
+    """Reductions that pack several values: arrays of one dtype are laid end to end in a number of packs.
 
     Local. Args:
-        num_packs: Packs for the values of one dtype in a `batch_reduce`; 0 reduces one value after another.
+        num_packs: Number of packs for the values of one dtype in a `batch_reduce`; 0 reduces one value after another.
 
     Raises:
-        ValueError: A negative number.
+        ValueError: `num_packs` is negative.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -122,7 +125,7 @@ class PackedReduction(CrossDeviceOps):
         value_destination_pairs: Sequence[tuple[AnyArray, Any]],
         options: CommunicationOptions,
     ) -> list[AnyArray]:
-        """Collective. One reduction for each pack."""
+        """Collective. Make one reduction for each pack."""
         if self._num_packs == 0:
             return super().batch_reduce_implementation(reduce_op, value_destination_pairs, options)
         kinds: dict[tuple[np.dtype[Any], bool], list[int]] = {}
@@ -135,20 +138,20 @@ class PackedReduction(CrossDeviceOps):
                 values = [value_destination_pairs[number][0] for number in pack]
                 flat = arrays.namespace(values[0]).concatenate([value.reshape(-1) for value in values])
                 reduced = self.reduce_implementation(reduce_op, flat, value_destination_pairs[pack[0]][1], options)
-                parts = slices_of([value.size for value in values])
-                for number, value, part in zip(pack, values, parts, strict=True):
-                    results[number] = reduced[part].reshape(value.shape)
+                slices = slices_of([value.size for value in values])
+                for number, value, one in zip(pack, values, slices, strict=True):
+                    results[number] = reduced[one].reshape(value.shape)
         return [results[number] for number in range(len(results))]
 
 
 class HierarchicalCopyAllReduce(PackedReduction):
-    """Ranks of a node send to its first one; these all-reduce around a ring; and each sends to its node's ranks.
+    """The ranks of a node send to its first rank, these ranks all-reduce in a ring, and each sends to its node's ranks.
 
     Local. Args:
         num_packs: As for `PackedReduction`.
 
     Raises:
-        ValueError: A negative number.
+        ValueError: `num_packs` is negative.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -185,7 +188,7 @@ class HierarchicalCopyAllReduce(PackedReduction):
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
     ) -> AnyArray:
-        """Collective. Inside the nodes, between them, inside them."""
+        """Collective. Reduce inside the nodes and then between them, and send the result inside the nodes."""
         to_one, source = _opened(self._to_one), per_replica_value.reshape(-1)
         total = np.empty_like(source)
         to_one.combine(source, total, reduce_op)
@@ -196,13 +199,13 @@ class HierarchicalCopyAllReduce(PackedReduction):
 
 
 class NcclAllReduce(PackedReduction):
-    """NCCL for CuPy's arrays where it is available, else the library's choice; a ring over MPI for host memory.
+    """NCCL for CuPy arrays if it is available, otherwise the library's choice; a ring over MPI for host memory.
 
     Local. Args:
         num_packs: As for `PackedReduction`.
 
     Raises:
-        ValueError: A negative number.
+        ValueError: `num_packs` is negative.
     """
 
     takes_device_arrays = True
@@ -228,10 +231,10 @@ class NcclAllReduce(PackedReduction):
     def reduce_implementation(
         self, reduce_op: ReduceOp, per_replica_value: AnyArray, destinations: Any, options: CommunicationOptions
     ) -> AnyArray:
-        """Collective. Around a ring."""
+        """Collective. Reduce in a ring, CuPy arrays by the library's choice."""
         source = per_replica_value.reshape(-1)
         if arrays.is_cupy(source):
-            # The library's choice is NCCL where every rank has a GPU of its own. It divides means itself.
+            # The library's choice is NCCL if every rank has a GPU of its own. Its front divides means.
             return self.collective.all_reduce(per_replica_value, reduce_op)
         total = np.empty_like(source)
         _opened(self._ring).all_reduce(source, total, reduce_op)
@@ -240,7 +243,10 @@ class NcclAllReduce(PackedReduction):
 
 def _opened(opened: Any) -> Any:
     if opened is None:
-        raise RuntimeError("this object belongs to no ranks yet: give it to a strategy as `cross_device_ops`")
+        raise RuntimeError(
+            "this object is not bound to ranks: give it to a strategy as `cross_device_ops`, or call its "
+            "`bind(communicator)`"
+        )
     return opened
 
 
@@ -255,5 +261,7 @@ def _number_of(device: str | int | None) -> int:
         return device
     found = _DEVICE.fullmatch(device) if isinstance(device, str) else None
     if found is None:
-        raise ValueError(f'`reduce_to_device` must be a rank or the name of a device as "/gpu:1", got {device!r}')
+        raise ValueError(
+            f'`reduce_to_device` must be a rank or the name of a device, for instance "/gpu:1", got {device!r}'
+        )
     return int(found.group(1) or 0)

@@ -1,4 +1,4 @@
-"""Backends of the user's own making: the hooks of `CrossDeviceOps`, and any object with a collective's methods."""
+"""Backends made by the user: the hooks of `CrossDeviceOps`, and any object with a collective's methods."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from mpidist.options import CommunicationOptions, ReduceOp
 
 
 class Hooks(Protocol):
-    """The methods that subclasses of `CrossDeviceOps` override; documented there."""
+    """The methods that subclasses of `CrossDeviceOps` override. They are documented there."""
 
     @property
     def takes_device_arrays(self) -> bool:
-        """Local. Whether the hooks take CuPy's arrays; otherwise they get copies in host memory."""
+        """Local. Whether the hooks take CuPy arrays. Otherwise they get copies in host memory."""
         ...
 
     def reduce_implementation(
@@ -46,15 +46,19 @@ class Hooks(Protocol):
         ...
 
     def broadcast_implementation(self, tensor: AnyArray, destinations: Any) -> AnyArray:
-        """Collective. Give rank 0's array to all."""
+        """Collective. Give rank 0's array to all ranks."""
         ...
 
 
 class UserBackend(Backend):
-    """A backend that reduces in the user's way: it divides means itself, and only one thread may use it.
+    """A backend that reduces in the user's way. It divides means itself, and only one thread may use it.
+
+    Args:
+        communicator: The ranks.
+        maker: The user's object.
 
     Attributes:
-        maker: The user's object.
+        maker: As given.
     """
 
     takes_device_arrays = True
@@ -69,7 +73,7 @@ class UserBackend(Backend):
 
 
 class CollectiveBackend(UserBackend):
-    """Any object with the methods of `Collective`, as a backend.
+    """A backend made of any object with the methods of `Collective`.
 
     Args:
         communicator: The ranks.
@@ -92,7 +96,8 @@ class CollectiveBackend(UserBackend):
 
     def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
         """Collective. See `Backend.reduce_scatter`."""
-        # A collective cuts by rows, evenly: rows of the counts' common divisor are cut as the counts are.
+        # A collective cuts evenly by rows. Cut into rows of the counts' common divisor, the array is cut as the counts
+        # say.
         rows = source.reshape(-1, math.gcd(*counts))
         mine[...] = self._own.reduce_scatter(rows, op).reshape(-1)
 
@@ -117,12 +122,15 @@ class CollectiveBackend(UserBackend):
 
 
 class HookBackend(UserBackend):
-    """The hooks of `CrossDeviceOps` as a backend: they reduce and broadcast, and the library's own does the rest.
+    """A backend made of the hooks of `CrossDeviceOps`. They reduce and broadcast, the library's backend does the rest.
 
     Args:
         ops: The object that has the hooks.
         default: The library's collective over the same ranks.
-        options: Given to the hooks.
+        options: The options that the hooks get.
+
+    Attributes:
+        ops, default, options: As given.
     """
 
     def __init__(self, ops: Hooks, default: CollectiveFront, options: CommunicationOptions) -> None:
@@ -149,7 +157,7 @@ class HookBackend(UserBackend):
     def broadcast(self, data: AnyArray, root: int) -> None:
         """Collective. See `Backend.broadcast`."""
         if root:
-            # The hook knows the first replica only.
+            # The hook always broadcasts from the first replica.
             self.default.backend.broadcast(data, root)
             return
         shown = self.show(data)
@@ -168,7 +176,7 @@ class HookBackend(UserBackend):
         self.default.backend.all_to_all(sent, sent_counts, got, got_counts)
 
     def show(self, array: AnyArray) -> AnyArray:
-        """Local. The array as a hook sees it: read-only, because it may be the user's own."""
+        """Local. The array for a hook: a read-only view, since it may be the user's own array."""
         if arrays.is_cupy(array):
             return array if self.ops.takes_device_arrays else cast(AnyArray, cast(Any, array).get())
         view: AnyArray = array.view()
@@ -179,22 +187,25 @@ class HookBackend(UserBackend):
         """Local. The array that a hook returned, on the device of `like`.
 
         Raises:
-            ValueError: It has another shape than the array `shown` to the hook.
+            ValueError: It does not have the shape of `shown`, the array that the hook got.
         """
         shape = getattr(result, "shape", None)
         if shape != shown.shape:
             raise ValueError(
-                f"a hook of {type(self.ops).__name__} must return an array of the shape that it got, {shown.shape}; "
-                f"got {type(result).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
+                f"a hook of {type(self.ops).__name__} must return an array of the shape of its argument, "
+                f"{shown.shape}, got {type(result).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
             )
         return cast(AnyArray, arrays.namespace(like).asarray(arrays.lend(result), shown.dtype))
 
 
 class HookCollective(CollectiveFront):
-    """The front over hooks, which also hands them several values, and destinations.
+    """The front over hooks, which also passes them several values, and destinations.
 
     Args:
-        backend: With the hooks.
+        backend: The backend made of the hooks.
+
+    Attributes:
+        hooks: As `backend`.
     """
 
     def __init__(self, backend: HookBackend) -> None:
@@ -209,7 +220,7 @@ class HookCollective(CollectiveFront):
         *,
         batch: bool,
     ) -> list[Any]:
-        """Collective. See `CrossDeviceOps.batch_reduce`; `batch` says which hook is called."""
+        """Collective. See `CrossDeviceOps.batch_reduce`. If `batch`, one call of the hook gets all values."""
         pairs = [(as_array(value), where) for value, where in pairs]
         results: list[Any] = [
             reduce_slices(self, op, value) if isinstance(value, IndexedSlices) else None for value, _ in pairs
@@ -232,7 +243,7 @@ class HookCollective(CollectiveFront):
         for number, (shown, _) in zip(dense, given, strict=True):
             result = self.hooks.take(next(made), shown, lent[number]) if shown.size else shown
             if not (result.flags.owndata and result.flags.c_contiguous):
-                # A hook may return the array that it got, or a view of it.
+                # A hook may return its argument, or a view of it: the user gets an array of its own.
                 result = result.copy()
             results[number] = arrays.give_back(self.finished(result, op, lent[number].dtype), pairs[number][0])
         return results
@@ -253,5 +264,5 @@ class HookCollective(CollectiveFront):
 
 
 def as_array(value: Any) -> Any:
-    """Local. A Python number as an array; anything else as it is."""
+    """Local. A Python number as an array; any other value unchanged."""
     return np.asarray(value) if isinstance(value, (bool, int, float, complex)) else value
