@@ -1,1 +1,1 @@
-"""Arithmetic of collectives: how arrays are cut, combined and merged. Nothing here communicates."""
+"""Arithmetic of collectives: cutting, combining and merging arrays. Nothing here communicates."""

@@ -1,4 +1,4 @@
-"""How the ranks' arrays are combined element by element: in the order given, halves in float32."""
+"""Combination of the ranks' arrays, element by element: in the given order, half precision in float32."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ from mpidist.arrays import AnyArray
 from mpidist.errors import UnavailableError
 from mpidist.options import ReduceOp
 
+# Combines arrays of one shape, in the order of the ranks, into another array.
+Combine = Callable[[Sequence[AnyArray], AnyArray, ReduceOp], None]
+
 FUNCTIONS: dict[ReduceOp, np.ufunc] = {
     ReduceOp.SUM: np.add,
     ReduceOp.MEAN: np.add,
@@ -25,7 +28,8 @@ _IN_FLOAT32 = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD)
 
 
 def is_half(dtype: np.dtype[Any]) -> bool:
-    """Local. Whether the dtype is float16, or bfloat16 of ml_dtypes."""
+    """Local. Whether the dtype is float16 or the bfloat16 of ml_dtypes."""
+    # NumPy knows bfloat16 as kind "V"; plain void dtypes never get here (`collective.check_reducible`).
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
@@ -33,14 +37,17 @@ def half_dtype(name: str) -> np.dtype[Any]:
     """Local. The dtype "float16" or "bfloat16".
 
     Raises:
-        UnavailableError: bfloat16 without ml_dtypes.
+        UnavailableError: bfloat16 was asked for, and the package ml_dtypes is not installed.
     """
     if name == "bfloat16":
-        # NumPy knows the name once the package is imported.
+        # NumPy knows the name bfloat16 only after this import.
         try:
             importlib.import_module("ml_dtypes")
         except ImportError as error:
-            raise UnavailableError("bfloat16 arrays need the package ml_dtypes: pip install ml_dtypes") from error
+            raise UnavailableError(
+                f"arrays of dtype bfloat16 need the package ml_dtypes, which is not installed ({error}): pip install "
+                "ml_dtypes"
+            ) from error
     return np.dtype(name)
 
 
@@ -48,7 +55,7 @@ def combined_dtype(dtype: np.dtype[Any], op: ReduceOp, *, combines_halves: bool)
     """Local. The dtype in which arrays are combined: their own, unless the backend lacks it or a sum may overflow.
 
     Args:
-        dtype: Of the arrays.
+        dtype: The arrays' dtype.
         op: The operation.
         combines_halves: See `Backend`.
     """
@@ -56,7 +63,7 @@ def combined_dtype(dtype: np.dtype[Any], op: ReduceOp, *, combines_halves: bool)
         # The sum of small integers may not fit their own dtype.
         return np.dtype(np.float64)
     if is_half(dtype):
-        # A mean of halves may fit where their sum does not.
+        # The mean may fit half precision where the sum does not.
         keeps = combines_halves and op is not ReduceOp.MEAN
         return dtype.newbyteorder("=") if keeps else np.dtype(np.float32)
     if dtype.kind == "b" and not combines_halves:
@@ -64,37 +71,40 @@ def combined_dtype(dtype: np.dtype[Any], op: ReduceOp, *, combines_halves: bool)
     return cast("np.dtype[Any]", dtype.newbyteorder("="))
 
 
-# An overflow is an infinity, as it is where MPI adds; no warning on one rank.
+# An overflow gives an infinity in silence, as it does where MPI adds. A warning would come on one rank only.
 @np.errstate(all="ignore")
-def combine(parts: Sequence[AnyArray], out: AnyArray, op: ReduceOp) -> None:
-    """Local. Combine arrays of one shape into `out`, which may be one of them, in their order.
+def combine(sources: Sequence[AnyArray], out: AnyArray, op: ReduceOp) -> None:
+    """Local. Combine arrays of one shape in their order, and write the result into `out`.
 
     Args:
-        parts: At least one array.
-        out: Of the same shape and dtype; the first part, or one that only shares memory with the first two.
+        sources: At least one array.
+        out: An array of the same shape and dtype. It may be one of the first two sources, or share memory with them,
+            but not with a later one: `out` is written before that one is read.
         op: The operation; MEAN adds.
     """
-    if len(parts) == 1:
-        if out is not parts[0]:
-            out[...] = parts[0]
+    if len(sources) == 1:
+        if out is not sources[0]:
+            out[...] = sources[0]
         return
     function = FUNCTIONS[op]
     if op in _IN_FLOAT32 and is_half(out.dtype):
-        total = function(parts[0].astype(np.float32), parts[1].astype(np.float32))
-        for part in parts[2:]:
-            function(total, part.astype(np.float32), out=total)
+        total = function(sources[0].astype(np.float32), sources[1].astype(np.float32))
+        for source in sources[2:]:
+            function(total, source.astype(np.float32), out=total)
         out[...] = total.astype(out.dtype)
         return
-    function(parts[0], parts[1], out=out)
-    for part in parts[2:]:
-        function(out, part, out=out)
+    function(sources[0], sources[1], out=out)
+    for source in sources[2:]:
+        function(out, source, out=out)
 
 
 def open_quiet() -> Callable[..., object]:
-    """Local. What calls a function with arguments and without NumPy's warnings; for one thread at a time.
+    """Local. A callable that calls a function with arguments and without NumPy's warnings.
 
-    It takes as long as a call; `np.errstate` takes a microsecond, as long as a small array does.
+    It costs no more than a call. `np.errstate` costs a microsecond, as much as combining a small array.
     """
+    # NumPy keeps its error state in a context variable. A context cannot be entered twice at the same time: each thread
+    # needs a callable of its own.
     context = contextvars.Context()
     context.run(np.seterr, all="ignore")
     return context.run

@@ -1,39 +1,43 @@
-"""Merging rows: those that belong to one row of an array are added up, always in the same order."""
+"""Merging rows: values for the same row of an array are added up, always in the same order."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import is_half
 
-# So many occurrences of a row are added one vector operation each; what is left, of rows that come more often, by
-# `np.add.at`: two to four times slower for each, but independent of how often the commonest row comes.
+# The first occurrences of a row, so many, are added by one vector operation each. The further occurrences of more
+# frequent rows are added by `np.add.at`, which takes two to four times as long for each, but whose time does not depend
+# on how often the most frequent row occurs.
 VECTOR_ROUNDS = 8
 
 
-def merge_rows(indices: AnyArray, values: AnyArray, index: int = 0, parts: int = 1) -> tuple[AnyArray, AnyArray]:
-    """Local. The sum of the values of each row, in the order in which they stand; half precision adds in float32.
+def merge_rows(
+    indices: AnyArray, values: AnyArray, slice_index: int = 0, slice_count: int = 1
+) -> tuple[AnyArray, AnyArray]:
+    """Local. Add up the values of each row, in the order in which they are given; half precision adds in float32.
 
     Args:
-        indices: Shape (n,), integers, in any order, and any number of times each.
+        indices: Shape (n,), integers. Each row may occur any number of times, in any order.
         values: Shape (n, width).
-        index: Which part of the rows is wanted; only its sums are computed.
-        parts: Into so many the rows, sorted, are cut.
+        slice_index: The wanted slice of the rows. Only its sums are computed.
+        slice_count: The number of slices into which the sorted rows are cut.
 
     Returns:
-        Part `index` of the rows, sorted and each of them once, and their sums in the dtype of `values`: new arrays.
+        The rows of the slice, sorted and each of them once, and their sums in the dtype of `values`: new arrays.
     """
     order = np.argsort(indices, kind="stable")
     ordered = indices[order]
     starts = np.flatnonzero(np.concatenate([np.ones(min(1, len(order)), bool), ordered[1:] != ordered[:-1]]))
     stops = np.append(starts[1:], len(order))
-    part = slice(len(starts) * index // parts, len(starts) * (index + 1) // parts)
-    starts, counts = starts[part], (stops - starts)[part]
+    wanted = slice(len(starts) * slice_index // slice_count, len(starts) * (slice_index + 1) // slice_count)
+    starts, counts = starts[wanted], (stops - starts)[wanted]
     rows = ordered[starts]
     sums = values[order[starts]]
     if not len(rows) or int(counts.max()) == 1:
         return rows, sums
-    # A sum that is not finite is the caller's to see: scaled losses make some.
+    # The caller looks for sums that are not finite. They are expected where losses are scaled.
     with np.errstate(over="ignore", invalid="ignore"):
         return rows, _add_others(sums, starts, counts, order, values)
 
@@ -42,8 +46,7 @@ def _add_others(
     sums: AnyArray, starts: AnyArray, counts: AnyArray, order: AnyArray, values: AnyArray
 ) -> AnyArray:
     """Add all but the first occurrence of each row to `sums`, which holds the first."""
-    is_half = sums.dtype.itemsize == 2 and sums.dtype.kind not in "iu"
-    wide = sums.astype(np.float32) if is_half else sums
+    wide = sums.astype(np.float32) if is_half(sums.dtype) else sums
     for occurrence in range(1, min(int(counts.max()), VECTOR_ROUNDS)):
         chosen = np.flatnonzero(counts > occurrence)
         wide[chosen] += values[order[starts[chosen] + occurrence]]

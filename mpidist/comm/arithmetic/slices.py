@@ -1,4 +1,4 @@
-"""How an array is cut over ranks: sizes that differ by at most one, and slices one after another."""
+"""Slices: an array is cut over ranks into slices whose sizes differ by at most one."""
 
 from __future__ import annotations
 
@@ -6,18 +6,28 @@ import itertools
 from collections.abc import Sequence
 
 
-def even_sizes(count: int, parts: int) -> list[int]:
-    """Local. The sizes of `numpy.array_split`: they differ by at most one, the larger ones come first."""
-    share, rest = divmod(count, parts)
-    return [share + (part < rest) for part in range(parts)]
+def even_sizes(count: int, slice_count: int) -> list[int]:
+    """Local. The sizes of `numpy.array_split`: they differ by at most one, and the larger ones come first."""
+    size, rest = divmod(count, slice_count)
+    return [size + (number < rest) for number in range(slice_count)]
 
 
 def slices_of(sizes: Sequence[int]) -> list[slice]:
-    """Local. Slices of these sizes, one after another."""
+    """Local. Slices of these sizes, each of which begins where the one before ends."""
     ends = itertools.accumulate(sizes, initial=0)
     return [slice(low, high) for low, high in itertools.pairwise(ends)]
 
 
-def cut_evenly(count: int, parts: int) -> list[slice]:
-    """Local. `count` elements in `parts` slices, whose sizes differ by at most one."""
-    return slices_of(even_sizes(count, parts))
+def cut_evenly(count: int, slice_count: int) -> list[slice]:
+    """Local. Slices of `count` elements, whose sizes differ by at most one."""
+    return slices_of(even_sizes(count, slice_count))
+
+
+def in_bytes(counts: Sequence[int], item_bytes: int) -> list[int]:
+    """Local. Numbers of bytes, from numbers of elements or rows of `item_bytes` each."""
+    return [count * item_bytes for count in counts]
+
+
+def cut_by_length(count: int, length: int) -> list[slice]:
+    """Local. Slices of `count` elements, all of this length except that the last one may be shorter."""
+    return [slice(begin, min(begin + length, count)) for begin in range(0, count, length)]

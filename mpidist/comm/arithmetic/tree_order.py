@@ -1,8 +1,8 @@
-"""The tree order: numbered arrays are combined in pairs, these in pairs again, whoever holds which of them.
+"""The tree order: numbered arrays are combined in pairs, the results in pairs again, and so on up to one.
 
-A node of the tree stands for the leaves [number * 2**level, (number + 1) * 2**level). A leaf that is not there has no
-part in the sum: its sibling goes up as it is. So the bits of the result depend on the leaves alone, neither on how they
-are dealt out to ranks nor on which partial sums a rank has made of its own.
+A node of the tree stands for the leaves [number * 2**level, (number + 1) * 2**level). Where a leaf is missing, its
+sibling goes up unchanged. The bits of the result therefore depend on the leaves alone: neither on the distribution of
+the leaves over ranks nor on the partial sums that a rank has made of its own leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import FUNCTIONS, is_half
 from mpidist.options import ReduceOp
 
-# All rows' pieces should stay in a cache while they are combined.
+# Of each row. The blocks of all rows should stay in a cache while they are combined.
 BLOCK_BYTES = 1 << 15
 
 
@@ -25,8 +25,8 @@ class Node(NamedTuple):
     """A node of the tree.
 
     Attributes:
-        level: 0 for a leaf.
-        number: Of the node among those of its level.
+        level: The height above the leaves, 0 for a leaf.
+        number: The place of the node on its level.
     """
 
     level: int
@@ -34,7 +34,7 @@ class Node(NamedTuple):
 
 
 def subtrees(start: int, stop: int) -> list[Node]:
-    """Local. The fewest nodes that stand for the leaves [start, stop), from left to right."""
+    """Local. The smallest list of nodes that stands for the leaves [start, stop), from left to right."""
     nodes: list[Node] = []
     while start < stop:
         fits = (stop - start).bit_length() - 1
@@ -45,13 +45,13 @@ def subtrees(start: int, stop: int) -> list[Node]:
 
 
 def pairing(nodes: Sequence[Node]) -> list[tuple[int, int]]:
-    """Local. In which order some nodes are combined.
+    """Local. The order in which nodes are combined.
 
     Args:
-        nodes: From left to right, none above another.
+        nodes: From left to right; no node is above another.
 
     Returns:
-        Positions in `nodes`: (left, right) says that `left` takes the result of both. In the end position 0 has all.
+        Pairs (left, right) of positions in `nodes`. The result of a pair goes to `left`, so the last is at position 0.
     """
     pairs: list[tuple[int, int]] = []
     present: dict[int, int] = {}
@@ -74,27 +74,27 @@ def leaves(count: int) -> list[Node]:
     return [Node(0, number) for number in range(count)]
 
 
-# An overflow is an infinity, as it is where MPI adds; no warning on one rank.
+# An overflow gives an infinity in silence, as it does where MPI adds. A warning would come on one rank only.
 @np.errstate(all="ignore")
 def combine_pairs(rows: Sequence[AnyArray], pairs: Sequence[tuple[int, int]], op: ReduceOp) -> AnyArray:
-    """Local. Combine flat arrays of one size and dtype in the order of `pairing`; changes them.
+    """Local. Combine flat arrays of one size and dtype in the order of `pairing`. Changes the arrays.
 
     Returns:
-        The first of them, which has the result.
+        The first array, which holds the result.
     """
     function = FUNCTIONS[op]
     length = max(1, BLOCK_BYTES // rows[0].itemsize)
     for begin in range(0, rows[0].size, length):
-        pieces = [row[begin : begin + length] for row in rows]
+        blocks = [row[begin : begin + length] for row in rows]
         for left, right in pairs:
-            function(pieces[left], pieces[right], out=pieces[left])
+            function(blocks[left], blocks[right], out=blocks[left])
     return rows[0]
 
 
-def combine_in_tree(parts: Sequence[AnyArray], out: AnyArray, op: ReduceOp) -> None:
-    """Local. `combine` in the order of the tree, halves in float32 with one rounding; may change the parts."""
-    rows = [part.astype(np.float32) for part in parts] if is_half(out.dtype) else parts
-    result = combine_pairs(rows, _pairs_of_leaves(len(parts)), op)
+def combine_in_tree(sources: Sequence[AnyArray], out: AnyArray, op: ReduceOp) -> None:
+    """Local. `combine` in the tree order, half precision in float32 with one rounding. May change the sources."""
+    rows = [source.astype(np.float32) for source in sources] if is_half(out.dtype) else sources
+    result = combine_pairs(rows, _pairs_of_leaves(len(sources)), op)
     if result is not out:
         out[...] = result
 

@@ -1,1 +1,1 @@
-"""Backends: each moves and combines flat arrays in its own way."""
+"""Backends: each of them moves and combines flat arrays in its own way."""

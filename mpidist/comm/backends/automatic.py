@@ -14,14 +14,14 @@ from mpidist.options import ReduceOp
 
 
 class AutomaticBackend(Backend):
-    """Small arrays by one backend, large ones by another, those in GPU memory by a third.
+    """One backend for small arrays, one for large arrays, and one for arrays in GPU memory.
 
     Args:
         communicator: The ranks.
         small: The backend for arrays below `limit` bytes.
-        open_large: Collective. Makes the backend for larger arrays; called at the first one.
-        open_device: Collective. Makes the backend for CuPy arrays; called at the first one.
-        limit: Bytes of one rank's array; the same on every rank.
+        open_large: Collective. Makes the backend for larger arrays, when the first of them comes.
+        open_device: Collective. Makes the backend for CuPy arrays, when the first of them comes.
+        limit: A size of one rank's array in bytes, the same on every rank.
     """
 
     takes_device_arrays = True
@@ -39,17 +39,18 @@ class AutomaticBackend(Backend):
         self._small = small
         self._opened: dict[str, Backend] = {}
         self._open = {"large": open_large, "device": open_device}
-        # Bound once: Python's own look-ups are most of what a small all-reduce costs.
+        # Bound once: looking up attributes takes most of the time of a small all-reduce.
         self._small_all_reduce = small.all_reduce
         self._large_all_reduce: Callable[[AnyArray, AnyArray, ReduceOp], None] | None = None
         self._all_reduce_allocated: Callable[[AnyArray, AnyArray, ReduceOp], bool] | None = None
 
     def backend(self, array: AnyArray, byte_count: int) -> Backend:
-        """Collective at the first large array and the first one in GPU memory, else Local. The backend for a call.
+        """Collective at the first large array and at the first one in GPU memory, else Local. The backend for a call.
 
         Args:
-            array: This rank's.
-            byte_count: Decides; the same on every rank.
+            array: This rank's array, in host memory or in GPU memory.
+            byte_count: The size that decides. It must be the same on every rank: ranks that chose different backends
+                would wait for each other for ever.
         """
         is_device = arrays.is_cupy(array)
         if byte_count < self.limit and not is_device:
@@ -71,7 +72,7 @@ class AutomaticBackend(Backend):
         """Collective. See `Backend.all_reduce`."""
         if type(source) is np.ndarray:
             if source.nbytes < self.limit:
-                # Allocated arrays are fastest where they lie, at any size.
+                # Allocated arrays are combined fastest where they lie, at any size.
                 if self._all_reduce_allocated is None or not self._all_reduce_allocated(source, total, op):
                     self._small_all_reduce(source, total, op)
                 return
@@ -100,7 +101,7 @@ class AutomaticBackend(Backend):
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
         """Collective. See `Backend.all_to_all`."""
-        # Ranks send different numbers of bytes: size cannot decide.
+        # Ranks send different numbers of bytes, so the size cannot decide.
         self.backend(sent, 0).all_to_all(sent, sent_counts, got, got_counts)
 
     def __repr__(self) -> str:

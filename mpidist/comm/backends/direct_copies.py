@@ -1,9 +1,9 @@
-"""Direct copies: what the ranks of a node do with large arrays where each reads and writes the others' memory.
+"""Direct copies: the ranks of a node combine large arrays by reading and writing each other's memory.
 
-Two or three barriers a call, however large the array, and no line of memory that one core writes while it lies in
-another's cache. Through shared blocks there is a barrier for each block, and each is written by one core and read by
-another: 64 MB with two ranks took 33 to 40 ms so while the cores stood in different complexes of an EPYC, 8 ms while
-they shared a cache; copied directly 6.3 to 9 ms, wherever they stood.
+A call takes two or three barriers, whatever the size of the array, and no core writes cache lines that another core
+still holds. Shared blocks take a barrier for each block, and each block is written by one core and read by another.
+With two ranks and 64 MB, shared blocks took 33 to 40 ms on cores in different complexes of an EPYC and 8 ms on cores
+that share a cache. Direct copies took 6.3 to 9 ms on any cores.
 """
 
 from __future__ import annotations
@@ -13,22 +13,21 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
+from mpidist.comm.arithmetic.combine import Combine
+from mpidist.comm.arithmetic.slices import cut_by_length, cut_evenly, slices_of
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES
 from mpidist.comm.memory.peer_memory import PeerMemory
 from mpidist.options import ReduceOp
 
-# What all ranks' pieces take together while they are combined: they should stay in a core's own cache. A piece is not
-# below 16 KB: a call of the kernel takes 0.3 us, under a virtual machine's some 3.
+# The size of all ranks' pieces together. They should stay in a core's own cache while they are combined.
 PIECES_BYTES = 1 << 21
+# A piece is not smaller: each costs a system call, of 0.3 us, or about 3 us in some virtual machines.
 LEAST_PIECE_BYTES = 1 << 14
-# Direct copies are faster than shared blocks from here on, in bytes: 0.28 against 0.33 ms at 1 MB, 0.9 against 1.3 to
-# 1.4 at 4 MB, 21 against 26 at 64 MB (two ranks whose cores share a cache), and four times as fast where the cores
-# share none. `MPIDIST_TUNE=1` measures it for the machine at hand.
+# From this size in bytes on, direct copies are faster than shared blocks. Two ranks whose cores share a cache took 0.28
+# against 0.33 ms at 1 MB, 0.9 against 1.3 to 1.4 at 4 MB and 21 against 26 at 64 MB. Where the cores share no cache,
+# direct copies were four times as fast. `MPIDIST_TUNE=1` measures the size for the machine at hand.
 DIRECT_FROM = 1 << 20
-
-Combine = Callable[[Sequence[AnyArray], AnyArray, ReduceOp], None]
 
 
 class DirectCopies:
@@ -37,10 +36,10 @@ class DirectCopies:
     Args:
         communicator: All ranks.
         peers: The memory of this node's ranks.
-        barrier: Of the node.
-        piece_bytes: See `piece_bytes`; the same on all nodes.
-        limit: Smaller arrays are not copied directly, in bytes; the same on every rank.
-        changes_parts: The function that combines pieces changes them.
+        barrier: The barrier of the node.
+        piece_bytes: The size of a rank's piece; see the function `piece_bytes`. The same on all nodes.
+        limit: Arrays below this size in bytes are not copied directly. The same on every rank.
+        changes_sources: Whether the function that combines pieces changes them.
     """
 
     def __init__(
@@ -50,8 +49,8 @@ class DirectCopies:
         barrier: Callable[[], None],
         piece_bytes: int,
         *,
-        limit: int = DIRECT_FROM,
-        changes_parts: bool,
+        limit: int,
+        changes_sources: bool,
     ) -> None:
         self._limit = limit
         self._communicator = communicator
@@ -61,23 +60,23 @@ class DirectCopies:
         self._others = [(rank + step) % size for step in range(1, size)]
         self._barrier = barrier
         self._piece_bytes = piece_bytes
-        self._changes_parts = changes_parts
+        self._changes_sources = changes_sources
         self._rows = np.empty((size, piece_bytes), np.uint8)
 
     def takes(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
-        """Collective. Whether these arrays are copied directly; if so, the node sees them, and one operation follows.
+        """Collective. Whether these arrays are copied directly. If so, one operation on them must follow.
 
         Args:
-            source: Read by other ranks.
-            target: Written by other ranks.
-            byte_count: Compared with the limit; the same on every rank.
+            source: The array that other ranks will read.
+            target: The array that other ranks will write to.
+            byte_count: The size that is compared with the limit; the same on every rank.
         """
         if byte_count < self._limit:
             return False
         is_reached = self._peers.show(source, target, byte_count)
         if len(self._communicator.node_sizes) == 1:
             return is_reached
-        # Nodes that took different ways would meet between nodes with different pieces.
+        # All nodes must take the same way: across nodes, pieces of one size must meet.
         return not self._communicator.all_reduce_max(int(not is_reached))
 
     def all_reduce(
@@ -89,37 +88,41 @@ class DirectCopies:
         combine: Combine,
         across_nodes: Callable[[AnyArray, ReduceOp], None],
     ) -> None:
-        """Collective. Each rank combines its slice of all ranks' arrays, and writes it to all of them.
+        """Collective. Each rank combines its slice of all ranks' arrays, and writes the result to all of them.
 
         Args:
-            source: This rank's.
-            total: For the result; may be `source`.
+            source: This rank's array.
+            total: Takes the result; may be `source`.
             op: The operation.
-            slice_count: How many ranks of the node have a slice.
+            slice_count: The number of ranks of the node that have a slice.
             combine: Combines pieces in the order of the ranks.
-            across_nodes: Combines what has been combined here with what has been at the same place of other nodes.
+            across_nodes: Combines a piece with the same piece of the other nodes.
         """
         if self._rank < slice_count:
             for piece in self._pieces(cut_evenly(source.size, slice_count)[self._rank], source.itemsize):
                 mine = total[piece]
-                parts = self._gathered(source, piece)
-                # What combines must not write to a part that it has yet to read.
-                result = parts[0] if self._rank > 1 and total is source else mine
-                combine(parts, result, op)
+                sources = self._gathered(source, piece)
+                # In place, `mine` is this rank's source. `combine` may write its result over the first two sources,
+                # not over a later one, which it has yet to read.
+                result = sources[0] if self._rank > 1 and total is source else mine
+                combine(sources, result, op)
                 across_nodes(result, op)
                 if result is not mine:
                     mine[...] = result
+                # No other rank reads this slice of the arrays, so in place the result may go over their sources.
                 for other in self._others:
                     self._peers.write(other, piece.start * source.itemsize, result)
+        # Until here other ranks write to `total`, and read `source`.
         self._barrier()
 
     def reduce_scatter(
         self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp, combine: Combine
     ) -> None:
-        """Collective. Each rank combines its part of all ranks' arrays."""
-        part = slices_of(counts)[self._rank]
-        for piece in self._pieces(part, source.itemsize):
-            combine(self._gathered(source, piece), mine[piece.start - part.start : piece.stop - part.start], op)
+        """Collective. Each rank combines its slice of all ranks' arrays."""
+        own = slices_of(counts)[self._rank]
+        for piece in self._pieces(own, source.itemsize):
+            combine(self._gathered(source, piece), mine[piece.start - own.start : piece.stop - own.start], op)
+        # Until here other ranks read `source`.
         self._barrier()
 
     def broadcast(self, data: AnyArray, root: int) -> None:
@@ -129,37 +132,37 @@ class DirectCopies:
         self._barrier()
 
     def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
-        """Collective. Every rank reads every rank's array; bytes."""
-        parts = slices_of(counts)
-        gathered[parts[self._rank]] = mine
+        """Collective. Every rank reads every rank's array of bytes."""
+        slices = slices_of(counts)
+        gathered[slices[self._rank]] = mine
         for other in self._others:
-            self._peers.read(other, 0, gathered[parts[other]])
+            self._peers.read(other, 0, gathered[slices[other]])
         self._barrier()
 
     def _gathered(self, source: AnyArray, piece: slice) -> list[AnyArray]:
-        """All ranks' pieces, in their order; this rank's, too, is a copy where combining changes the parts."""
+        """The pieces of all ranks, in their order. This rank's is a copy, too, if combining changes its sources."""
         byte_count = (piece.stop - piece.start) * source.itemsize
         rows = [row[:byte_count].view(source.dtype) for row in self._rows]
         for other in self._others:
             self._peers.read(other, piece.start * source.itemsize, rows[other])
-        if self._changes_parts:
+        if self._changes_sources:
             rows[self._rank][...] = source[piece]
         else:
             rows[self._rank] = source[piece]
         return rows
 
-    def _pieces(self, part: slice, itemsize: int) -> list[slice]:
-        length = max(1, self._piece_bytes // itemsize)
-        return [slice(begin, min(begin + length, part.stop)) for begin in range(part.start, part.stop, length)]
+    def _pieces(self, own: slice, itemsize: int) -> list[slice]:
+        pieces = cut_by_length(own.stop - own.start, max(1, self._piece_bytes // itemsize))
+        return [slice(own.start + piece.start, own.start + piece.stop) for piece in pieces]
 
 
-def piece_bytes(rank_count: int, asked: int | None) -> int:
-    """Local. How many bytes of each rank are combined at once.
+def piece_bytes(rank_count: int, asked: int) -> int:
+    """Local. The number of bytes of each rank that are combined at once.
 
     Args:
-        rank_count: Ranks of the largest node.
-        asked: `bytes_per_pack`, if the user gave it.
+        rank_count: Number of ranks of the largest node.
+        asked: The user's `bytes_per_pack`, or 0.
     """
     wanted = asked or max(LEAST_PIECE_BYTES, PIECES_BYTES // rank_count)
-    # A multiple of a cache line, so that every dtype fits (of 32 bytes, too).
+    # Whole cache lines, so that a piece is a whole number of elements of any dtype (the largest has 32 bytes).
     return -(-wanted // CACHE_LINE_BYTES) * CACHE_LINE_BYTES

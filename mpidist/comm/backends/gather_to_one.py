@@ -1,4 +1,4 @@
-"""The star: one rank takes the arrays of others, combines them in the order of the ranks, and gives the result back."""
+"""Gathering to one rank: it receives the other ranks' arrays, combines them in order, and sends the result back."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from mpidist.options import ReduceOp
 
 
 class GatherToOne:
-    """Some ranks around one of them. Arrays are flat, and of the same size and dtype on all of these ranks.
+    """Ranks that send to one of them, the center. Arrays are flat, and of the same size and dtype on all these ranks.
 
     Args:
-        messages: Between the ranks.
-        ranks: In increasing order.
-        center: Which of them combines.
+        messages: The messages between the ranks.
+        ranks: The ranks, in increasing order.
+        center: The one of them that combines.
         rank: This rank.
     """
 
@@ -36,28 +36,29 @@ class GatherToOne:
             self._messages.send(source, self._center)
             return
         pieces = self._messages.pieces(source.size, source.itemsize)
-        rooms = {other: np.empty(pieces[0].stop, source.dtype) for other in self._others} if pieces else {}
+        buffers = {other: np.empty(pieces[0].stop, source.dtype) for other in self._others} if pieces else {}
         for piece in pieces:
             mine = source[piece]
-            parts = {other: room[: mine.size] for other, room in rooms.items()}
-            for request in [self._messages.start_receive(part, other) for other, part in parts.items()]:
+            received = {other: buffer[: mine.size] for other, buffer in buffers.items()}
+            # All receives begin before the first wait, so that the ranks send at the same time.
+            for request in [self._messages.start_receive(one, other) for other, one in received.items()]:
                 request.Wait()
-            parts[self._center] = mine
-            combine([parts[one] for one in self._ranks], total[piece], op)
+            received[self._center] = mine
+            combine([received[rank] for rank in self._ranks], total[piece], op)
 
     def collect(self, source: AnyArray) -> list[AnyArray] | None:
         """Collective. The arrays of all ranks in their order, at the center; None elsewhere."""
         if not self.is_center:
             self._messages.send(source, self._center)
             return None
-        parts = {other: np.empty_like(source) for other in self._others}
-        for other, part in parts.items():
-            self._messages.receive(part, other)
-        parts[self._center] = source
-        return [parts[one] for one in self._ranks]
+        received = {other: np.empty_like(source) for other in self._others}
+        for other, one in received.items():
+            self._messages.receive(one, other)
+        received[self._center] = source
+        return [received[rank] for rank in self._ranks]
 
     def spread(self, total: AnyArray) -> None:
-        """Collective. Give the center's `total` to all."""
+        """Collective. Send the center's `total` to all ranks."""
         if not self.is_center:
             self._messages.receive(total, self._center)
             return

@@ -1,4 +1,4 @@
-"""The wire: point-to-point messages between ranks, counted, for the algorithms that we write ourselves."""
+"""Messages: point-to-point messages between ranks, whose bytes are counted, for the library's own algorithms."""
 
 from __future__ import annotations
 
@@ -6,20 +6,21 @@ from dataclasses import dataclass
 from typing import Any
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.slices import cut_by_length
 from mpidist.comm.communicator import Communicator
 
-# What goes in one message: large enough for the bandwidth, small enough that adding overlaps with receiving.
+# The size of a message: large enough for the full bandwidth, small enough that adding overlaps with receiving.
 PIECE_BYTES = 1 << 19
 
 
 @dataclass
 class Traffic:
-    """Bytes that this rank has moved by messages of our own.
+    """The bytes that this rank has moved by the library's own messages.
 
     Attributes:
-        sent: To other ranks.
-        received: From other ranks.
-        sent_between_nodes: That part of `sent` that left the node.
+        sent: Bytes sent to other ranks.
+        received: Bytes received from other ranks.
+        sent_between_nodes: The bytes of `sent` that left the node.
     """
 
     sent: int = 0
@@ -28,14 +29,18 @@ class Traffic:
 
 
 class Messages:
-    """Messages between the ranks of a communicator; every send has its receive in the same order.
+    """Messages between the ranks of a communicator.
+
+    Messages carry no tags: those between two ranks must be received in the order in which they are sent, which MPI then
+    keeps (MPI 4.1, section 3.5).
 
     Args:
-        communicator: An `MpiCommunicator`, whose messages are otherwise collective ones.
-        piece_bytes: Size of a message; what is longer goes in several.
+        communicator: An `MpiCommunicator`. Others may use it, too, but not at the same time, and in the same order on
+            every rank.
+        piece_bytes: The largest size of a message; longer arrays go in several.
 
     Attributes:
-        traffic: What was moved so far.
+        traffic: The bytes moved so far.
     """
 
     def __init__(self, communicator: Communicator, piece_bytes: int = 0) -> None:
@@ -46,29 +51,34 @@ class Messages:
         self._is_far = [node != node_of[communicator.rank] for node in node_of]
 
     def pieces(self, count: int, itemsize: int) -> list[slice]:
-        """Local. How an array of `count` elements is cut into messages."""
-        length = max(1, self._piece_bytes // itemsize)
-        return [slice(begin, min(begin + length, count)) for begin in range(0, count, length)]
+        """Local. The slices of an array of `count` elements that go in one message each."""
+        return cut_by_length(count, max(1, self._piece_bytes // itemsize))
 
     def start_send(self, data: AnyArray, rank: int) -> Any:
-        """Local. Begin to send; the request's `Wait` ends it, before which `data` must not change."""
+        """Local. Begin to send an array, and return the request; its `Wait` ends the sending.
+
+        The caller keeps the request until `Wait`, and does not change `data` before (MPI 4.1, section 3.7.2): MPI may
+        read it until then, and only the request holds a reference to it.
+        """
         self.traffic.sent += data.nbytes
         if self._is_far[rank]:
             self.traffic.sent_between_nodes += data.nbytes
         return self._mpi.Isend(data, rank)
 
     def start_receive(self, data: AnyArray, rank: int) -> Any:
-        """Local. Begin to receive; the request's `Wait` ends it."""
+        """Local. Begin to receive into an array, and return the request; its `Wait` ends the receiving.
+
+        The caller keeps the request until `Wait`, and neither reads nor changes `data` before.
+        """
         self.traffic.received += data.nbytes
         return self._mpi.Irecv(data, rank)
 
     def send(self, data: AnyArray, rank: int) -> None:
-        """Send an array in pieces; `receive` of `rank` takes it."""
+        """Collective over two ranks. Send an array in pieces; the other rank calls `receive`."""
         for request in [self.start_send(data[piece], rank) for piece in self.pieces(data.size, data.itemsize)]:
             request.Wait()
 
     def receive(self, data: AnyArray, rank: int) -> None:
-        """Receive an array in pieces from `rank`."""
+        """Collective over two ranks. Receive an array in pieces; the other rank calls `send`."""
         for request in [self.start_receive(data[piece], rank) for piece in self.pieces(data.size, data.itemsize)]:
             request.Wait()
-

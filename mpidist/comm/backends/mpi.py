@@ -1,4 +1,4 @@
-"""The backend over MPI: host arrays, and CuPy's where the library is CUDA-aware; loaded by name, as it needs MPI."""
+"""The MPI backend, for arrays in host memory and, with a CUDA-aware library, in GPU memory. Loading it starts MPI."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ _OPERATIONS = {
     ReduceOp.PROD: MPI.PROD,
 }
 # One call of Allreduce on 100 MB takes 1.5 to 4 times as long as the same bytes in chunks of this size (MPICH 5.0.2,
-# Open MPI 5.0.11). It also keeps every count far below 2**31 - 1, where Open MPI 5 ends.
+# Open MPI 5.0.11). Chunks also keep every count far below 2**31 - 1, the limit of Open MPI 5.
 CHUNK_BYTES = 1 << 20
-# Above this size, copying an array and reducing the copy in place is faster than reducing it into another array: 31
-# against 46 us at 256 KB (Open MPI 5.0.11, 2 ranks). New memory for the other array makes the difference larger.
+# Above this size it is faster to copy an array and reduce the copy in place than to reduce the array into another one:
+# 31 against 46 us at 256 KB (Open MPI 5.0.11, 2 ranks). If the other array is new memory, the difference is larger.
 _COPIED_BYTES = 1 << 16
-# Pieces of what is only moved: large enough for any pipeline inside MPI, and far below its limit of counts.
+# The size of a message where nothing is combined: large enough for any pipeline inside MPI, and far below the limit of
+# counts.
 _MOVED_BYTES = 1 << 26
 
 
@@ -37,7 +38,7 @@ class MpiBackend(Backend):
 
     Args:
         communicator: An `MpiCommunicator`.
-        options: `bytes_per_pack` is the chunk.
+        options: `bytes_per_pack` is the size of a chunk.
     """
 
     def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
@@ -49,11 +50,12 @@ class MpiBackend(Backend):
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         """Collective. See `Backend.all_reduce`."""
         operation = _OPERATIONS[op]
+        # MPI forbids the same array as both arguments (MPI 4.1, section 2.3): IN_PLACE says it.
         if source.nbytes <= self._whole_bytes:
             self._mpi.Allreduce(MPI.IN_PLACE if total is source else source, total, operation)
             return
         chunk = self._chunk_bytes // source.itemsize or 1
-        # On a GPU a copy is only begun when this returns, and MPI would not wait for it.
+        # On a GPU the copy below would still be in progress when MPI reads the piece.
         is_copied = total is not source and type(source) is np.ndarray
         for begin in range(0, source.size, chunk):
             piece = total[begin : begin + chunk]
@@ -73,8 +75,8 @@ class MpiBackend(Backend):
         if source.nbytes <= self._chunk_bytes:
             self._mpi.Reduce_scatter(source, mine, counts, _OPERATIONS[op])
             return
-        # The ranks' parts go in chunks, too; a chunk takes a piece of every part, side by side.
-        starts = [part.start for part in slices_of(counts)]
+        # A chunk holds a piece of every rank's slice, side by side.
+        starts = [one.start for one in slices_of(counts)]
         length = max(1, self._chunk_bytes // source.itemsize // len(counts))
         packed = arrays.namespace(source).empty(length * len(counts), source.dtype)
         for begin in range(0, max(counts), length):
@@ -88,29 +90,28 @@ class MpiBackend(Backend):
 
     def broadcast(self, data: AnyArray, root: int) -> None:
         """Collective. See `Backend.broadcast`."""
-        # As bytes: MPI has no type for bfloat16.
+        # As bytes, since MPI has no type for bfloat16.
         data = as_bytes(data)
         for begin in range(0, data.size, _MOVED_BYTES):
             self._mpi.Bcast(data[begin : begin + _MOVED_BYTES], root)
 
     def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
         """Collective. See `Backend.all_gather`."""
+        # Counts and displacements are C ints before MPI 4's large-count functions, which Open MPI 5 lacks.
         if gathered.size < 2**31:
             self._mpi.Allgatherv(mine, [gathered, counts, None, MPI.BYTE])
             return
-        begin = 0
-        for root, count in enumerate(counts):
-            part = gathered[begin : begin + count]
+        for root, one in enumerate(slices_of(counts)):
+            data = gathered[one]
             if root == self.communicator.rank:
-                part[...] = mine
-            self.broadcast(part, root)
-            begin += count
+                data[...] = mine
+            self.broadcast(data, root)
 
     def all_to_all(
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
         """Collective. See `Backend.all_to_all`."""
-        # A rank with little may have a partner with much: only what all know decides the way.
+        # All ranks must take the same way, and a rank with few bytes may have a partner with many.
         if self.communicator.all_reduce_max(max(sent.size, got.size)) < 2**31:
             self._mpi.Alltoallv([sent, sent_counts, None, MPI.BYTE], [got, got_counts, None, MPI.BYTE])
             return
@@ -120,11 +121,12 @@ class MpiBackend(Backend):
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
         size, rank = self.communicator.size, self.communicator.rank
-        outgoing_parts, incoming_parts = slices_of(sent_counts), slices_of(got_counts)
+        outgoing_slices, incoming_slices = slices_of(sent_counts), slices_of(got_counts)
         for step in range(size):
             to, source = (rank + step) % size, (rank - step) % size
-            outgoing, incoming = sent[outgoing_parts[to]], got[incoming_parts[source]]
+            outgoing, incoming = sent[outgoing_slices[to]], got[incoming_slices[source]]
             for begin in range(0, max(outgoing.size, incoming.size), _MOVED_BYTES):
+                # Both begin before either is waited for: ranks that all send first would wait for each other.
                 requests: list[Any] = []
                 if begin < incoming.size:
                     requests.append(self._mpi.Irecv(incoming[begin : begin + _MOVED_BYTES], source))

@@ -1,8 +1,8 @@
-"""The ring: every rank sends to its right neighbour and receives from its left one, as much as the others do.
+"""The ring backend: every rank sends to its right neighbor and receives from its left one, all ranks the same amount.
 
-All-reduce is a reduce-scatter and an all-gather around the ring: each rank sends 2(n - 1)/n of its array, whatever n
-(P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009). A piece is added
-while the next ones are on their way.
+An all-reduce is a reduce-scatter and an all-gather around the ring. Each of n ranks sends 2(n - 1)/n of its array
+(P. Patarasuk, X. Yuan: Bandwidth optimal all-reduce algorithms for clusters of workstations, 2009). While a piece is
+added, the next ones are on their way.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from mpidist.comm.backends.messages import Messages, Traffic
 from mpidist.comm.communicator import Communicator
 from mpidist.options import CommunicationOptions, ReduceOp
 
-# Receives that are posted ahead of the piece that is being added.
+# The number of receives that have begun, with that of the piece that is added next.
 _AHEAD = 2
 
 
 class RingBackend(Backend):
-    """Rings over point-to-point messages.
+    """Rings of point-to-point messages.
 
     Args:
         communicator: An `MpiCommunicator`.
@@ -48,36 +48,36 @@ class RingBackend(Backend):
         """Collective. See `Backend.all_reduce`."""
         if total is not source:
             total[...] = source
-        parts = cut_evenly(total.size, self._size)
-        # After it this rank has the sum of the part after its own.
-        self._reduce_around(total, parts, op, first=self._rank)
-        self._gather_around(total, parts, first=self._rank + 1)
+        slices = cut_evenly(total.size, self._size)
+        # Reducing leaves this rank with the sum of the slice after its own: gathering begins there.
+        self._reduce_around(total, slices, op, first=self._rank)
+        self._gather_around(total, slices, first=self._rank + 1)
 
     def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
         """Collective. See `Backend.reduce_scatter`."""
         total = source.copy()
-        parts = slices_of(counts)
-        # Begun one part earlier, it ends with this rank's own.
-        self._reduce_around(total, parts, op, first=self._rank - 1)
-        mine[...] = total[parts[self._rank]]
+        slices = slices_of(counts)
+        # Beginning one slice earlier than in `all_reduce`, it ends with this rank's own.
+        self._reduce_around(total, slices, op, first=self._rank - 1)
+        mine[...] = total[slices[self._rank]]
 
     def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
         """Collective. See `Backend.reduce`."""
         summed = source.copy()
-        parts = cut_evenly(summed.size, self._size)
-        self._reduce_around(summed, parts, op, first=self._rank - 1)
+        slices = cut_evenly(summed.size, self._size)
+        self._reduce_around(summed, slices, op, first=self._rank - 1)
         if self._rank != root:
-            self._messages.send(summed[parts[self._rank]], root)
+            self._messages.send(summed[slices[self._rank]], root)
             return
-        total[parts[root]] = summed[parts[root]]
+        total[slices[root]] = summed[slices[root]]
         for rank in range(self._size):
             if rank != root:
-                self._messages.receive(total[parts[rank]], rank)
+                self._messages.receive(total[slices[rank]], rank)
 
     def broadcast(self, data: AnyArray, root: int) -> None:
         """Collective. See `Backend.broadcast`."""
         data = as_bytes(data)
-        # A chain: each piece goes on to the right as soon as it is here.
+        # A chain: a rank sends each piece on to its right neighbor as soon as it has it.
         messages = self._messages
         is_last = self._right == root
         sends: list[Any] = []
@@ -95,9 +95,9 @@ class RingBackend(Backend):
 
     def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
         """Collective. See `Backend.all_gather`."""
-        parts = slices_of(counts)
-        gathered[parts[self._rank]] = mine
-        self._gather_around(gathered, parts, first=self._rank)
+        slices = slices_of(counts)
+        gathered[slices[self._rank]] = mine
+        self._gather_around(gathered, slices, first=self._rank)
 
     def all_to_all(
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
@@ -109,43 +109,52 @@ class RingBackend(Backend):
             to, source = (self._rank + step) % self._size, (self._rank - step) % self._size
             self._exchange(sent[outgoing[to]], to, got[incoming[source]], source, None)
 
-    def _reduce_around(self, total: AnyArray, parts: Sequence[slice], op: ReduceOp, first: int) -> None:
-        """Each step sends a part to the right and combines the one from the left with the same part here."""
+    def _reduce_around(self, total: AnyArray, slices: Sequence[slice], op: ReduceOp, first: int) -> None:
+        """In each step, send a slice to the right and combine the slice from the left with the same slice here."""
         function = FUNCTIONS[op]
         for step in range(self._size - 1):
-            out, into = parts[(first - step) % self._size], parts[(first - step - 1) % self._size]
+            out, into = slices[(first - step) % self._size], slices[(first - step - 1) % self._size]
             self._exchange(total[out], self._right, total[into], self._left, function)
 
-    def _gather_around(self, data: AnyArray, parts: Sequence[slice], first: int) -> None:
+    def _gather_around(self, data: AnyArray, slices: Sequence[slice], first: int) -> None:
+        """In each step, send a slice to the right and receive another one from the left."""
         for step in range(self._size - 1):
-            out, into = parts[(first - step) % self._size], parts[(first - step - 1) % self._size]
+            out, into = slices[(first - step) % self._size], slices[(first - step - 1) % self._size]
             self._exchange(data[out], self._right, data[into], self._left, None)
 
+    # An overflow gives an infinity in silence, as it does where MPI adds. A warning would come on one rank only.
     @np.errstate(all="ignore")
     def _exchange(self, out: AnyArray, to: int, into: AnyArray, source: int, function: np.ufunc | None) -> None:
-        """Send `out` piece by piece while `into` is received, or combined with what is received."""
+        """Send `out` piece by piece, and at the same time receive `into`, or combine it with the received pieces."""
         messages = self._messages
+        # All ranks begin to send before they wait for anything. If they waited first, the ring would be a deadlock.
         sends = [messages.start_send(out[piece], to) for piece in messages.pieces(out.size, out.itemsize)]
         pieces = messages.pieces(into.size, into.itemsize)
         if function is None:
             for request in [messages.start_receive(into[piece], source) for piece in pieces]:
                 request.Wait()
         elif pieces:
-            length = pieces[0].stop
-            rooms = [arrays.namespace(into).empty(length, into.dtype) for _ in range(min(_AHEAD, len(pieces)))]
-            requests: list[Any] = []
-            for number, piece in enumerate(pieces):
-                if number == 0:
-                    requests = [
-                        messages.start_receive(rooms[ahead][: pieces[ahead].stop - pieces[ahead].start], source)
-                        for ahead in range(len(rooms))
-                    ]
-                requests[number].Wait()
-                mine = into[piece]
-                function(mine, rooms[number % len(rooms)][: mine.size], out=mine)
-                following = number + len(rooms)
-                if following < len(pieces):
-                    size = pieces[following].stop - pieces[following].start
-                    requests.append(messages.start_receive(rooms[number % len(rooms)][:size], source))
+            self._combine_received(into, pieces, source, function)
         for request in sends:
             request.Wait()
+
+    def _combine_received(self, into: AnyArray, pieces: Sequence[slice], source: int, function: np.ufunc) -> None:
+        """Receive pieces from a rank, some of them ahead, and combine each with the same piece of `into`."""
+        empty = arrays.namespace(into).empty
+        buffers = [empty(pieces[0].stop, into.dtype) for _ in range(min(_AHEAD, len(pieces)))]
+        requests: list[Any] = []
+
+        def start(number: int) -> None:
+            buffer = buffers[number % len(buffers)]
+            size = pieces[number].stop - pieces[number].start
+            requests.append(self._messages.start_receive(buffer[:size], source))
+
+        for number in range(len(buffers)):
+            start(number)
+        for number, piece in enumerate(pieces):
+            requests[number].Wait()
+            mine = into[piece]
+            function(mine, buffers[number % len(buffers)][: mine.size], out=mine)
+            # Its buffer is free only now.
+            if number + len(buffers) < len(pieces):
+                start(number + len(buffers))

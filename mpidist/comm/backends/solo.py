@@ -16,7 +16,7 @@ class SoloBackend(Backend):
     """One rank, with arrays of any kind.
 
     Args:
-        communicator: Of one rank.
+        communicator: A communicator of one rank.
     """
 
     combines_halves = True

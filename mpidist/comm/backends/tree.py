@@ -1,8 +1,8 @@
-"""The tree collective: what ranks combine has the same bits whatever the nodes, the backend and the sizes of messages.
+"""The tree backend: a result has the same bits whatever the nodes, the backend inside, and the sizes of messages.
 
-Another collective moves the bytes: each rank gets its slice of all ranks' arrays, combines them in the tree order of
-the ranks, and gives the result to all. As in a ring, each rank sends 2(n - 1)/n of its array. On one node the node
-collective keeps the same order in shared memory, which is faster.
+Another backend moves the bytes: each rank gets its slice of all ranks' arrays, combines them in the tree order of the
+ranks, and sends the result to all ranks. As in a ring, each of n ranks sends 2(n - 1)/n of its array. On one node the
+node backend keeps the same order in shared memory, which is faster.
 """
 
 from __future__ import annotations
@@ -14,33 +14,34 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.arithmetic.combine import is_half
-from mpidist.comm.arithmetic.slices import even_sizes
+from mpidist.comm.arithmetic.slices import cut_by_length, even_sizes, in_bytes
 from mpidist.comm.arithmetic.tree_order import combine_pairs, leaves, pairing
 from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
 from mpidist.options import CommunicationOptions, ReduceOp
 
-# All arrays together: up to here every rank gets them whole, by one message instead of two.
+# Up to this size of all ranks' arrays together every rank receives them whole, in one exchange instead of two.
 GATHERED_BYTES = 1 << 14
-# Of an array at a time: what is received lies in a cache while it is combined.
+# The size of the chunk of an array that is combined at a time, so that the received bytes stay in a cache.
 CHUNK_BYTES = 1 << 20
 
 
 class TreeBackend(Backend):
-    """Combines in the tree order of the ranks; a half-precision result is rounded once.
+    """Combines in the tree order of the ranks. A half-precision result is rounded once.
 
-    The ranks are the leaves of the tree, so the result still depends on how a program's work is cut over them;
+    The ranks are the leaves of the tree, so the result still depends on how a program divides its work among them.
     `Strategy.gradients` has leaves that do not depend on the ranks.
 
     Args:
         communicator: The ranks.
-        options: `bytes_per_pack` is the chunk.
-        inside: Moves bytes between the same ranks.
-        open_node: Makes a collective that sums in the tree order itself, at the first sum; None where there is none.
-            Collective.
+        options: `bytes_per_pack` is the size of a chunk.
+        inside: The backend that moves bytes between the same ranks.
+        open_node: Collective. Makes a backend that sums in the tree order itself, when the first sum comes; returns
+            None on every rank if there is none.
 
     Attributes:
-        pairs: In which order the ranks' arrays are combined; see `tree_order.pairing`.
+        inside: As given.
+        pairs: The order in which the ranks' arrays are combined; see `tree_order.pairing`.
     """
 
     combines_halves = True
@@ -77,11 +78,10 @@ class TreeBackend(Backend):
             total[...] = self._combined(got, op)
             return
         length = max(1, self._chunk_bytes // source.itemsize)
-        for begin in range(0, source.size, length):
-            piece = slice(begin, min(begin + length, source.size))
-            counts = even_sizes(piece.stop - begin, self._size)
-            mine = self._combined_slices(source[piece], counts, op)
-            self.inside.all_gather(as_bytes(mine), as_bytes(total[piece]), _times(counts, source.itemsize))
+        for chunk in cut_by_length(source.size, length):
+            counts = even_sizes(chunk.stop - chunk.start, self._size)
+            mine = self._combined_slices(source[chunk], counts, op)
+            self.inside.all_gather(as_bytes(mine), as_bytes(total[chunk]), in_bytes(counts, source.itemsize))
 
     def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
         """Collective. See `Backend.reduce`."""
@@ -89,7 +89,7 @@ class TreeBackend(Backend):
         mine = as_bytes(self._combined_slices(source, counts, op))
         is_root = self._rank == root
         sent = [mine.size if rank == root else 0 for rank in range(self._size)]
-        got = _times(counts, source.itemsize) if is_root else [0] * self._size
+        got = in_bytes(counts, source.itemsize) if is_root else [0] * self._size
         self.inside.all_to_all(mine, sent, as_bytes(total) if is_root else mine[:0], got)
 
     def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
@@ -111,7 +111,8 @@ class TreeBackend(Backend):
         self.inside.all_to_all(sent, sent_counts, got, got_counts)
 
     def _summing_node(self, source: AnyArray, op: ReduceOp) -> Backend | None:
-        """What keeps the order by itself: not for products of complex numbers, which need not commute to the bit."""
+        """Collective at the first sum, else Local. The node backend if it takes this call, otherwise None."""
+        # Not for products of complex numbers: the bits of a * b and b * a may differ.
         is_sum = op in (ReduceOp.SUM, ReduceOp.MEAN) or (op is ReduceOp.PROD and source.dtype.kind != "c")
         if not is_sum or type(source) is not np.ndarray:
             return None
@@ -120,11 +121,11 @@ class TreeBackend(Backend):
         return self._node
 
     def _combined_slices(self, source: AnyArray, counts: Sequence[int], op: ReduceOp) -> AnyArray:
-        """This rank's slice, of `counts[rank]` elements, of all arrays, combined."""
+        """This rank's slice of `counts[rank]` elements, combined over all ranks' arrays."""
         own = counts[self._rank]
         got = arrays.namespace(source).empty((self._size, own), source.dtype)
         received = [own * source.itemsize] * self._size
-        self.inside.all_to_all(as_bytes(source), _times(counts, source.itemsize), as_bytes(got), received)
+        self.inside.all_to_all(as_bytes(source), in_bytes(counts, source.itemsize), as_bytes(got), received)
         return self._combined(got, op)
 
     def _combined(self, rows: AnyArray, op: ReduceOp) -> AnyArray:
@@ -134,7 +135,3 @@ class TreeBackend(Backend):
 
     def __repr__(self) -> str:
         return f"TreeBackend({self.inside!r})"
-
-
-def _times(counts: Sequence[int], factor: int) -> list[int]:
-    return [count * factor for count in counts]

@@ -1,8 +1,8 @@
 """Peer memory: arrays of the node's other processes, which the kernel reads and writes in one copy (Linux).
 
-`process_vm_readv` and `process_vm_writev` (cross memory attach, `man 2 process_vm_readv`) need no shared memory, so
-that any array will do. They ask for the right to trace the other process: the same user, and no container or security
-module that forbids it. Whether that is so is tried once.
+`process_vm_readv` and `process_vm_writev` (cross memory attach, `man 2 process_vm_readv`) need no shared memory and
+work with any array. They require the right to trace the other process: the same user, and no container or security
+module that forbids it. `open_peer_memory` tries it once.
 """
 
 from __future__ import annotations
@@ -26,30 +26,30 @@ from mpidist.errors import MismatchError, mark_shared
 SWITCH = "MPIDIST_PEER_MEMORY"
 CHECK = "MPIDIST_CHECK=1"
 
-# Yama (the security module of Debian and Ubuntu) lets only ancestors trace a process, unless it allows more by this
-# call (`man 2 PR_SET_PTRACER`); PTRACER_ANY leaves the check of the user in force. MPI libraries do the same.
+# Under Yama, the security module of Debian and Ubuntu, only its ancestors may trace a process, unless it allows more by
+# this call (`man 2 PR_SET_PTRACER`). The kernel still checks the user under PTRACER_ANY. MPI libraries do the same.
 _YAMA = Path("/proc/sys/kernel/yama/ptrace_scope")
 _PR_SET_PTRACER = 0x59616D61
 _PTRACER_ANY = ctypes.c_ulong(-1)
 
-# Libraries through which a program may hold arrays in memory that a driver has mapped; the kernel need not reach them.
+# With these libraries a program may hold arrays in memory that a driver has mapped, which the kernel may not reach.
 _DRIVERS = frozenset(("cupy", "torch", "jax", "numba", "pycuda", "tensorflow"))
 
 
 class _Span(ctypes.Structure):
-    """`struct iovec`: where bytes begin, and how many there are."""
+    """`struct iovec`: the address and the number of bytes."""
 
     _fields_ = (("begin", ctypes.c_void_p), ("count", ctypes.c_size_t))
 
 
 class PeerMemory:
-    """Two arrays of every rank of the node, its source and its target, as the kernel reaches them.
+    """Two arrays of every rank of the node, its source and its target, which the other ranks reach through the kernel.
 
     Args:
-        processes: The process of each rank of the node.
+        processes: The process number of each rank of the node.
         rank: This rank among them.
-        table: int64 of shape (ranks, 3) in node memory.
-        barrier: Of the node.
+        table: An array of int64 and shape (ranks, 3) in node memory. Each rank shows the others its addresses there.
+        barrier: The barrier of the node.
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class PeerMemory:
     ) -> None:
         self._processes = processes
         self._rank = rank
-        # Plain numbers: a row of NumPy's takes five times as long.
+        # A memoryview gives Python numbers. Reading a row as a NumPy array takes five times as long.
         self._table = table.data.cast("B").cast("q")
         self._own_row = address_of(table[rank])
         self._barrier = barrier
@@ -67,18 +67,18 @@ class PeerMemory:
         self._spans = (ctypes.byref(self._here), 1, ctypes.byref(self._there), 1, 0)
 
     def show(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
-        """Collective over the node. Let the others read `source`, and write `target`, until the next barrier.
+        """Collective over the node. Let the other ranks read `source` and write to `target` until the next barrier.
 
-        Both are contiguous, and neither moves before that.
+        The caller keeps both arrays alive until then: the others use addresses, and no reference counts.
 
         Args:
-            source: To be read.
-            target: To be written.
-            byte_count: What all ranks must have in common, so that none writes beyond another's array.
+            source: The array to be read; contiguous.
+            target: The array to be written to; contiguous.
+            byte_count: The number that all ranks must have in common, so that none writes beyond another's array.
 
         Returns:
-            Whether the kernel reaches the arrays of all ranks; the same on each. Memory that a driver has mapped, such
-            as CUDA's pinned memory, need not be reached (`VM_IO` in the kernel's `check_vma_flags`).
+            Whether the kernel reaches the arrays of all ranks; the same on every rank. It may not reach memory that a
+            driver has mapped, such as CUDA's pinned memory (`VM_IO` in the kernel's `check_vma_flags`).
 
         Raises:
             MismatchError: The ranks' numbers of bytes differ; on every rank of the node.
@@ -95,16 +95,16 @@ class PeerMemory:
         if len(set(byte_counts)) > 1:
             raise mark_shared(MismatchError(
                 f"the arrays of a collective call must be of one size on all ranks, got {byte_counts} bytes on the "
-                f"ranks of this node. Make the same calls on all ranks; {CHECK} compares shapes at every call"
+                f"ranks of this node. Make the same calls on all ranks; {CHECK} compares the shapes in every call"
             ))
         return 0 not in self._sources
 
     def read(self, rank: int, offset: int, into: AnyArray) -> None:
-        """Local. Fill a contiguous array from the source of a rank, from byte `offset` on."""
+        """Local. Fill a contiguous array with the bytes of a rank's source, from byte `offset` on."""
         self._copy(_calls().process_vm_readv, rank, self._sources[rank] + offset, into)
 
     def read_address(self, rank: int, address: int, into: AnyArray) -> None:
-        """Local. Fill a contiguous array from an address of a rank's process."""
+        """Local. Fill a contiguous array with the bytes at an address of a rank's process."""
         self._copy(_calls().process_vm_readv, rank, address, into)
 
     def write(self, rank: int, offset: int, array: AnyArray) -> None:
@@ -112,7 +112,7 @@ class PeerMemory:
         self._copy(_calls().process_vm_writev, rank, self._targets[rank] + offset, array)
 
     def _reaches(self, address: int) -> bool:
-        """Whether this process's own memory there can be read so."""
+        """Whether the kernel reads this process's own memory at an address."""
         here, there = self._here, self._there
         here.begin, there.begin, here.count, there.count = self._own_row, address, 1, 1
         return int(_calls().process_vm_readv(self._processes[self._rank], *self._spans)) == 1
@@ -121,14 +121,17 @@ class PeerMemory:
         here, there = self._here, self._there
         here.begin, there.begin = address_of(array), address
         left = array.nbytes
-        # At most 2 GiB go in one call, and a page that is not there ends it early.
+        # One call copies at most 2 GiB, and may copy less: the return value counts.
         while left:
             here.count = there.count = left
             done = call(self._processes[rank], *self._spans)
             if done <= 0:
                 error = ctypes.get_errno()
-                raise OSError(error, f"{call.__name__} of {left} bytes with rank {rank} of this node: "
-                              f"{os.strerror(error)}. {SWITCH}=0 in the environment does without")
+                raise OSError(
+                    error,
+                    f"{call.__name__} of {left} bytes with rank {rank} of this node: {os.strerror(error)}. "
+                    f"{SWITCH}=0 in the environment switches such copies off",
+                )
             here.begin += done
             there.begin += done
             left -= done
@@ -137,19 +140,20 @@ class PeerMemory:
 def open_peer_memory(
     communicator: Communicator, table: AnyArray, barrier: Callable[[], None]
 ) -> tuple[PeerMemory | None, str]:
-    """Collective. The memory of this node's other ranks, if every rank of every node reaches that of its node.
+    """Collective. Open the memory of this node's other ranks, if every rank of every node can reach that of its node.
 
     Args:
         communicator: All ranks.
-        table: int64 of shape (ranks of the node, 3) in node memory.
-        barrier: Of the node.
+        table: An array of int64 and shape (ranks of the node, 3) in node memory.
+        barrier: The barrier of the node.
 
     Returns:
-        It, or None on every rank; and why not, as far as this rank knows.
+        The memory, or None on every rank; and the reason for None, as far as this rank knows it.
     """
     node = communicator.node
     why = _why_not()
-    # Numbers of processes differ between containers: a rank must find there what the other one has put there.
+    # In different containers one process number may name different processes. Each rank therefore writes a random token
+    # into its memory, and the others must find it there.
     token = np.frombuffer(secrets.token_bytes(16), np.uint8)
     shown = node.all_gather_object((os.getpid(), address_of(token), token.tobytes()))
     peers = PeerMemory([process for process, _, _ in shown], node.rank, table, barrier)
@@ -159,22 +163,26 @@ def open_peer_memory(
             for rank, (_, address, expected) in enumerate(shown):
                 peers.read_address(rank, address, seen)
                 if seen.tobytes() != expected:
-                    why = f"rank {rank} of this node is another process where this rank looks for it (a container?)"
+                    why = (
+                        f"this rank finds another process under the process number of rank {rank} of this node "
+                        "(different containers?)"
+                    )
         except OSError as error:
             why = str(error)
-    # The tokens live until every rank has read them.
+    # No rank leaves this call before all have read the tokens, which must be alive until then.
     if communicator.all_reduce_max(int(bool(why))):
-        return None, why or "another rank cannot"
+        return None, why or "another rank cannot use it"
     return peers, ""
 
 
 def _why_not() -> str:
-    """What forbids it before it is tried; empty if nothing does."""
+    """The reason for not trying it at all; empty if there is none."""
     if os.environ.get(SWITCH) == "0":
         return f"{SWITCH}=0"
     if not hasattr(_calls(), "process_vm_readv"):
         return "this system has no process_vm_readv"
     if _YAMA.exists():
+        # Before any rank tries: the others cannot read this process otherwise.
         _calls().prctl(_PR_SET_PTRACER, _PTRACER_ANY, 0, 0, 0)
     return ""
 

@@ -159,7 +159,7 @@ def test_without_the_right_to_it_blocks_are_used(
         collective = open_node(communicator, IN_PIECES, 0)
     assert direct_from(collective) is None
     if communicator.rank == 0:
-        assert "collective NODE: all arrays pass through shared blocks: " in caplog.text
+        assert "backend NODE: all arrays pass through shared blocks: " in caplog.text
     assert (collective.all_reduce(np.ones(5_000, np.float32)) == communicator.size).all()
 
 

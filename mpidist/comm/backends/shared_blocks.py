@@ -1,0 +1,159 @@
+"""Shared blocks: the ranks of a node combine arrays block by block in memory that they share.
+
+The blocks stay in a cache, and the memory itself sees only the arrays. A call takes a barrier for each block.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import Combine
+from mpidist.comm.arithmetic.slices import cut_by_length, cut_evenly, slices_of
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.memory.node_barrier import NodeBarrier, open_node_barrier
+from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES, NodeMemory
+from mpidist.errors import UnavailableError
+from mpidist.options import ReduceOp
+
+# The size of a rank's block. It should stay in the rank's own cache, and take much longer than a barrier.
+BLOCK_BYTES = 1 << 19
+# The largest size of all blocks of a node together: many ranks have smaller blocks.
+ALL_BLOCKS_BYTES = 1 << 26
+
+
+class SharedBlocks:
+    """The operations of a node on contiguous flat arrays, for the node backend.
+
+    There are two sets of blocks, used in turns: a rank may fill its block of the next turn while other ranks still read
+    those of this turn. One barrier for each turn is therefore enough. A rank fills a block of this turn again only
+    behind the barrier of the next turn, which every other rank enters after it has read the block.
+
+    Collective. Args:
+        communicator: All ranks.
+        bytes_per_pack: The size of a block; 0 takes the usual one.
+
+    Attributes:
+        blocks: For each of the two turns the blocks of all ranks of the node, as bytes.
+        turn: The turn whose block this rank fills next, 0 or 1.
+        block_bytes: The size of a block.
+        barrier: The barrier of the node.
+        places, addresses: Tables of int64 in the same memory, of shape (ranks of the node,) and (ranks of the node, 3).
+            They are not used here: the node backend and `PeerMemory` show the other ranks there where arrays lie.
+
+    Raises:
+        UnavailableError: There is no memory that ranks share; on every rank.
+    """
+
+    def __init__(self, communicator: Communicator, bytes_per_pack: int) -> None:
+        self._rank, size = communicator.node.rank, communicator.node.size
+        # Each rank of the node has a block, and there is one block for results.
+        largest = max(communicator.node_sizes)
+        asked = bytes_per_pack or min(BLOCK_BYTES, ALL_BLOCKS_BYTES // (2 * (largest + 1)))
+        self.block_bytes = -(-asked // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
+        blocks_bytes, tables_bytes = 2 * (largest + 1) * self.block_bytes, (largest + 1) * CACHE_LINE_BYTES
+        try:
+            memory = NodeMemory(communicator, blocks_bytes + tables_bytes + NodeBarrier.byte_count(largest)).bytes
+        except OSError as error:
+            raise UnavailableError(f"the backend NODE needs memory that ranks share: {error}") from error
+        blocks = memory[:blocks_bytes].reshape(2, largest + 1, self.block_bytes)
+        self.blocks = [[blocks[turn, rank] for rank in range(size)] for turn in range(2)]
+        self.turn = 0
+        self._results = [blocks[turn, largest] for turn in range(2)]
+        tables = memory[blocks_bytes : blocks_bytes + 32 * size].view(np.int64)
+        self.places, self.addresses = tables[:size], tables[size:].reshape(-1, 3)
+        self.barrier = open_node_barrier(communicator, memory[blocks_bytes + tables_bytes :])
+
+    def pieces(self, array: AnyArray) -> list[slice]:
+        """Local. The slices of an array that pass through the blocks one after another."""
+        return cut_by_length(array.size, max(1, self.block_bytes // array.itemsize))
+
+    def all_reduce(
+        self,
+        source: AnyArray,
+        total: AnyArray,
+        op: ReduceOp,
+        slice_count: int,
+        combine: Combine,
+        across_nodes: Callable[[AnyArray, ReduceOp], None],
+    ) -> None:
+        """Collective. Each rank combines its slice of all ranks' blocks, and every rank reads the result.
+
+        Args:
+            source: This rank's array.
+            total: Takes the result; may be `source`.
+            op: The operation.
+            slice_count: The number of ranks of the node that have a slice.
+            combine: Combines blocks in the order of the ranks.
+            across_nodes: Combines a slice of a block with the same slice of the other nodes.
+        """
+        # Behind a barrier the results of one block are there, and so are all ranks' next blocks.
+        pieces = self.pieces(source)
+        self._fill(source, pieces, 0)
+        self.barrier()
+        for number, piece in enumerate(pieces):
+            turn, count = self.turn, piece.stop - piece.start
+            result = self._results[turn][: count * source.itemsize].view(source.dtype)
+            if self._rank < slice_count:
+                mine = cut_evenly(count, slice_count)[self._rank]
+                blocks = [block[: count * source.itemsize].view(source.dtype)[mine] for block in self.blocks[turn]]
+                combine(blocks, result[mine], op)
+                across_nodes(result[mine], op)
+            self.turn = 1 - turn
+            self._fill(source, pieces, number + 1)
+            self.barrier()
+            total[piece] = result
+
+    def reduce_scatter(
+        self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp, combine: Combine
+    ) -> None:
+        """Collective. Each rank combines its slice of all ranks' arrays."""
+        # The whole array passes through the blocks. Of each piece a rank combines what belongs to its slice.
+        own = slices_of(counts)[self._rank]
+        pieces = self.pieces(source)
+        self._fill(source, pieces, 0)
+        self.barrier()
+        for number, piece in enumerate(pieces):
+            low, high = max(piece.start, own.start), min(piece.stop, own.stop)
+            if low < high:
+                count = piece.stop - piece.start
+                blocks = [block[: count * source.itemsize].view(source.dtype) for block in self.blocks[self.turn]]
+                combine(
+                    [block[low - piece.start : high - piece.start] for block in blocks],
+                    mine[low - own.start : high - own.start], op,
+                )
+            self.turn = 1 - self.turn
+            self._fill(source, pieces, number + 1)
+            self.barrier()
+
+    def broadcast(self, data: AnyArray, root: int) -> None:
+        """Collective. The root fills its blocks with its array of bytes, and every other rank reads them."""
+        for piece in self.pieces(data):
+            turn, mine = self.turn, data[piece]
+            block = self.blocks[turn][root][: mine.nbytes]
+            if self._rank == root:
+                block[...] = mine
+            self.turn = 1 - turn
+            self.barrier()
+            if self._rank != root:
+                mine[...] = block
+
+    def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        """Collective. Every rank fills its blocks with its array of bytes, and reads all ranks' blocks."""
+        slices = slices_of(counts)
+        for begin in range(0, max(counts), self.block_bytes):
+            turn = self.turn
+            piece = mine[begin : begin + self.block_bytes]
+            self.blocks[turn][self._rank][: piece.size] = piece
+            self.turn = 1 - turn
+            self.barrier()
+            for one, block in zip(slices, self.blocks[turn], strict=True):
+                target = gathered[one][begin : begin + self.block_bytes]
+                target[...] = block[: target.size]
+
+    def _fill(self, source: AnyArray, pieces: Sequence[slice], number: int) -> None:
+        if number < len(pieces):
+            mine = source[pieces[number]]
+            self.blocks[self.turn][self._rank][: mine.nbytes].view(source.dtype)[...] = mine
