@@ -1,1 +1,1 @@
-"""Compressed gradients, with error feedback."""
+"""Compression of gradients, with error feedback."""

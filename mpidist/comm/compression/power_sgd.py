@@ -14,27 +14,29 @@ from mpidist.comm.collective import Collective
 from mpidist.comm.compression.compression import ERROR, CompressionState, is_compressible, with_error
 from mpidist.options import ReduceOp
 
-# Factors must be so many times smaller than the matrix.
+# A matrix is compressed if its factors are at least so many times smaller.
 _LEAST_SAVING = 2
+# The size of a block of the product of two factors, which should stay in a cache.
 _BLOCK_BYTES = 1 << 18
 
 
 @dataclass(frozen=True)
 class PowerSGD:
-    """Sums of gradients to low rank, with what is left out kept for the next call.
+    """Sums of gradients in low rank. The error is added to the next gradient.
 
     T. Vogels, S. P. Karimireddy, M. Jaggi: PowerSGD: Practical Low-Rank Gradient Compression, 2019, Algorithms 1
-    and 2, with a warm start. A gradient of more than two dimensions is a matrix cut where rows + columns are fewest;
-    rank * (rows + columns) elements are all-reduced in place of rows * columns. Vectors, and matrices that would not
-    shrink to half, go as they are.
+    and 2, with a warm start. A gradient of more than two dimensions is taken as the matrix with the smallest sum of
+    rows and columns. Ranks all-reduce rank * (rows + columns) elements instead of rows * columns. Vectors, and matrices
+    that would not shrink to half, are sent as they are.
 
     Args:
-        rank: Of the approximation, at least 1.
-        start_step: So many first sums of each gradient are exact: gradients change fast at the beginning.
-        seed: Of the first factor; the same on every rank.
+        rank: The rank of the approximation, at least 1.
+        start_step: The number of first sums of each gradient that are exact, since gradients change fast at the
+            beginning.
+        seed: The seed of the first factor; the same on every rank.
 
     Raises:
-        ValueError: A number out of range.
+        ValueError: A number is out of range.
     """
 
     rank: int = 1
@@ -52,21 +54,21 @@ class PowerSGD:
         rows, columns = matrix_shape(shape)
         return is_compressible(dtype) and _LEAST_SAVING * self.rank * (rows + columns) <= rows * columns
 
-    def all_reduce(self, collective: Collective, gradient: AnyArray, memory: CompressionState) -> None:
+    def all_reduce(self, collective: Collective, gradient: AnyArray, state: CompressionState) -> None:
         """Collective. See `Compression.all_reduce`."""
-        step = int(memory.get("step", 0))
+        step = int(state.get("step", 0))
         if step < self.start_step:
             collective.all_reduce(gradient, ReduceOp.SUM, in_place=True)
-            memory["step"] = np.asarray(step + 1)
+            state["step"] = np.asarray(step + 1)
             return
         shape = matrix_shape(gradient.shape)
-        matrix = with_error(gradient, memory).reshape(shape)
+        matrix = with_error(gradient, state).reshape(shape)
         start = self._start(shape, matrix.dtype)
-        right = memory.get("factor", start)
+        right = state.get("factor", start)
         if right.shape != start.shape:
-            # From a checkpoint of another rank; what it left out is good for any.
+            # The factor comes from a checkpoint with another rank of approximation. The error fits any rank.
             right = start
-        # Factors are kept as rows; these two sums are all that ranks exchange.
+        # Factors are kept as rows. The ranks exchange nothing but these two sums.
         with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
             left = collective.all_reduce(right @ matrix.T)
             left = _orthonormal(left) if np.isfinite(left).all() else np.full_like(left, np.nan)
@@ -74,14 +76,14 @@ class PowerSGD:
             right = collective.all_reduce(mine)
             _multiply(left, right, gradient.reshape(shape))
         if not np.isfinite(gradient).all():
-            # On every rank, whose elements may be finite by chance: not so is the result as a whole.
+            # All ranks return here: their results have the same bits.
             return
         matrix -= left.T @ mine
-        memory[ERROR] = matrix.reshape(gradient.shape)
-        # A direction that got lost, as all do under a gradient of zeros, would never come back.
+        state[ERROR] = matrix.reshape(gradient.shape)
+        # A direction that has become zero, as all do under a gradient of zeros, would stay zero.
         lost = ~right.any(axis=1)
         right[lost] = start[lost]
-        memory["factor"] = right
+        state["factor"] = right
 
     def _start(self, shape: tuple[int, int], dtype: np.dtype[Any]) -> AnyArray:
         drawn = np.random.default_rng(self.seed).standard_normal((min(self.rank, *shape), shape[1]))
@@ -89,7 +91,7 @@ class PowerSGD:
 
 
 def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
-    """Local. Rows and columns of an array taken as a matrix: cut where their sum is smallest."""
+    """Local. Rows and columns of an array taken as a matrix with the smallest sum of both."""
     if not shape:
         return 1, 1
     cuts = [(math.prod(shape[:at]), math.prod(shape[at:])) for at in range(1, max(2, len(shape)))]
@@ -97,9 +99,9 @@ def matrix_shape(shape: tuple[int, ...]) -> tuple[int, int]:
 
 
 def _orthonormal(rows: AnyArray) -> AnyArray:
-    """Rows that span what `rows` span, orthogonal to one another, of length 1, or 0 where one adds nothing.
+    """Orthogonal rows of length 1 that span the same space as `rows`. A row that adds no direction becomes zero.
 
-    Elementwise products and NumPy's sums, and no BLAS: the same bits on processors of any kind.
+    Elementwise products and NumPy's sums have the same bits on processors of any kind. BLAS has not, and is not used.
     """
     tiny = float(np.finfo(rows.dtype).eps)
     result = rows.astype(np.promote_types(rows.dtype, np.float64))
@@ -107,7 +109,7 @@ def _orthonormal(rows: AnyArray) -> AnyArray:
         row = result[at]
         row /= np.abs(row).max() or 1
         length = np.sqrt(np.add.reduce(row * row))
-        # Twice is enough (W. Kahan, in B. Parlett, The Symmetric Eigenvalue Problem, 1980).
+        # Orthogonalizing twice is enough (W. Kahan, in B. Parlett, The Symmetric Eigenvalue Problem, 1980).
         for earlier in itertools.chain(result[:at], result[:at]):
             row -= np.add.reduce(row * earlier) * earlier
         rest = np.sqrt(np.add.reduce(row * row))
@@ -116,7 +118,7 @@ def _orthonormal(rows: AnyArray) -> AnyArray:
 
 
 def _multiply(left: AnyArray, right: AnyArray, out: AnyArray) -> None:
-    """`out` = left.T @ right, by elementwise operations in one order: the same bits on processors of any kind."""
+    """Compute `out` = left.T @ right elementwise, in a fixed order, with the same bits on processors of any kind."""
     length = max(1, _BLOCK_BYTES // max(1, right[0].nbytes))
     for low in range(0, len(out), length):
         block = left[:, low : low + length, None]

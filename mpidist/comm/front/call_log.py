@@ -1,4 +1,4 @@
-"""The calls of a collective: numbered, kept for a look back, and compared between the ranks now and then."""
+"""The call log: a collective's calls are numbered, the last ones are kept, and some are compared between ranks."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from mpidist.comm.arrival import Arrival
 from mpidist.comm.communicator import Communicator
 from mpidist.options import CommunicationOptions, ReduceOp
 
-# Shapes and dtypes are compared in so many first calls, then at powers of two: whether a check runs may depend only
-# on what all ranks share, and the number of calls is that.
+# Shapes and dtypes are compared in so many first calls, then at powers of two. All ranks must compare or none, so only
+# something that all ranks share may decide it: the number of calls.
 CHECKED_CALLS = 16
 HINT = "Give `axis=0` to reduce a batch whose size differs between ranks, and make the same calls on all ranks."
 _NEVER = 1 << 62
 
 
 class CallLog:
-    """What a collective was asked for.
+    """The calls of a collective.
 
     Args:
         communicator: The ranks.
-        options: `check` compares at every call, `timeout_seconds` waits no longer than that for the others.
+        options: `check` compares at every call, `timeout_seconds` limits the wait for late ranks.
 
     Attributes:
-        recent: The last calls, newest last: number, call, detail (operation or root), bytes of this rank's array.
+        recent: The last calls, newest last: number, name, detail (operation or root), bytes of this rank's array.
     """
 
     def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
@@ -37,10 +37,10 @@ class CallLog:
         self._next_comparison = 0 if communicator.size > 1 else _NEVER
 
     def enter(self, call: str, detail: ReduceOp | int, array: AnyArray) -> None:
-        """Collective. Note a call, and compare, now and then, what the ranks are about to do.
+        """Collective. Note a call, and in some calls compare it between the ranks.
 
         Raises:
-            MismatchError: It differs, on every rank.
+            MismatchError: The ranks' calls differ; on every rank.
             CollectiveTimeoutError: A rank has not come in time.
         """
         self._count = count = self._count + 1
@@ -56,13 +56,13 @@ class CallLog:
             self._next_comparison = count + 1 if self._checks or count < CHECKED_CALLS else 1 << count.bit_length()
 
     def note(self, call: str, detail: ReduceOp | int | None, array: AnyArray) -> None:
-        """Collective. Note a call that compares by itself."""
+        """Collective. Note a call that does its own comparison."""
         self._count += 1
         self.recent.append((self._count, call, detail, array.nbytes))
         self.wait(call)
 
     def wait(self, call: str) -> None:
-        """Collective. Wait for late ranks, if the user limits that time.
+        """Collective. Wait for late ranks if the options limit that time.
 
         Raises:
             CollectiveTimeoutError: A rank has not come in time.
@@ -71,5 +71,5 @@ class CallLog:
             self._arrival.wait(call)
 
     def compares_soon(self) -> bool:
-        """Local. Whether one of the next 16 calls compares shapes and dtypes; the same on every rank."""
+        """Local. Whether one of the next 16 calls will compare shapes and dtypes; the same on every rank."""
         return self._next_comparison - self._count <= CHECKED_CALLS

@@ -11,7 +11,7 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import require_same
 from mpidist.comm.arithmetic.combine import add_halves, combined_dtype, half_dtype
-from mpidist.comm.arithmetic.slices import even_sizes, slices_of
+from mpidist.comm.arithmetic.slices import even_sizes, in_bytes, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.collective import (
     check_axis,
@@ -25,10 +25,10 @@ from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.call_log import HINT, CallLog
 from mpidist.options import CommunicationOptions, ReduceOp
 
-# Up to this size a copy that is reduced in place takes less time than a new array: MPI has one argument less to look
-# at.
+# Up to this size copying the array and reducing the copy in place is faster than reducing into a new array: MPI has one
+# argument less to examine.
 _COPIED_BYTES = 1 << 14
-# Finding a member of an enumeration takes 70 ns, a name of the module 10.
+# Looking up a member of an enumeration takes 70 ns, a name of the module 10 ns.
 _MEAN = ReduceOp.MEAN
 
 
@@ -36,9 +36,8 @@ class CollectiveFront:
     """The library's `Collective`: a backend behind checks, conversions and the call log.
 
     Args:
-        backend: Gets contiguous one-dimensional arrays of native dtypes; everything that can be wrong has been found
-            before.
-        options: `check` compares the ranks' calls at every call, `timeout_seconds` limits the wait for late ranks,
+        backend: Gets contiguous one-dimensional arrays of native dtypes, after all checks.
+        options: `check` compares the ranks' calls each time, `timeout_seconds` limits the wait for late ranks, and
             `wire_dtype` halves the bytes that are sent.
 
     Attributes:
@@ -51,7 +50,7 @@ class CollectiveFront:
         self.communicator: Communicator = backend.communicator
         self.backend = backend
         self.log = CallLog(backend.communicator, options)
-        # Bound once: Python's own look-ups are most of what a small call costs.
+        # Bound once: looking up attributes takes most of the time of a small call.
         self._enter = self.log.enter
         self._backend_all_reduce = backend.all_reduce
         self._wire_dtype = None if options.wire_dtype is None else half_dtype(options.wire_dtype)
@@ -63,7 +62,8 @@ class CollectiveFront:
             result = self._all_reduce_any(lent, op, in_place)
             return array if in_place else arrays.give_back(result, array)
         dtype = array.dtype
-        # The common case first: a small sum must cost little more than the backend itself.
+        # The common case first, without further calls: a small sum must take little longer than the backend itself.
+        # "fdlqiILQ" are float32 and 64 and the integers of 32 and 64 bits, which every backend combines as they are.
         if (
             dtype.char in "fdlqiILQ" and op is not _MEAN and self._wire_dtype is None
             and array.flags.c_contiguous and dtype.isnative and array.size
@@ -89,15 +89,15 @@ class CollectiveFront:
         if in_place:
             check_in_place(array, op)
         xp = arrays.namespace(array)
-        wire = self.dtype_combined(array.dtype, op)
-        converts = wire != array.dtype
+        dtype = self.dtype_combined(array.dtype, op)
+        converts = dtype != array.dtype
         is_copy = converts or not array.flags.c_contiguous
-        source = (xp.ascontiguousarray(array, wire) if is_copy else array).reshape(-1)
-        # A converted or compacted copy is ours: it takes the result.
+        source = (xp.ascontiguousarray(array, dtype) if is_copy else array).reshape(-1)
+        # A converted or contiguous copy is our own, so it may take the result.
         total = source if is_copy or in_place else xp.empty_like(source)
         if array.size:
             if self._wire_dtype is not None and op in (ReduceOp.SUM, ReduceOp.MEAN) and array.dtype.kind == "f":
-                self._all_reduce_on_wire(source, total, self._wire_dtype)
+                self._all_reduce_in_wire_dtype(source, total, self._wire_dtype)
             else:
                 self._backend_all_reduce(source, total, op)
         result: AnyArray = self._divided(total, op).reshape(array.shape)
@@ -109,19 +109,21 @@ class CollectiveFront:
             return array
         return result.astype(array.dtype) if converts else result
 
-    # What is too large for the wire is an infinity; no warning on one rank.
+    # A value too large for the wire dtype becomes an infinity in silence. A warning would come on one rank only.
     @np.errstate(over="ignore", invalid="ignore")
-    def _all_reduce_on_wire(self, source: AnyArray, total: AnyArray, wire: np.dtype[Any]) -> None:
-        """Each rank gets its slice of all arrays in the wire dtype, adds them in float32, and gives the sum to all."""
+    def _all_reduce_in_wire_dtype(self, source: AnyArray, total: AnyArray, wire_dtype: np.dtype[Any]) -> None:
+        """Send in the wire dtype: each rank gets its slice of all arrays, adds them in float32, and sends the sum."""
         xp, size, rank = arrays.namespace(source), self.communicator.size, self.communicator.rank
         counts = even_sizes(source.size, size)
-        sent = source.astype(wire)
-        got = xp.empty(counts[rank] * size, wire)
-        got_counts = [counts[rank] * wire.itemsize] * size
-        self.backend.all_to_all(as_bytes(sent), _in_bytes(counts, wire), as_bytes(got), got_counts)
+        byte_counts = in_bytes(counts, wire_dtype.itemsize)
+        got = xp.empty(counts[rank] * size, wire_dtype)
+        self.backend.all_to_all(
+            as_bytes(source.astype(wire_dtype)), byte_counts, as_bytes(got), [byte_counts[rank]] * size
+        )
         mine = add_halves(got.reshape(size, counts[rank]))
-        gathered = xp.empty(source.size, wire)
-        self.backend.all_gather(as_bytes(mine.astype(wire)), as_bytes(gathered), _in_bytes(counts, wire))
+        gathered = xp.empty(source.size, wire_dtype)
+        self.backend.all_gather(as_bytes(mine.astype(wire_dtype)), as_bytes(gathered), byte_counts)
+        # This rank, too, takes its own slice rounded to the wire dtype: all ranks get the same bits.
         total[...] = gathered
 
     def reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, root: int = 0) -> AnyArray | None:
@@ -167,7 +169,7 @@ class CollectiveFront:
         gathered = xp.empty((sum(lengths), *mine.shape[1:]), dtype)
         if gathered.size:
             row_bytes = gathered.nbytes // gathered.shape[0]
-            self.backend.all_gather(as_bytes(mine), as_bytes(gathered), [length * row_bytes for length in lengths])
+            self.backend.all_gather(as_bytes(mine), as_bytes(gathered), in_bytes(lengths, row_bytes))
         return cast(AnyArray, arrays.give_back(xp.moveaxis(gathered, 0, axis), like))
 
     def reduce_scatter(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM) -> AnyArray:
@@ -182,9 +184,9 @@ class CollectiveFront:
         row_size = array.size // array.shape[0] if array.shape[0] else 0
         mine = xp.empty(rows[self.communicator.rank] * row_size, source.dtype)
         if array.size:
-            self.backend.reduce_scatter(source, mine, [row * row_size for row in rows], op)
-        part = mine.reshape((rows[self.communicator.rank], *array.shape[1:]))
-        return cast(AnyArray, arrays.give_back(self.finished(part, op, array.dtype), like))
+            self.backend.reduce_scatter(source, mine, [count * row_size for count in rows], op)
+        mine = mine.reshape((rows[self.communicator.rank], *array.shape[1:]))
+        return cast(AnyArray, arrays.give_back(self.finished(mine, op, array.dtype), like))
 
     def all_to_all(self, parts: Sequence[AnyArray]) -> list[AnyArray]:
         """Collective. See `Collective.all_to_all`."""
@@ -209,16 +211,15 @@ class CollectiveFront:
         got = xp.empty((sum(lengths), *sent.shape[1:]), dtype)
         row_bytes = dtype.itemsize * int(np.prod(sent.shape[1:], dtype=np.int64))
         self.backend.all_to_all(
-            as_bytes(sent), [len(part) * row_bytes for part in parts], as_bytes(got),
-            [length * row_bytes for length in lengths],
+            as_bytes(sent), [len(part) * row_bytes for part in parts], as_bytes(got), in_bytes(lengths, row_bytes)
         )
         return [arrays.give_back(got[piece], like[0]) for piece in slices_of(lengths)]
 
     def allocate(self, shape: Sequence[int], dtype: Any = np.float32) -> AnyArray:
-        """Collective. An array of zeros on each rank, placed where the backend combines arrays with the fewest copies.
+        """Collective. Allocate zeros on each rank, placed where the backend combines arrays with the fewest copies.
 
-        Where ranks share memory, reducing such an array in place (whole, or the same slice on all ranks) is faster than
-        reducing other arrays. In all else it is an array like any other.
+        Where ranks share memory, reducing such an array in place (the whole array, or the same slice of it on all
+        ranks) is faster than reducing other arrays. In everything else it is an array like any other.
 
         Args:
             shape: The same on every rank.
@@ -228,7 +229,7 @@ class CollectiveFront:
             This rank's array.
 
         Raises:
-            OSError: There is no room, on every rank.
+            OSError: There is no room; on every rank.
         """
         shape, dtype = tuple(shape), np.dtype(dtype)
         allocated = self.backend.allocate(int(np.prod(shape, dtype=np.int64)) * dtype.itemsize)
@@ -240,7 +241,7 @@ class CollectiveFront:
         self.communicator.barrier()
 
     def dtype_combined(self, dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
-        """Local. The dtype in which the backend combines arrays of `dtype`."""
+        """Local. The dtype in which the backend combines arrays of the dtype `dtype`."""
         return combined_dtype(dtype, op, combines_halves=self.backend.combines_halves)
 
     def _divided(self, total: Any, op: ReduceOp) -> Any:
@@ -249,28 +250,24 @@ class CollectiveFront:
         return arrays.namespace(total).divide(total, self.communicator.size, out=total)
 
     def finished(self, total: AnyArray, op: ReduceOp, dtype: np.dtype[Any]) -> AnyArray:
-        """Local. A backend's result as a caller who gave arrays of `dtype` gets it: divided, and converted back."""
+        """Local. The result for the caller from a backend's: divided under MEAN, and converted back to `dtype`."""
         total = self._divided(total, op)
         keeps = total.dtype == dtype or (op is ReduceOp.MEAN and dtype.kind in "iu")
         return total if keeps else total.astype(dtype)
 
     def lend(self, array: Any) -> AnyArray:
-        """Local. NumPy's or CuPy's view of an array of any library.
+        """Local. A NumPy or CuPy view of an array of any library.
 
         Raises:
-            TypeError: It is no array, or lies in memory that the backend does not reach.
+            TypeError: `array` is not an array, or lies in memory that the backend does not reach.
         """
         lent = array if type(array) is np.ndarray else arrays.lend(array)
         if arrays.is_cupy(lent) and not self.backend.takes_device_arrays:
             raise TypeError(
                 f"{self!r} combines arrays in host memory, got one in GPU memory: choose the implementation AUTO, "
-                "STAGED or NCCL, or move it with .get()"
+                "STAGED or NCCL, or pass a copy in host memory: array.get()"
             )
         return lent
 
     def __repr__(self) -> str:
         return f"CollectiveFront({self.backend!r})"
-
-
-def _in_bytes(counts: Sequence[int], dtype: np.dtype[Any]) -> list[int]:
-    return [count * dtype.itemsize for count in counts]

@@ -1,7 +1,7 @@
-"""Packing: many small arrays are reduced in one call, large ones each alone, and neighbours in memory as they lie.
+"""Packing: many small arrays are reduced in one call, large ones each alone, and neighbors in memory where they lie.
 
-What is packed, and in which order calls are made, follows from the number of arrays, their shapes and their dtypes
-alone, which all ranks share. Where neighbours are to be reduced as one, the ranks first agree on who is one.
+The packs and the order of calls follow from the number, shapes and dtypes of the arrays alone, which all ranks share.
+Before neighbors are reduced as one array, the ranks agree on them.
 """
 
 from __future__ import annotations
@@ -23,8 +23,9 @@ from mpidist.comm.memory.shared_buffers import address_of
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
 
+# The default size of a pack.
 PACK_BYTES = 1 << 20
-# From here on copying an array to and fro costs more than a call.
+# From this size on, copying an array into a pack and back takes longer than a call of its own.
 ALONE_BYTES = 1 << 16
 
 
@@ -36,27 +37,28 @@ def all_reduce_nest(
     in_place: bool = False,
     bytes_per_pack: int = 0,
 ) -> Any:
-    """Collective. Combine a nest of arrays over all ranks, as `Collective.all_reduce` does with each.
+    """Collective. Combine a nest of arrays over all ranks, each of them as `Collective.all_reduce` does.
 
-    Every rank gets the same bits. They are also those of one call per array, unless sums are inexact, ranks are more
-    than two and the backend adds in an order that depends on an element's place (MPI and RING).
+    Every rank gets the same bits. With two ranks, or where sums are exact, they are also the bits of one call for each
+    array. Otherwise they may differ from those under MPI and RING, whose order of adding depends on the place of an
+    element in the array.
 
     Args:
-        collective: Over the ranks.
+        collective: The collective of these ranks.
         nest: Arrays and `IndexedSlices` in lists, tuples and dicts; structure, shapes and dtypes are the same on every
             rank.
         op: The operation.
-        in_place: Write results into the arrays, each of which must be C-contiguous. Those that follow one another both
-            in the nest and in memory, in one allocation, are reduced without any copy. IndexedSlices are not changed.
+        in_place: Write results into the arrays, each of which must be C-contiguous. Arrays of one allocation that are
+            neighbors in the nest as well as in memory are reduced without any copy. IndexedSlices are not changed.
         bytes_per_pack: Small arrays of one dtype are packed up to so many bytes; 0 takes 1 MiB.
 
     Returns:
-        The same structure: the arrays given if `in_place`, else new ones. Small ones may be parts of one allocation,
+        The same structure: the given arrays if `in_place`, otherwise new ones. Small arrays may share one allocation,
         which lives as long as one of them.
 
     Raises:
-        MismatchError: Structures, shapes or dtypes differ; looked at as in `Collective.all_reduce`.
-        TypeError, ValueError: As `Collective.all_reduce`; no array has changed then.
+        MismatchError: Structures, shapes or dtypes differ between ranks; compared as in `Collective.all_reduce`.
+        TypeError, ValueError: As `Collective.all_reduce`. No array has changed then.
     """
     leaves, spec = tree.flatten(nest)
     return tree.unflatten(
@@ -72,7 +74,7 @@ def all_reduce_list(
     in_place: bool = False,
     bytes_per_pack: int = 0,
 ) -> list[Any]:
-    """Collective. `all_reduce_nest` of arrays and IndexedSlices in one list."""
+    """Collective. Combine a list of arrays and IndexedSlices over all ranks; see `all_reduce_nest`."""
     if len(leaves) == 1 or collective.communicator.size == 1:
         return [_one(collective, leaf, op, in_place=in_place) for leaf in leaves]
     results = list(leaves)
@@ -92,10 +94,10 @@ def all_reduce_list(
         _reduce_in_place(collective, _joined(collective, given), op, bytes_per_pack or PACK_BYTES)
         return results
     for pack in _packs(given, bytes_per_pack or PACK_BYTES):
-        parts = _reduce_pack(collective, [given[index] for index in pack], op)
-        for index, part in zip(pack, parts, strict=True):
+        reduced = _reduce_pack(collective, [given[index] for index in pack], op)
+        for index, one in zip(pack, reduced, strict=True):
             number = numbers[index]
-            results[number] = arrays.give_back(part, leaves[number])
+            results[number] = arrays.give_back(one, leaves[number])
     return results
 
 
@@ -106,27 +108,28 @@ def _one(collective: CollectiveFront, leaf: Any, op: ReduceOp, *, in_place: bool
 
 
 def _compare(collective: CollectiveFront, leaves: Sequence[Any], lent: dict[int, AnyArray], op: ReduceOp) -> None:
-    """Compare what ranks are about to do about as often as the collective does: packed, other shapes look alike."""
+    """Compare the nests of the ranks. The collective compares packs only, in which different shapes can look alike."""
+    # About as often as the collective compares its calls.
     if not collective.log.compares_soon():
         return
     described = [
         (lent[n].shape, lent[n].dtype.name) if n in lent else type(leaf).__name__ for n, leaf in enumerate(leaves)
     ]
     same_on_all(
-        collective.communicator, "the arrays that are reduced together", (op.name, described),
-        "Pass nests of the same structure, shapes and dtypes on all ranks.",
+        collective.communicator, "the operation, shapes and dtypes of arrays that are reduced together",
+        (op.name, described), "Pass nests of the same structure, shapes and dtypes on all ranks.",
     )
 
 
 def _packs(given: Sequence[AnyArray], limit: int) -> list[list[int]]:
-    """Which arrays are reduced together, as indices: in the order in which packs are full, or arrays too large."""
+    """The packs as lists of indices, in the order of calls: full packs and large arrays as they come, then the rest."""
     packs: list[list[int]] = []
     open_packs: dict[tuple[np.dtype[Any], int | None], list[int]] = {}
     room: dict[tuple[np.dtype[Any], int | None], int] = {}
     alone = min(ALONE_BYTES, limit)
     for index, array in enumerate(given):
         byte_count, dtype = array.nbytes, array.dtype
-        # Arrays of another byte order would come back in this machine's.
+        # A pack would return arrays of another byte order in this machine's order.
         if byte_count >= alone or not dtype.isnative:
             packs.append([index])
             continue
@@ -146,13 +149,13 @@ def _reduce_pack(collective: CollectiveFront, pack: list[AnyArray], op: ReduceOp
     packed = arrays.namespace(pack[0]).concatenate([array.reshape(-1) for array in pack])
     is_kept = op is not ReduceOp.MEAN or packed.dtype.kind not in "iu"
     total = collective.all_reduce(packed, op, in_place=is_kept)
-    places = slices_of([array.size for array in pack])
-    return [total[place].reshape(array.shape) for place, array in zip(places, pack, strict=True)]
+    slices = slices_of([array.size for array in pack])
+    return [total[one].reshape(array.shape) for one, array in zip(slices, pack, strict=True)]
 
 
 def _reduce_in_place(collective: CollectiveFront, given: Sequence[AnyArray], op: ReduceOp, limit: int) -> None:
-    # All packs go through the same memory: fresh one, which the system gives page by page, costs more than the copies.
-    room: AnyArray | None = None
+    # All packs use the same memory. New memory, which the system provides page by page, takes longer than the copies.
+    memory: AnyArray | None = None
     for pack in _packs(given, limit):
         targets = [given[index] for index in pack]
         if len(pack) == 1:
@@ -162,23 +165,23 @@ def _reduce_in_place(collective: CollectiveFront, given: Sequence[AnyArray], op:
         if arrays.is_cupy(flat[0]):
             packed = arrays.namespace(flat[0]).concatenate(flat)
         else:
-            room = np.empty(limit, np.uint8) if room is None else room
-            packed = room[: sum(target.nbytes for target in targets)].view(flat[0].dtype)
+            memory = np.empty(limit, np.uint8) if memory is None else memory
+            packed = memory[: sum(target.nbytes for target in targets)].view(flat[0].dtype)
             np.concatenate(flat, out=packed)
         collective.all_reduce(packed, op, in_place=True)
-        for target, place in zip(flat, slices_of([target.size for target in flat]), strict=True):
-            target[...] = packed[place]
+        for target, one in zip(flat, slices_of([target.size for target in flat]), strict=True):
+            target[...] = packed[one]
 
 
 def _joined(collective: CollectiveFront, given: list[AnyArray]) -> list[AnyArray]:
-    """The arrays, with runs of neighbours in memory as one flat array each; the same runs on every rank."""
+    """The arrays, with each run of neighbors in memory as one flat array; the same runs on every rank."""
     if sum(array.nbytes for array in given) < ALONE_BYTES:
-        # Packing so little takes no longer than agreeing.
+        # Packing so few bytes takes no longer than agreeing on neighbors.
         return given
-    # Memory differs from rank to rank: neighbours are those that are neighbours everywhere.
+    # Memory differs from rank to rank. Two arrays count as neighbors if they are neighbors on every rank.
     owners = [_owner(array) for array in given]
     apart = np.array([
-        # A view must not cross the bounds of an allocation.
+        # Adjacent arrays of two allocations are no neighbors: a view over both would keep only the first one alive.
         first[1] is not second[1] or not _is_next(first[0], second[0])
         for first, second in itertools.pairwise(zip(given, owners, strict=True))
     ], np.uint8)
@@ -190,7 +193,7 @@ def _joined(collective: CollectiveFront, given: list[AnyArray]) -> list[AnyArray
 
 
 def _owner(array: AnyArray) -> object:
-    """Whose the memory of an array is."""
+    """The object that owns the memory of an array."""
     owner: Any = array
     while isinstance(owner, np.ndarray) and owner.base is not None:
         owner = owner.base

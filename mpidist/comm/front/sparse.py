@@ -1,4 +1,4 @@
-"""Reduction of sparse arrays: rows of all ranks are gathered, and added up on request."""
+"""Reduction of sparse arrays: the rows of all ranks are gathered, and added up on request."""
 
 from __future__ import annotations
 
@@ -15,43 +15,44 @@ from mpidist.comm.collective import Collective, check_reducible
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
 
-# Indices, shape (n,), 64-bit integers; and their values, shape (n, ...).
+# Indices of rows, shape (n,), 64-bit integers; and the rows' values, shape (n, ...).
 IndexedRows = tuple[AnyArray, AnyArray]
-# A message is its length in numbers, the checksum of what must be the same on all ranks, the tables' counts of rows,
-# all indices, and the bytes of those tables' values that are packed, filled up to a whole number.
+# A message consists of 64-bit numbers: its length in numbers, the checksum of the description that all ranks share, the
+# count of rows of each table, all indices, and then the values of the packed tables, padded to a whole number.
 _NUMBER = np.dtype(np.int64)
+# The numbers before the counts: the length and the checksum.
 _FIXED = 2
-# Tables are packed as far as so many bytes of values go: copies into and out of the message cost less than messages of
-# their own. Beyond it copies land in memory that the system gives anew, page by page, at every call: packed, five
-# tables of 100 KB took five times as long as alone.
+# Tables are packed into the message up to so many bytes of values, since copies into and out of it take less time than
+# further messages. Larger copies need memory that the system provides anew, page by page, at every call: five tables of
+# 100 KB took five times as long packed as alone.
 _PACKED_BYTES = 1 << 17
 
 
 def reduce_slices(
     collective: Collective, op: ReduceOp, slices: IndexedSlices, *, merge: bool = False, densify: bool = False
 ) -> IndexedSlices:
-    """Collective. The rows of all ranks, one after another in the order of the ranks, or each of them once.
+    """Collective. Gather the rows of all ranks in the order of the ranks, or add up the rows of each index.
 
     Args:
-        collective: Over the ranks.
-        op: SUM, or MEAN, which divides the rows by the number of ranks; of integers it is float64.
+        collective: The collective of these ranks.
+        op: SUM, or MEAN, which divides the rows by the number of ranks; the MEAN of integers is float64.
         slices: This rank's rows, any number of them.
-        merge: Rows named more than once are added up, in the order of the ranks and then as each rank gives them; half
+        merge: Add up rows of the same index, in the order of the ranks and, within a rank, in the given order. Half
             precision adds in float32.
-        densify: As `merge`, and where the ranks name much the same rows, the rows that any of them names are laid out
-            as one array and all-reduced, which then moves fewer bytes. Sums are in the order of the collective.
+        densify: As `merge`. Where the ranks have mostly the same indices, lay out the rows of all indices as one array
+            and all-reduce it, which then moves fewer bytes. Sums are in the order of the collective.
 
     Returns:
-        All rows; with `merge` or `densify` each that some rank names once, and sorted. Indices are 64-bit. The same
-        bits on every rank.
+        All rows; with `merge` or `densify` one row for each index, sorted. Indices are 64-bit. The same bits on every
+        rank.
 
     Raises:
-        ValueError: Another operation.
-        TypeError: A dtype that cannot be added.
-        MismatchError: The operations, the dense shapes, the dtypes or the shapes of rows differ.
+        ValueError: Another operation was asked for.
+        TypeError: The dtype cannot be added.
+        MismatchError: Operations, dense shapes, dtypes or shapes of rows differ between ranks.
     """
     if op not in (ReduceOp.SUM, ReduceOp.MEAN):
-        raise ValueError(f"IndexedSlices are reduced by SUM or MEAN, got {op.name}; use their `to_dense()`")
+        raise ValueError(f"IndexedSlices are reduced by SUM or MEAN, got {op.name}: reduce their `to_dense()` instead")
     check_reducible(slices.values, op)
     row_shape = slices.values.shape[1:]
     values = slices.values.reshape(len(slices.values), math.prod(row_shape))
@@ -59,7 +60,7 @@ def reduce_slices(
     described = (op.name, slices.dense_shape, row_shape, values.dtype.name, merge, densify)
     subject = "the operation, dense shape, row shape and dtype of IndexedSlices"
     if op is ReduceOp.MEAN and values.dtype.kind in "iu":
-        # Before they are added: sums of small integers may not fit their dtype.
+        # Converted before they are added: sums of small integers may not fit their dtype.
         values = values.astype(np.float64)
     mine = (slices.indices.astype(np.int64), values)
     if densify:
@@ -76,20 +77,20 @@ def reduce_slices(
 def gather_rows(
     collective: Collective, tables: Sequence[IndexedRows], subject: str, described: object = None
 ) -> list[IndexedRows]:
-    """Collective. The rows of all ranks, one after another in the order of the ranks; small tables go in one message.
+    """Collective. Gather the rows of all ranks in the order of the ranks. Small tables go in one message.
 
     Args:
-        collective: Over the ranks.
-        tables: This rank's rows of each table, any number of them. Dtypes and shapes apart from the numbers of rows are
-            the same on every rank: the caller knows so, or says them in `described`.
-        subject: What `described` is, for the error.
-        described: What must be the same on all ranks; comparable, readable when printed.
+        collective: The collective of these ranks.
+        tables: This rank's rows of each table, any number of them. Dtypes, and shapes apart from the numbers of rows,
+            must be the same on every rank: the caller either knows that they are or puts them into `described`.
+        subject: A name for `described`, used in the error.
+        described: A value that must be the same on all ranks; comparable, readable when printed.
 
     Returns:
-        For each table new arrays.
+        The rows of each table, as new arrays.
 
     Raises:
-        MismatchError: `described` differs.
+        MismatchError: `described` differs between ranks.
     """
     values = [rows[1].astype(rows[1].dtype.newbyteorder("="), copy=False) for rows in tables]
     header = np.array([0, zlib.crc32(repr(described).encode()), *[len(rows[0]) for rows in tables]], _NUMBER)
@@ -102,26 +103,27 @@ def gather_rows(
         message = np.concatenate([message, *packed, rest])
     message.view(_NUMBER)[0] = message.size // _NUMBER.itemsize
     row_bytes = [array.itemsize * math.prod(array.shape[1:]) for array in values]
-    checksums, indices, parts = _split(collective.all_gather(message), row_bytes)
+    checksums, indices, packed_values = _split(collective.all_gather(message), row_bytes)
     if any(checksum != header[1] for checksum in checksums):
         same_on_all(collective.communicator, subject, described, "Only the number of rows may differ.")
     results: list[IndexedRows] = []
-    for array, numbers_of_all, values_of_all in zip(values, indices, parts, strict=True):
+    for array, numbers_of_all, values_of_all in zip(values, indices, packed_values, strict=True):
         rows = np.concatenate(numbers_of_all)
         if len(values_of_all) == len(checksums):
             results.append((rows, np.concatenate(values_of_all).view(array.dtype).reshape(len(rows), *array.shape[1:])))
         else:
-            # Some rank has much to send; those who have packed a little send it once more.
+            # Some rank has too many values to pack. All ranks must take part in this call, so those that have packed
+            # theirs send them once more.
             results.append((rows, collective.all_gather(array)))
     return results
 
 
 def _reduce_union(collective: Collective, mine: IndexedRows, subject: str, described: object) -> IndexedRows:
-    """Each row that some rank names once; the sums by whichever way moves fewer bytes."""
+    """The rows of all ranks, each index once, with sums made in the way that moves fewer bytes."""
     indices, values = merge_rows(*mine)
     everyones = gather_rows(collective, [(indices, values[:, :0])], subject, described)[0][0]
     union = np.unique(everyones)
-    # In ring algorithms a rank sends (n - 1)/n of what is gathered, and twice that of what is all-reduced.
+    # In a ring each of n ranks sends (n - 1)/n of the bytes in a gather, and twice that in an all-reduce.
     if len(everyones) <= 2 * len(union):
         return merge_rows(everyones, collective.all_gather(values))
     laid_out = np.zeros((len(union), values.shape[1]), values.dtype)
@@ -130,18 +132,18 @@ def _reduce_union(collective: Collective, mine: IndexedRows, subject: str, descr
 
 
 def _fit(sizes: Sequence[int]) -> list[bool]:
-    """Which tables' values are packed, by their bytes: one after another, each that fits in what is left."""
-    room, fits = _PACKED_BYTES, []
+    """Whether each table's values, of these sizes in bytes, are packed: in turn, those that fit into the rest."""
+    left, fits = _PACKED_BYTES, []
     for size in sizes:
-        fits.append(size <= room)
-        room -= size * fits[-1]
+        fits.append(size <= left)
+        left -= size * fits[-1]
     return fits
 
 
 def _split(
     gathered: AnyArray, row_bytes: Sequence[int]
 ) -> tuple[list[int], list[list[AnyArray]], list[list[AnyArray]]]:
-    """The checksums of all ranks, and for each table their indices and the bytes of what values they have packed."""
+    """The checksums of all ranks; for each table their indices; and the bytes of the values that they have packed."""
     checksums: list[int] = []
     indices: list[list[AnyArray]] = [[] for _ in row_bytes]
     values: list[list[AnyArray]] = [[] for _ in row_bytes]
@@ -155,7 +157,7 @@ def _split(
             table.append(numbers[at : at + count])
             at += count
         place = at * _NUMBER.itemsize
-        # What a rank has packed follows from its counts.
+        # The tables that a rank has packed follow from its counts of rows.
         sizes = [count * width for count, width in zip(counts, row_bytes, strict=True)]
         for table, size, fits in zip(values, sizes, _fit(sizes), strict=True):
             if fits:
