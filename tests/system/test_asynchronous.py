@@ -46,7 +46,7 @@ handles[3].wait()
     result, text = run(tmp_path, code, before="mpi4py.rc.thread_level = 'serialized'")
     assert result.returncode == 0, text
     assert text.count("[True, True, True, False] [4.0, 4.0, 4.0]") == 2
-    assert text.count("done when they are waited for, since MPI was started without THREAD_MULTIPLE") == 1
+    assert text.count("done when they are waited for, because MPI was started without THREAD_MULTIPLE") == 1
 
 
 @pytest.mark.parametrize("ranks", [2, 3])

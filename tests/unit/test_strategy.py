@@ -139,7 +139,7 @@ def test_multi_worker_wants_its_own_kinds_of_arguments() -> None:
         mpidist.MultiWorkerMirroredStrategy(5)  # type: ignore[arg-type]  # that is the point
     with pytest.raises(ValueError, match="`communication_options` must be CommunicationOptions"):
         mpidist.MultiWorkerMirroredStrategy(None, "RING")  # type: ignore[arg-type]  # that is the point
-    with pytest.raises(UnavailableError, match="NCCL, asked for by `implementation`, cannot be had"):
+    with pytest.raises(UnavailableError, match="NCCL, asked for by `implementation`, is not available"):
         mpidist.MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(implementation="NCCL"))
 
 

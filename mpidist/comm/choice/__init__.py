@@ -1,1 +1,1 @@
-"""The choice of a backend: what is available, what is fastest, what the user asked for."""
+"""The choice of a backend: by availability, by speed, and by the user's wish."""

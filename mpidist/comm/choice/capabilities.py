@@ -1,4 +1,4 @@
-"""Capabilities: which backends are available to these ranks, and why the others are not."""
+"""Capabilities: the backends that these ranks can use, and the reasons why they cannot use the others."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from mpidist.options import CommunicationImplementation
 
 
 def why_not(implementation: CommunicationImplementation, communicator: Communicator) -> str | None:
-    """Collective. Why a backend cannot be had by this rank, None where it can."""
+    """Collective. The reason why this rank cannot use a backend, None if it can."""
     if implementation is CommunicationImplementation.NODE and max(communicator.node_sizes) == 1:
         return "no two ranks share memory"
     if implementation is CommunicationImplementation.NCCL:
@@ -25,21 +25,21 @@ def _why_no_nccl(communicator: Communicator) -> str | None:
         return reason
     without = [rank for rank, other in enumerate(gpus) if other is None]
     if without:
-        return f"{name_ranks(without)} cannot use a GPU with NCCL, and every rank has to"
+        return f"{name_ranks(without)} cannot use a GPU with NCCL, and every rank needs one"
     sharing = [rank for rank, other in enumerate(gpus) if other == uuid]
     if len(sharing) > 1:
-        return f"{name_ranks(sharing)} share one GPU, and NCCL wants one for each rank"
+        return f"{name_ranks(sharing)} share one GPU, and NCCL needs one for each rank"
     return None
 
 
 def _own_gpu() -> tuple[str | None, str | None]:
-    """Why this rank has no GPU for NCCL, or which one it has."""
+    """The reason why this rank has no GPU for NCCL, or the name of its GPU."""
     try:
         cuda = importlib.import_module("mpidist.comm.gpu.cuda")
     except ImportError as error:
-        return f"CuPy cannot be imported ({error}): pip install cupy-cuda12x, or the one for your CUDA", None
+        return f"CuPy cannot be imported ({error}): pip install cupy-cuda12x, or the package for your CUDA", None
     if cuda.device_count() == 0:
         return "no GPU is visible", None
     if not getattr(cuda.nccl, "available", True):
-        return "this CuPy has no NCCL: pip install nvidia-nccl-cu12, or the one for your CUDA", None
+        return "this CuPy has no NCCL: pip install nvidia-nccl-cu12, or the package for your CUDA", None
     return None, cuda.device_uuid(cuda.current_device())

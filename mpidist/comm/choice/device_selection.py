@@ -1,4 +1,4 @@
-"""Which collective is used for arrays in GPU memory: NCCL, a CUDA-aware MPI, or staging through the host."""
+"""The choice of the backend for arrays in GPU memory: NCCL, a CUDA-aware MPI, or staging through the host."""
 
 from __future__ import annotations
 
@@ -21,27 +21,27 @@ from mpidist.options import CommunicationImplementation, CommunicationOptions
 
 logger = logging.getLogger("mpidist")
 
-# What an MPI gets of GPU memory in one call; the rooms in which it lies are used for ever.
+# The size of the piece of GPU memory that MPI gets in one call.
 BUCKET_BYTES = 1 << 22
 
 
 def open_device(communicator: Communicator, options: CommunicationOptions, host: Backend) -> Backend:
-    """Collective. The backend for CuPy arrays; one line in the log says which one, and why. Untested on a GPU.
+    """Collective. Open the backend for CuPy arrays. One line in the log names it and the reason.
 
     Args:
         communicator: The ranks.
-        options: Of the communication.
-        host: The collective for arrays in host memory; staging ends in it.
+        options: The options of the communication.
+        host: The backend for arrays in host memory, through which staged arrays go.
 
     Returns:
-        NCCL where every rank has a GPU of its own, else MPI where the library takes pointers to GPU memory, else
-        staging through pinned host memory; or what `MPIDIST_GPU_TRANSPORT` asks for.
+        The one that `MPIDIST_GPU_TRANSPORT` asks for. By default NCCL if every rank has a GPU of its own, otherwise MPI
+        if the library takes pointers to GPU memory, otherwise staging through pinned host memory.
 
     Raises:
-        UnavailableError: What was asked for cannot be had, on every rank.
+        UnavailableError: The transport that was asked for is not available; on every rank.
         ValueError: `MPIDIST_GPU_TRANSPORT` names no transport.
     """
-    # Rank 0's environment counts: what follows is collective.
+    # Rank 0's environment counts on all ranks, since the following calls are collective.
     own = together(communicator, "choosing how GPU memory is combined", asked_transport)
     asked = Transport(communicator.broadcast_object(own.value))
     reasons: list[str] = []
@@ -52,32 +52,34 @@ def open_device(communicator: Communicator, options: CommunicationOptions, host:
         if why_not is None:
             why = f"{TRANSPORT}={asked.value}" if asked is not Transport.AUTO else "; ".join(reasons) or "all have one"
             if communicator.rank == 0:
-                logger.info("arrays in GPU memory go by %s: %s; %d ranks", transport.value, why, communicator.size)
+                logger.info(
+                    "arrays in GPU memory are combined by %s: %s; %d ranks", transport.value, why, communicator.size
+                )
             return _open(transport, communicator, options, host)
-        reasons.append(f"not by {transport.value}: {why_not}")
+        reasons.append(f"{transport.value} is not available: {why_not}")
     raise mark_shared(UnavailableError(
-        f"{TRANSPORT}={asked.value} cannot be had: {'; '.join(reasons)}. Leave it out, or ask for auto"
+        f"{TRANSPORT}={asked.value} was asked for, and {'; '.join(reasons)}. Leave it out, or set it to auto"
     ))
 
 
 def open_staged(communicator: Communicator, options: CommunicationOptions, host: Backend) -> Backend:
-    """Local. Staging through host memory; pinned for CuPy arrays, and rather a test for those in host memory.
+    """Local. Open staging through host memory: pinned memory for CuPy arrays, plain memory (for tests) for others.
 
     Args:
         communicator: The ranks.
-        options: `bytes_per_pack` is the piece.
-        host: What combines the pieces.
+        options: `bytes_per_pack` is the size of a piece.
+        host: The backend that combines the pieces.
     """
     return StagedBackend(communicator, options, host, _open_host_copier)
 
 
 def open_nccl(communicator: Communicator) -> Backend:
-    """Collective. NCCL, without asking whether it can be had."""
+    """Collective. Open NCCL without checking whether it is available."""
     return NcclBackend(communicator, _cuda())
 
 
 def _why_not(transport: Transport, communicator: Communicator) -> str | None:
-    """Collective. Why no rank may use a transport, the same on every rank."""
+    """Collective. The reason why no rank may use a transport, None if all may; the same on every rank."""
     if transport is Transport.NCCL:
         reasons = communicator.all_gather_object(
             capabilities.why_not(CommunicationImplementation.NCCL, communicator)
@@ -98,7 +100,7 @@ def _open(
         return open_nccl(communicator)
     size = options.bytes_per_pack or BUCKET_BYTES
     module = importlib.import_module("mpidist.comm.backends.mpi")
-    # One call of MPI for each bucket.
+    # Chunks as large as the rooms: MPI gets each piece in one call.
     inside = module.MpiBackend(communicator, CommunicationOptions(bytes_per_pack=max(size, 32 * communicator.size)))
     return StagedBackend(communicator, options, inside, _open_bucket_copier)
 

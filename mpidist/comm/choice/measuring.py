@@ -1,4 +1,4 @@
-"""Which sizes the automatic collective goes by on this machine: kept ones, measured ones, or the usual ones."""
+"""The sizes of AUTO on this machine: kept from an earlier run, measured now, or the usual ones."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from mpidist.options import CommunicationImplementation, CommunicationOptions, R
 
 TUNE = "MPIDIST_TUNE"
 
-# Opens a backend with options and sizes (None: the usual ones) for the ranks that are measured.
+# Opens a backend to measure, with options and with sizes (None: the usual ones).
 Opener = Callable[[CommunicationImplementation, CommunicationOptions, Tuning | None], Backend]
 
-# How long a whole measurement takes, and what of it one size may take.
+# The time of a whole measurement, and of that the time for one size.
 SECONDS = 2.0
 _SIZE_SECONDS = 0.1
 _ROUNDS = 7
@@ -41,51 +41,52 @@ _CROSSING_SIZES = tuple(4**power for power in range(2, 11))
 _DIRECT_SIZES = tuple(1 << power for power in range(17, 25, 2))
 _CHUNK_SIZES = tuple(1 << power for power in range(18, 25, 2))
 _CHUNKED_BYTES = 1 << 24
-# What has to be gained before the usual way is left: less is within the noise of so short a measurement.
+# A chunk replaces the usual one only if it takes less than this fraction of its time: smaller differences are within
+# the noise of so short a measurement.
 _GAIN = 0.95
 
-# A cache that cannot be written must not cost two seconds for each strategy.
+# Sizes measured by this process. If the file cannot be written, each further strategy would measure again.
 _measured: dict[str, Tuning] = {}
 
 
 def find_tuning(communicator: Communicator, open_backend: Opener) -> Tuning:
-    """Collective. Kept sizes, else measured ones where rank 0's `MPIDIST_TUNE=1` asks for it, else the usual ones.
+    """Collective. Kept sizes if there are any; else measured ones if rank 0 has `MPIDIST_TUNE=1`; else the usual ones.
 
     Args:
-        communicator: More than one rank.
+        communicator: The ranks, more than one.
         open_backend: Makes a backend to measure.
 
     Returns:
-        The same on every rank.
+        The sizes, the same on every rank: ranks that chose different backends would wait for each other for ever.
     """
-    place = MachineProfile(
+    profile = MachineProfile(
         str(loaded_library()), max(communicator.node_sizes), len(communicator.node_sizes), core_count(),
         processor_name(),
     )
     wants, known = False, None
     if communicator.rank == 0:
         wants = os.environ.get(TUNE, "").strip().lower() in ("1", "true", "yes", "on")
-        known = _measured.get(place.key) or read_tuning(cache_path(), place.key)
-    place, wants, known = communicator.broadcast_object((place, wants, known))
+        known = _measured.get(profile.key) or read_tuning(cache_path(), profile.key)
+    profile, wants, known = communicator.broadcast_object((profile, wants, known))
     if known is not None or not wants:
-        return known or usual_tuning(place)
+        return known or usual_tuning(profile)
     begin = time.perf_counter()
-    tuning = measure(communicator, open_backend, usual_tuning(place))
+    tuning = measure(communicator, open_backend, usual_tuning(profile))
     if communicator.rank == 0:
         tuning = replace(tuning, source=f"measured now in {time.perf_counter() - begin:.1f} s")
-        _measured[place.key] = tuning
-        keep_tuning(cache_path(), place.key, tuning)
+        _measured[profile.key] = tuning
+        keep_tuning(cache_path(), profile.key, tuning)
     return communicator.broadcast_object(tuning)
 
 
 def measure(communicator: Communicator, open_backend: Opener, usual: Tuning, seconds: float = SECONDS) -> Tuning:
-    """Collective. Sizes measured on these ranks; what there is no time for stays as usual.
+    """Collective. Measure the sizes on these ranks. Sizes for which the time does not suffice stay as usual.
 
     Args:
-        communicator: More than one rank.
+        communicator: The ranks, more than one.
         open_backend: Makes a backend to measure.
-        usual: To begin with.
-        seconds: How long it may take, about.
+        usual: The usual sizes.
+        seconds: The approximate time for the whole measurement.
     """
     stopwatch = _Stopwatch(communicator, time.perf_counter() + seconds)
     chunks = [
@@ -110,28 +111,28 @@ def measure(communicator: Communicator, open_backend: Opener, usual: Tuning, sec
 
 
 def _crossed(stopwatch: _Stopwatch, first: Backend, second: Backend, sizes: Sequence[int], usual: int) -> int:
-    """Collective. From which size on the second backend is faster; as usual where there is no time to measure."""
+    """Collective. The size from which on the second backend is faster; the usual one if the time does not suffice."""
     ratios: list[tuple[int, float]] = []
-    # From large to small: if time runs out, the sizes left out are those that matter least.
+    # Large sizes first: measuring them matters most.
     for size in reversed(sizes):
         pair = stopwatch.compare([first, second], size)
         if pair is None:
-            # Too few sizes would say that the second way is for all of them.
+            # With some sizes only, those that are left out would seem to favor the second backend.
             return usual
         ratios.insert(0, (size, pair[1] / pair[0]))
     return crossing(ratios)
 
 
 def crossing(ratios: Sequence[tuple[int, float]]) -> int:
-    """Local. From which size on to go the second way, so that the product of all times is least.
+    """Local. The size from which on the second way should be taken, so that the product of all times is smallest.
 
-    Unlike the first size at which it wins, that does not change much if one size was disturbed.
+    One disturbed measurement changes this size less than it would change the first size at which the second way wins.
 
     Args:
-        ratios: Sizes, rising, and the second way's time over the first's.
+        ratios: Rising sizes, each with the second way's time divided by the first way's.
 
     Returns:
-        0 where the second way is for all sizes, `NEVER` where it is for none.
+        The size; 0 if the second way is the better one for all sizes, `NEVER` if it is for none.
     """
     best, least, total = NEVER, 0.0, 0.0
     for size, ratio in reversed(ratios):
@@ -150,14 +151,14 @@ def _best(sizes: Sequence[int], taken: Sequence[float] | None, usual: int) -> in
 
 
 class _Stopwatch:
-    """Times ways in turns, the slowest rank counting, until time is up."""
+    """Times backends in turns until the time is up. The slowest rank counts."""
 
     def __init__(self, communicator: Communicator, end: float) -> None:
         self._communicator = communicator
         self._end = end
 
     def compare(self, ways: Sequence[Backend], byte_count: int) -> list[float] | None:
-        """Collective. Nanoseconds of an all-reduce in each way, the least of some rounds; None if there is no time."""
+        """Collective. The nanoseconds of an all-reduce in each way, the least of some rounds; None if time is up."""
         communicator = self._communicator
         array = np.zeros(byte_count // 4, np.float32)
         begin = time.perf_counter()
@@ -165,7 +166,8 @@ class _Stopwatch:
             return None
         for way in ways:
             way.all_reduce(array, array, ReduceOp.SUM)
-        # The same number of calls and rounds on all ranks; the first time of a way is longer than later ones.
+        # The calls before this line were not timed, since the first call in each way takes longer. All ranks must make
+        # the same number of calls and rounds.
         once = communicator.all_reduce_max(int((time.perf_counter() - begin) * 1e9)) / 1e9
         calls = max(1, min(50, int(_SIZE_SECONDS / _ROUNDS / max(once, 1e-9))))
         least = [float("inf")] * len(ways)
@@ -174,7 +176,7 @@ class _Stopwatch:
                 communicator.barrier()
                 begin = time.perf_counter()
                 for _ in range(calls):
-                    # Just written by its own rank, as gradients are: the lines of cache lie there, and it matters.
+                    # Gradients lie in the cache of the rank that has just written them. This changes the times.
                     array.fill(0)
                     way.all_reduce(array, array, ReduceOp.SUM)
                 taken = communicator.all_reduce_max(int((time.perf_counter() - begin) * 1e9))

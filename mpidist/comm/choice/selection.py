@@ -1,4 +1,4 @@
-"""The choice of a collective: one ordered table, one function, and a line in the log that says why."""
+"""The choice of a collective's backend: one ordered table, one function, and a line in the log with the reason."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ logger = logging.getLogger("mpidist")
 
 OVERRIDE = "MPIDIST_COLLECTIVE"
 
-# implementation: (module, class). Loaded by name, so that nothing is imported that cannot run here.
+# implementation: (module, class). Loaded by name: some modules cannot be imported where the backend cannot run.
 BACKENDS: dict[CommunicationImplementation, tuple[str, str]] = {
     CommunicationImplementation.MPI: ("mpidist.comm.backends.mpi", "MpiBackend"),
     CommunicationImplementation.RING: ("mpidist.comm.backends.ring", "RingBackend"),
     CommunicationImplementation.NODE: ("mpidist.comm.backends.node", "NodeBackend"),
     CommunicationImplementation.STAGED: ("mpidist.comm.gpu.staged", "StagedBackend"),
 }
-# Takes CuPy arrays only, so that no program can use it for everything.
+# Backends that take CuPy arrays only. No program can use one of them for all its arrays.
 DEVICE_BACKENDS = (CommunicationImplementation.NCCL,)
 
 
 def asked_for(options: CommunicationOptions) -> CommunicationImplementation:
-    """Local. The collective that the environment, or else the options, ask for; AUTO where neither does.
+    """Local. The implementation that the environment asks for, or otherwise the options; AUTO if neither does.
 
     Raises:
-        ValueError: The environment names no collective.
+        ValueError: The environment names no implementation.
     """
     override = os.environ.get(OVERRIDE)
     if override:
@@ -50,7 +50,7 @@ def asked_for(options: CommunicationOptions) -> CommunicationImplementation:
 
 
 def choose(communicator: Communicator, options: CommunicationOptions) -> CollectiveFront:
-    """Collective. The collective for these ranks.
+    """Collective. Open a collective for these ranks: the front over the chosen backend.
 
     Args:
         communicator: The ranks.
@@ -61,8 +61,8 @@ def choose(communicator: Communicator, options: CommunicationOptions) -> Collect
         The collective.
 
     Raises:
-        UnavailableError: The backend asked for cannot be had, on every rank; the text lists those that can, and why
-            the others cannot.
+        UnavailableError: The backend that was asked for is not available; on every rank. The text lists the available
+            backends, and the reasons why the others are not.
     """
     return CollectiveFront(_choose(asked_for(options), communicator, options), options)
 
@@ -71,14 +71,15 @@ def _choose(
     wanted: CommunicationImplementation, communicator: Communicator, options: CommunicationOptions
 ) -> Backend:
     if communicator.size == 1:
-        # A program that asks for shared memory or a ring runs alone, too. A GPU that is missing is missing anywhere.
+        # A program that asks for shared memory or a ring may also run on one rank. It still needs a GPU if it asks for
+        # one.
         if wanted in DEVICE_BACKENDS:
             _require_available(wanted, communicator)
         return SoloBackend(communicator)
     if not options.reproducible:
         return _choose_backend(wanted, communicator, options)
     inside = _choose_backend(wanted, communicator, options)
-    # Over several nodes the node backend sums lane by lane, in no tree.
+    # Over several nodes the node backend does not keep the tree order, since it sums in lanes.
     keeps_order = len(communicator.node_sizes) == 1 and wanted in (
         CommunicationImplementation.AUTO, CommunicationImplementation.NODE
     )
@@ -103,7 +104,7 @@ def _tuned(communicator: Communicator) -> Tuning:
 
 
 def _open_node(communicator: Communicator, options: CommunicationOptions) -> Backend | None:
-    """Collective. The node backend, or None on every rank where there is no room for it."""
+    """Collective. The node backend, or None on every rank if there is no room for it."""
     try:
         return open_backend(CommunicationImplementation.NODE, communicator, options, _tuned(communicator))
     except UnavailableError as error:
@@ -117,13 +118,13 @@ def open_backend(
     options: CommunicationOptions,
     tuning: Tuning | None = None,
 ) -> Backend:
-    """Collective. A backend of the table, without asking whether it is available.
+    """Collective. Open a backend of the table without checking whether it is available.
 
     Args:
-        implementation: Which one.
+        implementation: The name of the backend.
         communicator: The ranks.
-        options: Of the communication.
-        tuning: The same on every rank; default: the usual sizes.
+        options: The options of the communication.
+        tuning: Sizes, the same on every rank; default: the usual ones.
     """
     if implementation is CommunicationImplementation.STAGED:
         inside = _open_by_size(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
@@ -139,7 +140,7 @@ def open_backend(
 
 def _sizes_described(tuning: Tuning, *, shares: bool) -> str:
     begins, large = (tuning.node_from, "NODE") if shares else (tuning.ring_from, "RING")
-    why = f"by {tuning.source}" + ("" if shares else "; no two ranks share memory")
+    why = tuning.source + ("" if shares else "; no two ranks share memory")
     mpi = f"MPI in chunks of {tuning.chunk_bytes} bytes"
     if begins >= NEVER:
         return f"{mpi}, {why}"
@@ -177,7 +178,7 @@ def _open_by_size(
 
 
 def _require_available(wanted: CommunicationImplementation, communicator: Communicator) -> None:
-    """Raise on every rank what is missing on any."""
+    """Collective. Raise UnavailableError on every rank if the backend is not available on one of them."""
     reasons = communicator.all_gather_object(_why_not(wanted, communicator))
     failed = [rank for rank, reason in enumerate(reasons) if reason is not None]
     if not failed:
@@ -188,11 +189,11 @@ def _require_available(wanted: CommunicationImplementation, communicator: Commun
         f"{one.name} ({why})" for one in CommunicationImplementation
         if one is not wanted and (why := _why_not(one, communicator)) is not None
     ]
-    # What the others lack may differ from rank to rank: the lists are those of rank 0.
+    # The lists may differ from rank to rank. All ranks must raise the same text: rank 0's.
     text = communicator.broadcast_object(
-        f"the collective {wanted.name}, asked for by {by}, cannot be had on {name_ranks(failed)}: "
-        f"{reasons[failed[0]]}. There are: {', '.join(['AUTO', *can])}"
-        + (f". Not there: {'; '.join(cannot)}" if cannot else "")
+        f"the backend {wanted.name}, asked for by {by}, is not available on {name_ranks(failed)}: "
+        f"{reasons[failed[0]]}. Choose one of: {', '.join(['AUTO', *can])}"
+        + (f". Not available: {'; '.join(cannot)}" if cannot else "")
     )
     raise mark_shared(UnavailableError(text))
 
@@ -207,4 +208,4 @@ def _log(communicator: Communicator, name: str, why: str, *, level: int = loggin
     # One line per job, not one per rank.
     if communicator.rank == 0:
         nodes = len(communicator.node_sizes)
-        logger.log(level, "collective %s: %s; %d ranks on %d nodes", name, why, communicator.size, nodes)
+        logger.log(level, "backend %s: %s; %d ranks on %d nodes", name, why, communicator.size, nodes)

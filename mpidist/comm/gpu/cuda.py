@@ -1,6 +1,6 @@
-"""CUDA through CuPy: rooms and copies for the staged collective, NCCL's library, and which GPU this is.
+"""CUDA through CuPy: copiers for the staged backend, the NCCL library, and properties of this rank's GPU.
 
-The only module that imports CuPy; loaded by name, where arrays of CuPy's or a GPU were asked for. Untested on a GPU.
+No other module imports CuPy. It is loaded by name where CuPy arrays or a GPU are in use.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ __all__ = [
 ]
 
 
-class _CudaCarrier:
-    """Copies on two streams of our own, one for each direction, ordered after and before the program's stream."""
+class _CudaCopier:
+    """Copies on two streams, one for each direction, that wait for the program's stream and that it waits for."""
 
     _KIND_IN: int
     _KIND_OUT: int
@@ -39,7 +39,8 @@ class _CudaCarrier:
         """Local. See `StagingCopier.begin`."""
         self._begun.record(cupy.cuda.get_current_stream())
         self._in.wait_event(self._begun)
-        # A target may lie in memory that the program's stream has only just given up.
+        # A target may lie in memory that kernels of the program's stream still use: CuPy's pool gives freed memory away
+        # at once, since it expects further work on the same stream.
         self._out.wait_event(self._begun)
 
     def end(self) -> None:
@@ -72,8 +73,8 @@ class _CudaCarrier:
         ticket.synchronize()
 
 
-class PinnedCopier(_CudaCarrier):
-    """Rooms in pinned host memory: copies between them and a GPU overlap with each other and with the host's work.
+class PinnedCopier(_CudaCopier):
+    """Rooms in pinned host memory. Copies between them and a GPU overlap with each other and with work of the host.
 
     Local. Args:
         like: A CuPy array on the current device.
@@ -90,11 +91,11 @@ class PinnedCopier(_CudaCarrier):
         return np.frombuffer(cupy.cuda.alloc_pinned_memory(byte_count), np.uint8, byte_count)
 
 
-class BucketCopier(_CudaCarrier):
-    """Rooms in GPU memory of their own, for an MPI that takes device pointers.
+class BucketCopier(_CudaCopier):
+    """Rooms in GPU memory, for an MPI that takes device pointers.
 
-    They come from cudaMalloc, not from CuPy's pool nor from an asynchronous allocator: CUDA IPC cannot share the
-    latter, and MPI keeps a handle for every address that it has ever seen.
+    Rooms come from cudaMalloc. An asynchronous allocator's memory cannot be shared by CUDA IPC. CuPy's pool would give
+    many addresses, and MPI keeps a handle for every address that it has seen.
 
     Local. Args:
         like: A CuPy array on the current device.
@@ -104,7 +105,7 @@ class BucketCopier(_CudaCarrier):
     _KIND_OUT = runtime.memcpyDeviceToDevice
 
     def __init__(self, like: AnyArray) -> None:
-        # Streams that wait for the default stream, on which an MPI may copy without waiting for the copy's end.
+        # Blocking streams wait for the default stream, on which MPI may still copy when its call has returned.
         super().__init__(like, non_blocking=False)
 
     def allocate(self, byte_count: int) -> AnyArray:
@@ -115,7 +116,7 @@ class BucketCopier(_CudaCarrier):
 
 
 def device_count() -> int:
-    """Local. Number of visible GPUs; 0 where there is no driver."""
+    """Local. Number of visible GPUs, 0 if there is no driver."""
     try:
         return int(runtime.getDeviceCount())
     except runtime.CUDARuntimeError:
@@ -123,67 +124,68 @@ def device_count() -> int:
 
 
 def current_device() -> int:
-    """Local. Number of the GPU, among the visible ones, that is current."""
+    """Local. Number of the current GPU among the visible ones."""
     return int(cupy.cuda.Device().id)
 
 
 def use_device(index: int) -> None:
-    """Local. Make a GPU current, and create its context, before MPI could choose another one."""
+    """Local. Make a GPU current and create its context, before MPI can choose another GPU."""
     cupy.cuda.Device(index).use()
-    # Frees nothing: the first call that needs a context creates it.
+    # Frees nothing, but it is a call that needs a context, and so it creates one.
     runtime.free(0)
 
 
 def device_uuid(index: int) -> str:
-    """Local. What names a GPU on every rank, whatever is visible there."""
+    """Local. A name for a GPU that is the same on every rank and different from those of all other GPUs."""
     uuid = runtime.getDeviceProperties(index).get("uuid")
-    # The bus is the same for the parts of a GPU (MIG), and on other hosts there is one of its number, too.
+    # The bus alone does not tell GPUs apart: instances of one GPU (MIG) share it, and every host counts anew.
     return f"{uuid.hex() if uuid else socket.gethostname()}/{runtime.deviceGetPCIBusId(index)}"
 
 
 def current_stream() -> int:
-    """Local. The handle of the program's current stream."""
+    """Local. The address of the program's current stream."""
     return int(cupy.cuda.get_current_stream().ptr)
 
 
 def synchronize(index: int) -> None:
-    """Local. Return when all that was started on a GPU is done."""
+    """Local. Return when all work on a GPU is done."""
     cupy.cuda.Device(index).synchronize()
 
 
 def require_current_device(array: AnyArray) -> None:
-    """Local. Raise ValueError where an array lies on another GPU than the current one."""
+    """Local. Raise ValueError if an array lies on another GPU than the current one."""
     lies_on, current = int(array.device.id), current_device()  # type: ignore[attr-defined]  # CuPy: an index
     if lies_on != current:
         raise ValueError(
-            f"an array of shape {array.shape} lies on GPU {lies_on} and GPU {current} is current: one rank computes on "
-            f"one GPU. Call inside `with cupy.cuda.Device({lies_on}):`, or make the array on GPU {current}"
+            f"expected an array on the current GPU, since a rank computes on one GPU: an array of shape {array.shape} "
+            f"lies on GPU {lies_on} and GPU {current} is current. Call inside `with cupy.cuda.Device({lies_on}):`, or "
+            f"make the array on GPU {current}"
         )
 
 
 def device_address(array: AnyArray) -> int:
-    """Local. Where an array begins in the memory of the current GPU.
+    """Local. The address at which an array begins in the memory of the current GPU.
 
     Raises:
-        TypeError: It lies in host memory.
-        ValueError: It lies on another GPU.
+        TypeError: The array lies in host memory.
+        ValueError: The array lies on another GPU.
     """
     if not isinstance(array, cupy.ndarray):
         raise TypeError(
-            "NCCL combines arrays in GPU memory, got one in host memory: choose the implementation AUTO, which takes "
-            "NCCL for CuPy arrays and MPI for others, or make it a CuPy array"
+            "NCCL combines arrays in GPU memory, got one in host memory: choose the implementation AUTO, which uses "
+            "NCCL for CuPy arrays and MPI for others, or pass a CuPy array"
         )
     require_current_device(array)
     return _address(array)
 
 
 def elementwise_kernel(inputs: Sequence[str], outputs: Sequence[str], body: str) -> Any:
-    """Local. A kernel over the elements number `i` of its arrays; called with all arguments and `size=`.
+    """Local. A kernel over the elements `i` of its arrays; call it with all arguments and `size=`.
 
     Args:
-        inputs: Parameters of CuPy's form, "T x" or "raw T x".
-        outputs: As `inputs`; they are given by the caller, and may be read.
-        body: CUDA C++ for one element. Products and sums are not contracted: the bits are those of a CPU.
+        inputs: Parameters as CuPy declares them, "T x" or "raw T x".
+        outputs: As `inputs`. The caller passes them, and the kernel may read them.
+        body: CUDA C++ code for one element. Products and sums are not fused, so that the bits are those of a CPU.
     """
     return cupy.ElementwiseKernel(
         ", ".join(inputs), ", ".join(outputs), body, "mpidist_update", options=("--fmad=false",), no_return=True
@@ -191,7 +193,7 @@ def elementwise_kernel(inputs: Sequence[str], outputs: Sequence[str], body: str)
 
 
 def _address(array: Any) -> int:
-    """Where the array's memory begins, on the GPU or the host."""
+    """The address of the array's memory, on the GPU or the host."""
     return int(array.ctypes.data if isinstance(array, np.ndarray) else array.data.ptr)
 
 

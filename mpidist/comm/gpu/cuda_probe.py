@@ -1,6 +1,6 @@
-"""A program of its own: give MPI pointers to GPU memory, and see. `cuda_awareness` starts it, and outlives it.
+"""The probe: a program that gives MPI pointers to GPU memory. `cuda_awareness` starts it as a child process.
 
-Prints what has succeeded, a JSON object per line, each before the next is tried: the next may end the process.
+It prints each success, as a JSON object in a line, before it tries the next call, since that may end the process.
 """
 
 from __future__ import annotations
@@ -10,18 +10,18 @@ import json
 import sys
 from typing import Any
 
-# Long enough that no library sends it with its first message.
+# Elements of the arrays: so many that no library sends them with its first message, by a way of its own.
 _COUNT = 1 << 17
 
 
 def main(memory: str) -> int:
-    """Local. Try it.
+    """Local. Try messages and sums of arrays.
 
     Args:
-        memory: The module that makes arrays: "cupy", or "numpy" for host memory.
+        memory: The module that makes the arrays: "cupy", or "numpy" for host memory.
 
     Returns:
-        The exit code, 0 where the question could be asked.
+        The exit code: 0, also if no arrays could be made, which is printed as the reason.
     """
     try:
         xp = importlib.import_module(memory)
@@ -32,7 +32,7 @@ def main(memory: str) -> int:
     except Exception as error:
         _tell(reason=f"{type(error).__name__}: {error}")
         return 0
-    # The GPU's context comes before MPI, as in a program that binds its GPU.
+    # The GPU's context is created before MPI starts, as in a program that binds its GPU.
     module = importlib.import_module("mpidist.comm.mpi_communicator")
     library = importlib.import_module("mpidist.comm.mpi_library").loaded_library()
     _tell(library=str(library))

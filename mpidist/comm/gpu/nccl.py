@@ -1,7 +1,7 @@
-"""The collective over NCCL, for CuPy arrays where every rank has a GPU of its own.
+"""The NCCL backend, for CuPy arrays where every rank has a GPU of its own.
 
-Calls are put on the program's current stream and return at once: what the program starts there afterwards sees their
-results. Untested on a GPU.
+Calls are put on the program's current stream and return at once. Work that the program starts on that stream afterwards
+sees their results.
 """
 
 from __future__ import annotations
@@ -42,21 +42,21 @@ _TYPES = {
     "float32": "NCCL_FLOAT32",
     "float64": "NCCL_FLOAT64",
 }
-# What NCCL has no type for goes in a wider one; sums and products of integers stay right modulo 2**16.
+# Wider dtypes for those that NCCL lacks. Sums and products of integers stay right modulo 2**16.
 _WIDER = {"int16": np.dtype(np.int32), "uint16": np.dtype(np.uint32), "bfloat16": np.dtype(np.float32)}
 
 
 class NcclBackend(Backend):
-    """NCCL's collectives on the current stream.
+    """NCCL's collective operations on the current stream.
 
-    Sums of float16 and bfloat16 are added in that precision, as NCCL does; `wire_dtype` adds them in float32.
+    NCCL adds float16 and bfloat16 in that precision. The option `wire_dtype` adds them in float32.
 
     Collective. Args:
         communicator: The ranks, each with a GPU of its own, which is current.
         cuda: The module `mpidist.comm.gpu.cuda`, which needs CuPy.
 
     Raises:
-        RuntimeError: NCCL cannot start, on every rank that learns of it.
+        RuntimeError: NCCL cannot start; on every rank.
     """
 
     combines_halves = True
@@ -71,12 +71,12 @@ class NcclBackend(Backend):
             communicator, "starting NCCL", lambda: self._nccl.get_unique_id() if rank == 0 else None
         )
         identity = communicator.broadcast_object(identity)
-        # One communicator for each collective: NCCL wants all ranks' calls on it in one order.
+        # One NCCL communicator for each backend: all ranks must make their calls on a communicator in one order.
         self._ranks: Any = together(
             communicator, "starting NCCL", lambda: self._nccl.NcclCommunicator(size, identity, rank)
         )
-        # To destroy it is a collective call: not for the garbage collector. What is left at the end is aborted, which
-        # is not, when the last results have been sent.
+        # Destroying it is a collective call, which the garbage collector must not make. At the program's end it is
+        # aborted instead, which is not collective, after the last results have been sent.
         atexit.register(self._close)
 
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
@@ -84,7 +84,7 @@ class NcclBackend(Backend):
         if source.dtype.kind == "c" and op is ReduceOp.PROD:
             self._multiply_gathered(source, total)
             return
-        wide, out, kind = self._as_nccl_has_it(source, total)
+        wide, out, kind = self._in_nccls_type(source, total)
         operation = getattr(self._nccl, _OPERATIONS[op])
         self._ranks.allReduce(self._address(wide), self._address(out), wide.size, kind, operation, self._stream())
         _write_back(out, total)
@@ -94,7 +94,7 @@ class NcclBackend(Backend):
         if source.dtype.kind == "c" and op is ReduceOp.PROD:
             self._multiply_gathered(source, total if self.communicator.rank == root else source.copy())
             return
-        wide, out, kind = self._as_nccl_has_it(source, total)
+        wide, out, kind = self._in_nccls_type(source, total)
         operation = getattr(self._nccl, _OPERATIONS[op])
         self._ranks.reduce(
             self._address(wide), self._address(out), wide.size, kind, operation, root, self._stream()
@@ -104,15 +104,15 @@ class NcclBackend(Backend):
 
     def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
         """Collective. See `Backend.reduce_scatter`."""
-        parts = slices_of(counts)
+        slices = slices_of(counts)
         if source.dtype.kind == "c" and op is ReduceOp.PROD:
             total = source.copy()
             self._multiply_gathered(source, total)
-            mine[...] = total[parts[self.communicator.rank]]
+            mine[...] = total[slices[self.communicator.rank]]
             return
-        wide, out, kind = self._as_nccl_has_it(source, mine)
+        wide, out, kind = self._in_nccls_type(source, mine)
         operation = getattr(self._nccl, _OPERATIONS[op])
-        # Complex numbers go as pairs.
+        # A complex number is a pair of elements here.
         factor = wide.size // source.size
         if len(set(counts)) == 1:
             self._ranks.reduceScatter(
@@ -120,10 +120,10 @@ class NcclBackend(Backend):
             )
         else:
             with self._group():
-                for root, part in enumerate(parts):
-                    piece = wide[part.start * factor : part.stop * factor]
+                for root, one in enumerate(slices):
+                    piece = wide[one.start * factor : one.stop * factor]
                     if piece.size:
-                        # Where this rank is not the root nothing is written.
+                        # NCCL writes to the second array on the root only.
                         into = out if root == self.communicator.rank else piece
                         self._ranks.reduce(
                             self._address(piece), self._address(into), piece.size, kind, operation, root,
@@ -144,9 +144,9 @@ class NcclBackend(Backend):
             self._ranks.allGather(self._address(mine), self._address(gathered), mine.size, kind, stream)
             return
         with self._group():
-            for root, part in enumerate(slices_of(counts)):
+            for root, one in enumerate(slices_of(counts)):
                 if counts[root]:
-                    into = self._address(gathered[part])
+                    into = self._address(gathered[one])
                     sent = self._address(mine) if root == self.communicator.rank else into
                     self._ranks.broadcast(sent, into, counts[root], kind, root, stream)
 
@@ -156,7 +156,8 @@ class NcclBackend(Backend):
         """Collective. See `Backend.all_to_all`."""
         kind, stream, rank = self._nccl.NCCL_UINT8, self._stream(), self.communicator.rank
         outgoing, incoming = slices_of(sent_counts), slices_of(got_counts)
-        self._address(sent)  # raises for an array that NCCL cannot reach
+        # Raises for an array that NCCL cannot reach, before the group begins.
+        self._address(sent)
         got[incoming[rank]] = sent[outgoing[rank]]
         with self._group():
             for other in range(self.communicator.size):
@@ -167,8 +168,8 @@ class NcclBackend(Backend):
                 if got_counts[other]:
                     self._ranks.recv(self._address(got[incoming[other]]), got_counts[other], kind, other, stream)
 
-    def _as_nccl_has_it(self, source: AnyArray, total: AnyArray) -> tuple[AnyArray, AnyArray, int]:
-        """Arrays of a type that NCCL has, which type that is; the second one is for the result."""
+    def _in_nccls_type(self, source: AnyArray, total: AnyArray) -> tuple[AnyArray, AnyArray, int]:
+        """The source and an array for the result in a type that NCCL has, and the number of that type."""
         if source.dtype.kind == "c":
             half = np.dtype(f"f{source.itemsize // 2}")
             source, total = source.view(half), total.view(half)
@@ -177,7 +178,10 @@ class NcclBackend(Backend):
         if kind is not None:
             return source, total, int(kind)
         if name not in _WIDER:
-            raise TypeError(f"NCCL has no type for arrays of dtype {source.dtype}; convert them to float32, say")
+            raise TypeError(
+                f"NCCL has no type for arrays of dtype {source.dtype}: convert them to another dtype, for instance "
+                "float32"
+            )
         wide = source.astype(_WIDER[name])
         out = arrays.namespace(source).empty(total.size, wide.dtype)
         return wide, out, int(getattr(self._nccl, _TYPES[wide.dtype.name]))
@@ -194,7 +198,7 @@ class NcclBackend(Backend):
 
     @contextmanager
     def _group(self) -> Iterator[None]:
-        """Calls that NCCL takes as one; alone, sends and receives would wait for each other."""
+        """Calls that NCCL makes at the same time. One after another, sends and receives would wait for each other."""
         self._nccl.groupStart()
         try:
             yield

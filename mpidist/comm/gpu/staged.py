@@ -1,8 +1,8 @@
-"""The staged backend: arrays pass piece by piece through memory that another backend can work in.
+"""The staged backend: arrays pass piece by piece through rooms, memory in which another backend combines them.
 
-While a piece is combined, the next one is on its way from the array and the one before on its way back. For arrays in
-GPU memory the rooms are pinned host memory and the other collective is that of host arrays; or they are a few fixed
-pieces of GPU memory and the other collective is a CUDA-aware MPI, which then sees the same addresses for ever.
+While a piece is combined, the next one is copied from the array into a room, and the one before is copied back. Arrays
+in GPU memory pass either through pinned host memory, in which a backend for host arrays works, or through a few rooms
+in GPU memory, in which a CUDA-aware MPI works. MPI then always sees the same addresses.
 """
 
 from __future__ import annotations
@@ -11,27 +11,28 @@ from collections.abc import Callable, Sequence
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
-from mpidist.comm.arithmetic.slices import slices_of
+from mpidist.comm.arithmetic.slices import cut_by_length, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.gpu.staging_copier import DONE, StagingCopier, Ticket
 from mpidist.options import CommunicationOptions, ReduceOp
 
-# Large enough for the full speed of a copy between GPU and host, small enough that a gradient is many pieces.
+# The size of a piece: large enough for the full speed of a copy between GPU and host, small enough that a gradient has
+# many pieces.
 PIECE_BYTES = 1 << 22
-# One piece on its way in, one that is combined, one on its way out.
+# One piece comes in, one is combined, one goes out.
 _TURNS = 3
-# A piece has room for at least one element of every rank, of the widest dtype.
+# The size of an element of the widest dtype. A room holds at least one such element of every rank.
 _WIDEST = 32
 
 
 class _Piece:
-    """What of this rank's arrays goes through the rooms at once.
+    """A piece of this rank's arrays, which passes through the rooms at once.
 
     Attributes:
-        sources: Bytes to bring in, one after another.
-        targets: Bytes to bring out, one after another, from the room that `combine` returns.
-        combine: Called with the room that holds `sources`, and another one; returns the one with the result.
+        sources: Arrays of bytes to bring into a room, one behind the other.
+        targets: Arrays of bytes to fill, one after another, from the room that `combine` returns.
+        combine: Called with the room that holds the sources and with another room; returns the one with the result.
     """
 
     __slots__ = ("combine", "sources", "targets")
@@ -48,9 +49,10 @@ class _Piece:
 
 
 class _Rooms:
-    """The rooms of a copier, each for a piece that comes in and for its result, taken in turn.
+    """The rooms of a copier, in pairs for a piece and its result. Pieces take the pairs in turn.
 
-    Results may still be on their way out when the call that made them returns: their tickets are kept.
+    Results may still be on their way out when the call returns. Their tickets are kept, and a room is filled again only
+    after its result has left.
     """
 
     def __init__(self, copier: StagingCopier, byte_count: int) -> None:
@@ -65,30 +67,32 @@ class _Rooms:
         return self._rooms[self._next_out]
 
     def bring_in(self, piece: _Piece) -> Ticket:
-        """Local. Start to bring a piece into the next room, when what was there has left."""
+        """Local. Wait until the next room is free, and start to copy a piece into it."""
         turn = self._next_in
         self._next_in = (turn + 1) % _TURNS
         self.copier.wait(self._leaving[turn])
         return self.copier.copy_to_room(piece.sources, self._rooms[turn][0])
 
     def bring_out(self, room: AnyArray, piece: _Piece) -> None:
-        """Local. Start to bring the result of the piece that was just combined to where it belongs."""
+        """Local. Start to copy the result of the piece that was just combined to its targets."""
         turn = self._next_out
         self._next_out = (turn + 1) % _TURNS
         self._leaving[turn] = self.copier.copy_from_room(room, piece.targets)
 
 
 class StagedBackend(Backend):
-    """Another collective, reached through rooms of memory.
+    """Another backend, behind rooms of memory.
 
-    On arrays in host memory it gives the same results as the collective inside, more slowly: each byte is copied
-    twice more. Untested on a GPU.
+    With arrays in host memory the results are those of the backend inside, and slower: each byte is copied twice more.
 
     Args:
         communicator: The ranks.
-        options: `bytes_per_pack` is the piece.
-        inside: What combines the rooms; its ranks are the same.
-        open_copier: Called with an array, makes the copier for arrays that lie where that one does.
+        options: `bytes_per_pack` is the size of a piece.
+        inside: The backend that combines in the rooms, over the same ranks.
+        open_copier: Makes the copier for arrays that lie in the same memory as the given one.
+
+    Attributes:
+        inside: As given.
     """
 
     takes_device_arrays = True
@@ -104,7 +108,7 @@ class StagedBackend(Backend):
         self.inside = inside
         self._open_copier = open_copier
         self._room_bytes = max(options.bytes_per_pack or PIECE_BYTES, _WIDEST * communicator.size)
-        # By the device on which arrays lie; rooms are made at the first one.
+        # By device, None for the host. Rooms are made when the first array of a device comes.
         self._rooms: dict[int | None, _Rooms] = {}
 
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
@@ -139,11 +143,11 @@ class StagedBackend(Backend):
 
     def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
         """Collective. See `Backend.reduce_scatter`."""
-        starts = [part.start for part in slices_of(counts)]
+        starts = [one.start for one in slices_of(counts)]
         length = self._room_bytes // source.itemsize // len(counts)
         pieces = []
         for begin in range(0, max(counts), length):
-            # A piece of every rank's part, side by side.
+            # A piece of every rank's slice, side by side.
             sizes = [min(length, max(0, count - begin)) for count in counts]
 
             def combine(room: AnyArray, other: AnyArray, sizes: list[int] = sizes) -> AnyArray:
@@ -175,7 +179,7 @@ class StagedBackend(Backend):
 
     def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
         """Collective. See `Backend.all_gather`."""
-        parts = slices_of(counts)
+        slices = slices_of(counts)
         length = self._room_bytes // len(counts)
         pieces = []
         for begin in range(0, max(counts), length):
@@ -185,7 +189,7 @@ class StagedBackend(Backend):
                 self.inside.all_gather(room, other[: sum(sizes)], sizes)
                 return other
 
-            targets = [gathered[part][begin : begin + length] for part in parts]
+            targets = [gathered[one][begin : begin + length] for one in slices]
             pieces.append(_Piece([mine[begin : begin + length]], targets, combine))
         self._go_through(gathered, pieces)
 
@@ -195,7 +199,7 @@ class StagedBackend(Backend):
         """Collective. See `Backend.all_to_all`."""
         outgoing, incoming = slices_of(sent_counts), slices_of(got_counts)
         length = self._room_bytes // len(sent_counts)
-        # A rank with little may have partners with much: all make as many rounds as the busiest pair.
+        # Every rank makes as many calls as the pair of ranks with the most bytes: the backend inside is collective.
         longest = self.communicator.all_reduce_max(max(sent_counts))
         pieces = []
         for begin in range(0, longest, length):
@@ -209,14 +213,14 @@ class StagedBackend(Backend):
                 return other
 
             pieces.append(_Piece(
-                [sent[part][begin : begin + length] for part in outgoing],
-                [got[part][begin : begin + length] for part in incoming],
+                [sent[one][begin : begin + length] for one in outgoing],
+                [got[one][begin : begin + length] for one in incoming],
                 combine,
             ))
         self._go_through(got, pieces)
 
     def _go_through(self, like: AnyArray, pieces: Sequence[_Piece]) -> None:
-        """Bring the pieces in, combine them in their order, and bring the results out, three under way at once."""
+        """Bring the pieces in, combine them in their order, and bring the results out, with up to three at a time."""
         rooms = self._rooms_for(like)
         copier = rooms.copier
         copier.begin()
@@ -238,5 +242,4 @@ class StagedBackend(Backend):
         return self._rooms[place]
 
     def _slices(self, array: AnyArray) -> list[slice]:
-        length = self._room_bytes // array.itemsize
-        return [slice(begin, min(begin + length, array.size)) for begin in range(0, array.size, length)]
+        return cut_by_length(array.size, self._room_bytes // array.itemsize)

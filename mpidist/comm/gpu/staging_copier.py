@@ -1,7 +1,7 @@
-"""The copier: memory between where arrays lie and the collective that combines them, and the copies to and fro.
+"""The copier: rooms of memory for the staged backend, and copies between these rooms and arrays.
 
-The staged collective is one pipeline over three carriers: host memory, pinned host memory of CUDA, and fixed pieces
-of GPU memory (the last two in `cuda`).
+The staged backend works with three copiers, whose rooms lie in host memory, in pinned host memory of CUDA, or in GPU
+memory. The last two are in `cuda`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from mpidist.arrays import AnyArray
 
 
 class Ticket(Protocol):
-    """A copy that was started."""
+    """A copy that has begun."""
 
     def synchronize(self) -> None:
         """Local. Return when the copy is done."""
@@ -23,58 +23,58 @@ class Ticket(Protocol):
 
 
 class StagingCopier(Protocol):
-    """Rooms of bytes that a collective works in, and copies that may still be under way when their call returns.
+    """Rooms of bytes in which a backend works, and copies that may still be in progress when their call returns.
 
-    Copies towards rooms are done in the order in which they were started, and so are those from rooms.
+    Copies into rooms are done in the order in which they have begun, and so are copies out of rooms.
     """
 
     def allocate(self, byte_count: int) -> AnyArray:
-        """Local. A room: uint8, one-dimensional, aligned for every dtype."""
+        """Local. Allocate a room: uint8, one-dimensional, aligned for every dtype."""
         ...
 
     def begin(self) -> None:
-        """Local. Copies that are started from now on see what the program has computed so far."""
+        """Local. Let later copies see everything that the program has computed so far."""
         ...
 
     def end(self) -> None:
-        """Local. What the program computes from now on sees all copies that were started."""
+        """Local. Let everything that the program computes from now on see all copies that have begun."""
         ...
 
     def copy_to_room(self, sources: Sequence[AnyArray], room: AnyArray) -> Ticket:
-        """Local. Start to copy arrays, one after another, into a room.
+        """Local. Begin to copy arrays into a room, one behind the other.
 
         Args:
-            sources: Contiguous, of bytes, together at most as long as the room.
-            room: Must not change, or be read, before `wait`.
+            sources: Contiguous arrays of bytes, together not longer than the room.
+            room: The caller neither reads nor changes it before `wait`.
         """
         ...
 
     def copy_from_room(self, room: AnyArray, targets: Sequence[AnyArray]) -> Ticket:
-        """Local. Start to copy a room into arrays, one after another.
+        """Local. Begin to copy a room into arrays, one after another.
 
         Args:
-            room: Must not change before `wait`.
-            targets: Contiguous, of bytes.
+            room: The caller does not change it before `wait`.
+            targets: Contiguous arrays of bytes.
         """
         ...
 
     def wait(self, ticket: Ticket) -> None:
-        """Local. Return when that copy is done, and those before it in its direction."""
+        """Local. Return when a copy is done, and with it all earlier copies in its direction."""
         ...
 
 
 class HostCopier:
-    """Rooms in plain host memory, for arrays that lie there, too; a copy is done when its call returns."""
+    """Rooms in host memory, for arrays in host memory. A copy is done when its call returns."""
 
     def allocate(self, byte_count: int) -> AnyArray:
         """Local. See `StagingCopier.allocate`."""
         return np.empty(byte_count, np.uint8)
 
     def begin(self) -> None:
-        """Local. Nothing: the host computes in order."""
+        """Local. Do nothing: the host computes in order."""
 
     def end(self) -> None:
-        """Local. Nothing."""
+        """Local. Do nothing."""
 
     def copy_to_room(self, sources: Sequence[AnyArray], room: AnyArray) -> Ticket:
         """Local. See `StagingCopier.copy_to_room`."""
@@ -99,7 +99,7 @@ class HostCopier:
 
 class _Done:
     def synchronize(self) -> None:
-        """Local. The copy is done already."""
+        """Local. Return at once: the copy is done."""
 
 
 DONE = _Done()

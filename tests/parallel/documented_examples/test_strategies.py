@@ -54,7 +54,7 @@ def test_collective_communication(
     reasons = communicator.all_gather_object(capabilities.why_not(communication, communicator))
     if any(reasons):
         # Each rank needs a GPU of its own; the error says what is missing, and what there is.
-        with pytest.raises(UnavailableError, match=r"NCCL, asked for by .* cannot be had on rank.*are: AUTO, MPI"):
+        with pytest.raises(UnavailableError, match=r"NCCL, asked for by .* is not available on rank.*of: AUTO, MPI"):
             mpidist.experimental.MultiWorkerMirroredStrategy(communication)
         return
     multiworker_strategy = mpidist.experimental.MultiWorkerMirroredStrategy(communication)
