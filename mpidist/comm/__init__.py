@@ -1,1 +1,1 @@
-"""Communicators, collectives and node memory: how ranks find each other and move arrays."""
+"""Communicators, collectives and node memory: ranks find each other here and exchange arrays."""

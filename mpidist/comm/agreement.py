@@ -1,4 +1,4 @@
-"""Agreement: what can fail on one rank is done together, and every rank raises the same error."""
+"""Agreement: a step that can fail on one rank is taken by all ranks together, and all raise the same error."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ T = TypeVar("T")
 
 
 class _Report(NamedTuple):
-    """What a rank tells the others about its failure."""
+    """A rank's description of its failure, for the other ranks."""
 
     kind: str
     text: str
@@ -23,26 +23,28 @@ class _Report(NamedTuple):
 
 
 def together(communicator: Communicator, step: str, function: Callable[[], T]) -> T:
-    """Collective. Call `function` on every rank; if it fails on any, every rank raises the same error.
+    """Collective. Call `function` on every rank; if it fails on any rank, raise the same error on all of them.
 
     Args:
         communicator: The ranks that have to agree.
-        step: What is being done, for the error: "creating the checkpoint directory".
-        function: Must not communicate: a rank that has failed cannot take part.
+        step: A name for the step, used in the error: "creating the checkpoint directory".
+        function: Must not communicate: a rank on which it has failed cannot take part any more.
 
     Returns:
-        What `function` returned on this rank.
+        The value that `function` returned on this rank.
 
     Raises:
-        Exception: Of the type of the lowest failing rank's error where it is a built-in or one of mpidist's, else
+        Exception: Has the type of the lowest failing rank's error if that is a built-in or one of mpidist's, otherwise
             `RankError`. The text names the rank, the host and the cause.
     """
     error: Exception | None = None
     result: T | None = None
     try:
         result = function()
+    # An interrupt or an exit is not caught: it ends this rank, and `ending` then ends the job.
     except Exception as caught:
         error = caught
+    # Every rank gets here, failed or not. A rank that raised earlier would leave the others waiting in this call.
     if communicator.all_reduce_max(int(error is not None)) == 0:
         return result  # type: ignore[return-value]  # no error: the function has returned
     if communicator.size == 1 and error is not None:
@@ -113,16 +115,16 @@ def on_first_rank(communicator: Communicator, step: str, function: Callable[[], 
 
 
 def same_on_all(communicator: Communicator, subject: str, value: T, hint: str) -> None:
-    """Collective. Raise on every rank unless all of them pass an equal value.
+    """Collective. Raise the same error on every rank unless all ranks pass an equal value.
 
     Args:
         communicator: The ranks that have to agree.
-        subject: What has to be the same, for the error: "shape and dtype of variable 'w'".
+        subject: A name for the value, used in the error: "shape and dtype of variable 'w'".
         value: Picklable, comparable by `==`, readable when printed.
-        hint: The way out.
+        hint: The way out, the last sentence of the error.
 
     Raises:
-        MismatchError: Lists the ranks by value.
+        MismatchError: The values differ. The text lists the ranks by value.
     """
     if communicator.size == 1:
         return
@@ -130,10 +132,15 @@ def same_on_all(communicator: Communicator, subject: str, value: T, hint: str) -
 
 
 def require_same(values: list[T], subject: str, hint: str) -> None:
-    """Local. Raise unless the values, one per rank and the same list on every rank, are equal.
+    """Local. Raise unless all values are equal.
+
+    Args:
+        values: One value per rank. Every rank passes the same list, so that either all ranks raise or none does.
+        subject: As for `same_on_all`.
+        hint: As for `same_on_all`.
 
     Raises:
-        MismatchError: Lists the ranks by value.
+        MismatchError: The values differ. The text lists the ranks by value.
     """
     if all(value == values[0] for value in values):
         return
@@ -151,7 +158,7 @@ def require_same(values: list[T], subject: str, hint: str) -> None:
 
 
 def name_ranks(ranks: list[int]) -> str:
-    """Local. `rank 3`, `ranks 0-2, 5`: a short name for some ranks."""
+    """Local. A short name for some ranks: `rank 3`, `ranks 0-2, 5`."""
     spans: list[list[int]] = []
     for rank in sorted(ranks):
         if spans and rank == spans[-1][1] + 1:
@@ -192,5 +199,5 @@ def _rebuild(report: _Report, text: str) -> Exception:
     try:
         return kind(text)
     except TypeError:
-        # A few take more than a text: UnicodeDecodeError, ExceptionGroup.
+        # Some exceptions need more arguments than a text, for instance UnicodeDecodeError and ExceptionGroup.
         return RankError(text)

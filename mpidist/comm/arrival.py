@@ -1,8 +1,8 @@
-"""Arrival: before a collective call begins, every rank says that it is there; who is late is named.
+"""Arrival: ranks meet before a collective call begins, and ranks that come too late are named.
 
-A collective of MPI cannot be given up once it has begun, so ranks meet before it: each sends a few bytes to rank 0,
-which lets all go on, or tells those that wait who is missing. It costs two small messages per rank and call, and is
-therefore there only under `timeout_seconds`.
+MPI cannot cancel a collective operation that has begun (MPI 4.1, section 6.12). Ranks therefore meet before it: each
+rank sends a few bytes to rank 0, which either lets all ranks go on or tells the waiting ones who is missing. This costs
+two small messages per rank and call, and is done only under `timeout_seconds`.
 """
 
 from __future__ import annotations
@@ -17,13 +17,14 @@ from mpidist.errors import CollectiveTimeoutError, MismatchError, mark_shared
 
 _HERE, _GO, _LATE, _DIFFERENT, _WAITING, _ASKED = "here", "go", "late", "different", "waiting", "asked"
 _TAG = 1
-# As long as all are in time nobody sleeps, but gives its core away between looks; then a nap is short beside the wait.
+# A rank that waits first yields its core between two looks, so that a call in which all ranks are on time stays fast.
+# After this time it sleeps between looks: a nap is short compared with such a wait.
 _SPIN_SECONDS = 0.002
 _NAP_SECONDS = 0.0002
 
 
 class Arrival:
-    """The ranks' meeting point.
+    """A meeting point of ranks.
 
     Collective. Args:
         communicator: The ranks.
@@ -43,18 +44,20 @@ class Arrival:
         """Collective. Return when every rank has called.
 
         Args:
-            call: Its name.
+            call: The name of the collective call that follows.
 
         Raises:
-            CollectiveTimeoutError: Some rank did not come in time, in this call or an earlier one; on every rank that
-                waited, and on the late one when it comes. Messages may be on their way: the ranks cannot go on
-                together, and should end.
+            CollectiveTimeoutError: A rank did not come in time, in this call or an earlier one. Every rank that waited
+                raises it, and so does the late rank when it comes. Messages may still be on their way, so the ranks
+                cannot go on together and should end.
             MismatchError: The ranks make different calls.
         """
         if self._mpi is None:
             return
         if self._broken is not None:
-            raise mark_shared(CollectiveTimeoutError(f"{call}: the ranks no longer meet, since {self._broken}"))
+            raise mark_shared(CollectiveTimeoutError(
+                f"{call}: not begun, since the ranks no longer meet after an earlier failure: {self._broken}"
+            ))
         self._count += 1
         if self._rank == 0:
             self._lead(call)
@@ -75,7 +78,7 @@ class Arrival:
             if waited < _SPIN_SECONDS:
                 os.sched_yield()
             else:
-                # Whoever came before this rank must know that rank 0 is not the one missing.
+                # The ranks that are here must learn that rank 0 is not the missing one, or they would name it.
                 for rank in calls.keys() - told:
                     told.add(rank)
                     self._send(_WAITING, "", rank)
@@ -93,17 +96,17 @@ class Arrival:
         self._left = time.perf_counter()
 
     def _confirm(self) -> None:
-        """Ask those who have arrived whether they still wait: they may have given up while this rank was away."""
+        """Ask the ranks that have arrived whether they still wait: some may have given up before rank 0 came."""
         for rank in range(1, self._size):
             self._send(_ASKED, "", rank)
         answers: dict[int, str] = {}
         while len(answers) < self._size - 1:
-            # Who has given up has said so, and takes no more messages.
+            # A rank that has given up answers nothing, but its message about that is here: taking it raises.
             if not self._take_message(answers):
                 os.sched_yield()
 
     def _take_message(self, calls: dict[int, str]) -> bool:
-        """Note which call a rank has arrived in; whether there was a message."""
+        """Note the call that a rank has arrived in. Returns whether there was a message."""
         message = self._next_message()
         if message is None:
             return False
@@ -128,7 +131,7 @@ class Arrival:
                     self._raise(kind, text)
                 if kind == _ASKED:
                     self._send(_HERE, call, 0)
-                # Rank 0 came later than this rank: its own time limit ends after this one's.
+                # Rank 0 came later than this rank, so its time limit ends later: it is the one to say who is missing.
                 limit = 2 * self._timeout + 1
             elif waited > limit:
                 text = self._describe(call, [0])
@@ -143,8 +146,8 @@ class Arrival:
         hosts = ", ".join(sorted({self._hosts[rank] for rank in missing})[:4])
         return (
             f"{call}: {name_ranks(missing)} (host {hosts}) did not arrive within {self._timeout:g} s "
-            f"(call {self._count} of this collective). Look there: a rank that has ended, computes longer, or makes "
-            "other calls. A longer `timeout_seconds` waits longer"
+            f"(call {self._count} of this collective). Such a rank has ended, makes other calls, or needs more time: "
+            "look at its output, or set a larger `timeout_seconds`"
         )
 
     def _fail(self, kind: str, text: str) -> None:
@@ -157,10 +160,12 @@ class Arrival:
         raise mark_shared(MismatchError(text) if kind == _DIFFERENT else CollectiveTimeoutError(text))
 
     def _send(self, kind: str, text: str, rank: int) -> None:
-        # Below the eager limit of every MPI: it does not wait for a receiver that may never come.
+        # So short a message is sent eagerly by every MPI: `send` returns even if the receiver never comes. A long one
+        # may wait for its receiver (MPI 4.1, section 3.4), and the rank that reports a failure would hang.
         self._mpi.send((self._rank, kind, text[:1000]), rank, _TAG)
 
     def _next_message(self) -> tuple[int, str, str] | None:
-        """Who sent the next message that has come, its kind and its text."""
+        """The sender, the kind and the text of the next message, None if none has come."""
+        # A matched probe: no other thread can take the message between the look and the receive (MPI 4.1, 3.8.2).
         found = self._mpi.improbe()
         return None if found is None else cast("tuple[int, str, str]", found.recv())

@@ -1,7 +1,7 @@
-"""The backend: one way to move and combine flat arrays. The front checks and converts before it calls one.
+"""The backend: one way to move and combine flat arrays. The front checks and converts before it calls a backend.
 
-A new backend is one module in `comm/backends/` with a class that keeps this Protocol, and one line in the table of
-`choice/selection.py`; the contract tests of `mpidist.testing.contract` run over it.
+A new backend is one module in `comm/backends/` with a class that keeps this Protocol, one line in the table of
+`choice/selection.py`, and one fixture for the contract tests of `mpidist.testing.contract`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,16 @@ class Backend(Protocol):
     """Moves and combines arrays that are flat, contiguous and of a native dtype.
 
     All ranks make the same calls in the same order, with arrays of the same size and dtype, or of sizes that all ranks
-    know. Nothing is checked here: the front has done it. Backends may be composed: AUTO, NODE, TREE and STAGED call
-    other backends.
+    know. A backend checks nothing: the front has done so. Backends may be composed: those behind AUTO, NODE and STAGED
+    and under `reproducible` call other backends.
 
     Attributes:
         communicator: The ranks.
-        combines_halves: float16, bfloat16 and booleans under MIN and MAX are combined as they are, with sums of halves
-            in float32. Otherwise the front converts them to float32 and uint8.
-        takes_device_arrays: CuPy arrays are taken as well as NumPy's.
-        divides_means: MEAN is divided by the number of ranks here. Otherwise MEAN means SUM, and the front divides.
+        combines_halves: Whether the backend combines float16 and bfloat16, and booleans under MIN and MAX, as they are,
+            with sums of halves added in float32. Otherwise the front converts them to float32 and uint8.
+        takes_device_arrays: Whether the backend takes CuPy arrays as well as NumPy's.
+        divides_means: Whether the backend divides by the number of ranks under MEAN. Otherwise MEAN is a SUM here, and
+            the front divides.
     """
 
     communicator: Communicator
@@ -41,43 +42,43 @@ class Backend(Protocol):
 
     @abstractmethod
     def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
-        """Collective. Combine `source` of all ranks into rank `root`'s `total`; elsewhere `total` does not count."""
+        """Collective. Combine `source` of all ranks into rank `root`'s `total`; elsewhere `total` stays as it is."""
 
     @abstractmethod
     def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
-        """Collective. Combine `source` of all ranks; `mine` takes this rank's part, `counts[rank]` elements."""
+        """Collective. Combine `source` of all ranks; `mine` takes this rank's slice of `counts[rank]` elements."""
 
     @abstractmethod
     def broadcast(self, data: AnyArray, root: int) -> None:
-        """Collective. Fill `data` with rank `root`'s."""
+        """Collective. Copy rank `root`'s `data` into every other rank's."""
 
     @abstractmethod
     def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
-        """Collective. Put `mine` of all ranks (bytes, `counts` of each) one after another into `gathered`."""
+        """Collective. Join `mine` of all ranks (bytes, `counts[rank]` of them) in `gathered`, in the order of ranks."""
 
     @abstractmethod
     def all_to_all(
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
-        """Collective. Send bytes piece by piece to the ranks and receive a piece from each, in the order of ranks."""
+        """Collective. Send slice r of `sent` to rank r, and receive slice r of `got` from it. All counts are bytes."""
 
     def allocate(self, byte_count: int) -> AnyArray | None:
-        """Collective. Zeros on each rank, uint8, where this backend combines arrays with the fewest copies.
+        """Collective. Allocate zeros on each rank, uint8, where this backend combines arrays with the fewest copies.
 
         Returns:
-            The array, or None on every rank where no place is better than any other.
+            The array. None on every rank if this backend prefers no place.
 
         Raises:
-            OSError: There is no room, on every rank.
+            OSError: There is no room; on every rank.
         """
-        del byte_count  # only some backends have such a place
+        del byte_count  # This default prefers no place.
         return None
 
     def all_reduce_allocated(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> bool:
-        """Collective. As `all_reduce`, but only if the ranks' arrays are the same piece of what `allocate` returned.
+        """Collective. Do as `all_reduce` if the ranks' arrays are the same piece of arrays from `allocate`.
 
         Returns:
             Whether it was done; the same on every rank.
         """
-        del source, total, op  # this default has allocated nothing
+        del source, total, op  # This default has allocated nothing.
         return False

@@ -1,7 +1,9 @@
-"""The collective: how arrays of all ranks are combined. Backends keep this contract; `selection` picks one.
+"""The collective: the operations on arrays of all ranks that users and the rest of the library call.
 
-A new backend is one module with a class like `ring_collective.RingCollective`, one line in the table of `selection`,
-and passes the contract suite of `mpidist.testing.contract`.
+A collective of the library is made of two objects: the one front, `front.front.CollectiveFront`, which checks and
+converts, and a backend that keeps `backend.Backend`, which moves and combines flat arrays. `choice.selection.choose`
+picks the backend. A strategy also takes a user's own object with these methods, as `cross_device_ops`. Every collective
+passes the contract tests of `mpidist.testing.contract`.
 """
 
 from __future__ import annotations
@@ -17,10 +19,10 @@ from mpidist.options import ReduceOp
 
 
 class Collective(Protocol):
-    """Operations on one array per rank. All ranks call the same ones in the same order.
+    """Operations on one array per rank. All ranks call the same operations in the same order.
 
-    Arrays are NumPy's; any array in host memory that speaks DLPack (PyTorch, JAX) is taken without a copy, and CuPy's
-    where the backend reaches device memory. Results are of the kind of the argument.
+    Arrays are NumPy's, or those of any library that supports DLPack (PyTorch, JAX), in host memory and without a copy.
+    CuPy arrays are taken where the backend reaches device memory. A result is of the same kind as the argument.
 
     Attributes:
         communicator: The ranks that take part.
@@ -33,18 +35,18 @@ class Collective(Protocol):
 
         Args:
             array: Same shape and dtype on every rank. Not changed, unless `in_place`.
-            op: `MEAN` divides the sum by the number of ranks; of integers it is float64.
-            in_place: Write the result into `array`, which must be C-contiguous; not for `MEAN` of integers.
+            op: The operation. `MEAN` divides the sum by the number of ranks; the `MEAN` of integers is float64.
+            in_place: Write the result into `array`, which must be C-contiguous. Not for `MEAN` of integers.
 
         Returns:
-            Shape of `array`; dtype of `array`, except for `MEAN` of integers. A new array, unless `in_place`. The
-            same bits on every rank.
+            An array of the shape of `array` and of its dtype, except for `MEAN` of integers; a new array unless
+            `in_place`. It has the same bits on every rank.
 
         Raises:
-            MismatchError: Shapes, dtypes or operations differ; looked at in the first calls and then ever more
-                rarely, or at each call under `CommunicationOptions(check=True)`.
-            TypeError: A dtype that cannot be combined so: booleans under SUM, MEAN or PROD, or objects.
-            ValueError: `in_place` of an array that is not C-contiguous, or is read-only.
+            MismatchError: Shapes, dtypes or operations differ between ranks. They are compared in the first calls and
+                then more and more rarely, or in each call under `CommunicationOptions(check=True)`.
+            TypeError: The operation is not defined for the dtype: booleans under SUM, MEAN or PROD, or objects.
+            ValueError: `in_place` was given an array that is not C-contiguous or is read-only.
         """
         ...
 
@@ -54,63 +56,63 @@ class Collective(Protocol):
         Args:
             array: As for `all_reduce`.
             op: As for `all_reduce`.
-            root: The rank that gets it.
+            root: The rank that gets the result.
 
         Returns:
-            A new array on rank `root`, as `all_reduce` gives it; None on the others.
+            On rank `root` a new array, as from `all_reduce`; None on the other ranks.
 
         Raises:
             MismatchError, TypeError: As `all_reduce`.
-            ValueError: `root` is no rank.
+            ValueError: `root` is not a rank.
         """
         ...
 
     def broadcast(self, array: AnyArray, root: int = 0) -> AnyArray:
-        """Collective. The array of rank `root`, on every rank.
+        """Collective. Give the array of rank `root` to every rank.
 
         Args:
-            array: On every rank the shape and dtype of the root's; the values count only there.
-            root: Rank whose values count.
+            array: Same shape and dtype on every rank. Only the values of rank `root` are used.
+            root: The rank whose values are used.
 
         Returns:
-            A new array on ranks other than `root`, `array` itself there.
+            On rank `root` `array` itself, on the other ranks a new array.
 
         Raises:
-            MismatchError: Shapes, dtypes or roots differ; looked at as in `all_reduce`.
-            ValueError: `root` is no rank.
+            MismatchError: Shapes, dtypes or roots differ between ranks; compared as in `all_reduce`.
+            ValueError: `root` is not a rank.
         """
         ...
 
     def all_gather(self, array: AnyArray, axis: int = 0) -> AnyArray:
-        """Collective. The arrays of all ranks, concatenated along `axis` in the order of the ranks.
+        """Collective. Concatenate the arrays of all ranks along `axis`, in the order of the ranks.
 
         Args:
-            array: At least one dimension; sizes may differ between ranks along `axis` only, and may be 0 there.
+            array: At least one dimension. Sizes may differ between ranks along `axis` only, and may be 0 there.
             axis: -ndim to ndim - 1.
 
         Returns:
             A new array, the same on every rank.
 
         Raises:
-            MismatchError: Dtypes, axes, numbers of dimensions or other sizes differ.
-            ValueError: Scalars, or an axis out of range.
+            MismatchError: Dtypes, axes, numbers of dimensions or other sizes differ between ranks.
+            ValueError: `array` is a scalar, or `axis` is out of range.
         """
         ...
 
     def reduce_scatter(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM) -> AnyArray:
-        """Collective. Combine the arrays of all ranks; rank r gets part r of the result's first dimension.
+        """Collective. Combine the arrays of all ranks; rank r gets slice r of the result's first dimension.
 
         Args:
-            array: As for `all_reduce`, of at least one dimension. Parts are those of `numpy.array_split`: sizes
-                differ by at most one, the first are the larger ones.
+            array: As for `all_reduce`, of at least one dimension. It is cut as `numpy.array_split` does: the sizes of
+                the slices differ by at most one, and the larger slices come first.
             op: As for `all_reduce`.
 
         Returns:
-            A new array: this rank's part.
+            A new array: this rank's slice.
 
         Raises:
             MismatchError, TypeError: As `all_reduce`.
-            ValueError: A scalar.
+            ValueError: `array` is a scalar.
         """
         ...
 
@@ -118,15 +120,16 @@ class Collective(Protocol):
         """Collective. Send part r to rank r, and get one part from every rank.
 
         Args:
-            parts: One array per rank, of one dtype and, apart from the first dimension, one shape; the same on every
-                rank. The first sizes are free, and may be 0.
+            parts: One array for each rank. All parts on all ranks have the same dtype and, apart from the first
+                dimension, the same shape. Sizes of the first dimension are free and may be 0.
 
         Returns:
             New arrays in the order of the ranks that sent them.
 
         Raises:
-            MismatchError: Dtypes or shapes differ, within a rank or between ranks.
-            ValueError: Not one part per rank, or scalars.
+            MismatchError: Dtypes or shapes differ between ranks.
+            ValueError: There is not one part for each rank, a part is a scalar, or the parts of a rank differ in dtype
+                or shape.
         """
         ...
 
@@ -136,30 +139,37 @@ class Collective(Protocol):
 
 
 def check_reducible(array: AnyArray, op: ReduceOp) -> None:
-    """Local. Raise TypeError where `op` has no meaning for the dtype."""
+    """Local. Raise TypeError if `op` is not defined for the array's dtype."""
     kind = array.dtype.kind
-    # ml_dtypes' bfloat16 is of kind "V" but has a name; plain structured and void types have not.
+    # The bfloat16 of ml_dtypes has kind "V", as structured dtypes have, but a name of its own.
     if kind in "OSUMm" or (kind == "V" and array.dtype.name != "bfloat16"):
         raise TypeError(f"arrays of dtype {array.dtype} cannot be reduced; convert them to a numeric dtype first")
     if kind == "b" and op not in (ReduceOp.MIN, ReduceOp.MAX):
         raise TypeError(
-            f"{op.name} of booleans is not defined: use MAX for `any`, MIN for `all`, or convert to an integer dtype"
+            f"{op.name} of booleans is not defined: use MAX for `any`, MIN for `all`, or convert them to an integer "
+            "dtype"
         )
     if kind == "c" and op in (ReduceOp.MIN, ReduceOp.MAX):
-        raise TypeError(f"{op.name} of complex numbers is not defined")
+        raise TypeError(
+            f"{op.name} of complex numbers is not defined, got an array of dtype {array.dtype}: reduce their absolute "
+            "values or their real parts"
+        )
 
 
 def check_in_place(array: AnyArray, op: ReduceOp) -> None:
-    """Local. Raise where a result cannot be written into `array`."""
-    # CuPy's arrays are always writable, and have no flag for it.
+    """Local. Raise ValueError or TypeError if a result cannot be written into `array`."""
+    # CuPy arrays are always writable and have no such flag.
     is_writable = getattr(array.flags, "writeable", True)
     if not (array.flags.c_contiguous and is_writable):
         raise ValueError(
             f"`in_place` needs a writable C-contiguous array, got one of shape {array.shape} with strides "
-            f"{array.strides}, writeable={is_writable}; use the returned array instead"
+            f"{array.strides}, writeable={is_writable}: leave out `in_place` and use the returned array"
         )
     if op is ReduceOp.MEAN and array.dtype.kind in "iu":
-        raise TypeError(f"the MEAN of {array.dtype} is float64 and cannot be written in place")
+        raise TypeError(
+            f"the MEAN of {array.dtype} is float64 and cannot be written in place: leave out `in_place` and use the "
+            "returned array"
+        )
 
 
 def check_root(root: int, size: int) -> None:
@@ -169,7 +179,7 @@ def check_root(root: int, size: int) -> None:
 
 
 def check_axis(shape: tuple[int, ...], axis: int) -> int:
-    """Local. The axis as a number from 0, or ValueError."""
+    """Local. The axis as a number from 0; ValueError if there is no such axis."""
     ndim = len(shape)
     if ndim == 0:
         raise ValueError("gather needs arrays of at least one dimension, got a scalar; use np.atleast_1d(value)")
@@ -179,14 +189,14 @@ def check_axis(shape: tuple[int, ...], axis: int) -> int:
 
 
 def check_gatherable(described: list[tuple[tuple[int, ...], str, int]]) -> int:
-    """Local. The gathered axis as a number from 0; what is wrong is wrong on every rank.
+    """Local. The gathered axis as a number from 0. All ranks raise the same error or none does.
 
     Args:
-        described: Shape, dtype and axis of each rank, the same list on every rank.
+        described: Shape, dtype and axis of each rank; the same list on every rank.
 
     Raises:
-        MismatchError: They do not agree, apart from the sizes along the axis.
-        ValueError: Scalars, or an axis out of range.
+        MismatchError: They differ in more than the sizes along the axis.
+        ValueError: The arrays are scalars, or the axis is out of range.
     """
     require_same(
         [(len(shape), dtype, axis + len(shape) if axis < 0 else axis) for shape, dtype, axis in described],
@@ -204,12 +214,15 @@ def check_gatherable(described: list[tuple[tuple[int, ...], str, int]]) -> int:
 
 
 def check_parts(parts: Sequence[AnyArray], size: int) -> None:
-    """Local. Raise unless there is one array of at least one dimension per rank, alike apart from the first."""
+    """Local. Raise ValueError unless `parts` has an array for each rank and they differ in their first size only."""
     if len(parts) != size:
-        raise ValueError(f"all_to_all needs one part per rank, that is {size}, got {len(parts)}")
+        raise ValueError(f"all_to_all needs one part per rank: expected {size} parts, got {len(parts)}")
     for rank, part in enumerate(parts):
         if part.ndim == 0:
-            raise ValueError(f"all_to_all needs parts of at least one dimension, got a scalar for rank {rank}")
+            raise ValueError(
+                f"all_to_all needs parts of at least one dimension, got a scalar for rank {rank}; use "
+                "np.atleast_1d(value)"
+            )
         if part.dtype != parts[0].dtype or part.shape[1:] != parts[0].shape[1:]:
             raise ValueError(
                 f"all_to_all: parts may differ in their first size only, got {part.dtype} of shape {part.shape} for "

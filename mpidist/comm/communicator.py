@@ -1,4 +1,4 @@
-"""A group of ranks that the library owns, and the nodes they stand on."""
+"""The communicator: a group of ranks that the library owns, and the nodes on which they run."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ T = TypeVar("T")
 
 
 class Communicator(Protocol):
-    """A group of ranks; what is sent on it never meets the user's own messages.
+    """A group of ranks. Messages on it never meet the user's own messages.
 
     Attributes:
         rank: This process's rank, 0 to `size` - 1.
         size: Number of ranks.
         host: Name of this process's host.
-        node_index: Which node this rank stands on; nodes are numbered by their lowest rank.
+        node_index: The number of this rank's node. Nodes are numbered in the order of their lowest ranks.
         node_sizes: Number of ranks of each node.
         mpi: The mpi4py communicator, None where the process runs alone.
     """
@@ -36,7 +36,7 @@ class Communicator(Protocol):
 
     @property
     def node(self) -> Communicator:
-        """Local. The ranks of this rank's node, which share memory."""
+        """Local. The communicator of this rank's node, whose ranks share memory."""
         ...
 
     def barrier(self) -> None:
@@ -44,7 +44,7 @@ class Communicator(Protocol):
         ...
 
     def all_gather_object(self, value: T) -> list[T]:
-        """Collective. Every rank's picklable value, in the order of the ranks."""
+        """Collective. The picklable values of all ranks, in the order of the ranks."""
         ...
 
     def broadcast_object(self, value: T, root: int = 0) -> T:
@@ -52,14 +52,17 @@ class Communicator(Protocol):
         ...
 
     def all_reduce_max(self, value: int) -> int:
-        """Collective. The largest of the ranks' integers; the cheapest way to agree on a flag."""
+        """Collective. The largest of the ranks' integers. This is the cheapest way to agree on a flag."""
         ...
 
     def open_lane(self) -> Communicator | None:
-        """Collective at the first call, then Local. The ranks with this node rank, one per node.
+        """Collective at the first call, then Local. The lane of this rank.
+
+        A lane is a communicator of one rank from each node, those with the same rank within their node. Arrays of a
+        node are cut into as many slices as there are lanes, and each lane combines its slice across the nodes.
 
         Returns:
-            None on one node, and on ranks beyond those of the smallest node.
+            None if there is one node only, and on a rank beyond the size of the smallest node.
         """
         ...
 
@@ -69,7 +72,7 @@ class Communicator(Protocol):
 
 
 class SoloCommunicator(Communicator):
-    """One rank, without MPI: what a program gets that no launcher started."""
+    """One rank, without MPI: the communicator of a program that no launcher has started."""
 
     def __init__(self) -> None:
         self.rank = 0
@@ -88,7 +91,7 @@ class SoloCommunicator(Communicator):
         """Collective. Returns at once."""
 
     def all_gather_object(self, value: T) -> list[T]:
-        """Collective. `[value]`."""
+        """Collective. A list of `value` alone."""
         return [value]
 
     @override
@@ -114,20 +117,21 @@ class SoloCommunicator(Communicator):
 
 
 def open_communicator(mpi_communicator: object | None = None, *, purpose: str = "strategy") -> Communicator:
-    """Collective. A communicator of our own over the ranks of the job, or over those of the user's communicator.
+    """Collective. A communicator of the library's own, over the ranks of the job or those of the user's communicator.
 
-    MPI is initialised here, and only here, when there is more than one rank.
+    This function, and no other, initializes MPI, and only if there is more than one rank.
 
     Args:
-        mpi_communicator: An mpi4py intracommunicator. Programs of several executables (MPMD) must give the one of
-            their own ranks. Default: all ranks of the job.
-        purpose: Communicators are kept per user communicator and purpose, so that asking again costs nothing.
+        mpi_communicator: An mpi4py intracommunicator. In jobs of several programs (MPMD) each must give the
+            communicator of its own ranks. Default: all ranks of the job.
+        purpose: Names the use. Communicators are kept for each user communicator and purpose, so that a second call
+            with the same arguments costs nothing.
 
     Returns:
-        A duplicate: no message of ours can be taken for one of the user's.
+        A duplicate, on which no message of the library can be taken for one of the user's.
 
     Raises:
-        LauncherError: The launcher started several ranks and MPI sees one, or this is a child process of
+        LauncherError: The launcher has started several ranks and MPI sees one; or this is a child process of
             `multiprocessing`, where MPI must not be started.
     """
     if isinstance(mpi_communicator, SoloCommunicator):
@@ -139,13 +143,13 @@ def open_communicator(mpi_communicator: object | None = None, *, purpose: str = 
             "a child process of multiprocessing asked for a communicator of several ranks: MPI started there would "
             "end the whole job. Build strategies in the main program only (under `if __name__ == '__main__':`)"
         )
-    # Loaded by name: importing it initialises MPI.
+    # Loaded by name, since importing it initializes MPI.
     module = importlib.import_module("mpidist.comm.mpi_communicator")
     return cast(Communicator, module.open_mpi_communicator(mpi_communicator, purpose))
 
 
 def _mpi_is_wanted() -> bool:
-    """A launcher started several ranks, or the program itself has already started MPI with several."""
+    """Whether a launcher has started several ranks, or the program has already started MPI with several."""
     place = launch.read()
     if place is not None:
         return place.size > 1

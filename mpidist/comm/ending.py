@@ -1,6 +1,6 @@
-"""How a job ends when one rank fails: its traceback is printed once, whole, and every rank stops.
+"""The end of a job in which one rank fails: the traceback is printed once and whole, and every rank stops.
 
-MPI alone would leave the other ranks waiting for ever. `MPIDIST_ABORT=0` in the environment switches this off.
+With MPI alone the other ranks would wait for ever. `MPIDIST_ABORT=0` in the environment switches this off.
 """
 
 from __future__ import annotations
@@ -20,17 +20,21 @@ from typing import Any
 
 from mpidist.errors import is_shared
 
-# A rank that shares rank 0's error leaves the printing to rank 0, and ends the job itself if rank 0 does not.
+# Where all ranks raise the same error, rank 0 prints it. The others wait so long for rank 0 to end the job, and then do
+# it themselves.
 GRACE_SECONDS = 5.0
+# MPICH's launcher Hydra was seen to drop output written just before an abort: a rank waits so long after its last line.
 FORWARD_SECONDS = 0.3
-# A mistake in the program fails on every rank alike: rank 0 speaks first, and its end silences most of the others.
+# A mistake in the program often raises on every rank. Rank 0 prints first and ends the job; the other ranks wait one to
+# two times this long, in the order of ranks, so that most of them print nothing.
 TURN_SECONDS = 1.0
-# A rank that has ended and still waits for others after so long says so: one of them may wait for it in a collective.
+# A rank that has ended and still waits for other ranks after so long prints a line: they may wait for this rank in a
+# collective call.
 EXPLAIN_SECONDS = 30.0
 
 
 class _Exit(SystemExit):
-    """What `sys.exit` raises; unlike SystemExit itself it can be watched by a weak reference."""
+    """The SystemExit that our `sys.exit` raises. Unlike SystemExit itself it can have a weak reference."""
 
 
 class _Ending:
@@ -51,7 +55,7 @@ class _Ending:
         self.abort = abort
         self.farewell = farewell
         self.is_finalized = is_finalized
-        # A forked child inherits the hooks, and must not speak MPI.
+        # A forked child inherits the hooks but must not call MPI.
         self.process = os.getpid()
         self.previous_hook = sys.excepthook
         self.code: int | None = None
@@ -60,7 +64,7 @@ class _Ending:
     def on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
-        """Print what this rank has to say and end the job."""
+        """Print an uncaught exception and end the job."""
         if os.getpid() != self.process:
             self.previous_hook(kind, error, trace)
             return
@@ -76,10 +80,11 @@ class _Ending:
         self._end(1, f"rank {self.rank} of {self.size} on {self.host} failed, the job ends\n{text}")
 
     def exit(self, code: object = None) -> None:
-        """Stand in for `sys.exit`: learns whether the exception ends the program or somebody catches it."""
+        """Replace `sys.exit`, and find out whether the exception ends the program or is caught."""
         if code is None or code == 0:
             raise SystemExit(code)
-        # Made in a function of its own: a local variable here would keep the exception alive through its traceback.
+        # The exception is made in another function. A local variable here would keep it alive: its traceback holds
+        # this frame.
         raise self._watched_exit(code)
 
     def _watched_exit(self, code: object) -> _Exit:
@@ -96,9 +101,9 @@ class _Ending:
             self.code = code
 
     def at_exit(self) -> None:
-        """Leave together with the others, or end the job if this rank leaves with an exit code."""
+        """Leave together with the other ranks, or end the job if this rank leaves with an exit code."""
         if os.getpid() != self.process or self.is_finalized():
-            # The program has finalized MPI itself: nobody can wait for this rank any more.
+            # Where the program has finalized MPI itself, no rank can wait for this one any more.
             return
         if self.code:
             place = f"rank {self.rank} of {self.size} on {self.host}"
@@ -109,16 +114,23 @@ class _Ending:
         sys.stdout.flush()
         sys.stderr.flush()
         if text:
-            # One write: lines of several ranks do not mix.
+            # One system call, so that the lines of several ranks do not mix.
             os.write(2, f"mpidist: {text}\n".encode(errors="replace"))
-            # Hydra was seen to drop what a rank wrote just before it aborted.
             time.sleep(FORWARD_SECONDS)
         if not self.is_finalized():
             self.abort(code)
 
 
 def leave_together(farewell: Any, rank: int, size: int, host: str) -> None:
-    """Collective. Wait for the other ranks before MPI is finalised, without spinning, and say so when it takes long."""
+    """Collective. Wait for the other ranks before MPI is finalized, without spinning; a long wait is explained.
+
+    Args:
+        farewell: An MPI communicator used for nothing else.
+        rank: This process's rank.
+        size: Number of ranks.
+        host: Name of the host.
+    """
+    # MPI_Finalize may wait for the other ranks, and MPI libraries spin there: this rank would take a core from them.
     request = farewell.Ibarrier()
     begin = time.monotonic()
     explained = False
@@ -131,7 +143,7 @@ def leave_together(farewell: Any, rank: int, size: int, host: str) -> None:
             os.write(
                 2,
                 f"mpidist: rank {rank} of {size} on {host} has come to its end and still waits for other ranks. If "
-                "they wait for this rank in a collective call, the program's ranks took different ways; `py-spy dump` "
+                "they wait for this rank in a collective call, the ranks have made different calls; `py-spy dump` "
                 "shows where they are\n".encode(),
             )
 
@@ -147,22 +159,22 @@ def install(
     farewell: Any,
     is_finalized: Callable[[], bool],
 ) -> None:
-    """Local. Hook into exceptions and exits of this process; only the first call counts.
+    """Local. Hook into exceptions and exits of this process. Calls after the first one change nothing.
 
     Args:
         rank: This process's rank, for the texts.
         size: Number of ranks.
         host: Name of the host.
-        abort: Ends all ranks, `MPI.COMM_WORLD.Abort`.
+        abort: Ends all ranks: `MPI.COMM_WORLD.Abort`.
         farewell: An MPI communicator used for nothing else.
-        is_finalized: Whether the program has ended MPI itself.
+        is_finalized: Returns whether the program has finalized MPI itself.
     """
     if _installed or os.environ.get("MPIDIST_ABORT") == "0":
         return
     ending = _Ending(rank, size, host, abort, farewell, is_finalized)
     _installed.append(ending)
     sys.excepthook = ending.on_exception
-    # `raise SystemExit(1)` goes past these; the rank then waits for the others, and says so after a while.
+    # `raise SystemExit(1)` does not pass through these: such a rank waits for the others in `at_exit`, and explains it.
     sys.exit = ending.exit  # type: ignore[assignment]  # typeshed: NoReturn; ours always raises
     for name in ("exit", "quit"):
         setattr(builtins, name, ending.exit)

@@ -1,4 +1,4 @@
-"""The communicator over MPI; importing this module initialises MPI, and no other module imports `mpi4py.MPI`."""
+"""The communicator over MPI. Importing this module initializes MPI; no other module imports `mpi4py.MPI`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ T = TypeVar("T")
 
 SHARED_MEMORY = Path("/dev/shm")
 
-# The user's communicator carries our duplicates of it as an MPI attribute, one per purpose: no table of ours has to
-# guess when a communicator was freed and its handle used again.
+# The user's communicator carries our duplicates of it, one per purpose, as an MPI attribute (MPI 4.1, section 7.7). A
+# table keyed by handles would be wrong: MPI may use the handle of a freed communicator again.
 _DUPLICATES = MPI.Comm.Create_keyval()
 
 
@@ -30,8 +30,9 @@ class MpiCommunicator(Communicator):
 
     Args:
         mpi: An intracommunicator that nobody else uses.
-        node_color: Ranks with equal colors count as one node. Default: the ranks that MPI says share memory, if each
-            can really open what another wrote to it (ranks of one host in different containers cannot).
+        node_color: Ranks with equal colors count as one node. Default: the ranks that share memory according to MPI, if
+            each of them can really open a file that another has made there. In different containers on one host they
+            cannot.
     """
 
     def __init__(self, mpi: MPI.Intracomm, node_color: int | None = None) -> None:
@@ -57,7 +58,7 @@ class MpiCommunicator(Communicator):
 
     @property
     def node(self) -> Communicator:
-        """Local. The ranks of this rank's node."""
+        """Local. See `Communicator.node`."""
         if self._node is None:
             self._node = _NodeCommunicator(self._node_mpi, self.host)
         return self._node
@@ -67,7 +68,7 @@ class MpiCommunicator(Communicator):
         self.mpi.Barrier()
 
     def all_gather_object(self, value: T) -> list[T]:
-        """Collective. Every rank's picklable value, in the order of the ranks."""
+        """Collective. The picklable values of all ranks, in the order of the ranks."""
         return cast("list[T]", self.mpi.allgather(value))
 
     def broadcast_object(self, value: T, root: int = 0) -> T:
@@ -81,14 +82,15 @@ class MpiCommunicator(Communicator):
         return int.from_bytes(self._flag, "little", signed=True)
 
     def open_lane(self) -> Communicator | None:
-        """Collective at the first call, then Local. The ranks with this node rank, one per node."""
+        """Collective at the first call, then Local. See `Communicator.open_lane`."""
         if len(self.node_sizes) == 1:
             return None
         lanes = min(self.node_sizes)
         node_rank = self._node_mpi.rank
         if self._lane is None:
-            # Kept for good: MPI has few communicators, and strategies come and go. Ranks without a lane are split off
-            # together, on a number no lane has; each lane rank counts as a node of its own.
+            # Kept for good: strategies come and go, and MPI libraries end after some thousand communicators (MPICH:
+            # 2,000). Ranks without a lane share one color that no lane has, since all ranks must take part in Split.
+            # In its lane each rank counts as a node of its own.
             mpi = cast(MPI.Intracomm, self.mpi.Split(min(node_rank, lanes), self.node_index))
             self._lane = MpiCommunicator(mpi, node_color=mpi.rank)
         return self._lane if node_rank < lanes else None
@@ -102,7 +104,7 @@ class MpiCommunicator(Communicator):
 
 
 class _NodeCommunicator(MpiCommunicator):
-    """The ranks of one node: their node is themselves."""
+    """The ranks of one node. Their node is this communicator itself."""
 
     def __init__(self, mpi: MPI.Intracomm, host: str) -> None:
         self.mpi = mpi
@@ -118,12 +120,15 @@ class _NodeCommunicator(MpiCommunicator):
 
 
 def open_mpi_communicator(user: MPI.Intracomm | None, purpose: str) -> Communicator:
-    """Collective. Our duplicate of `user` (default: all ranks) for `purpose`; see `communicator.open_communicator`."""
+    """Collective. Our duplicate of `user` (default: all ranks) for a purpose; see `communicator.open_communicator`."""
     if user is None:
         _check_launcher()
         user = MPI.COMM_WORLD
     elif not isinstance(user, MPI.Intracomm) or user == MPI.COMM_NULL:
-        raise TypeError(f"`communicator` must be an mpi4py intracommunicator, got {user!r}")
+        raise TypeError(
+            f"`communicator` must be an mpi4py intracommunicator, got {user!r}: pass MPI.COMM_WORLD, or a communicator "
+            "made from it by Split or Dup"
+        )
     if user.size == 1:
         return SoloCommunicator()
     duplicates = cast("dict[str, MpiCommunicator] | None", user.Get_attr(_DUPLICATES))
@@ -132,7 +137,8 @@ def open_mpi_communicator(user: MPI.Intracomm | None, purpose: str) -> Communica
         user.Set_attr(_DUPLICATES, duplicates)
     if purpose not in duplicates:
         mpi = user.Dup()
-        # A communicator error on one rank becomes an exception there, which then ends the job with a traceback.
+        # An error of MPI becomes a Python exception, and the job ends with its traceback. MPI's default handler would
+        # end the process without one.
         mpi.Set_errhandler(MPI.ERRORS_RETURN)
         communicator = MpiCommunicator(mpi)
         ending.install(
@@ -145,23 +151,23 @@ def open_mpi_communicator(user: MPI.Intracomm | None, purpose: str) -> Communica
 def _check_launcher() -> None:
     place = launch.read()
     if place is not None and place.size > 1 and MPI.COMM_WORLD.size == 1:
-        # MPICH's version has many lines, Open MPI's ends in a NUL.
+        # MPICH's text has many lines, Open MPI's ends in a NUL.
         library = " ".join(MPI.Get_library_version().splitlines()[0].strip("\0").split())
         raise LauncherError(
             f"launcher and MPI library do not match: {place.launcher} started {place.size} ranks, but {library} sees "
             "1. Start the program with the mpirun of the MPI that mpi4py loads (`python -c 'from mpi4py import MPI; "
-            "print(MPI.Get_library_version())'`); under srun choose the fitting --mpi= (pmix for Open MPI, pmi2 for "
-            "MPICH)"
+            "print(MPI.Get_library_version())'`); under srun choose the --mpi= of that library (pmix for Open MPI, "
+            "pmi2 for MPICH)"
         )
 
 
 def _token_is_seen(node: MPI.Intracomm) -> bool:
-    """Whether every rank of the node can open a file that its first rank wrote to shared memory."""
+    """Whether every rank of the node can open a file that the node's first rank has written to shared memory."""
     token = secrets.token_hex(16) if node.rank == 0 else ""
     token = node.bcast(token)
     path = SHARED_MEMORY / f"mpidist-token-{token}"
     if node.rank == 0:
-        # Where it cannot be written the others find nothing, and the ranks count as nodes of their own.
+        # If the file cannot be written, the other ranks do not find it, and every rank counts as a node of its own.
         with contextlib.suppress(OSError):
             path.write_text(token)
     node.Barrier()

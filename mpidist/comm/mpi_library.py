@@ -1,4 +1,4 @@
-"""The MPI library: its name, its version, and what it is known not to do with GPU memory."""
+"""The MPI library: its name, its version, and its known limits with GPU memory."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ class Library:
 
     Attributes:
         name: "Open MPI", "MPICH", "Cray MPICH", "Intel MPI", "MVAPICH", "ParaStation MPI" or "unknown MPI".
-        version: Its version number, empty where it is not known.
+        version: Its version number, empty if it is not known.
     """
 
     name: str
@@ -26,13 +26,13 @@ class Library:
 
 @dataclass(frozen=True)
 class DeviceLimit:
-    """One row of the table: versions of a library whose collectives on GPU memory must not be used.
+    """One row of the table: versions of a library whose collective operations on GPU memory must not be used.
 
     Attributes:
-        library: Its name.
+        library: The name of the library.
         since: First version with the limit.
         before: First version without it.
-        why: For the log and for errors.
+        why: The reason, for the log and for errors.
     """
 
     library: str
@@ -41,7 +41,7 @@ class DeviceLimit:
     why: str
 
 
-# Sources: the libraries' documentation on CUDA; for Open MPI 4.1.5 a report of wrong sums beside right messages
+# Sources: the libraries' documentation on CUDA. For Open MPI 4.1.5 a report in which messages were right and sums wrong
 # (Idefix, issue 310).
 DEVICE_LIMITS: tuple[DeviceLimit, ...] = (
     DeviceLimit("Open MPI", (4, 1, 5), (4, 1, 6), "Allreduce on GPU memory is broken in 4.1.5"),
@@ -49,7 +49,7 @@ DEVICE_LIMITS: tuple[DeviceLimit, ...] = (
 )
 
 _NAMES: tuple[tuple[str, str], ...] = (
-    # The more particular ones first: Cray's and ParaStation's call themselves MPICH, too.
+    # The order counts: Cray's and ParaStation's texts also contain the name MPICH.
     ("Cray MPICH", r"CRAY MPICH version\s+([\d.]+)"),
     ("ParaStation MPI", r"ParaStation ?MPI\D*([\d.]*)"),
     ("MVAPICH", r"MVAPICH2?(?:-GDR)?\s+Version\s*:\s*([\d.]+)"),
@@ -60,7 +60,7 @@ _NAMES: tuple[tuple[str, str], ...] = (
 
 
 def read_library(text: str) -> Library:
-    """Local. Which library gives this text as its version (`MPI_Get_library_version`)."""
+    """Local. The library whose `MPI_Get_library_version` gives this text."""
     for name, pattern in _NAMES:
         found = re.search(pattern, text, re.IGNORECASE)
         if found is not None:
@@ -69,13 +69,13 @@ def read_library(text: str) -> Library:
 
 
 def loaded_library() -> Library:
-    """Local. The library that this process has loaded; only after MPI has started."""
+    """Local. The library that this process has loaded. To be called after MPI has started."""
     mpi: Any = importlib.import_module("mpidist.comm.mpi_communicator").MPI
     return read_library(mpi.Get_library_version())
 
 
 def device_limit(library: Library) -> str | None:
-    """Local. Why a library cannot combine arrays in GPU memory, None where nothing is known against it."""
+    """Local. The reason why a library cannot combine arrays in GPU memory, None if no such reason is known."""
     for row in DEVICE_LIMITS:
         if row.library == library.name and row.since <= library.version < row.before:
             return f"{library}: {row.why}"
