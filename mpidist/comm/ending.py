@@ -1,6 +1,6 @@
 """The end of a job in which one rank fails: the traceback is printed once and whole, and every rank stops.
 
-With MPI alone the other ranks would wait for ever. `MPIDIST_ABORT=0` in the environment switches this off.
+With MPI alone the other ranks would wait forever. `MPIDIST_ABORT=0` in the environment switches this off.
 """
 
 from __future__ import annotations

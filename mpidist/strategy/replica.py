@@ -17,11 +17,11 @@ T = TypeVar("T")
 
 
 class Owner(Protocol):
-    """The strategy, as far as a replica context and `extended` need it.
+    """The members of a strategy that its replica contexts and its `extended` use.
 
     Attributes:
-        communicator: The replicas, one per rank.
-        arena: Where its variables live.
+        communicator: The ranks; each is a replica.
+        arena: The arena of the strategy's variables.
     """
 
     communicator: Communicator
@@ -33,11 +33,11 @@ class Owner(Protocol):
         ...
 
     def collective_for(self, options: CommunicationOptions | None) -> CollectiveFront:
-        """Collective at the first call with such options, then Local. The collective of a call with its own options."""
+        """Collective at the first call with equal options, then Local. The collective for calls with these options."""
         ...
 
     def cross_replica(self) -> AbstractContextManager[None]:
-        """Local. Cross-replica context, from whichever context it is entered."""
+        """Local. A context manager that enters cross-replica context from any context."""
         ...
 
     def run(
@@ -60,15 +60,15 @@ class Owner(Protocol):
 
 
 class ReplicaContext:
-    """This replica's place and its collectives, from `get_replica_context()` inside `run`.
+    """The replica context that `get_replica_context()` returns inside `run`: this replica's place, and collectives.
 
     Args:
-        strategy: The strategy that runs.
+        strategy: The strategy whose `run` is called.
         replica_id_in_sync_group: 0 to `num_replicas_in_sync` - 1, in the order of the ranks.
-        replica_count: The number of replicas, where they are logical replicas; default: that of the strategy.
+        replica_count: Number of replicas if they are logical ones. Default: that of the strategy.
 
     Raises:
-        ValueError: The id is no int.
+        ValueError: The id is not an int.
     """
 
     __slots__ = ("_replica_count", "_replica_id", "_strategy")
@@ -84,7 +84,7 @@ class ReplicaContext:
 
     @property
     def strategy(self) -> Owner:
-        """Local. The strategy that runs."""
+        """Local. The strategy whose `run` is called."""
         return self._strategy
 
     @property
@@ -94,24 +94,24 @@ class ReplicaContext:
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Local. Number of replicas over all nodes; inside `Strategy.gradients` that of micro-batches with rows."""
+        """Local. Number of replicas over all nodes. Inside `Strategy.gradients`: number of micro-batches with rows."""
         return self._strategy.num_replicas_in_sync if self._replica_count is None else self._replica_count
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
         """Collective. Combine `value` over all replicas; every replica gets the result.
 
         Args:
-            reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
-            value: Any nest of arrays and numbers, of the same structure, shapes and dtypes on every replica; or of
-                `IndexedSlices` under SUM or MEAN, whose rows are put one after another in the order of the replicas.
-            options: Of this call, the same on every replica. The strategy's options hold where these say nothing.
+            reduce_op: SUM, MEAN, MIN, MAX or PROD, or its name in any case.
+            value: Any nest of arrays and numbers, of the same structure, shapes and dtypes on every replica; or, under
+                SUM or MEAN, of `IndexedSlices`, whose rows are concatenated in the order of the replicas.
+            options: Options of this call, the same on every replica. Those that keep their default are the strategy's.
 
         Returns:
-            The same structure. MEAN of integers is float64.
+            The same structure. The MEAN of integers is float64.
 
         Raises:
-            RuntimeError: This context is not the current one, or belongs to one of several replicas that a rank has
-                inside `Strategy.gradients`.
+            RuntimeError: This context is not the current one, or the call is inside `Strategy.gradients`, where a rank
+                has several replicas.
         """
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")
         self._require_current()
@@ -123,17 +123,17 @@ class ReplicaContext:
         """Collective. Concatenate `value` over all replicas along `axis`, in their order.
 
         Args:
-            value: Any nest of arrays of at least one dimension; sizes may differ along `axis` only.
-            axis: Along which to concatenate.
+            value: Any nest of arrays of at least one dimension. Sizes may differ between replicas along `axis` only.
+            axis: The dimension along which to concatenate.
             options: As for `all_reduce`.
 
         Returns:
             The same structure.
 
         Raises:
-            MismatchError: Other dimensions or dtypes differ.
-            ValueError: A scalar, or an axis out of range.
-            NotImplementedError: IndexedSlices.
+            MismatchError: Other sizes or dtypes differ between replicas.
+            ValueError: `value` holds a scalar, or `axis` is out of range.
+            NotImplementedError: `value` holds IndexedSlices.
             RuntimeError: This context is not the current one.
         """
         self._require_current()
@@ -144,7 +144,7 @@ class ReplicaContext:
 
         Raises:
             RuntimeError: This context is not the current one.
-            TypeError: A value that cannot be pickled, on every rank.
+            TypeError: A value cannot be pickled; on every rank.
         """
         self._require_current()
         return gather_object(self._strategy.communicator, value)
@@ -155,12 +155,12 @@ class ReplicaContext:
         """Collective. Call `merge_fn(strategy, *args)` in cross-replica context, once on every rank.
 
         Args:
-            merge_fn: A function of this replica's values. Through collectives it reaches the others'.
-            args: Further arguments.
-            kwargs: Keyword arguments.
+            merge_fn: A function that gets this replica's values, and may combine those of all replicas.
+            args: Further arguments of `merge_fn`.
+            kwargs: Keyword arguments of `merge_fn`.
 
         Returns:
-            What `merge_fn` returns on this rank.
+            The value that `merge_fn` returns on this rank.
 
         Raises:
             RuntimeError: This context is not the current one.
@@ -174,7 +174,7 @@ class ReplicaContext:
         if entry is not None and entry.replica_context is self:
             context.require_collectives()
             return
-        way_out = "is not the current one; ask `get_replica_context()` inside `run` and use it there"
+        way_out = "is not the current one: call `get_replica_context()` inside `run` and use its result there"
         if entry is None or entry.replica_context is None:
             raise RuntimeError(f"Need to be inside `call_for_each_replica()`, that is `run`: {self!r} {way_out}")
         if entry.strategy is not self._strategy:

@@ -1,4 +1,4 @@
-"""Values of replicas: the arithmetic of reduce, and losses averaged over the global batch."""
+"""Values of replicas: the arithmetic of reductions, and losses averaged over the global batch."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from mpidist import arrays, context, tree
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
+from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.collective import check_reducible
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
@@ -29,7 +30,10 @@ T = TypeVar("T")
 
 
 class DistributedValues(ABC):  # noqa: B024  (for isinstance and annotations only: a plain array is a component)
-    """For `isinstance` and annotations: whatever `run` takes and returns. A plain array is this rank's component."""
+    """The type, for `isinstance` and annotations, of values that `run` takes and returns.
+
+    A plain array is this rank's component.
+    """
 
 
 DistributedValues.register(np.ndarray)
@@ -57,10 +61,10 @@ class ValueContext:
 
 
 def as_array(leaf: Any) -> AnyArray:
-    """Local. A component as an array: Python floats become float32 and ints int32, arrays stay what they are.
+    """Local. A component as an array. Python floats become float32 and ints int32, arrays are returned unchanged.
 
     Raises:
-        TypeError: Something that holds no numbers.
+        TypeError: `leaf` does not hold numbers.
     """
     if isinstance(leaf, SyncOnReadVariable):
         return leaf.component
@@ -80,16 +84,16 @@ _LOCAL: dict[ReduceOp, Callable[..., Any]] = {
 
 
 def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
-    """Collective. One array or number combined over all replicas; see `Strategy.reduce`.
+    """Collective. Combine an array or a number over all replicas; see `Strategy.reduce`.
 
     Args:
-        collective: Over the replicas.
+        collective: The collective of the replicas.
         op: The operation.
         leaf: This rank's component.
-        axis: Dimensions reduced within the component first, or None.
+        axis: Dimensions that are reduced within the component first, or None.
 
     Returns:
-        An array, or a NumPy scalar where no dimension is left.
+        An array, or a NumPy scalar if no dimension is left.
     """
     if type(leaf) is np.ndarray and leaf.dtype.kind in "fi":
         array = leaf
@@ -97,7 +101,9 @@ def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int 
         array = np.asarray(leaf)
     elif isinstance(leaf, IndexedSlices):
         if axis is not None:
-            raise ValueError(f"IndexedSlices are reduced with axis=None, got {axis!r}; use their `to_dense()`")
+            raise ValueError(
+                f"IndexedSlices are reduced with axis=None, got axis={axis!r}: reduce their `to_dense()` instead"
+            )
         return reduce_slices(collective, op, leaf)
     else:
         array = as_array(leaf)
@@ -113,19 +119,19 @@ def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int 
 def reduce_nest(
     collective: CollectiveFront, op: ReduceOp, value: Any, axis: int | Sequence[int] | None, bytes_per_pack: int = 0
 ) -> Any:
-    """Collective. A nest of arrays and numbers combined over all replicas; see `Strategy.reduce`.
+    """Collective. Combine a nest of arrays and numbers over all replicas; see `Strategy.reduce`.
 
     Args:
-        collective: Over the replicas.
+        collective: The collective of the replicas.
         op: The operation.
         value: This rank's component.
-        axis: Dimensions reduced within the components first; without, small arrays are packed.
+        axis: Dimensions that are reduced within the components first. With None, small arrays are packed.
         bytes_per_pack: See `packing.all_reduce_nest`.
 
     Returns:
         The same structure.
     """
-    # Most often it is one array, and a scalar.
+    # Most often the value is one array or NumPy scalar.
     if isinstance(value, (np.ndarray, np.generic)):
         return reduce_leaf(collective, op, value, axis)
     leaves, spec = tree.flatten(value)
@@ -138,8 +144,8 @@ def reduce_nest(
 
 def _mean(collective: CollectiveFront, array: AnyArray, axes: tuple[int, ...]) -> Any:
     dtype = np.dtype(np.float64) if array.dtype.kind in "iub" else array.dtype
-    # The sum of half-precision numbers may be too large for them when their mean is not.
-    wide = np.dtype(np.float32) if dtype.itemsize == 2 else dtype
+    # The sum may be too large for half precision where the mean is not.
+    wide = np.dtype(np.float32) if is_half(dtype) else dtype
     count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
     total = collective.all_reduce(arrays.as_array(array.sum(axes, dtype=wide)))
     elements = int(collective.all_reduce(np.array(count)))
@@ -148,13 +154,13 @@ def _mean(collective: CollectiveFront, array: AnyArray, axes: tuple[int, ...]) -
 
 
 def gather_nest(collective: CollectiveFront, value: Any, axis: int, method: str) -> Any:
-    """Collective. A nest of arrays concatenated over all replicas; see `Strategy.gather`.
+    """Collective. Concatenate a nest of arrays over all replicas; see `Strategy.gather`.
 
     Args:
-        collective: Over the replicas.
+        collective: The collective of the replicas.
         value: This rank's component.
-        axis: Along which to concatenate.
-        method: Its name, for errors.
+        axis: The dimension along which to concatenate.
+        method: The name of the caller's method, for errors.
 
     Returns:
         The same structure.
@@ -165,7 +171,7 @@ def gather_nest(collective: CollectiveFront, value: Any, axis: int, method: str)
 
 
 def gather_object(communicator: Communicator, value: T) -> list[T]:
-    """Collective. The values of all ranks, in their order; what cannot be pickled is an error on every rank."""
+    """Collective. The values of all ranks, in the order of the ranks. Pickling errors are raised on every rank."""
     mine = together(communicator, "pickling this rank's object", lambda: pickle.dumps(value))
     everyone = communicator.all_gather_object(mine)
     return together(communicator, "unpickling the ranks' objects", lambda: [pickle.loads(one) for one in everyone])
@@ -173,12 +179,15 @@ def gather_object(communicator: Communicator, value: T) -> list[T]:
 
 def _gatherable(leaf: Any, method: str) -> AnyArray:
     if isinstance(leaf, IndexedSlices):
-        raise NotImplementedError(f"{method} does not support IndexedSlices; all_reduce and reduce put rows together")
+        raise NotImplementedError(
+            f"{method} does not support IndexedSlices: use all_reduce or reduce, which put the rows of all replicas "
+            "together"
+        )
     return as_array(leaf)
 
 
 def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any:
-    # The identities stand for a replica without data: the empty part of a partial batch.
+    # A replica without data, of a batch smaller than the number of replicas, gives the identity of the operation.
     if op is ReduceOp.SUM or op is ReduceOp.PROD:
         return _LOCAL[op](array, axis=axes, dtype=array.dtype)
     if array.size:
@@ -199,7 +208,10 @@ def _axes(array: AnyArray, axis: int | Sequence[int]) -> tuple[int, ...]:
         if isinstance(one, bool) or not isinstance(one, (int, np.integer)):
             raise TypeError(f"`axis` must be None, an int or a sequence of ints, got {axis!r}")
         if not -array.ndim <= one < array.ndim:
-            raise ValueError(f"`axis` is out of range for a component of shape {array.shape}, got {axis!r}")
+            raise ValueError(
+                f"`axis` is out of range: expected {-array.ndim} to {array.ndim - 1} for a component of shape "
+                f"{array.shape}, got {axis!r}"
+            )
     return tuple(int(one) % array.ndim for one in axes)
 
 
@@ -208,24 +220,27 @@ def compute_average_loss(
     sample_weight: npt.ArrayLike | None = None,
     global_batch_size: int | None = None,
 ) -> Any:
-    """Local. Sum of the losses of this replica's examples divided by the global batch size.
+    """Local. The sum of the losses of this replica's examples, divided by the global batch size.
 
-    Summed over replicas, by `reduce` or in the gradients by `apply_gradients`, it is the mean over the global batch.
+    Its sum over the replicas, made by `reduce` or, of the gradients, by `apply_gradients`, is the mean over the global
+    batch.
 
     Args:
         per_example_loss: One loss per example, or more dimensions.
-        sample_weight: A number, or one weight per example; further dimensions broadcast against the losses.
+        sample_weight: A number, or one weight per example. Weights of fewer dimensions broadcast against the losses.
         global_batch_size: Number of examples on all replicas. Default: this replica's times the number of replicas.
 
     Returns:
-        A NumPy scalar of the losses' dtype; of CuPy's losses an array without dimensions.
+        A NumPy scalar of the losses' dtype; for CuPy arrays an array without dimensions.
 
     Raises:
-        ValueError: A scalar loss, weights of another shape, or a size that is not positive.
+        ValueError: The loss is a scalar, the weights have more dimensions than the losses, or the size is not positive.
     """
     losses = default_array(per_example_loss)
     if losses.ndim == 0:
-        raise ValueError("`per_example_loss` must have one loss per example, got a scalar; do not average it before")
+        raise ValueError(
+            "`per_example_loss` must have one loss per example, got a scalar: pass the losses before they are averaged"
+        )
     if sample_weight is not None:
         weight = arrays.move(arrays.as_array(sample_weight).astype(losses.dtype), arrays.namespace(losses))
         if weight.ndim > losses.ndim:
@@ -235,15 +250,18 @@ def compute_average_loss(
             )
         losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim))
     if global_batch_size is None:
-        # A replica without examples adds nothing to the loss.
+        # The sum of no losses is 0, and a divisor of 0 would make it NaN.
         global_batch_size = max(1, losses.shape[0]) * _replica_count()
     if not global_batch_size > 0:
-        raise ValueError(f"`global_batch_size` must be positive, got {global_batch_size!r}")
+        raise ValueError(
+            f"`global_batch_size` must be positive, got {global_batch_size!r}: pass the number of examples on all "
+            "replicas"
+        )
     return losses.sum(dtype=losses.dtype) / losses.dtype.type(global_batch_size)
 
 
 def scale_regularization_loss(regularization_loss: npt.ArrayLike) -> Any:
-    """Local. The loss divided by the number of replicas, since gradients are summed over them.
+    """Local. The loss divided by the number of replicas, since gradients are summed over the replicas.
 
     Args:
         regularization_loss: The sum of all terms, the same on every replica.
@@ -252,11 +270,14 @@ def scale_regularization_loss(regularization_loss: npt.ArrayLike) -> Any:
         A NumPy scalar or array.
 
     Raises:
-        RuntimeError: In cross-replica context, where there is no loss of one replica.
+        RuntimeError: It was called in cross-replica context, which has no loss of one replica.
     """
     entry = context.innermost()
     if entry is not None and entry.replica_context is None:
-        raise RuntimeError("scale_regularization_loss belongs into `run`: call it where the loss is computed")
+        raise RuntimeError(
+            "scale_regularization_loss must be called inside `run`, got a call in cross-replica context: call it where "
+            "the loss is computed"
+        )
     return default_array(regularization_loss) / _replica_count()
 
 
@@ -265,12 +286,12 @@ class _Counted(Protocol):
 
     @property
     def num_replicas_in_sync(self) -> int:
-        """Local. How many there are."""
+        """Local. Number of replicas."""
         ...
 
 
 def _replica_count() -> int:
-    """Of the current replica context, whose replicas may be logical ones, else of the current strategy."""
+    """The number of replicas of the current replica context, some of which may be logical, or of the strategy."""
     entry = context.innermost()
     if entry is not None and entry.replica_context is not None:
         return cast(_Counted, entry.replica_context).num_replicas_in_sync

@@ -1,4 +1,4 @@
-"""The contract of a collective as a class of pytest tests, for the library's backends and for anybody's own.
+"""The contract of a collective as a class of pytest tests, for the library's collectives and for a user's own.
 
     from mpidist.testing.contract import CollectiveContract
 
@@ -7,8 +7,10 @@
         def collective(self, communicator):
             return MyCollective(communicator)
 
-Run it on 1, 2, 3 and 4 ranks: `mpirun -n 3 python -m pytest --with-mpi test_mine.py`. For `CrossDeviceOps` the fixture
-returns `MyOps().bind(communicator)`. It must give each test a new object, as checks are made in its first calls.
+Run it on 1, 2, 3 and 4 ranks: `mpirun -n 3 python -m pytest --with-mpi test_mine.py`. For a backend the fixture returns
+`CollectiveFront(MyBackend(communicator), CommunicationOptions())`, and for `CrossDeviceOps` it returns
+`MyOps().bind(communicator)`. It must return a new object for each test, since a collective compares only its first
+calls between the ranks.
 """
 
 from __future__ import annotations
@@ -31,7 +33,7 @@ DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
     "float32", "float64", "longdouble", "complex64", "complex128", "clongdouble", ">f4", ">i8",
 )
-# What a sum or a mean of small numbers loses by being rounded to the dtype.
+# The relative error of a sum or a mean of small numbers that is rounded to the dtype.
 TOLERANCES = {"bfloat16": 1e-2, "float16": 1e-3}
 _FUNCTIONS: dict[ReduceOp, Callable[..., Any]] = {
     ReduceOp.SUM: np.sum, ReduceOp.MEAN: np.mean, ReduceOp.MIN: np.min, ReduceOp.MAX: np.max, ReduceOp.PROD: np.prod,
@@ -39,12 +41,12 @@ _FUNCTIONS: dict[ReduceOp, Callable[..., Any]] = {
 
 
 class CollectiveContract:
-    """What every `Collective` keeps. Subclasses have a fixture `collective` that makes one over all ranks.
+    """Tests that every `Collective` must pass. Subclasses have a fixture `collective` that makes one over all ranks.
 
     Attributes:
-        dtypes: Names of those that are tried; bfloat16 where ml_dtypes is installed.
-        large: Elements of an array that is longer than what the collective sends at once.
-        takes_other_libraries: Whether PyTorch's and JAX's arrays are tried, where these are installed.
+        dtypes: The names of the dtypes to test; bfloat16 is tested if ml_dtypes is installed.
+        large: The number of elements of an array that is longer than one message of the collective.
+        takes_other_libraries: Whether arrays of PyTorch and JAX are tested, if these are installed.
     """
 
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
@@ -53,12 +55,12 @@ class CollectiveContract:
 
     @pytest.fixture
     def collective(self) -> Collective:
-        """What is tested."""
+        """Make the collective under test."""
         raise NotImplementedError(f"{type(self).__name__} must have a fixture `collective`")
 
     @pytest.mark.parametrize("op", ReduceOp)
     def test_all_reduce_of_every_dtype(self, collective: Collective, op: ReduceOp) -> None:
-        """Values, dtype of the result, and what is refused."""
+        """Values and dtypes of results are right; undefined combinations are refused."""
         for name, dtype in self._known_dtypes():
             arrays = _arrays(collective, dtype)
             mine = arrays[collective.communicator.rank].copy()
@@ -72,7 +74,7 @@ class CollectiveContract:
             _expect(not np.shares_memory(result, mine), "the result must not be the input, on one rank either")
 
     def test_all_reduce_of_every_shape(self, collective: Collective) -> None:
-        """Scalars, arrays without elements, and memory that is not contiguous."""
+        """Scalars, empty arrays and memory that is not contiguous are taken."""
         for shape in ((), (0,), (3, 0), (1,), (2, 3, 5)):
             arrays = _arrays(collective, np.dtype("float32"), shape)
             _compare(collective.all_reduce(arrays[collective.communicator.rank]), arrays, ReduceOp.SUM, f"{shape}")
@@ -85,7 +87,7 @@ class CollectiveContract:
 
     @pytest.mark.parametrize("op", ReduceOp)
     def test_all_reduce_in_place(self, collective: Collective, op: ReduceOp) -> None:
-        """The argument takes the result, or nothing has happened to it."""
+        """The argument takes the result, or stays unchanged if it cannot."""
         for name in ("int32", "float16", "float32", "float64", ">f4"):
             arrays = _arrays(collective, np.dtype(name))
             mine = arrays[collective.communicator.rank].copy()
@@ -98,7 +100,7 @@ class CollectiveContract:
             _compare(mine, arrays, op, f"{name} in place")
 
     def test_in_place_wants_an_array_that_it_can_write(self, collective: Collective) -> None:
-        """Neither a view that is not contiguous nor a read-only one."""
+        """Views that are not contiguous and read-only arrays are refused."""
         frozen = np.zeros(3)
         frozen.flags.writeable = False
         for array in (np.zeros((4, 4))[:, ::2], frozen):
@@ -106,7 +108,7 @@ class CollectiveContract:
                 collective.all_reduce(array, in_place=True)
 
     def test_results_have_the_same_bits_on_every_rank(self, collective: Collective) -> None:
-        """Whoever adds in another order must send the sum, not make it again."""
+        """Ranks that add in different orders would get different bits: the sum must be sent."""
         generator = np.random.default_rng(collective.communicator.rank)
         for dtype in ("float32", "float64"):
             array = generator.standard_normal(1001).astype(dtype)
@@ -114,19 +116,19 @@ class CollectiveContract:
             _expect(len(set(results)) == 1, f"sums of {dtype} differ between ranks")
 
     def test_small_integers_and_halves_do_not_overflow_on_the_way(self, collective: Collective) -> None:
-        """A mean fits where the sum does not."""
+        """The mean fits the dtype where the sum does not."""
         for array in (np.full(3, 100, np.int8), np.full(3, 40000, np.float16)):
             mean = collective.all_reduce(array, ReduceOp.MEAN)
             _expect_equal(mean.astype("float64"), array.astype("float64"), "the mean of equal arrays")
 
     def test_what_is_no_number_is_refused(self, collective: Collective) -> None:
-        """Text, objects, dates and structures."""
+        """Text, objects, dates and structures are refused."""
         for array in (np.array(["a"]), np.array([None]), np.zeros(2, "datetime64[s]"), np.zeros(2, "V3")):
             with pytest.raises(TypeError, match="numeric"):
                 collective.all_reduce(array)
 
     def test_large_arrays(self, collective: Collective) -> None:
-        """Longer than what is sent at once."""
+        """Arrays longer than one message have right results in every operation."""
         communicator = collective.communicator
         size, rank = communicator.size, communicator.rank
         base = np.arange(self.large, dtype=np.float32) % 1000
@@ -146,7 +148,7 @@ class CollectiveContract:
             _expect_equal(part, base[rank:] + source, f"all_to_all from rank {source}")
 
     def test_reduce_to_each_rank(self, collective: Collective) -> None:
-        """The result is there and nowhere else."""
+        """The root gets the result, and no other rank does."""
         rank, size = collective.communicator.rank, collective.communicator.size
         cases = [("float64", op, root) for root in range(size) for op in (ReduceOp.SUM, ReduceOp.MEAN)]
         cases += [(name, ReduceOp.MAX, size - 1) for name in ("bool", "float16", "int8")]
@@ -159,18 +161,18 @@ class CollectiveContract:
                 _expect(result is None, f"rank {rank} got a result that belongs to rank {root}")
 
     def test_reduce_scatter(self, collective: Collective) -> None:
-        """Parts as `numpy.array_split` cuts them, also fewer rows than ranks and none."""
+        """Slices are those of `numpy.array_split`, also with fewer rows than ranks and without rows."""
         rank, size = collective.communicator.rank, collective.communicator.size
         cases = [((7,), "float64", ReduceOp.SUM), ((2, 3), "float32", ReduceOp.MEAN), ((0, 3), "int32", ReduceOp.SUM)]
         for shape, name, op in [*cases, ((9, 2), "float16", ReduceOp.MAX), ((5,), "int16", ReduceOp.MEAN)]:
             arrays = _arrays(collective, np.dtype(name), shape)
-            parts = [np.array_split(array, size)[rank] for array in arrays]
-            _compare(collective.reduce_scatter(arrays[rank], op), parts, op, f"part of {shape}")
+            slices = [np.array_split(array, size)[rank] for array in arrays]
+            _compare(collective.reduce_scatter(arrays[rank], op), slices, op, f"slice of {shape}")
         with pytest.raises(ValueError, match="at least one dimension"):
             collective.reduce_scatter(np.float64(1))
 
     def test_broadcast(self, collective: Collective) -> None:
-        """From each rank, of each dtype and shape."""
+        """Arrays of each dtype and shape come from each rank."""
         rank, size = collective.communicator.rank, collective.communicator.size
         cases: list[tuple[tuple[int, ...], np.dtype[Any], int]] = [
             ((7,), dtype, size - 1) for _, dtype in self._known_dtypes()
@@ -187,7 +189,7 @@ class CollectiveContract:
                 collective.broadcast(np.zeros(2), root)
 
     def test_all_gather_of_uneven_sizes(self, collective: Collective) -> None:
-        """Along each axis, of each dtype; some ranks have nothing."""
+        """Arrays are concatenated along each axis and of each dtype; some ranks have no elements."""
         rank, size = collective.communicator.rank, collective.communicator.size
         cases = [(np.dtype("float32"), axis) for axis in (1, 2, -1, -3)]
         for dtype, axis in [*cases, *((dtype, 0) for _, dtype in self._known_dtypes())]:
@@ -198,12 +200,12 @@ class CollectiveContract:
                 parts.append((np.arange(np.prod(shape)) % 2 + other).reshape(shape).astype(dtype))
             result = collective.all_gather(parts[rank].copy(order="F"), axis)
             _expect_equal(result, np.concatenate(parts, axis), f"{dtype} along axis {axis}")
-        _expect(collective.all_gather(np.zeros((0, 3))).shape == (0, 3), "nothing from nobody must keep its shape")
+        _expect(collective.all_gather(np.zeros((0, 3))).shape == (0, 3), "an array without rows must keep its shape")
         axis = 1 if rank == 0 else -1
         _expect(collective.all_gather(np.zeros((2, 1)), axis).shape == (2, size), "axis -1 must be the last one")
 
     def test_all_gather_refuses_a_bad_axis_on_every_rank(self, collective: Collective) -> None:
-        """With the same text."""
+        """All ranks raise the same text."""
         for shape, axis in (((), 0), ((3,), 1), ((3,), -2)):
             with pytest.raises(ValueError, match=r"at least one dimension|out of range") as caught:
                 collective.all_gather(np.zeros(shape), axis)
@@ -211,7 +213,7 @@ class CollectiveContract:
             _expect(len(set(texts)) == 1, f"errors differ between ranks: {texts}")
 
     def test_all_to_all(self, collective: Collective) -> None:
-        """Uneven parts, empty ones, and none at all."""
+        """Uneven and empty parts arrive; a wrong number of parts is refused."""
         rank, size = collective.communicator.rank, collective.communicator.size
         for dtype in ("float32", "int8", "complex128"):
             parts = [np.full(((rank + to) % 3, 2), 10 * rank + to, dtype) for to in range(size)]
@@ -221,18 +223,18 @@ class CollectiveContract:
                 wanted = np.full(((rank + source) % 3, 2), 10 * source + rank, dtype)
                 _expect_equal(part, wanted, f"part from rank {source}")
         for part in collective.all_to_all([np.zeros((0, 2))] * size):
-            _expect_equal(part, np.zeros((0, 2)), "a part of nothing")
+            _expect_equal(part, np.zeros((0, 2)), "an empty part")
         with pytest.raises(ValueError, match="one part per rank"):
             collective.all_to_all([np.zeros(1)] * (size + 1))
 
     def test_barrier_returns(self, collective: Collective) -> None:
-        """On every rank, again and again."""
+        """The barrier returns on every rank, also when called again."""
         for _ in range(3):
             collective.barrier()
 
     @pytest.mark.parametrize("calls", ["reductions", "broadcasts", "gathers", "exchanges"])
     def test_a_difference_is_a_mismatch_on_every_rank(self, collective: Collective, calls: str) -> None:
-        """The last rank does something else; the error names it, and the next call works."""
+        """If the last rank makes another call, the error names it on every rank, and the next call works."""
         size = collective.communicator.size
         if size == 1:
             pytest.skip("one rank cannot differ from itself")
@@ -245,9 +247,9 @@ class CollectiveContract:
 
     @pytest.mark.parametrize("library", ["torch", "jax.numpy"])
     def test_arrays_of_other_libraries(self, collective: Collective, library: str) -> None:
-        """Taken without a copy; the results are of their kind."""
+        """Arrays of other libraries are taken, and the results are of their kind."""
         if not self.takes_other_libraries:
-            pytest.skip("this collective takes NumPy's arrays only")
+            pytest.skip("this collective takes NumPy arrays only")
         xp = pytest.importorskip(library, reason=f"{library.partition('.')[0]} is not installed")
         rank, size = collective.communicator.rank, collective.communicator.size
         ones = xp.ones(5, dtype=xp.float32)
@@ -270,14 +272,14 @@ class CollectiveContract:
 
     def _known_dtypes(self) -> list[tuple[str, np.dtype[Any]]]:
         if "bfloat16" in self.dtypes and importlib.util.find_spec("ml_dtypes") is not None:
-            # NumPy knows the name from then on.
+            # NumPy knows the name bfloat16 only after this import.
             importlib.import_module("ml_dtypes")
             return [(name, np.dtype(name)) for name in self.dtypes]
         return [(name, np.dtype(name)) for name in self.dtypes if name != "bfloat16"]
 
 
 def _arrays(collective: Collective, dtype: np.dtype[Any], shape: tuple[int, ...] = (70,)) -> list[AnyArray]:
-    """One array per rank, of small numbers: every dtype holds sum and product over a few ranks."""
+    """One array per rank, of numbers so small that every dtype holds their sum and product over a few ranks."""
     made = []
     for rank in range(collective.communicator.size):
         values: AnyArray = (np.arange(int(np.prod(shape))) + rank) % (3 if rank < 4 else 1) + 1
@@ -296,7 +298,7 @@ def _is_defined(op: ReduceOp, dtype: np.dtype[Any]) -> bool:
 
 
 def _compare(result: AnyArray, arrays: list[AnyArray], op: ReduceOp, what: str) -> None:
-    """With NumPy's result in the widest type, in which these small numbers are exact."""
+    """Compare with NumPy's result in the widest type, in which these small numbers are exact."""
     dtype = arrays[0].dtype
     wide = np.clongdouble if dtype.kind == "c" else np.longdouble
     wanted = np.asarray(_FUNCTIONS[op](np.stack([array.astype(wide) for array in arrays]), axis=0))
@@ -309,7 +311,7 @@ def _compare(result: AnyArray, arrays: list[AnyArray], op: ReduceOp, what: str) 
 
 
 def _differing(calls: str, collective: Collective, *, odd: bool) -> dict[str, Callable[[], object]]:
-    """Calls in which one rank, for which `odd` is true, does something else: fewer than those that are checked."""
+    """Calls in which the rank with `odd` differs from the others. They are so few that the collective compares all."""
     x, square, size = np.zeros(4, "float32"), np.zeros((2, 2)), collective.communicator.size
     lists: dict[str, dict[str, Callable[[], object]]] = {
         "reductions": {
@@ -351,5 +353,5 @@ def _expect(condition: bool, text: str) -> None:
 def _expect_equal(got: AnyArray, wanted: AnyArray, what: str) -> None:
     np.testing.assert_array_equal(got, wanted, err_msg=what)
     _expect(got.shape == wanted.shape, f"{what}: shape {got.shape}, expected {wanted.shape}")
-    # What is only moved may come in the native byte order.
+    # Operations that only move arrays may return the native byte order.
     _expect(got.dtype.newbyteorder("=") == wanted.dtype.newbyteorder("="), f"{what}: {got.dtype}, not {wanted.dtype}")

@@ -58,7 +58,7 @@ def test_regularization_is_scaled_in_a_replica_only() -> None:
     strategy = mpidist.OneDeviceStrategy("cpu:0")
     assert strategy.run(scale_regularization_loss, args=(3.0,)) == 3
     assert scale_regularization_loss(3.0) == 3
-    with strategy.scope(), pytest.raises(RuntimeError, match="belongs into `run`"):
+    with strategy.scope(), pytest.raises(RuntimeError, match="must be called inside `run`"):
         scale_regularization_loss(3.0)
 
 

@@ -50,7 +50,7 @@ class AutomaticBackend(Backend):
         Args:
             array: This rank's array, in host memory or in GPU memory.
             byte_count: The size that decides. It must be the same on every rank: ranks that chose different backends
-                would wait for each other for ever.
+                would wait for each other forever.
         """
         is_device = arrays.is_cupy(array)
         if byte_count < self.limit and not is_device:

@@ -25,7 +25,7 @@ ALL_BLOCKS_BYTES = 1 << 26
 
 
 class SharedBlocks:
-    """The operations of a node on contiguous flat arrays, for the node backend.
+    """The operations of a node on contiguous flat arrays, for the node backend; the methods of `DirectCopies`.
 
     There are two sets of blocks, used in turns: a rank may fill its block of the next turn while other ranks still read
     those of this turn. One barrier for each turn is therefore enough. A rank fills a block of this turn again only
@@ -81,13 +81,7 @@ class SharedBlocks:
     ) -> None:
         """Collective. Each rank combines its slice of all ranks' blocks, and every rank reads the result.
 
-        Args:
-            source: This rank's array.
-            total: Takes the result; may be `source`.
-            op: The operation.
-            slice_count: The number of ranks of the node that have a slice.
-            combine: Combines blocks in the order of the ranks.
-            across_nodes: Combines a slice of a block with the same slice of the other nodes.
+        See `DirectCopies.all_reduce` for the arguments.
         """
         # Behind a barrier the results of one block are there, and so are all ranks' next blocks.
         pieces = self.pieces(source)

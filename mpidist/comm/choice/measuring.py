@@ -57,7 +57,7 @@ def find_tuning(communicator: Communicator, open_backend: Opener) -> Tuning:
         open_backend: Makes a backend to measure.
 
     Returns:
-        The sizes, the same on every rank: ranks that chose different backends would wait for each other for ever.
+        The sizes, the same on every rank: ranks that chose different backends would wait for each other forever.
     """
     profile = MachineProfile(
         str(loaded_library()), max(communicator.node_sizes), len(communicator.node_sizes), core_count(),
