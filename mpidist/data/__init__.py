@@ -15,8 +15,8 @@ The `auto_shard_policy` of the dataset says what a rank of MirroredStrategy and 
     OFF      all examples, in batches of G/n; each rank has its own order where a shuffle has no seed
     DATA     the r-th contiguous piece of every global batch; sizes differ by at most one, the first ranks get more
     FILE     every n-th file beginning with number r, in batches of G/n; an error where there are fewer files than
-             ranks, or none. Files are counted as the reader gets them: in the order of `from_files`, or of the names
-             that `interleave` opens after `list_files`
+             ranks, or none. Files are counted in the order of `from_files`, or in that in which `interleave` gets
+             them after `list_files`
     HINT     `shard(n, r)` in the place of `shard(SHARD_HINT, SHARD_HINT)`, in batches of G/n; as OFF without this
              step. Under other policies the step does nothing
     AUTO     FILE where the dataset reads at least n files, else DATA
