@@ -59,8 +59,8 @@ def place(communicator: Communicator, resolver: ClusterResolver) -> Placement:
         MismatchError: The ranks were told different clusters.
         ValueError: The cluster has jobs that a synchronous strategy cannot use, or its description is malformed.
     """
-    # First of all. If tasks were compared with ranks first, a cluster with parameter servers would get an error about
-    # the number of ranks, which is not what is wrong.
+    # Before tasks are compared with ranks: otherwise a cluster with parameter servers would get an error about the
+    # number of ranks, which is not the mistake.
     together(
         communicator, "reading the cluster",
         lambda: _refuse_servers([task.job for task in resolver.cluster_spec().tasks]),

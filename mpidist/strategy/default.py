@@ -99,8 +99,7 @@ class DefaultStrategy(Strategy):
 
     def __init__(self) -> None:
         super().__init__(SoloCommunicator())
-        # The arena of variables made outside any scope: these must be the same kind of variable, and compatible with
-        # each other, whether or not this object existed when they were made.
+        # All variables made outside a scope live in one arena, also those made before this object existed.
         self.arena = solo_arena()
         self._cross_entry = Entry(self, None, self.arena)
         self._replica_context = _DefaultReplicaContext(self, 0)

@@ -34,8 +34,9 @@ logger = logging.getLogger("mpidist")
 
 # The ranks exchange a sum in chunks of this size.
 CHUNK_BYTES = 1 << 22
-# The ranks compare their results' layouts and their numerics in this number of first calls, then at powers of two. The
-# number of calls is the same on all ranks; whether to compare, a collective call, may depend on nothing else.
+# The ranks compare the layouts of their results and their numerics in this number of first calls, then at powers of
+# two. Comparing is a collective call, so the decision may depend only on what is the same on all ranks, such as the
+# number of calls.
 _CHECKED_CALLS = 16
 
 

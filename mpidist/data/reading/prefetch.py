@@ -61,7 +61,7 @@ class Prefetcher(Iterator[T]):
     def close(self) -> None:
         """Local. End the thread and drop the elements that are ready. A second call does nothing."""
         self._finalizer()
-        # The garbage collector may run this in the thread itself, which cannot wait for its own end.
+        # A thread cannot wait for its own end, if it is the iterator that closes the prefetcher.
         if self._thread is not threading.current_thread():
             self._thread.join(CLOSE_SECONDS)
 
