@@ -29,8 +29,7 @@ from mpidist.variables.step.sums import (
     adder,
 )
 
-# Bytes that go to another node, or through a collective, at a time: they stay in a core's cache from the sum inside the
-# node to the update.
+# Bytes of a message between nodes, or through a collective: a chunk is added up, sent and updated while it is in a cache.
 CHUNK_BYTES = 1 << 20
 
 
