@@ -16,6 +16,7 @@ from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.kernel import Kernel, LayerKernel
 from mpidist.optimizers.options import OptimizerOptions
 from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.scatter import require_rows
 from mpidist.variables.variable import Variable
 
 Gradient = npt.ArrayLike | IndexedSlices
@@ -42,9 +43,10 @@ def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariabl
     if not isinstance(gradient, IndexedSlices):
         np.copyto(view, variable.coerce(gradient))
         return
-    rows = _checked_rows(gradient, variable)
+    require_rows(variable, gradient)
     view[...] = 0
     xp = variable.arena.namespace
+    rows = gradient.values.astype(variable.dtype, copy=False)
     xp.add.at(view, arrays.move(gradient.indices, xp), arrays.move(rows, xp))
 
 
@@ -61,7 +63,8 @@ def take_rows(gradient: Gradient, variable: MirroredVariable) -> tuple[AnyArray,
             f"got {type(gradient).__name__} of shape {np.shape(gradient)}; pass the rows that have a gradient, or make "
             "the variable without sparse_gradient"
         )
-    return gradient.indices, _checked_rows(gradient, variable)
+    require_rows(variable, gradient)
+    return gradient.indices, gradient.values.astype(variable.dtype, copy=False)
 
 
 def require_updatable(
@@ -146,23 +149,3 @@ def to_dense(gradient: Gradient, variable: MirroredVariable) -> AnyArray:
     dense: AnyArray = variable.arena.namespace.zeros(variable.shape, variable.dtype)
     write_gradient(dense, gradient, variable)
     return dense
-
-
-def _checked_rows(gradient: IndexedSlices, variable: MirroredVariable) -> AnyArray:
-    values, indices = gradient.values, gradient.indices
-    if not variable.shape or values.shape[1:] != variable.shape[1:]:
-        raise ValueError(
-            f"variable {variable.name!r}: expected rows of an array of shape {variable.shape}, got IndexedSlices with "
-            f"values of shape {values.shape}"
-        )
-    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < variable.shape[0]:
-        raise ValueError(
-            f"variable {variable.name!r}: expected indices from 0 to {variable.shape[0] - 1}, got "
-            f"{int(indices.min())} to {int(indices.max())}"
-        )
-    if not np.can_cast(values.dtype, variable.dtype, "same_kind"):
-        raise TypeError(
-            f"variable {variable.name!r}: expected rows of dtype {variable.dtype}, got {values.dtype}; convert them "
-            f"with .astype({variable.dtype.name!r}) if that is meant"
-        )
-    return values.astype(variable.dtype, copy=False)

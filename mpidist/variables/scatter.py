@@ -122,17 +122,32 @@ def checked_rows(variable: Scatter, kind: str, rows: object) -> IndexedSlices:
     """
     if not isinstance(rows, IndexedSlices):
         raise TypeError(f"variable {variable.name!r}: scatter_{kind} takes IndexedSlices, got {rows!r}")
-    if not variable.shape or rows.values.shape[1:] != variable.shape[1:]:
-        raise ValueError(
-            f"variable {variable.name!r}: rows of shape {rows.values.shape[1:]} do not fit shape {variable.shape}"
-        )
-    low, high = (int(rows.indices.min()), int(rows.indices.max())) if rows.indices.size else (0, -1)
-    if low < 0 or high >= variable.shape[0]:
-        raise ValueError(
-            f"variable {variable.name!r}: indices must be from 0 to {variable.shape[0] - 1}, got {low} to {high}"
-        )
     if (kind == "div" and variable.dtype.kind in "biu") or (kind in _ARITHMETIC and variable.dtype.kind == "b"):
         raise TypeError(f"variable {variable.name!r}: scatter_{kind} is not defined for dtype {variable.dtype}")
-    if not np.can_cast(rows.dtype, variable.dtype, "same_kind"):
-        raise TypeError(f"variable {variable.name!r}: expected rows of dtype {variable.dtype}, got {rows.dtype}")
+    require_rows(variable, rows)
     return IndexedSlices(rows.values.astype(variable.dtype), rows.indices.astype(np.int64))
+
+
+def require_rows(variable: Scatter, rows: IndexedSlices) -> None:
+    """Local. Raise an error unless these are rows of the variable, in a dtype that casts to the variable's.
+
+    Raises:
+        ValueError: Rows of another shape, or an index out of range.
+        TypeError: A dtype that does not cast.
+    """
+    values, indices = rows.values, rows.indices
+    if not variable.shape or values.shape[1:] != variable.shape[1:]:
+        raise ValueError(
+            f"variable {variable.name!r}: expected rows of an array of shape {variable.shape}, got IndexedSlices with "
+            f"values of shape {values.shape}"
+        )
+    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < variable.shape[0]:
+        raise ValueError(
+            f"variable {variable.name!r}: expected indices from 0 to {variable.shape[0] - 1}, got "
+            f"{int(indices.min())} to {int(indices.max())}"
+        )
+    if not np.can_cast(values.dtype, variable.dtype, "same_kind"):
+        raise TypeError(
+            f"variable {variable.name!r}: expected rows of dtype {variable.dtype}, got {values.dtype}; convert them "
+            f"with .astype({variable.dtype.name!r}) if that is meant"
+        )

@@ -50,8 +50,8 @@ def test_dtypes(dtype: str) -> None:
     ("initial", "rows", "kind", "error", "text"),
     [
         (np.ones(3), np.ones(3), "add", TypeError, "scatter_add takes IndexedSlices"),
-        (1.0, IndexedSlices(np.ones(1), np.array([0])), "add", ValueError, r"do not fit shape \(\)"),
-        (np.ones((3, 2)), IndexedSlices(np.ones((1, 3)), np.array([0])), "max", ValueError, r"rows of shape \(3,\)"),
+        (1.0, IndexedSlices(np.ones(1), np.array([0])), "add", ValueError, r"of an array of shape \(\)"),
+        (np.ones((3, 2)), IndexedSlices(np.ones((1, 3)), np.array([0])), "max", ValueError, r"of shape \(1, 3\)"),
         (np.ones(3), IndexedSlices(np.ones(1), np.array([3])), "add", ValueError, "from 0 to 2, got 3 to 3"),
         (np.ones(3), IndexedSlices(np.ones(1), np.array([-1])), "update", ValueError, "got -1"),
         (np.ones(3, int), IndexedSlices(np.ones(1), np.array([0])), "add", TypeError, "expected rows of dtype int64"),

@@ -29,7 +29,8 @@ from mpidist.variables.step.sums import (
     adder,
 )
 
-# Bytes of a message between nodes, or through a collective: a chunk is added up, sent and updated while it is in a cache.
+# Bytes of a message between nodes, or through a collective: a chunk is added up, sent and updated while it is in a
+# cache.
 CHUNK_BYTES = 1 << 20
 
 
