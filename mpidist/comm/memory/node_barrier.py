@@ -59,6 +59,7 @@ class NodeBarrier:
             while counters[other] < count:
                 looks += 1
                 if looks > spins:
+                    # It also releases the GIL, so that other threads of this process go on during a long wait.
                     os.sched_yield()
                     if looks % _PROGRESS_LOOKS == 0:
                         self._progress()

@@ -45,6 +45,7 @@ class Plan:
     Raises:
         MismatchError: The lists of variables differ between ranks.
         ValueError: Variables of several strategies, or one twice.
+        OSError: Sharing is demanded (shared=True), and node memory has run out; on every rank.
 
     Attributes:
         variables: In the plan's order, which numbers them.
