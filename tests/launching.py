@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import shutil
 import subprocess
@@ -13,7 +14,8 @@ from mpidist import launch
 
 # What launchers tell their ranks; a process that inherits it takes itself for one of them.
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_", "SLURM_", "PALS_")
-_NEW_VARIABLES = {
+# What every started program is given.
+NEW_VARIABLES = {
     # Root is who runs a container, and Open MPI refuses root.
     "OMPI_ALLOW_RUN_AS_ROOT": "1",
     "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
@@ -49,16 +51,21 @@ def launch_environment(environment: Mapping[str, str] | None = None) -> dict[str
     environment = dict(os.environ if environment is None else environment)
     if launch.read(environment) is not None:
         environment = {name: value for name, value in environment.items() if not name.startswith(_LAUNCHER_PREFIXES)}
-    return {**_NEW_VARIABLES, **environment}
+    return {**NEW_VARIABLES, **environment}
+
+
+@functools.cache
+def is_open_mpi(mpirun: str) -> bool:
+    """Whether this mpirun is Open MPI's; asked once, since Open MPI takes a second to answer."""
+    version = subprocess.run(
+        [mpirun, "--version"], env=launch_environment(), capture_output=True, text=True, timeout=60, check=False
+    )
+    return any(name in version.stdout for name in ("Open MPI", "PRRTE", "open-mpi"))
 
 
 def mpirun_command(ranks: int, mpirun: str) -> list[str]:
     """The start of the command line for so many ranks, also for more ranks than cores."""
-    version = subprocess.run(
-        [mpirun, "--version"], env=launch_environment(), capture_output=True, text=True, timeout=60, check=False
-    )
-    is_open_mpi = "Open MPI" in version.stdout or "PRRTE" in version.stdout or "open-mpi" in version.stdout
-    options = ["--oversubscribe"] if is_open_mpi else []
+    options = ["--oversubscribe"] if is_open_mpi(mpirun) else []
     return [mpirun, *options, "-n", str(ranks)]
 
 
@@ -80,11 +87,15 @@ def run_program(
     ranks: int, program: Path, *arguments: object, timeout_seconds: float = 60, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program on so many ranks to its end; after the time limit the test fails with its output."""
-    process = start_program(ranks, program, *arguments, **environment)
+    return finish(start_program(ranks, program, *arguments, **environment), program.name, timeout_seconds)
+
+
+def finish(process: subprocess.Popen[str], name: str, timeout_seconds: float) -> subprocess.CompletedProcess[str]:
+    """Wait for the end of a process; after the time limit it is ended, and the test fails with its output."""
     try:
         out, err = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
         process.terminate()
         out, err = process.communicate(timeout=30)
-        raise AssertionError(f"{program.name} did not end within {timeout_seconds} s\n{out}\n{err}") from None
+        raise AssertionError(f"{name} did not end within {timeout_seconds} s\n{out}\n{err}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

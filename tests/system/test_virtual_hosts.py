@@ -1,0 +1,264 @@
+"""Jobs on several hosts: nodes, sums, training, checkpoints, the end of a job; and the hosts themselves.
+
+The hosts are namespaces of this machine (see `tests/hosts`). Each has its own name, address, processes, interfaces and
+node memory, so that MPI and mpidist treat them as separate machines, and all bytes between them go through a virtual
+network. `mpirun` runs on the first host and starts ranks on the others through a stand-in for ssh. When a test ends,
+however it ends, the kernel removes the hosts with everything on them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.hosts.virtual_hosts import ROOT, VirtualHosts
+from tests.launching import run_program
+from tests.system.test_reproducible import PROGRAM as LOGICAL_REPLICAS
+
+Open = Callable[[int], VirtualHosts]
+
+pytestmark = pytest.mark.timeout_seconds(240)
+
+EXAMPLE = ROOT / "examples" / "train.py"
+JOB_SECONDS = 100
+# A job ends within a second of its rank where nothing else runs.
+END_SECONDS = 30
+
+REPORT = '''
+import itertools, json, socket, sys
+import numpy as np
+import mpidist
+from mpidist.experimental import CommunicationOptions
+
+strategies = {
+    name: mpidist.MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(implementation=name))
+    for name in ["AUTO", "MPI", "RING", "NODE"]
+}
+strategy = strategies["AUTO"]
+rank, size = strategy.communicator.rank, strategy.communicator.size
+
+def sent():
+    with open("/sys/class/net/eth0/statistics/tx_bytes") as file:
+        return int(file.read())
+
+def wrong_ones(name, strategy):
+    # One element; fewer rows than ranks; more than one block of a node's memory.
+    for shape, dtype in itertools.product([(1,), (3, 5), (700, 1000)], ["float32", "int64"]):
+        everyones = [np.random.default_rng(r).integers(-99, 99, shape).astype(dtype) for r in range(size)]
+        for op, expected in [("SUM", np.sum), ("MAX", np.max)]:
+            before = sent()
+            result = strategy.run(lambda: mpidist.get_replica_context().all_reduce(op, everyones[rank]))
+            if not np.array_equal(result, expected(everyones, axis=0)):
+                yield name, op, shape, dtype
+            # A rank may return from the call before another rank of its node has sent its slice.
+            strategy.communicator.barrier()
+            if shape == (700, 1000) and sent() - before < result.nbytes / size:
+                yield name, op, shape, dtype, "did not leave the host"
+            strategy.communicator.barrier()
+
+wrong = [each for name, strategy in strategies.items() for each in wrong_ones(name, strategy)]
+with strategy.scope():
+    variable = mpidist.Variable(np.full(7, float(rank)))
+rows = strategy.gather(np.full((rank + 1, 2), rank), axis=0)
+mine = {
+    "host": socket.gethostname(),
+    "mpi_host": strategy.communicator.host,
+    "node_sizes": strategy.communicator.node_sizes,
+    "node_index": strategy.communicator.node_index,
+    "wrong": wrong,
+    "variable": variable.numpy().tolist(),
+    "rows": rows[:, 0].tolist(),
+}
+everyone = strategy.communicator.all_gather_object(mine)
+if rank == 0:
+    with open(sys.argv[1], "w") as file:
+        json.dump(everyone, file)
+'''
+
+
+def succeed(result: subprocess.CompletedProcess[str]) -> str:
+    """What a job printed, which must have ended well."""
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    return text
+
+
+@pytest.mark.parametrize("ranks", [(2, 2), (1, 2, 1)], ids=["two hosts", "three hosts"])
+def test_a_strategy_sees_each_host_as_a_node(virtual_hosts: Open, tmp_path: Path, ranks: tuple[int, ...]) -> None:
+    hosts = virtual_hosts(len(ranks))
+    program, out = tmp_path / "report.py", tmp_path / "report.json"
+    program.write_text(REPORT)
+    succeed(hosts.run(ranks, program, out, timeout_seconds=JOB_SECONDS))
+    everyone: list[dict[str, Any]] = json.loads(out.read_text())
+    where = [index for index, count in enumerate(ranks) for _ in range(count)]
+    assert [one["host"] for one in everyone] == [hosts.names[index] for index in where]
+    assert [one["mpi_host"] for one in everyone] == [hosts.names[index] for index in where]
+    assert [one["node_index"] for one in everyone] == where
+    size = sum(ranks)
+    rows = [rank for rank in range(size) for _ in range(rank + 1)]
+    for one in everyone:
+        assert one["node_sizes"] == list(ranks)
+        assert one["wrong"] == []
+        assert one["variable"] == [0.0] * 7
+        assert one["rows"] == rows
+
+
+def test_training_on_two_hosts_is_training_on_one(virtual_hosts: Open, tmp_path: Path) -> None:
+    losses = {name: tmp_path / name for name in ("one host", "two hosts", "resumed")}
+    folder = tmp_path / "checkpoints"
+    options = ("--epochs", 2)
+    succeed(run_program(4, EXAMPLE, *options, "--losses", losses["one host"], timeout_seconds=JOB_SECONDS))
+    hosts = virtual_hosts(2)
+    output = succeed(hosts.run(
+        (2, 2), EXAMPLE, *options, "--checkpoint-dir", folder, "--losses", losses["two hosts"],
+        timeout_seconds=JOB_SECONDS,
+    ))
+    assert "4 replica(s)" in output
+    expected, got = (np.loadtxt(losses[name]) for name in ("one host", "two hosts"))
+    assert got.shape == expected.shape == (2 * 23,)
+    np.testing.assert_allclose(got, expected, rtol=2e-5)
+
+    # What was saved after the first epoch on two hosts is restored on one, and training ends where it ended there.
+    assert sorted(path.name for path in folder.glob("*.h5")) == ["ckpt-1.h5", "ckpt-2.h5"]
+    (folder / "ckpt-2.h5").unlink()
+    result = run_program(
+        1, EXAMPLE, *options, "--checkpoint-dir", folder, "--losses", losses["resumed"], timeout_seconds=JOB_SECONDS
+    )
+    assert "resumed after epoch 1" in succeed(result)
+    resumed = np.loadtxt(losses["resumed"])
+    # The curve of the first epoch comes from the file.
+    np.testing.assert_array_equal(resumed[:23], got[:23])
+    np.testing.assert_allclose(resumed, got, rtol=2e-5)
+
+
+def test_logical_replicas_give_the_same_bits_on_uneven_hosts(virtual_hosts: Open, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LOGICAL_REPLICAS)
+    arguments = ("momentum", "shared", "logical", 6, "-")
+    succeed(run_program(1, program, tmp_path / "one.npy", *arguments, RANKS="1", timeout_seconds=JOB_SECONDS))
+    hosts = virtual_hosts(2)
+    succeed(hosts.run((1, 2), program, tmp_path / "two.npy", *arguments, RANKS="3", timeout_seconds=JOB_SECONDS))
+    assert np.load(tmp_path / "two.npy").tobytes() == np.load(tmp_path / "one.npy").tobytes()
+
+
+@pytest.mark.parametrize(
+    "end", ["os.kill(os.getpid(), signal.SIGKILL)", "raise ValueError('the bug')"], ids=["killed", "raises"]
+)
+def test_the_end_of_one_rank_ends_the_job_on_all_hosts(virtual_hosts: Open, tmp_path: Path, end: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal, sys, time\nimport mpidist\n"
+        "strategy = mpidist.MultiWorkerMirroredStrategy()\n"
+        "strategy.reduce('SUM', 1.0, axis=None)\n"
+        f"if strategy.communicator.rank == 3:\n    sys.stderr.write('the end comes\\n')\n    {end}\n"
+        # The others are outside MPI and stay there: nothing in MPI tells them.
+        "time.sleep(600)\n"
+    )
+    hosts = virtual_hosts(2)
+    begin = time.monotonic()
+    result = hosts.run((2, 2), program, timeout_seconds=JOB_SECONDS)
+    text = result.stdout + result.stderr
+    assert "the end comes" in text
+    assert result.returncode != 0
+    assert time.monotonic() - begin < END_SECONDS + 30, text
+    if "raise" in end:
+        assert text.count("ValueError: the bug") == 1
+        assert "mpidist: rank 3 of 4 on n2 failed, the job ends" in text
+    deadline = time.monotonic() + END_SECONDS
+    while left := {name: hosts.processes(name) for name in hosts.names if hosts.processes(name)}:
+        assert time.monotonic() < deadline, left
+        time.sleep(0.1)
+
+
+def test_hosts_have_processes_memory_and_interfaces_of_their_own(virtual_hosts: Open) -> None:
+    hosts = virtual_hosts(3)
+    code = (
+        "import os, socket\n"
+        "print(socket.gethostname(), socket.gethostbyname(socket.gethostname()), os.listdir('/dev/shm'),\n"
+        "      sorted(os.listdir('/sys/class/net')), open('/proc/sys/kernel/random/boot_id').read().strip())\n"
+        "open('/dev/shm/mine', 'w').write(socket.gethostname())\n"
+    )
+    lines = []
+    for name in hosts.names:
+        out, err = hosts.execute(name, f'{sys.executable} -IS -c "{code}"').communicate(timeout=60)
+        assert not err
+        lines.append(out.split())
+    assert [line[0] for line in lines] == ["n1", "n2", "n3"]
+    assert len({line[1] for line in lines}) == 3
+    assert [line[2] for line in lines] == ["[]"] * 3
+    assert all(line[3:5] == ["['eth0',", "'lo']"] for line in lines)
+    assert len({line[5] for line in lines}) == 3
+    for name in hosts.names:
+        assert hosts.processes(name) == []
+
+
+def test_a_command_answers_as_through_ssh(virtual_hosts: Open) -> None:
+    hosts = virtual_hosts(1)
+    process = hosts.execute("n1", "echo out; echo err >&2; exit 7")
+    assert process.communicate(timeout=60) == ("out\n", "err\n")
+    assert process.returncode == 7
+    # No ssh passes on the caller's environment.
+    out, _ = hosts.execute("n1", "echo [$MPIDIST_NO_SUCH$PYTHONPATH]").communicate(timeout=60)
+    assert out == "[]\n"
+    unknown = hosts.execute("n9", "true")
+    assert "host n9 cannot be reached" in unknown.communicate(timeout=60)[1]
+    assert unknown.returncode == 255
+    # A sender that goes away ends its command.
+    sleeper = hosts.execute("n1", "sleep 600")
+    wait_until(lambda: hosts.processes("n1") != [])
+    sleeper.kill()
+    sleeper.communicate(timeout=60)
+    wait_until(lambda: hosts.processes("n1") == [])
+
+
+def test_nothing_is_left_of_hosts_whose_test_was_killed(virtual_hosts: Open, tmp_path: Path) -> None:
+    virtual_hosts(1).close()
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import time\nfrom tests.hosts.virtual_hosts import VirtualHosts\n"
+        "hosts = VirtualHosts(2)\nprocess = hosts.execute('n2', 'sleep 601')\n"
+        "while not hosts.processes('n2'): time.sleep(0.1)\n"
+        "print(hosts.folder, flush=True)\ntime.sleep(600)\n"
+    )
+    process = subprocess.Popen(
+        [sys.executable, program], stdout=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    assert process.stdout is not None
+    folder = Path(process.stdout.readline().strip())
+    assert folder.is_dir()
+    assert processes_that_name(str(folder))
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+    wait_until(lambda: not processes_that_name(str(folder)) and not folder.exists())
+    assert not processes_that_name("sleep\x00601")
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    """Return when it is so; after half a minute the test fails."""
+    deadline = time.monotonic() + END_SECONDS
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def processes_that_name(text: str) -> list[str]:
+    """The command lines of this machine, that of hosts among them, with the text."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_text(errors="replace")
+        except OSError:
+            continue
+        if text in line:
+            found.append(line)
+    return found
