@@ -17,6 +17,7 @@ from mpidist.data.dataset_base import interleaved, pipeline_of
 from mpidist.data.distribution.share import Share, share_dataset
 from mpidist.data.items.files import file_rows
 from mpidist.data.items.stream import Epoch
+from tests.amounts import amount
 
 T = TypeVar("T")
 
@@ -65,7 +66,7 @@ def of_files(sizes: list[int], cycle: int, *, lazy: bool) -> Dataset:
     return Dataset(interleaved(names_only, opened, cycle, 1, count), Options())
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(60, 2000))
 @given(st.integers(1, 80), st.integers(1, 20), st.integers(1, 9), st.integers(1, 30), st.booleans())
 def test_pieces_join_to_the_global_batches(length: int, size: int, ranks: int, buffer: int, drop: bool) -> None:
     if drop and length < size:
@@ -77,7 +78,7 @@ def test_pieces_join_to_the_global_batches(length: int, size: int, ranks: int, b
     assert [list(map(len, step)) for step in steps] == [even_sizes(len(batch), ranks) for batch in whole]
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(60, 2000))
 @given(
     st.lists(st.integers(1, 12), min_size=1, max_size=9), st.integers(1, 12), st.integers(1, 5), st.integers(1, 5),
     st.integers(1, 3), st.integers(0, 6), st.booleans(),
@@ -106,7 +107,7 @@ def test_files_are_read_once_and_other_ranks_finish_what_some_began(
     assert sorted(head + rest) == expected
 
 
-@settings(max_examples=60)
+@settings(max_examples=amount(60, 2000))
 @given(st.integers(1, 80), st.integers(1, 20), st.integers(1, 9), st.booleans(), st.sampled_from(["OFF", "HINT"]))
 def test_off_gives_each_rank_all_and_each_step_a_whole_batch(
     length: int, size: int, ranks: int, drop: bool, name: str
@@ -134,7 +135,7 @@ def test_shards_of_a_dataset_hold_each_example_once(length: int, parts: int, buf
     assert sizes == even_sizes(length, parts)
 
 
-@settings(max_examples=40)
+@settings(max_examples=amount(40, 2000))
 @given(st.integers(5, 60), st.integers(1, 12), st.integers(1, 5), st.integers(1, 5), st.integers(0, 5))
 def test_hints_share_once_and_resume(length: int, size: int, ranks: int, others: int, taken: int) -> None:
     dataset = Dataset.range(length).shard(-1, -1).batch(size).with_options(policy("HINT"))

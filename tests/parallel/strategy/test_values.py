@@ -15,6 +15,7 @@ from mpidist.comm.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.strategy.base import Strategy
+from tests.amounts import amount
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -122,7 +123,7 @@ def test_the_mean_of_halves_does_not_overflow(strategy: Strategy) -> None:
     assert (mean, mean.dtype) == (100, np.float16)
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=amount(25, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_axes_and_sizes(communicator: Communicator, data: st.DataObject) -> None:
     strategy = _shared_strategy(communicator)

@@ -17,6 +17,7 @@ from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.memory.node_barrier import NodeBarrier, open_node_barrier
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.options import CommunicationOptions, ReduceOp
+from tests.amounts import amount
 from tests.parallel.layouts import lay_out, open_node
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -51,7 +52,7 @@ def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: st
     rank, size = communicator.rank, communicator.size
     random = np.random.default_rng(0)
     owned = collective.allocate((80_000,))
-    for step in range(150):
+    for step in range(amount(150, 20_000)):
         count = int(random.integers(1, 400))
         # Ranks get out of step on purpose.
         if random.integers(10) == rank:

@@ -19,6 +19,7 @@ from mpidist.comm.front.packing import all_reduce_list, all_reduce_nest
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from tests.amounts import amount
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -51,7 +52,7 @@ def same_bits(a: AnyArray, b: AnyArray) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=amount(30, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_packed_equals_one_by_one(collective: CollectiveFront, data: st.DataObject) -> None:
     op = data.draw(st.sampled_from(ReduceOp))
@@ -74,7 +75,7 @@ def test_packed_equals_one_by_one(collective: CollectiveFront, data: st.DataObje
         assert all(map(same_bits, arrays, expected))
 
 
-@settings(max_examples=20, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=amount(20, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 40), min_size=2, max_size=12), seed=st.integers(0, 9))
 def test_any_numbers_where_the_order_is_that_of_the_ranks(
     communicator: Communicator, sizes: list[int], seed: int
@@ -91,7 +92,7 @@ def test_any_numbers_where_the_order_is_that_of_the_ranks(
     assert all(map(same_bits, arrays, expected))
 
 
-@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=amount(25, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_neighbours_differ_between_ranks(collective: CollectiveFront, data: st.DataObject) -> None:
     """Each rank lays its arrays out in its own way; what lies between them stays as it is."""

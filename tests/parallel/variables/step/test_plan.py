@@ -26,6 +26,7 @@ from mpidist.variables.step.bundle import Bundle, Update
 from mpidist.variables.step.plan import KEPT_SELECTIONS, Plan
 from mpidist.variables.step.step import Step
 from mpidist.variables.step.variable_pass import VariablePass
+from tests.amounts import amount
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -285,7 +286,7 @@ def test_a_pass_measures_and_changes_variables_one_by_one(strategy: Strategy) ->
 @given(
     sizes=st.lists(st.integers(0, 200), min_size=1, max_size=6), parts=st.integers(1, 5), data=st.data(),
 )
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=amount(50, 2000), deadline=None)
 def test_blocks_of_variables_cover_them_once(sizes: list[int], parts: int, data: st.DataObject) -> None:
     arena = Arena(SoloCommunicator())
     variables = [(number, make(arena, size)) for number, size in enumerate(sizes)]
