@@ -333,7 +333,7 @@ def test_a_scaled_step_that_overflows_is_skipped(communicator: Communicator) -> 
 def test_the_arena_shares_nothing(communicator: Communicator) -> None:
     strategy = compressed(communicator, PowerSGD(2))
     assert not strategy.arena.shares_memory
-    with pytest.raises(ValueError, match="`compression` makes a collective do it"):
+    with pytest.raises(ValueError, match="`compression` makes a collective sum them"):
         Strategy(communicator, options=CommunicationOptions(compression=PowerSGD(2)), shared=True)
 
 
