@@ -84,7 +84,7 @@ _LEAST_KNEE = 1 << 15
 COUNTS: dict[str, Callable[[int, float], tuple[float, float]]] = {
     "RING": lambda n, m: (2 * (n - 1), 2 * (n - 1) / n * m),
     "MPI": lambda n, m: (2 * math.log2(n), 2 * (n - 1) / n * m),
-    "NODE": lambda n, m: (1, m),
+    "NODE": lambda _, m: (1, m),
     "TO ONE": lambda n, m: (2 * (n - 1), 2 * (n - 1) * m),
 }
 

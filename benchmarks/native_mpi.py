@@ -42,7 +42,7 @@ def open_native() -> tuple[NativeAllReduce | None, str]:
     function.argtypes = [
         ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_ssize_t, ctypes.c_ssize_t, ctypes.c_int,
     ]
-    communicator = MPI._addressof(WORLD)
+    communicator = MPI._addressof(WORLD)  # noqa: SLF001 - mpi4py's documented way to the handle
 
     def all_reduce(source: npt.NDArray[Any], total: npt.NDArray[Any], chunk: int, calls: int) -> None:
         code = function(communicator, source.ctypes.data, total.ctypes.data, total.size, chunk, calls)

@@ -1,4 +1,4 @@
-"""What the launcher's environment says about this process; pure, without MPI.
+"""This process's place as the launcher's environment tells it; pure, without MPI.
 
 The truth about ranks and nodes is MPI's. These variables serve what has to be known before MPI starts, or without it:
 whether to start MPI at all, which GPU to take, and whether the launcher and the MPI library fit together.

@@ -51,7 +51,7 @@ class DirectoryState:
 
 
 class DirectoryWork(NamedTuple):
-    """What the rank that looks after the directory does before and after a checkpoint is written.
+    """The work of the rank that looks after the directory, before and after a checkpoint is written.
 
     Attributes:
         before: Called before the file is made.

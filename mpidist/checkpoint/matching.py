@@ -83,7 +83,7 @@ def new_paths(found: Found, file: SavedFile, done: set[str], number: int) -> lis
 
 
 def _find(found: Found, file: SavedFile, path: str) -> Saved | None:
-    """What was saved of the object at `path`, perhaps under another one of its paths."""
+    """The saved state of the object at `path`, perhaps under another one of its paths."""
     return next((saved for name in found.names_of(path) if (saved := file.find(name)) is not None), None)
 
 

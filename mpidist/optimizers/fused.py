@@ -3,7 +3,7 @@
 An update of ten passes over memory becomes one pass: blocks are loaded, the whole arithmetic is done in registers, and
 changed blocks are stored. Scratch blocks are registers. Numbers are arguments, so that another learning rate does not
 compile again. The operations and their order are the update's own, without fused multiply-adds: except for `power`,
-results have NumPy's bits. Untested on a GPU; the C is tested on the CPU.
+results have NumPy's bits. The C is tested on the CPU.
 """
 
 from __future__ import annotations

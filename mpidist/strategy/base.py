@@ -43,16 +43,20 @@ class Scope:
 
     Args:
         strategy: The strategy.
+        entry: Its level of the stack of contexts.
+        require_allowed: Raises RuntimeError where the strategy must not become current.
     """
 
-    __slots__ = ("_strategy",)
+    __slots__ = ("_entry", "_require_allowed", "_strategy")
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: Strategy, entry: Entry, require_allowed: Callable[[], None]) -> None:
         self._strategy = strategy
+        self._entry = entry
+        self._require_allowed = require_allowed
 
     def __enter__(self) -> Strategy:
-        self._strategy._require_cross_replica()
-        context.push(self._strategy._cross_entry)
+        self._require_allowed()
+        context.push(self._entry)
         return self._strategy
 
     def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
@@ -60,20 +64,20 @@ class Scope:
 
 
 class Strategy:
-    """How a program is distributed. Every rank runs the same program, and each rank is one replica.
+    """A way to distribute a program. Every rank runs the same program, and each rank is one replica.
 
     Collective. Args:
         communicator: The replicas, one per rank.
         options: How they communicate.
-        shared: Whether variables live once per node in shared memory: True, False, or None for "where it can be".
-        cluster_resolver: What describes the cluster.
+        shared: Whether variables live once per node in shared memory: True, False, or None for "where possible".
+        cluster_resolver: Describes the cluster.
         cross_device_ops: How arrays are combined over replicas: a `CrossDeviceOps` object, or any object with the
             methods of `Collective` over these ranks. It also reduces the gradients, so that variables are private.
-        on_gpu: Variables are CuPy's, on the GPU that is current; see `cluster.gpu.bind`. Untested on a GPU.
+        on_gpu: Variables are CuPy's, on the GPU that is current; see `cluster.gpu.bind`.
 
     Raises:
         TypeError: `cross_device_ops` is something else, on every rank.
-        ValueError: It goes with neither the options nor shared=True, or belongs to other ranks.
+        ValueError: It contradicts the options or shared=True, or belongs to other ranks.
     """
 
     def __init__(
@@ -106,7 +110,7 @@ class Strategy:
 
     @property
     def cluster_resolver(self) -> ClusterResolver | None:
-        """Local. What describes the cluster, None for strategies of one node."""
+        """Local. The resolver that describes the cluster, None for strategies of one node."""
         return self._cluster_resolver
 
     @property
@@ -119,7 +123,7 @@ class Strategy:
 
         Entering it raises RuntimeError where another strategy is current, and inside `run`.
         """
-        return Scope(self)
+        return Scope(self, self._cross_entry, self._require_cross_replica)
 
     @contextmanager
     def cross_replica(self) -> Iterator[None]:
@@ -135,7 +139,7 @@ class Strategy:
         fn: Callable[..., T],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
-        options: RunOptions | None = None,
+        options: RunOptions | None = None,  # noqa: ARG002 - for code written for tf.distribute
     ) -> T:
         """Local. Call `fn` once on this rank, in replica context; Collective if `fn` is.
 
@@ -146,14 +150,14 @@ class Strategy:
             fn: The program of one replica.
             args: Its arguments: this rank's components.
             kwargs: Its keyword arguments.
-            options: Not used; here for code written for tf.distribute.
+            options: Has no effect. It is there for code written for tf.distribute.
 
         Returns:
-            What `fn` returns: a plain value, this rank's component.
+            The value that `fn` returns: a plain value, this rank's component.
 
         Raises:
             RuntimeError: Inside `run`, or in another strategy's scope.
-            ValueError: `args` is no list or tuple.
+            ValueError: `args` is not a list or tuple.
             MismatchError: Under `check`, variables have drifted apart.
         """
         if not isinstance(args, (list, tuple)):
@@ -201,12 +205,12 @@ class Strategy:
     def gradients(
         self, fn: Callable[[Any], Any], batch: Any, logical_replicas: int = 8, *, blas_threads: int = 1
     ) -> Any:
-        """Collective. The sum of what `fn` computes of micro-batches: the same bits on any number of ranks.
+        """Collective. Add up the results of `fn` over micro-batches: the same bits on any number of ranks.
 
         The batches of all ranks, in their order, make the global batch. It is cut into `logical_replicas`
-        micro-batches, whose sizes differ by at most one (as `numpy.array_split` cuts), and each rank computes some that
-        follow one another; rows that it lacks come from other ranks. The results are added up in a binary tree over
-        the micro-batches, half precision in float32 with one rounding. Those without rows are left out.
+        micro-batches, whose sizes differ by at most one (as `numpy.array_split` cuts). Each rank computes a run of
+        them; rows that it lacks come from other ranks. The results are added up in a binary tree over the
+        micro-batches, half precision in float32 with one rounding. Micro-batches without rows are left out.
 
             def loss_and_gradients(batch):
                 ...                                           # sums over the rows, divided by the global batch size
@@ -214,7 +218,7 @@ class Strategy:
             optimizer.apply_gradients(zip(gradients, variables), skip_gradients_aggregation=True)
 
         With `CommunicationOptions(reproducible=True)` norms (clipping, LAMB, LARS) are measured in an order that does
-        not depend on the ranks, either. What the bits do depend on is in `numerics`.
+        not depend on the ranks, either. `numerics` records what the bits do depend on.
 
         Args:
             fn: Called with a micro-batch (copies, on aligned addresses), in replica context: `get_replica_context()`
@@ -230,7 +234,7 @@ class Strategy:
             blas_threads: Threads of BLAS while `fn` runs; the result depends on it, so it does not follow the cores.
 
         Returns:
-            What `fn` returns, any nest of arrays and numbers, added up over the micro-batches; the same on every rank.
+            The results of `fn`, any nest of arrays and numbers, added up; the same on every rank.
 
         Raises:
             ValueError: Fewer logical replicas than ranks, no rows at all, or results of different shapes.
@@ -244,7 +248,7 @@ class Strategy:
 
     @property
     def numerics(self) -> NumericsRecord:
-        """Local. What the bits of `gradients` depend on besides its arguments; a checkpoint can hold it."""
+        """Local. A record of everything else that the bits of `gradients` depend on; a checkpoint can hold it."""
         return self._logical.numerics
 
     def gather(self, value: Any, axis: int) -> Any:
@@ -283,7 +287,7 @@ class Strategy:
         return gather_object(self.communicator, value)
 
     def collective_for(self, options: CommunicationOptions | None) -> CollectiveFront:
-        """Collective at the first call with such options, then Local. What a call with options of its own goes by.
+        """Collective at the first call with equal options, then Local. The collective for calls with these options.
 
         Args:
             options: Of the call, the same on every rank: they win over the strategy's where they say something.

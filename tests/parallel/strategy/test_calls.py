@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
 from mpidist.strategy.base import Strategy
 from tests.calls import calls_of
@@ -31,3 +32,15 @@ def test_a_step_enters_few_functions(communicator: Communicator) -> None:
     # No more than that: what is done in every step is read, and paid for, in every step.
     assert len(entered) <= 25, sorted(entered)
     assert len(files) <= 10, sorted(files)
+
+
+@pytest.mark.parametrize("value", [np.float32(1), np.ones(3, np.float32)], ids=["scalar", "array"])
+def test_a_small_reduce_enters_few_functions(communicator: Communicator, value: np.float32 | AnyArray) -> None:
+    """Under AUTO; the first calls, which open a backend and compare shapes by messages, do not count."""
+    strategy = Strategy(communicator)
+    for _ in range(20):
+        strategy.reduce("SUM", value, axis=None)
+    entered = set(calls_of(lambda: strategy.reduce("SUM", value, axis=None)))
+    files = {file for file, _ in entered}
+    assert len(entered) <= 8, sorted(entered)
+    assert len(files) <= 7, sorted(files)
