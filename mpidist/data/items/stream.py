@@ -262,5 +262,3 @@ class Repeat:
     def seeds(self) -> list[Seed]:
         """Local. The parent's seeds."""
         return self.parent.seeds()
-
-

@@ -161,5 +161,3 @@ class SegmentReduction:
             self._collective.all_reduce(chunk, ReduceOp.SUM, in_place=True)
         # The updates read the first rank's segment.
         self._barrier()
-
-
