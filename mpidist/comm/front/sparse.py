@@ -10,6 +10,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import same_on_all
+from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.merging import merge_rows
 from mpidist.comm.collective import Collective, check_reducible
 from mpidist.indexed_slices import IndexedSlices
@@ -70,7 +71,9 @@ def reduce_slices(
         if merge:
             indices, values = merge_rows(indices, values)
     if op is ReduceOp.MEAN:
-        values = np.true_divide(values, collective.communicator.size, dtype=values.dtype)
+        # Halves in float32: a half may not hold the number of ranks, and ml_dtypes 0.5 divides no bfloat16 by an int.
+        wide = values.astype(np.float32) if is_half(values.dtype) else values
+        values = np.true_divide(wide, collective.communicator.size, dtype=wide.dtype).astype(values.dtype, copy=False)
     return IndexedSlices(values.reshape(len(indices), *row_shape), indices, slices.dense_shape)
 
 
