@@ -35,7 +35,6 @@ class _Stack(threading.local):
 
 
 # Read directly where a function call would cost as much as what is asked; written by `push` and `pop` only.
-# Read directly where a function call would cost as much as what is asked; written by `push` and `pop` only.
 stack = _Stack()
 
 

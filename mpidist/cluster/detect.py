@@ -46,5 +46,6 @@ def detect(communicator: Communicator) -> ClusterResolver:
     applies = together(communicator, "reading the cluster", lambda: [row.applies() for row in RESOLVERS])
     on_any = [any(flags) for flags in zip(*communicator.all_gather_object(applies), strict=True)]
     row = RESOLVERS[on_any.index(True)]
-    _logger.info("the cluster is described by %s", row.name)
+    if communicator.rank == 0:
+        _logger.info("the cluster is described by %s", row.name)
     return row.resolve(communicator)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.launching import run_program, start_program
+from tests.leftovers import files_left_behind
 
 
 @pytest.mark.timeout_seconds(120)
@@ -32,7 +33,7 @@ def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
         assert int(held) > 0, "memory is shared"
         os.kill(int(pid), signal.SIGKILL)
     process.communicate(timeout=30)
-    assert list(Path("/dev/shm").glob("mpidist-*")) == []
+    assert files_left_behind() == []
 
 
 @pytest.mark.timeout_seconds(120)

@@ -12,13 +12,10 @@ import pytest
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.memory import node_memory
 from mpidist.comm.memory.node_memory import NodeMemory
+from tests.leftovers import files_left_behind
 from tests.parallel.layouts import LAYOUTS, lay_out
 
 pytestmark = pytest.mark.mpi
-
-
-def left_behind() -> list[Path]:
-    return list(Path("/dev/shm").glob("mpidist-*"))
 
 
 def held_files() -> int:
@@ -40,7 +37,7 @@ def test_memory_is_the_nodes(communicator: Communicator, layout: str) -> None:
     assert memory.readable.view(np.int64).tolist() == expected
     assert not memory.readable.flags.writeable
     ranks.barrier()
-    assert left_behind() == []
+    assert files_left_behind() == []
 
 
 def test_memory_goes_with_its_owner(communicator: Communicator) -> None:
@@ -69,7 +66,7 @@ def test_no_room_on_one_node_is_an_error_on_all(
         NodeMemory(ranks, 4096)
     assert caught.value.errno == errno.ENOSPC
     assert len(set(ranks.all_gather_object(str(caught.value)))) == 1
-    assert left_behind() == []
+    assert files_left_behind() == []
     # Nodes that had room have given it back.
     assert held_files() == before
 
@@ -85,7 +82,7 @@ def test_a_rank_that_cannot_open_is_an_error_on_all(
         NodeMemory(communicator, 4096)
     assert held_files() == before
     communicator.barrier()
-    assert left_behind() == []
+    assert files_left_behind() == []
 
 
 @pytest.mark.parametrize("folder", ["/nonexistent/folder", "/dev/null/folder"])
