@@ -85,8 +85,8 @@ class PeerMemory:
         """
         shown = [address_of(source)]
         shown.append(shown[0] if target is source else address_of(target))
-        # Asked of the keys, which look at a few names. The set would look at every module of the program: beside PyTorch
-        # 8 us, and 30 us between large arrays, which push the modules' names out of the cache.
+        # Asked of the keys, which look at a few names. The set would look at every module of the program: beside
+        # PyTorch 8 us, and 30 us between large arrays, which push the modules' names out of the cache.
         has_driver = not sys.modules.keys().isdisjoint(_DRIVERS)
         if has_driver and not all(self._reaches(address) for address in set(shown)):
             shown = [0, 0]
