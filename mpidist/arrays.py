@@ -47,7 +47,8 @@ def lend(array: object) -> AnyArray:
         array: An array of NumPy, CuPy, or any library that supports DLPack (PyTorch, JAX, ...).
 
     Returns:
-        `array` itself, or a view of it. The view is read-only where the array's library demands it, as JAX does.
+        `array` itself, or a view of it. The view is read-only where the array's library demands it, as JAX does. Of a
+        NumPy scalar, which has no memory to view, it is a read-only copy.
 
     Raises:
         TypeError: `array` is not an array, or NumPy and CuPy cannot view it: for example a PyTorch tensor that records
@@ -59,7 +60,10 @@ def lend(array: object) -> AnyArray:
         # Subclasses such as matrix and masked array have another meaning of arithmetic; the plain view has not.
         return array.view(np.ndarray)
     if isinstance(array, np.generic):
-        return np.asarray(array)
+        # A copy: what is written to it would not reach the scalar.
+        copy: AnyArray = np.asarray(array)
+        copy.flags.writeable = False
+        return copy
     device = getattr(array, "__dlpack_device__", None)
     if device is None:
         raise TypeError(

@@ -31,6 +31,11 @@ def test_a_read_only_result_is_copied(library: str) -> None:
     assert not np.shares_memory(np.asarray(back), result)
 
 
+def test_a_scalar_is_lent_as_a_read_only_copy() -> None:
+    lent = arrays.lend(np.complex64(1j))
+    assert (lent[()], lent.shape, lent.dtype, lent.flags.writeable) == (1j, (), np.complex64, False)
+
+
 @pytest.mark.parametrize("value", [[1, 2], 3.0, "text", None])
 def test_what_is_no_array_is_refused(value: object) -> None:
     with pytest.raises(TypeError, match="expected an array of NumPy, CuPy or any library that supports DLPack"):
