@@ -70,6 +70,7 @@ class Arena:
         ValueError: Shared memory and a collective, or a GPU, are both demanded, or two collectives.
         TypeError: `cross_device_ops` is neither `CrossDeviceOps` nor a `Collective`.
         NotImplementedError: Variables on GPUs, and `compression`.
+        MismatchError: The options differ between ranks.
 
     Attributes:
         communicator: The strategy's ranks.
@@ -95,9 +96,8 @@ class Arena:
         on_gpu: bool = False,
     ) -> None:
         options = options or CommunicationOptions()
-        # Checks are collective: one rank's environment turns them on for all.
         checks = options.check or os.environ.get("MPIDIST_CHECK", "") not in ("", "0")
-        self.options = replace(options, check=communicator.all_reduce_max(int(checks)) == 1)
+        self.options = selection.agreed(communicator, replace(options, check=checks))
         self.communicator = communicator
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None

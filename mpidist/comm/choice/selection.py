@@ -8,7 +8,7 @@ import os
 from dataclasses import replace
 from typing import cast
 
-from mpidist.comm.agreement import name_ranks
+from mpidist.comm.agreement import name_ranks, require_same
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.backends.solo import SoloBackend
@@ -47,6 +47,25 @@ def asked_for(options: CommunicationOptions) -> CommunicationImplementation:
     if override:
         return parse_enum(CommunicationImplementation, override, OVERRIDE)
     return parse_enum(CommunicationImplementation, options.implementation, "implementation")
+
+
+def agreed(communicator: Communicator, options: CommunicationOptions) -> CommunicationOptions:
+    """Collective. The options with which all ranks open a collective; a check that one rank asks for, all make.
+
+    Raises:
+        MismatchError: The options differ between ranks. Without this error the ranks would wait for each other forever:
+            they would open different backends, or make different messages.
+    """
+    # By its type: a user's own object need be neither comparable nor picklable.
+    compression = None if options.compression is None else type(options.compression).__name__
+    described = {**vars(options), "implementation": asked_for(options).name, "compression": compression, "check": None}
+    said = {name: value for name, value in described.items() if value and value != "AUTO"}
+    everyones = communicator.all_gather_object((said, options.check))
+    require_same(
+        [one for one, _ in everyones], "communication options",
+        f"Give the same options, and the same {OVERRIDE} in the environment, on all ranks.",
+    )
+    return replace(options, check=any(check for _, check in everyones))
 
 
 def choose(communicator: Communicator, options: CommunicationOptions) -> CollectiveFront:

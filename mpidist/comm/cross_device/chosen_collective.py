@@ -76,9 +76,7 @@ def another_collective(collective: CollectiveFront, options: CommunicationOption
         UnavailableError: The options name an implementation that is not available.
         ValueError: The strategy's `cross_device_ops` cannot keep one of the options.
     """
-    same_on_all(
-        collective.communicator, "communication options", options, "Pass the same `options` to a call on all ranks."
-    )
+    options = selection.agreed(collective.communicator, options)
     if options.implementation is CommunicationImplementation.AUTO:
         if isinstance(collective, HookCollective):
             return cast(CrossDeviceOps, collective.hooks.ops).bind(collective.communicator, options)
