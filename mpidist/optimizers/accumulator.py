@@ -38,20 +38,25 @@ class Accumulator:
         self.numbers: set[int] = set()
 
     def add(self, gradients: Mapping[int, Gradient], factor: float, *, counts: bool) -> None:
-        """Local. Add `factor` times some gradients to the sums.
+        """Local. Add `factor` times some gradients to the sums; an error changes no sum.
 
         Args:
             gradients: By the numbers of their variables.
             factor: Of all of them.
             counts: False notes only that there are gradients: another rank adds them.
+
+        Raises:
+            ValueError, TypeError: A gradient that is not for its variable; see `to_dense`.
         """
-        self.numbers.update(gradients)
-        for number, gradient in gradients.items() if counts else ():
+        # All are looked at before one is added: a program may catch the error and make the call again.
+        dense = {number: to_dense(gradient, self._variables[number]) for number, gradient in gradients.items()}
+        self.numbers.update(dense)
+        for number, gradient in dense.items() if counts else ():
             total = self.sums[number]
             # The sums are in host memory, as ON_READ variables are.
-            dense = arrays.to_host(to_dense(gradient, self._variables[number]))
+            own = arrays.to_host(gradient)
             with np.errstate(over="ignore", invalid="ignore"):
-                total.accumulate(dense if factor == 1 else np.multiply(dense, factor, dtype=total.dtype))
+                total.accumulate(own if factor == 1 else np.multiply(own, factor, dtype=total.dtype))
 
     def hand_over(self, views: Sequence[AnyArray]) -> tuple[int, ...]:
         """Local. Move the sums into the views of the gradients, and begin again at zero.

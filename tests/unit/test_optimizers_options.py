@@ -135,3 +135,14 @@ def test_rows_given_twice_count_twice() -> None:
     SGD(1.0).apply_gradients([(rows, table)])
     np.testing.assert_array_equal(table.numpy(), [[-5, -5], [0, 0], [-11, -22], [0, 0]])
     assert rows.values[0, 0] == 1, "what the caller passes is not changed"
+
+
+def test_a_call_that_fails_accumulates_nothing() -> None:
+    good, bad = mpidist.Variable(np.zeros(2)), mpidist.Variable(np.zeros(2))
+    optimizer = SGD(1.0, gradient_accumulation_steps=2)
+    gradient = np.ones(2)
+    optimizer.apply_gradients([(gradient, good), (gradient, bad)])
+    with pytest.raises(ValueError, match=r"expected a value of shape \(2,\), got \(3,\)"):
+        optimizer.apply_gradients([(gradient, good), (np.ones(3), bad)])
+    optimizer.apply_gradients([(gradient, good), (gradient, bad)])
+    assert (good.numpy().tolist(), bad.numpy().tolist()) == ([-1, -1], [-1, -1])
