@@ -192,6 +192,9 @@ class Optimizer:
         if plan.arena.options.check and (is_summed or built.accumulator is None):
             require_same_gradients(plan.arena.communicator, pairs if is_summed else None)
         gradients = self._by_number(pairs)
+        is_update = (self.iterations + 1) % self._accumulated == 0
+        # Before any state changes: a schedule is the program's own, and may raise.
+        rate = self._rate() if is_update else 0.0
         if built.accumulator is None:
             numbers = self._write(plan, gradients, is_summed=is_summed)
         else:
@@ -199,12 +202,11 @@ class Optimizer:
             # already must count once, on the first rank.
             counts = not is_summed or plan.arena.communicator.rank == 0
             built.accumulator.add(gradients, factor, counts=counts)
-            if (self.iterations + 1) % self._accumulated:
+            if not is_update:
                 self.iterations += 1
                 return None
             numbers = built.accumulator.hand_over(plan.gradients)
             factor, is_summed = 1 / self._accumulated, False
-        rate = float(self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate)
         step = self.iterations // self._accumulated + 1
         # A checkpoint has brought errors of gradients that are no longer compressed.
         if built.errors.owed and not is_summed:
@@ -217,6 +219,9 @@ class Optimizer:
             built.average.follow(step)
         self.iterations += 1
         return True
+
+    def _rate(self) -> float:
+        return float(self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate)
 
     def _by_number(self, pairs: Iterable[tuple[Gradient | None, Variable]]) -> dict[int, Gradient]:
         gradients: dict[int, Gradient] = {}

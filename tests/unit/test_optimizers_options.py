@@ -146,3 +146,14 @@ def test_a_call_that_fails_accumulates_nothing() -> None:
         optimizer.apply_gradients([(gradient, good), (np.ones(3), bad)])
     optimizer.apply_gradients([(gradient, good), (gradient, bad)])
     assert (good.numpy().tolist(), bad.numpy().tolist()) == ([-1, -1], [-1, -1])
+
+
+def test_a_schedule_that_fails_leaves_what_was_accumulated() -> None:
+    rates = iter([None, 1.0])
+    variable = mpidist.Variable(np.zeros(2))
+    optimizer = SGD(lambda _: next(rates), gradient_accumulation_steps=2)  # type: ignore[arg-type,return-value]
+    optimizer.apply_gradients([(np.ones(2), variable)])
+    with pytest.raises(TypeError):
+        optimizer.apply_gradients([(np.full(2, 3.0), variable)])
+    optimizer.apply_gradients([(np.full(2, 3.0), variable)])
+    assert variable.numpy().tolist() == [-2, -2]
