@@ -180,14 +180,15 @@ def _create(path: str, me: Holder) -> bool:
     """
     os.makedirs(os.path.dirname(path) or ".", exist_ok=True)
     temporary = f"{path}.{secrets.token_hex(4)}.tmp"
-    with open(temporary, "wb") as file:
-        file.write(_encode(me))
     try:
+        with open(temporary, "wb") as file:
+            file.write(_encode(me))
         os.link(temporary, path)
     except FileExistsError:
         return False
     finally:
-        os.unlink(temporary)
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
     return True
 
 

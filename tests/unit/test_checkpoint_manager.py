@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import logging
 import os
@@ -278,6 +279,16 @@ def test_the_lock_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytes
         time.sleep(0.01)
     assert os.stat(tmp_path / LOCK_FILE).st_mtime > 1
     mine.release()
+
+
+def test_a_lock_that_cannot_be_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Holder) -> bytes:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(lock_module, "_encode", fail)
+    with pytest.raises(OSError, match="No space left"):
+        DirectoryLock(str(tmp_path)).acquire()
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_damaged_lock_is_a_clear_error(tmp_path: Path) -> None:
