@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import zlib
 from collections.abc import Sequence
 
@@ -11,6 +12,7 @@ import numpy.typing as npt
 from mpidist import arrays, context
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
+from mpidist.comm.arithmetic.merging import merge_rows
 from mpidist.comm.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.kernel import Kernel, LayerKernel
@@ -46,8 +48,9 @@ def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariabl
     require_rows(variable, gradient)
     view[...] = 0
     xp = variable.arena.namespace
-    rows = gradient.values.astype(variable.dtype, copy=False)
-    xp.add.at(view, arrays.move(gradient.indices, xp), arrays.move(rows, xp))
+    values = gradient.values.astype(variable.dtype, copy=False)
+    indices, sums = merge_rows(gradient.indices, values.reshape(len(values), math.prod(view.shape[1:])))
+    view[arrays.move(indices, xp)] = arrays.move(sums.reshape(len(sums), *view.shape[1:]), xp)
 
 
 def take_rows(gradient: Gradient, variable: MirroredVariable) -> tuple[AnyArray, AnyArray]:

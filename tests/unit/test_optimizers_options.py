@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist import optimizers
+from mpidist.comm.arithmetic.combine import half_dtype
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import SGD, Adadelta, Adagrad, Ftrl, Lion, LossScaleOptimizer, Optimizer, RMSprop
 
@@ -135,6 +136,26 @@ def test_rows_given_twice_count_twice() -> None:
     SGD(1.0).apply_gradients([(rows, table)])
     np.testing.assert_array_equal(table.numpy(), [[-5, -5], [0, 0], [-11, -22], [0, 0]])
     assert rows.values[0, 0] == 1, "what the caller passes is not changed"
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_rows_in_half_precision_are_added_in_float32(dtype: str) -> None:
+    ones = IndexedSlices(np.ones((4000, 2), half_dtype(dtype)), np.zeros(4000, np.int64))
+    for sparse_gradient in (False, True):
+        variable = mpidist.Variable(np.zeros((3, 2), half_dtype(dtype)), sparse_gradient=sparse_gradient)
+        SGD(1.0).apply_gradients([(ones, variable)])
+        assert variable.numpy().tolist() == [[-4000, -4000], [0, 0], [0, 0]]
+
+
+@pytest.mark.parametrize("shape", [(3,), (3, 0), (3, 2, 2)])
+def test_rows_of_any_shape_make_a_dense_gradient(shape: tuple[int, ...]) -> None:
+    for indices in ([], [2, 0, 2]):
+        rows = IndexedSlices(np.ones((len(indices), *shape[1:]), np.float32), np.array(indices, np.int64))
+        variable = mpidist.Variable(np.zeros(shape, np.float32))
+        SGD(1.0).apply_gradients([(rows, variable)])
+        expected = np.zeros(shape, np.float32)
+        np.subtract.at(expected, rows.indices, rows.values)
+        assert variable.numpy().tolist() == expected.tolist()
 
 
 def test_a_call_that_fails_accumulates_nothing() -> None:
