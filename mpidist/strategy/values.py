@@ -113,7 +113,9 @@ def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int 
     if op is ReduceOp.MEAN:
         return _mean(collective, array, axes)
     check_reducible(array, op)
-    return collective.all_reduce(arrays.as_array(_reduce_locally(array, op, axes)), op)[()]
+    total = collective.all_reduce(arrays.as_array(_reduce_locally(array, op, axes)), op)
+    with np.errstate(over="ignore"):
+        return (total.astype(array.dtype) if is_half(array.dtype) else total)[()]
 
 
 def reduce_nest(
@@ -145,7 +147,7 @@ def reduce_nest(
 def _mean(collective: CollectiveFront, array: AnyArray, axes: tuple[int, ...]) -> Any:
     dtype = np.dtype(np.float64) if array.dtype.kind in "iub" else array.dtype
     # The sum may be too large for half precision where the mean is not.
-    wide = np.dtype(np.float32) if is_half(dtype) else dtype
+    wide = _wide(dtype)
     count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
     total = collective.all_reduce(arrays.as_array(array.sum(axes, dtype=wide)))
     elements = int(collective.all_reduce(np.array(count)))
@@ -189,7 +191,8 @@ def _gatherable(leaf: Any, method: str) -> AnyArray:
 def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any:
     # A replica without data, of a batch smaller than the number of replicas, gives the identity of the operation.
     if op is ReduceOp.SUM or op is ReduceOp.PROD:
-        return _LOCAL[op](array, axis=axes, dtype=array.dtype)
+        # Half precision stays in float32 until all replicas are combined: a sum of ones in bfloat16 ends at 256.
+        return _LOCAL[op](array, axis=axes, dtype=_wide(array.dtype))
     if array.size:
         return _LOCAL[op](array, axis=axes)
     if array.dtype.kind in "fV":
@@ -200,6 +203,11 @@ def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any
         limits = np.iinfo(array.dtype)
         identity = limits.max if op is ReduceOp.MIN else limits.min
     return np.full_like(array, identity, shape=[n for axis, n in enumerate(array.shape) if axis not in axes])
+
+
+def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """The dtype in which elements are added up: float32 for half precision, else their own."""
+    return np.dtype(np.float32) if is_half(dtype) else dtype
 
 
 def _axes(array: AnyArray, axis: int | Sequence[int]) -> tuple[int, ...]:
@@ -257,7 +265,9 @@ def compute_average_loss(
             f"`global_batch_size` must be positive, got {global_batch_size!r}: pass the number of examples on all "
             "replicas"
         )
-    return losses.sum(dtype=losses.dtype) / losses.dtype.type(global_batch_size)
+    wide = _wide(losses.dtype)
+    average = losses.sum(dtype=wide) / wide.type(global_batch_size)
+    return average.astype(losses.dtype) if is_half(losses.dtype) else average
 
 
 def scale_regularization_loss(regularization_loss: npt.ArrayLike) -> Any:

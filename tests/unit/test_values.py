@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.comm.arithmetic.combine import half_dtype
 from mpidist.strategy.values import ValueContext, as_array, compute_average_loss, scale_regularization_loss
 
 
@@ -37,6 +38,11 @@ def test_average_loss(losses: Any, weights: Any, batch: int | None, expected: fl
 def test_average_loss_keeps_the_dtype() -> None:
     for dtype in ("float16", "float32", "float64"):
         assert compute_average_loss(np.ones(3, dtype), np.ones(3), 3).dtype == dtype
+
+
+def test_average_loss_of_halves_is_rounded_once() -> None:
+    assert compute_average_loss(np.full(1000, 100, "float16")) == 100
+    assert compute_average_loss(np.ones(4000, half_dtype("bfloat16"))) == 1
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpidist
+from mpidist.comm.arithmetic.combine import half_dtype
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
@@ -121,6 +122,16 @@ def test_objects(strategy: Strategy) -> None:
 def test_the_mean_of_halves_does_not_overflow(strategy: Strategy) -> None:
     mean = strategy.reduce("MEAN", np.full(1000, 100, "float16"), axis=0)
     assert (mean, mean.dtype) == (100, np.float16)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_sums_of_halves_along_an_axis_are_rounded_once(strategy: Strategy, dtype: str) -> None:
+    half = half_dtype(dtype)
+    n = strategy.num_replicas_in_sync
+    # 2048 + 1 is 2048 in float16, and 256 + 1 is 256 in bfloat16.
+    for shape in [(4000,), (4000, 1), (2, 2000)]:
+        total = strategy.reduce("SUM", np.ones(shape, half), axis=range(len(shape)))
+        assert (total, total.dtype) == (np.float32(4000 * n).astype(half), half)
 
 
 @settings(max_examples=amount(25, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
