@@ -111,7 +111,7 @@ class Checkpoint:
             MismatchError: The ranks hold different objects.
             ValueError: Variables of several strategies, or a state that cannot be stored.
         """
-        path = f"{os.fspath(file_prefix)}-{self._save_counter + 1}{SUFFIX}"
+        path = f"{os.fsdecode(file_prefix)}-{self._save_counter + 1}{SUFFIX}"
         self.save_found(self.find_objects(), path, DirectoryWork(after=partial(make_latest, path)))
         return path
 

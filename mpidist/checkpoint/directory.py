@@ -64,7 +64,7 @@ class DirectoryWork(NamedTuple):
 
 def file_of(path: str | os.PathLike[str]) -> str:
     """Local. Make a checkpoint's file name: `path`, with `.h5` added where it is missing."""
-    text = os.fspath(path)
+    text = os.fsdecode(path)
     return text if text.endswith(SUFFIX) else text + SUFFIX
 
 
@@ -160,7 +160,7 @@ def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
     Raises:
         ValueError: The state file is empty.
     """
-    directory = os.fspath(directory)
+    directory = os.fsdecode(directory)
     state = read_state(directory)
     if state is None or not state.entries:
         return None

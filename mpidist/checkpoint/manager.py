@@ -70,7 +70,7 @@ class CheckpointManager:
                 f"`checkpoint_name` must be a plain file name, got {checkpoint_name!r}. A directory is for `directory`"
             )
         self._checkpoint = checkpoint
-        self._directory = os.fspath(directory)
+        self._directory = os.fsdecode(directory)
         self._max_to_keep = max_to_keep
         hours = keep_checkpoint_every_n_hours
         self._keep_every_seconds = None if hours is None else hours * SECONDS_PER_HOUR

@@ -67,6 +67,17 @@ def test_manager_numbers_keeps_and_restores(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-4.h5", "ckpt-5.h5"]
 
 
+def test_paths_in_bytes_are_paths(tmp_path: Path) -> None:
+    v = variable(1.0)
+    folder: Any = os.fsencode(tmp_path)
+    assert Checkpoint(v=v).save(folder + b"/ckpt") == latest_checkpoint(folder) == str(tmp_path / "ckpt-1.h5")
+    with CheckpointManager(Checkpoint(v=v), folder, max_to_keep=1) as manager:
+        assert manager.save() == str(tmp_path / "ckpt-1.h5")
+    v.assign(0.0)
+    Checkpoint(v=v).restore(folder + b"/ckpt-1.h5").assert_consumed()
+    assert v.numpy() == 1.0
+
+
 def test_an_overwritten_number_moves_to_the_end(tmp_path: Path) -> None:
     with CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path, 3, checkpoint_name="m") as manager:
         for number in (10, 20, 10):
