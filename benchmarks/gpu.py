@@ -34,10 +34,10 @@ from mpidist.comm.communicator import Communicator, open_communicator
 from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Transport
 from mpidist.errors import UnavailableError
 from mpidist.optimizers.adam import Adam, AdamKernel
-from mpidist.optimizers.fused import fused
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
 from mpidist.variables.creation import create_variable
+from mpidist.variables.update.fused import fused
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 27)
 LAYERS = 4

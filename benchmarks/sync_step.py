@@ -26,12 +26,11 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist.optimizers.adam import AdamKernel
-from mpidist.optimizers.kernel import Kernel
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.optimizers.sgd import SGDKernel
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.step.bundle import BLOCK_BYTES
 from mpidist.variables.step.plan import Plan
+from mpidist.variables.update.kernel import BLOCK_BYTES, Kernel
 
 Array = npt.NDArray[Any]
 RATE = 1e-3

@@ -16,7 +16,7 @@ contracts in `setup.cfg` check it:
     cluster_resolver experimental    thin modules with tf.distribute's names
     strategy | checkpoint        what a user calls: scope, run, reduce, gather, data | save and restore
     optimizers metrics | data    state with arithmetic | input
-    variables                    arrays that span ranks, and where they live: the arena, and the step
+    variables                    arrays that span ranks, and their home: the arena, and the step
     cluster                      who takes part
     comm                         communicators, collectives, node memory
     observe summary              progress, event files
@@ -35,7 +35,8 @@ Rooms of `comm`, likewise:
 
 Five minutes through the code: `strategy/mirrored.py` (a strategy), `comm/collective.py` (what a collective promises),
 `comm/front/front.py` (what all of them share), `comm/backend.py` and `comm/backends/ring.py` (one of them),
-`testing/contract.py` (its tests), `variables/arena.py` and `variables/step/` (a synchronous step).
+`testing/contract.py` (its tests), `variables/variable.py` (a variable and its home), `variables/arena.py` and
+`variables/step/` (a synchronous step), `variables/update/` (its arithmetic).
 
 Where a new thing goes: a backend is one module in `comm/backends/` and a line in `comm/choice/selection.py`; a resolver
 one module in `cluster/` and a line in `cluster/detect.py`; an optimizer or a metric one module and a line in the
@@ -57,7 +58,8 @@ Glossary; each word has one meaning:
     lane            the communicator of the ranks with the same number on all nodes
     staging copier  copies between arrays and the room in which another backend combines them
     node memory     memory that the ranks of a node share; our own file
-    arena           the slabs in which a node's mirrored variables live, once per node
+    home            where variables live: it makes them and plans their updates
+    arena           the home of mirrored variables: the slabs in which they live, once per node
     slab            a piece of node memory of one dtype
     slice           a rank's share of a slab, or of an array
     block           as many elements as fit a cache
@@ -65,6 +67,8 @@ Glossary; each word has one meaning:
     chunk           a piece of an array on its way between ranks
     shard           a part of a partitioned variable, or of a dataset
     plan            where gradients and state of some variables lie, and which slice each rank updates
+    update plan     what a home keeps for one optimizer: gradients, state, and the way of its updates
+    kernel          the arithmetic of one family of optimizers, on one block
     bundle          variables of a plan that have one dtype, laid end to end
     table           a variable of a plan whose gradients are rows
     variable pass   one look at every variable of a plan, for norms

@@ -17,13 +17,13 @@ class Entry(NamedTuple):
     Attributes:
         strategy: The strategy that is current on this level.
         replica_context: Its replica context inside `run`; None in cross-replica context.
-        arena: The arena of its variables.
+        home: The home of its variables, see `variables.variable.Home`.
         refusal: The reason why collectives cannot be called on this level; None where they can.
     """
 
     strategy: object
     replica_context: object | None
-    arena: object
+    home: object
     refusal: str | None = None
 
 
@@ -49,6 +49,21 @@ def require_collectives() -> None:
     entries = stack.entries
     if entries and entries[-1].refusal is not None:
         raise RuntimeError(entries[-1].refusal)
+
+
+def require_home(home: object, name: str) -> None:
+    """Local. Raise ValueError if a strategy is current whose variables live somewhere else.
+
+    Args:
+        home: Of a variable that is about to be updated.
+        name: Of the variable.
+    """
+    entries = stack.entries
+    if entries and entries[-1].home is not home:
+        raise ValueError(
+            f"variable {name!r} does not belong to the current strategy, so every replica would update its own copy: "
+            "create it inside `with strategy.scope():`"
+        )
 
 
 def push(entry: Entry) -> None:

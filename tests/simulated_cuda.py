@@ -174,7 +174,7 @@ def simulated_gpus() -> Iterator[Any]:
         # What was loaded with another CuPy, or none, is put back afterwards; the package holds it, too.
         package: Any = importlib.import_module("mpidist.comm")
         attribute = package.__dict__.pop("cuda", None)
-        fused: Any = importlib.import_module("mpidist.optimizers.fused")
+        fused: Any = importlib.import_module("mpidist.variables.update.fused")
         fused._compile.cache_clear()
         device = current.device
         with visible, mock.patch.dict(sys.modules, {"cupy.cuda": cupy.cuda}):

@@ -10,9 +10,9 @@ import numpy.typing as npt
 
 from mpidist.arrays import AnyArray
 from mpidist.metrics.argument import as_float_dtype, on_one_device
-from mpidist.options import VariableAggregation
-from mpidist.variables.creation import current_arena
-from mpidist.variables.sync_on_read import SyncOnReadVariable
+from mpidist.options import VariableAggregation, VariableSynchronization
+from mpidist.variables.arena import current_home
+from mpidist.variables.on_read import OnReadVariable
 from mpidist.variables.variable import Variable
 
 
@@ -57,15 +57,20 @@ class Metric:
 
     Raises:
         ValueError: `dtype` is not a floating dtype.
+        TypeError: The home of the variables makes no ON_READ variables.
     """
 
     def __init__(self, measure: Measure, *, name: str, dtype: npt.DTypeLike | None = None) -> None:
         self.measure = measure
         self.name = name
         self._dtype = None if dtype is None else as_float_dtype(dtype)
-        self.sums = SyncOnReadVariable(
-            current_arena(), np.zeros(measure.shape), name=f"{name}/sums", aggregation=VariableAggregation.SUM
+        sums = current_home().create_variable(
+            np.zeros(measure.shape), name=f"{name}/sums", synchronization=VariableSynchronization.ON_READ,
+            aggregation=VariableAggregation.SUM,
         )
+        if not isinstance(sums, OnReadVariable):
+            raise TypeError(f"metric {name!r} needs an ON_READ variable, and its home made {sums!r}")
+        self.sums = sums
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -10,9 +10,8 @@ import numpy.typing as npt
 
 from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
-from mpidist.optimizers.gradient import Gradient
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import Gradient, Variable
 
 # Four times as much is infinite in float32.
 LARGEST_SCALE = 2.0**126

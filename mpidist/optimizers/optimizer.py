@@ -1,4 +1,4 @@
-"""The optimizer: sums gradients over replicas and applies a kernel, through the plan of its variables."""
+"""The optimizer: sums gradients over replicas and applies a kernel, through the plan that its variables' home makes."""
 
 from __future__ import annotations
 
@@ -9,27 +9,17 @@ import numpy as np
 
 from mpidist import context
 from mpidist.arrays import AnyArray
-from mpidist.optimizers import average
-from mpidist.optimizers.built import Built
-from mpidist.optimizers.gradient import (
-    Gradient,
-    require_current,
-    require_same_gradients,
-    require_updatable,
-    take_rows,
-    write_gradient,
-)
-from mpidist.optimizers.kernel import Kernel, LayerKernel, Schedule, positive
-from mpidist.optimizers.options import OptimizerOptions
-from mpidist.optimizers.saving import COMPRESSION, detach, require_names
-from mpidist.optimizers.stepping import UpdateSettings
-from mpidist.variables.step.plan import Plan
-from mpidist.variables.variable import Variable
+from mpidist.optimizers.requirements import require_updatable
+from mpidist.optimizers.saving import detach, load_list, require_names
+from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
+from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule, positive
+from mpidist.variables.update.options import COMPRESSION, OptimizerOptions
+from mpidist.variables.variable import Gradient, UpdatePlan, Variable, common_home
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mpidist.optimizers.options import OptionKeywords
+    from mpidist.variables.update.options import OptionKeywords
 
 
 class Optimizer:
@@ -59,10 +49,10 @@ class Optimizer:
         self.name = name
         self.options = OptimizerOptions(**options)
         self.iterations = 0
-        # The average comes last: kernels see their own slots only.
-        self._initial = {**kernel.slots, **({average.SLOT: 0.0} if self.options.use_ema else {})}
+        self._initial = slots_of(kernel, self.options)
         self._accumulated = self.options.accumulated
-        self._built: Built | None = None
+        self._plan: UpdatePlan | None = None
+        self._numbers: dict[int, int] = {}
         self._pending: Mapping[str, Any] | None = None
 
     def build(self, variables: Iterable[Variable]) -> None:
@@ -80,18 +70,20 @@ class Optimizer:
         """
         self._build(variables)
 
-    def _build(self, variables: Iterable[Variable]) -> Built:
+    def _build(self, variables: Iterable[Variable]) -> UpdatePlan:
         chosen = [require_updatable(variable, self.kernel, self.options, self.name) for variable in variables]
-        if self._built is not None:
+        if self._plan is not None:
             # By identity: `==` of variables compares their values.
-            if [id(v) for v in chosen] != [id(v) for v in self._built.plan.variables]:
+            if [id(v) for v in chosen] != [id(v) for v in self._plan.variables]:
                 raise ValueError(f"{self.name} is already built on other variables; create a second optimizer")
-            return self._built
-        self._built = Built(chosen, self.kernel, self.options, self._initial)
+            return self._plan
+        self._plan = common_home(chosen).plan(chosen, self.kernel, self.options)
+        # By identity: hashing a variable is a call of Python, and the plan keeps its variables alive.
+        self._numbers = {id(variable): number for number, variable in enumerate(chosen)}
         if self._pending is not None:
-            self._built.load(self._pending, self.name)
+            self._load(self._plan, self._pending)
             self._pending = None
-        return self._built
+        return self._plan
 
     def gradients(self, variables: Iterable[Variable]) -> tuple[AnyArray, ...]:
         """Collective at the first call (see `build`), then Local. Writable views for the gradients of `variables`.
@@ -107,15 +99,15 @@ class Optimizer:
                 the optimizer was not built on.
         """
         wanted = list(variables)
-        plan = (self._built or self._build(wanted)).plan
+        plan = self._plan or self._build(wanted)
         numbers = [self._number(variable) for variable in wanted]
-        for number in numbers:
-            if number in plan.tables:
+        for variable in wanted:
+            if variable.sparse_gradient:
                 raise ValueError(
-                    f"{self.name}: variable {plan.variables[number].name!r} was made with sparse_gradient=True and has "
-                    "no dense gradient to write to: pass its IndexedSlices to `apply_gradients`"
+                    f"{self.name}: variable {variable.name!r} was made with sparse_gradient=True and has no dense "
+                    "gradient to write to: pass its IndexedSlices to `apply_gradients`"
                 )
-        return tuple(plan.gradients[number] for number in numbers)
+        return tuple(plan.gradient(number) for number in numbers)
 
     def apply_gradients(
         self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], *, skip_gradients_aggregation: bool = False
@@ -172,56 +164,35 @@ class Optimizer:
         Args:
             variables: Some of the optimizer's, by default all.
         """
-        chosen = None if variables is None else tuple(sorted({self._number(variable) for variable in variables}))
-        if self._built is not None and self._built.average is not None and self.iterations >= self._accumulated:
-            numbers = self._built.numbers if chosen is None else chosen
-            if numbers:
-                self._built.average.overwrite(numbers)
+        chosen = self._numbers.values() if variables is None else {self._number(variable) for variable in variables}
+        if self._plan is not None and self.options.use_ema and self.iterations >= self._accumulated and chosen:
+            self._plan.take_average(tuple(sorted(chosen)))
 
     def _apply(
         self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], scale: float | None, *, is_summed: bool
     ) -> bool | None:
         context.require_collectives()
         pairs = list(grads_and_vars)
-        built = self._built
-        if built is None:
-            built = self._build([variable for _, variable in pairs])
+        plan = self._plan
+        if plan is None:
+            plan = self._build([variable for _, variable in pairs])
         else:
-            require_current(built.plan.variables[0])
-        plan, factor = built.plan, 1.0 if scale is None else 1 / scale
-        if plan.arena.options.check and (is_summed or built.accumulator is None):
-            require_same_gradients(plan.arena.communicator, pairs if is_summed else None)
+            first = plan.variables[0]
+            context.require_home(first.home, first.name)
         gradients = self._by_number(pairs)
-        is_update = (self.iterations + 1) % self._accumulated == 0
+        factor = 1.0 if scale is None else 1 / scale
+        if (self.iterations + 1) % self._accumulated:
+            plan.accumulate(gradients, factor, is_summed=is_summed)
+            self.iterations += 1
+            return None
         # Before any state changes: a schedule is the program's own, and may raise.
-        rate = self._rate() if is_update else 0.0
-        if built.accumulator is None:
-            numbers = self._write(plan, gradients, is_summed=is_summed)
-        else:
-            # Accumulated gradients are saved, and later applied, as sums over the ranks. Gradients that are such sums
-            # already must count once, on the first rank.
-            counts = not is_summed or plan.arena.communicator.rank == 0
-            built.accumulator.add(gradients, factor, counts=counts)
-            if not is_update:
-                self.iterations += 1
-                return None
-            numbers = built.accumulator.hand_over(plan.gradients)
-            factor, is_summed = 1 / self._accumulated, False
+        rate = float(self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate)
         step = self.iterations // self._accumulated + 1
-        # A checkpoint has brought errors of gradients that are no longer compressed.
-        if built.errors.owed and not is_summed:
-            built.errors.pay(numbers, plan.gradients)
-        update = built.update if scale is None else built.finite_update
-        if not update(numbers, UpdateSettings(step, rate, factor, is_summed)):
+        if not plan.apply(gradients, UpdateSettings(step, rate, factor, is_summed, scale is not None)):
             self.iterations -= self._accumulated - 1
             return False
-        if built.average is not None:
-            built.average.follow(step)
         self.iterations += 1
         return True
-
-    def _rate(self) -> float:
-        return float(self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate)
 
     def _by_number(self, pairs: Iterable[tuple[Gradient | None, Variable]]) -> dict[int, Gradient]:
         gradients: dict[int, Gradient] = {}
@@ -234,24 +205,19 @@ class Optimizer:
             gradients[number] = gradient
         return gradients
 
-    def _write(self, plan: Plan, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
-        """Put gradients into the plan; returns the numbers of their variables, increasing."""
-        for number, gradient in gradients.items():
-            if number in plan.tables:
-                plan.tables[number].put(*take_rows(gradient, plan.variables[number]))
-            elif not is_summed or plan.takes_sum(number):
-                write_gradient(plan.gradients[number], gradient, plan.variables[number])
-        return tuple(sorted(gradients))
-
     @property
     def variables(self) -> list[Variable]:
         """Local. The state, slot by slot; each slot variable has the shape of its variable."""
-        slots = {} if self._built is None else self._built.slots
+        slots = {} if self._plan is None else self._plan.slots
         return [variable for slot in slots.values() for variable in slot]
 
     def state(self) -> dict[str, Any]:
         """Local. The tree that a checkpoint stores, with what each rank has left out of compressed gradients."""
-        return {"iterations": self.iterations, **({} if self._built is None else self._built.state())}
+        tree: dict[str, Any] = {"iterations": self.iterations}
+        if self._plan is not None:
+            tree.update(self._plan.slots)
+            tree.update(self._plan.state())
+        return tree
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Collective. Take the state over from a checkpoint, or keep it for `build`.
@@ -263,16 +229,21 @@ class Optimizer:
         """
         errors = {name for name in saved if name.startswith(COMPRESSION)}
         require_names(saved.keys() - errors, self._initial, self.name, accumulates=self._accumulated > 1)
-        if self._built is not None:
-            self._built.load(saved, self.name)
+        if self._plan is not None:
+            self._load(self._plan, saved)
         else:
             # Errors are read later, by each rank its own: for one rank, all ranks' errors may be too much memory.
             whole = detach(saved, [name for name in saved if name != "iterations" and name not in errors])
             self._pending = {**whole, **{name: saved[name] for name in errors}}
         self.iterations = int(saved["iterations"].numpy())
 
+    def _load(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> None:
+        plan.load(saved)
+        for name, targets in plan.slots.items():
+            load_list(targets, saved, name, self._initial.get(name, 0.0), self.name)
+
     def _number(self, variable: Variable) -> int:
-        number = None if self._built is None else self._built.plan.number(variable)
+        number = self._numbers.get(id(variable))
         if number is None:
             raise ValueError(
                 f"{self.name} was not built on variable {getattr(variable, 'name', variable)!r}: pass all variables "
@@ -281,5 +252,5 @@ class Optimizer:
         return number
 
     def __repr__(self) -> str:
-        count = "not built" if self._built is None else len(self._built.numbers)
+        count = "not built" if self._plan is None else len(self._plan.variables)
         return f"<{self.name} iterations={self.iterations} variables={count}>"

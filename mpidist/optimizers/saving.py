@@ -9,12 +9,8 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
+from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES
 from mpidist.variables.variable import Read, Variable
-
-# Of accumulated gradients: the sums, and 1 for each variable that got one.
-SUMS, NUMBERS = "accumulated", "accumulates"
-# Begins the names of the errors of compressed gradients, and of whatever else is kept of these.
-COMPRESSION = "compression_"
 
 
 class Saved(Protocol):
@@ -44,7 +40,7 @@ def require_names(names: Set[str], slots: Iterable[str], owner: str, *, accumula
         owner: The optimizer, for the error.
         accumulates: Whether it accumulates gradients.
     """
-    expected = {"iterations", *slots, *([SUMS, NUMBERS] if accumulates else [])}
+    expected = {"iterations", *slots, *([ACCUMULATED, ACCUMULATES] if accumulates else [])}
     # Before the first step there are no slots to save.
     if names not in (expected, {"iterations"}):
         raise CheckpointError(

@@ -6,7 +6,7 @@ import math
 from bisect import bisect_left
 from dataclasses import dataclass
 
-from mpidist.optimizers.kernel import Schedule
+from mpidist.variables.update.kernel import Schedule
 
 
 @dataclass(frozen=True)

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.optimizers.kernel import Schedule, positive
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.step.bundle import Update
+from mpidist.variables.update.kernel import Schedule, Update, positive
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
-    from mpidist.optimizers.options import OptionKeywords
+    from mpidist.variables.update.options import OptionKeywords
 
 
 @dataclass(frozen=True)

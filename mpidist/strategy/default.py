@@ -29,8 +29,7 @@ from mpidist.strategy.base import Strategy
 from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.replica import ReplicaContext
 from mpidist.variables import variable as variables
-from mpidist.variables.arena import solo_arena
-from mpidist.variables.creation import create_variable, current_arena
+from mpidist.variables.arena import current_home, solo_arena
 
 logger = logging.getLogger("mpidist")
 T = TypeVar("T")
@@ -266,8 +265,8 @@ class Variable(ABC, metaclass=_VariableMeta):
         sparse_gradient: bool = False,
     ) -> variables.Variable:
         """Collective. See the class."""
-        return create_variable(
-            current_arena(), initial_value, name=name, dtype=dtype, trainable=trainable,
+        return current_home().create_variable(
+            initial_value, name=name, dtype=dtype, trainable=trainable,
             synchronization=synchronization, aggregation=aggregation, sparse_gradient=sparse_gradient,
         )
 

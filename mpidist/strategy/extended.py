@@ -211,7 +211,7 @@ class StrategyExtended:
 
     def variable_created_in_scope(self, v: object) -> bool:
         """Local. Whether `v` is a variable made under this strategy."""
-        return isinstance(v, Variable) and v.arena is self._owner.arena
+        return isinstance(v, Variable) and v.home is self._owner.arena
 
     def value_container(self, value: T) -> T:
         """Local. The value itself. One rank is one replica, so a component and its container are the same."""

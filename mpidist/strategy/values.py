@@ -22,9 +22,10 @@ from mpidist.comm.front.packing import all_reduce_list
 from mpidist.comm.front.sparse import reduce_slices
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
-from mpidist.variables.creation import current_arena
+from mpidist.variables.arena import current_home
+from mpidist.variables.creation import default_array
 from mpidist.variables.sync_on_read import SyncOnReadVariable
-from mpidist.variables.variable import Variable, default_array
+from mpidist.variables.variable import Variable
 
 T = TypeVar("T")
 
@@ -305,4 +306,4 @@ def _replica_count() -> int:
     entry = context.innermost()
     if entry is not None and entry.replica_context is not None:
         return cast(_Counted, entry.replica_context).num_replicas_in_sync
-    return current_arena().communicator.size
+    return current_home().communicator.size

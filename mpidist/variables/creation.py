@@ -5,26 +5,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, cast
 
+import numpy as np
 import numpy.typing as npt
 
-from mpidist import arrays, context
+from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
-from mpidist.variables.arena import Arena, solo_arena
+from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.mirrored import create_mirrored
 from mpidist.variables.sync_on_read import SyncOnReadVariable
-from mpidist.variables.variable import Variable, default_array
-
-
-def current_arena() -> Arena:
-    """Local. The arena of new variables: the current strategy's, or that of this process alone."""
-    entry = context.innermost()
-    return entry.arena if entry is not None and isinstance(entry.arena, Arena) else solo_arena()
+from mpidist.variables.variable import Variable
 
 
 def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
-    arena: Arena,
+    arena: ArenaMemory,
     initial_value: npt.ArrayLike | Variable | Callable[[], npt.ArrayLike],
     *,
     name: str | None = None,
@@ -37,7 +32,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     """Collective. Create a variable over the arena's ranks; its value is the first replica's.
 
     Args:
-        arena: Of the current strategy.
+        arena: Of the variable.
         initial_value: An array, a number, nested lists, or a function without arguments that gives one.
         name: For people; default "Variable".
         dtype: Default: of an array its own; Python floats become float32, ints int32.
@@ -69,7 +64,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         )
     initial = together(
         arena.communicator, f"computing the initial value of variable {name!r}",
-        lambda: _initial_array(initial_value, dtype, name, aggregation, has_rows=sparse_gradient),
+        lambda: initial_array(initial_value, dtype, name, aggregation, has_rows=sparse_gradient),
     )
     if sync is VariableSynchronization.ON_READ:
         return SyncOnReadVariable(arena, initial, name=name, trainable=bool(trainable), aggregation=aggregation)
@@ -79,9 +74,22 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     )
 
 
-def _initial_array(
+def initial_array(
     value: Any, dtype: npt.DTypeLike | None, name: str, aggregation: VariableAggregation, *, has_rows: bool
 ) -> AnyArray:
+    """Local. An initial value as a whole array in the machine's byte order, if it fits a variable of this kind.
+
+    Args:
+        value: An array, a number, nested lists, or a function without arguments that gives one.
+        dtype: Default: see `default_array`.
+        name: Of the variable, for the errors.
+        aggregation: Of the variable.
+        has_rows: Whether its gradients are rows.
+
+    Raises:
+        ValueError: MEAN of a dtype that has no fractions, or rows of a scalar.
+        TypeError: The value is no array of numbers.
+    """
     array = default_array(value() if callable(value) else value, dtype)
     if array.dtype.kind not in "biufcV" or array.dtype.hasobject or array.dtype.names is not None:
         raise TypeError(
@@ -99,3 +107,17 @@ def _initial_array(
         )
     # Arrays from files may have another byte order; slabs and MPI know only the machine's own.
     return cast(AnyArray, arrays.namespace(array).asarray(array, array.dtype.newbyteorder("="), order="C"))
+
+
+def default_array(value: Any, dtype: npt.DTypeLike | None = None) -> AnyArray:
+    """Local. An initial value as an array: Python floats become float32 and ints int32, arrays keep their dtype."""
+    array = value.value() if isinstance(value, Variable) else arrays.as_array(value)
+    if dtype is not None:
+        return array.astype(dtype)
+    if isinstance(value, (np.ndarray, np.generic, Variable)) or arrays.is_cupy(value):
+        return array
+    if array.dtype == np.float64:
+        return array.astype(np.float32)
+    if array.dtype == np.int64 and array.size and array.min() >= -(2**31) and array.max() < 2**31:
+        return array.astype(np.int32)
+    return array

@@ -9,7 +9,7 @@ import numpy as np
 from mpidist import arrays
 from mpidist.comm.agreement import name_ranks
 from mpidist.errors import MismatchError, mark_shared
-from mpidist.variables.arena import Arena
+from mpidist.variables.arena_memory import ArenaMemory
 
 # Of a variable on one rank: its name and checksum; the checksum is None where the node's first rank speaks for all.
 _Seen = dict[int, tuple[str, int | None]]
@@ -25,7 +25,7 @@ class DriftCheck:
         arena: Of the variables.
     """
 
-    def __init__(self, arena: Arena) -> None:
+    def __init__(self, arena: ArenaMemory) -> None:
         self._arena = arena
         self._step = 0
         self._first_seen: dict[int, int] = {}

@@ -17,7 +17,7 @@ from mpidist.comm.front.sparse import reduce_slices
 from mpidist.errors import mark_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
-from mpidist.variables.arena import Arena
+from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
 from mpidist.variables.slab import Address
 from mpidist.variables.variable import Read, Variable, in_replica_context
@@ -43,7 +43,7 @@ class MirroredVariable(Variable):
 
     def __init__(
         self,
-        arena: Arena,
+        arena: ArenaMemory,
         address: Address,
         shape: tuple[int, ...],
         *,
@@ -52,7 +52,7 @@ class MirroredVariable(Variable):
         aggregation: VariableAggregation = VariableAggregation.NONE,
         sparse_gradient: bool = False,
     ) -> None:
-        self.arena = arena
+        self.home = self.arena = arena
         self.address = address
         self.shape = shape
         self.dtype: np.dtype[Any] = address.slab.dtype
@@ -161,7 +161,7 @@ class MirroredVariable(Variable):
 
 
 def create_mirrored(
-    arena: Arena,
+    arena: ArenaMemory,
     initial: AnyArray,
     *,
     name: str,

@@ -15,8 +15,9 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all, together
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
-from mpidist.variables.arena import Arena
-from mpidist.variables.variable import Read, Variable, in_replica_context
+from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.on_read import OnReadVariable
+from mpidist.variables.variable import Read, in_replica_context
 
 S = TypeVar("S", bound="SyncOnReadVariable")
 
@@ -40,7 +41,7 @@ def variable_sync_on_read_context() -> Iterator[None]:
         _reading.aggregates = before
 
 
-class SyncOnReadVariable(Variable):
+class SyncOnReadVariable(OnReadVariable):
     """A variable of which every replica keeps its own component, in private memory.
 
     `mpidist.Variable(..., synchronization=ON_READ)` makes it in a strategy's scope. In replica context reads and writes
@@ -60,14 +61,14 @@ class SyncOnReadVariable(Variable):
 
     def __init__(
         self,
-        arena: Arena,
+        arena: ArenaMemory,
         initial: AnyArray,
         *,
         name: str,
         trainable: bool = False,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> None:
-        self.arena = arena
+        self.home = self.arena = arena
         self.shape = initial.shape
         self.dtype: np.dtype[Any] = initial.dtype
         self.name = name

@@ -1,26 +1,33 @@
-"""The variable: an array with a policy for writes and reads; what all kinds share."""
+"""The variable, an array with a policy for writes and reads, and its home, which makes it and plans its updates.
+
+Both are interfaces that name each other. The arena is the home of the variables that this package brings.
+"""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
-from numpy.lib.mixins import NDArrayOperatorsMixin
 
 from mpidist import arrays, context
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
+from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.variables.arena import Arena
+from mpidist.variables.array_like import ArrayLike
 from mpidist.variables.scatter import Scatter
+from mpidist.variables.update.arithmetic import UpdateSettings
+from mpidist.variables.update.kernel import Kernel, LayerKernel
+from mpidist.variables.update.options import OptimizerOptions
 
 Read = Callable[[int, int], AnyArray]
+Gradient = npt.ArrayLike | IndexedSlices
 
 
-class Variable(NDArrayOperatorsMixin, Scatter, ABC):
+class Variable(ArrayLike, Scatter, ABC):
     """An array that is written by `assign` and read like a NumPy array.
 
     Arithmetic, NumPy functions, comparison and indexing work on the value and give plain arrays.
@@ -32,12 +39,13 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
         trainable: Whether `trainable_variables` lists it.
         synchronization: ON_WRITE or ON_READ.
         aggregation: How replicas' values are combined.
-        arena: Where its strategy's variables live.
+        home: Where its strategy's variables live.
+        sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
         is_per_replica: Whether there is no common value: each replica's component is saved and restored by itself.
         restored_by: Number of the restore that last set it. Values that wait from an earlier restore are not for it.
     """
 
-    arena: Arena
+    home: Home
     name: str
     shape: tuple[int, ...]
     dtype: np.dtype[Any]
@@ -45,19 +53,18 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
     synchronization: VariableSynchronization
     aggregation: VariableAggregation
     is_per_replica: bool = False
+    sparse_gradient: bool = False
     restored_by: int = 0
-    # CuPy's arrays have priority 100: with a higher one they leave arithmetic with a variable to the variable.
-    __array_priority__ = 1000.0
 
     @property
     def group(self) -> Communicator:
         """Local. The ranks that have the variable."""
-        return self.arena.communicator
+        return self.home.communicator
 
     @property
     def distribute_strategy(self) -> Any:
         """Local. The strategy in whose scope the variable was made, None without one."""
-        return self.arena.strategy
+        return self.home.strategy
 
     @property
     def device(self) -> str:
@@ -181,71 +188,134 @@ class Variable(NDArrayOperatorsMixin, Scatter, ABC):
             )
         return array.astype(self.dtype)
 
-    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
-        if copy is False and (dtype is None or np.dtype(dtype) == self.dtype):
-            return arrays.to_host(self.value())
-        return np.array(arrays.to_host(self.value()), dtype)
 
-    def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **kwargs: Any) -> Any:
-        # `np.add.at` and the like were seen to write even to read-only arrays: a variable must refuse them.
-        written = inputs[:1] if method == "at" else kwargs.get("out", ())
-        if any(isinstance(target, Variable) for target in written):
-            raise TypeError(
-                f"variable {self.name!r} cannot be written by `+=` and the like, by `out=` or by `.at`: "
-                "use assign, assign_add or assign_sub"
+class UpdatePlan(Protocol):
+    """What a home keeps for one optimizer: gradients and state of its variables, and the way of its updates.
+
+    Variables are numbered in the order of the list that the plan was made for; lists of state have the same order.
+    """
+
+    @property
+    def variables(self) -> Sequence[Variable]:
+        """Local. The variables in their order."""
+        ...
+
+    @property
+    def slots(self) -> Mapping[str, Sequence[Variable]]:
+        """Local. The state by name."""
+        ...
+
+    def gradient(self, number: int) -> AnyArray:
+        """Local. A writable view in the shape of a variable with dense gradients; `apply` does not copy it."""
+        ...
+
+    def accumulate(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:
+        """Local. Keep gradients for the next `apply`; only under `gradient_accumulation_steps`.
+
+        Args:
+            gradients: This replica's, by the numbers of their variables.
+            factor: They are multiplied with it.
+            is_summed: They are the sums over all replicas already.
+        """
+        ...
+
+    def apply(self, gradients: Mapping[int, Gradient], settings: UpdateSettings) -> bool:
+        """Collective. Sum gradients over all replicas, with those accumulated, and update the variables and the state.
+
+        Args:
+            gradients: This replica's, by the numbers of their variables.
+            settings: Of this update.
+
+        Returns:
+            False, on every replica, if a gradient was not finite and nothing was updated; else True.
+        """
+        ...
+
+    def take_average(self, numbers: tuple[int, ...]) -> None:
+        """Collective. Set variables to their moving average; only under `use_ema`."""
+        ...
+
+    def state(self) -> dict[str, Any]:
+        """Local. The tree of what a checkpoint stores besides `slots`."""
+        ...
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Collective. Take back what `state` once gave, on any number of ranks; names that are not its own are ignored.
+
+        Raises:
+            CheckpointError: It does not fit.
+        """
+        ...
+
+
+class Home(Protocol):
+    """Where the variables of one strategy live. It makes them and plans their updates.
+
+    Attributes:
+        communicator: The ranks that have the variables.
+        strategy: The strategy of the variables, None without one.
+    """
+
+    communicator: Communicator
+    strategy: Any
+
+    def create_variable(  # tf.Variable's arguments
+        self,
+        initial_value: npt.ArrayLike | Variable | Callable[[], npt.ArrayLike],
+        *,
+        name: str | None = None,
+        dtype: npt.DTypeLike | None = None,
+        trainable: bool | None = None,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        sparse_gradient: bool = False,
+    ) -> Variable:
+        """Collective. Make a variable; its value is the first replica's. See `mpidist.Variable`.
+
+        Returns:
+            The variable; for ON_READ an `on_read.OnReadVariable`.
+        """
+        ...
+
+    def plan(
+        self, variables: Sequence[Variable], kernel: Kernel | LayerKernel, options: OptimizerOptions
+    ) -> UpdatePlan:
+        """Collective. Reserve gradients and state for the variables of an optimizer.
+
+        Args:
+            variables: ON_WRITE variables of this home, each once, the same list on every rank.
+            kernel: The optimizer's arithmetic.
+            options: For the work around the kernel.
+
+        Raises:
+            MismatchError: The lists differ between ranks.
+        """
+        ...
+
+
+def common_home(variables: Sequence[Variable]) -> Home:
+    """Local. The one home of all these variables.
+
+    Raises:
+        ValueError: No variables, variables of several homes, or one twice.
+    """
+    if not variables:
+        raise ValueError("an optimizer needs at least one variable, got an empty list")
+    if len(set(variables)) < len(variables):
+        raise ValueError(f"a variable stands twice in the list {[v.name for v in variables]}")
+    home = variables[0].home
+    for variable in variables:
+        if variable.home is not home:
+            raise ValueError(
+                f"variables {variables[0].name!r} and {variable.name!r} belong to different strategies: create all "
+                "variables of a model in the scope of one strategy"
             )
-        plain = [x.value() if isinstance(x, Variable) else x for x in inputs]
-        return getattr(ufunc, method)(*plain, **kwargs)
-
-    def __getitem__(self, key: Any) -> Any:
-        return self.value()[key]
-
-    def __len__(self) -> int:
-        if not self.shape:
-            raise TypeError("len() of a variable without dimensions")
-        return self.shape[0]
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.value())
-
-    def __bool__(self) -> bool:
-        return bool(self.value())
-
-    def __int__(self) -> int:
-        return int(self.value())
-
-    def __float__(self) -> float:
-        return float(self.value())
-
-    def __reduce__(self) -> NoReturn:
-        # A copy would share this variable's memory, which another variable takes once this one is gone.
-        raise TypeError(
-            f"variable {self.name!r} cannot be copied or pickled: `mpidist.Variable(v)` in the strategy's scope makes "
-            "another one with its value, `v.numpy()` gives the value"
-        )
-
-    def __hash__(self) -> int:
-        # Variables are told apart by identity, although `==` compares values element by element.
-        return id(self)
+    return home
 
 
 def _weak_cast(have: str, want: str) -> bool:
     order = "biufc"
     return have in order and want in order and order.index(have) <= order.index(want)
-
-
-def default_array(value: Any, dtype: npt.DTypeLike | None = None) -> AnyArray:
-    """Local. An initial value as an array: Python floats become float32 and ints int32, arrays keep their dtype."""
-    array = value.value() if isinstance(value, Variable) else arrays.as_array(value)
-    if dtype is not None:
-        return array.astype(dtype)
-    if isinstance(value, (np.ndarray, np.generic, Variable)) or arrays.is_cupy(value):
-        return array
-    if array.dtype == np.float64:
-        return array.astype(np.float32)
-    if array.dtype == np.int64 and array.size and array.min() >= -(2**31) and array.max() < 2**31:
-        return array.astype(np.int32)
-    return array
 
 
 def in_replica_context() -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.optimizers.fused import fused
+from mpidist.variables.update.fused import fused
 from tests.unit.test_optimizers_fused import KERNELS
 
 pytestmark = pytest.mark.gpu

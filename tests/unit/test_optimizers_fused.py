@@ -17,14 +17,13 @@ from mpidist.optimizers.adadelta import AdadeltaKernel
 from mpidist.optimizers.adagrad import AdagradKernel
 from mpidist.optimizers.adam import AdamKernel
 from mpidist.optimizers.ftrl import FtrlKernel
-from mpidist.optimizers.fused import Program, UnknownOperationError, fused, record
-from mpidist.optimizers.kernel import Kernel, LayerKernel
 from mpidist.optimizers.lamb import LAMBKernel
 from mpidist.optimizers.lars import LARSKernel
 from mpidist.optimizers.lion import LionKernel
 from mpidist.optimizers.rmsprop import RMSpropKernel
 from mpidist.optimizers.sgd import SGDKernel
-from mpidist.variables.step.bundle import Update
+from mpidist.variables.update.fused import Program, UnknownOperationError, fused, record
+from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 
 COMPILER = shutil.which("g++") or shutil.which("c++")
 COUNT = 1000

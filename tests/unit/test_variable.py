@@ -13,7 +13,8 @@ import pytest
 
 import mpidist
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.variables.variable import Variable, default_array
+from mpidist.variables.creation import default_array
+from mpidist.variables.variable import Variable
 
 
 def make(value: Any, **options: Any) -> Variable:

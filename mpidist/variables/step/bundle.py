@@ -2,24 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.variables.arena import Arena
+from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.slab import Address, Slab, line_elements, padded
-
-# What a kernel touches of one block should stay in a cache near the core. Measured on two machines (L2 of 1 and 2 MB)
-# 256 KB is best for SGD and for Adam, 128 KB up to a tenth slower; 16 KB costs a factor of 1.5 to 2 in calls.
-BLOCK_BYTES = 1 << 18
-# On a GPU a block is the work of one kernel, long enough that starting the kernel does not count.
-GPU_BLOCK_BYTES = 1 << 26
-
-# `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, in place.
-Update = Callable[[AnyArray, AnyArray, Sequence[AnyArray], Sequence[AnyArray]], None]
+from mpidist.variables.update.kernel import BLOCK_BYTES, GPU_BLOCK_BYTES
 
 
 class Block(NamedTuple):
@@ -61,7 +53,7 @@ class Bundle:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: ArenaMemory,
         variables: Sequence[tuple[int, MirroredVariable]],
         slots: Mapping[str, float],
         scratch_count: int,

@@ -14,8 +14,8 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.options import ReduceOp
-from mpidist.variables.arena import Arena
-from mpidist.variables.step.bundle import GPU_BLOCK_BYTES, Block, Bundle
+from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.step.bundle import Block, Bundle
 from mpidist.variables.step.step import Phase
 from mpidist.variables.step.sums import (
     Add,
@@ -28,6 +28,7 @@ from mpidist.variables.step.sums import (
     add_in_place,
     adder,
 )
+from mpidist.variables.update.kernel import GPU_BLOCK_BYTES
 
 # Bytes of a message between nodes, or through a collective: a chunk is added up, sent and updated while it is in a
 # cache.
@@ -83,7 +84,7 @@ def _adder_of(bundle: Bundle) -> Add:
     return adder(bundle.dtype, count, in_tree=arena.options.reproducible)
 
 
-def _chunk_bytes(arena: Arena) -> int:
+def _chunk_bytes(arena: ArenaMemory) -> int:
     return arena.options.bytes_per_pack or (CHUNK_BYTES if arena.namespace is np else GPU_BLOCK_BYTES)
 
 

@@ -183,7 +183,7 @@ class _Error(SyncOnReadVariable):
 
     def __init__(self, variable: MirroredVariable, error: AnyArray) -> None:
         # Not the parent's, which is collective: shape and dtype are those of the variable on every rank.
-        self.arena = variable.arena
+        self.home = self.arena = variable.arena
         self.name = f"{variable.name}/{ERROR}"
         self.shape, self.dtype, self.trainable = error.shape, error.dtype, False
         self.synchronization, self.aggregation = VariableSynchronization.ON_READ, VariableAggregation.NONE

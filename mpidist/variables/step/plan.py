@@ -17,7 +17,6 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.compression.compression import Compression, CompressionState
-from mpidist.variables.arena import Arena
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.slab import Address
 from mpidist.variables.step.bundle import Bundle
@@ -27,6 +26,7 @@ from mpidist.variables.step.step import NoGradients, Phase, Selection, Step, Ste
 from mpidist.variables.step.sums import PhasedSums
 from mpidist.variables.step.table import Table, TableStep
 from mpidist.variables.step.variable_pass import VariablePass
+from mpidist.variables.variable import common_home
 
 # So many steps, and as many variable passes, are kept for the selections of variables used last. A program uses a few:
 # all variables, or those of a generator and those of a discriminator. With random selections a step is planned anew
@@ -59,13 +59,12 @@ class Plan:
         self, variables: Sequence[MirroredVariable], slots: Mapping[str, float], scratch_count: int = 0
     ) -> None:
         self.variables = tuple(variables)
-        self.arena = _common_arena(self.variables)
+        common_home(self.variables)
+        self.arena = self.variables[0].arena
         # One rank has nothing to send.
         self._compression = (
             cast("Compression | None", self.arena.options.compression) if self.arena.communicator.size > 1 else None
         )
-        # By identity: hashing a variable is a call of Python, and the plan keeps its variables alive.
-        self._numbers = {id(variable): number for number, variable in enumerate(self.variables)}
         same_on_all(
             self.arena.communicator, "the variables of an optimizer",
             # Many variables have the same name and shape; where they start tells them apart.
@@ -90,10 +89,6 @@ class Plan:
         self._header = StepHeader(self.arena, is_shared=is_shared) if self.arena.communicator.size > 1 else None
         self._steps: OrderedDict[tuple[tuple[int, ...], bool], Step] = OrderedDict()
         self._passes: OrderedDict[tuple[int, ...], VariablePass] = OrderedDict()
-
-    def number(self, variable: object) -> int | None:
-        """Local. The place of a variable in the plan, None if it is not there."""
-        return self._numbers.get(id(variable))
 
     def slot(self, name: str, number: int) -> MirroredVariable:
         """Local. The state `name` of variable `number`, as a variable of the same shape."""
@@ -185,18 +180,3 @@ def _keep(kept: OrderedDict[Any, Any], key: object, value: object) -> None:
 
 def _within(bundle: Bundle, numbers: Sequence[int]) -> list[int]:
     return [number for number in numbers if number in bundle.spans]
-
-
-def _common_arena(variables: Sequence[MirroredVariable]) -> Arena:
-    if not variables:
-        raise ValueError("an optimizer needs at least one variable, got an empty list")
-    if len(set(variables)) < len(variables):
-        raise ValueError(f"a variable stands twice in the list {[v.name for v in variables]}")
-    arena = variables[0].arena
-    for variable in variables:
-        if variable.arena is not arena:
-            raise ValueError(
-                f"variables {variables[0].name!r} and {variable.name!r} belong to different strategies: create all "
-                "variables of a model in the scope of one strategy"
-            )
-    return arena

@@ -15,9 +15,9 @@ import numpy as np
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import mark_shared
-from mpidist.variables.arena import Arena
+from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.step.bundle import Update
+from mpidist.variables.update.kernel import Update
 
 # All ranks of all nodes compare what they do in so many first steps, then in steps 32, 64, 128, ...
 _COMPARED_STEPS = 16
@@ -65,7 +65,7 @@ class StepHeader:
         is_shared: Whether the plan has gradients or state in node memory.
     """
 
-    def __init__(self, arena: Arena, *, is_shared: bool) -> None:
+    def __init__(self, arena: ArenaMemory, *, is_shared: bool) -> None:
         self._communicator = communicator = arena.communicator
         self._node = node = communicator.node
         self._arrival = arena.arrival

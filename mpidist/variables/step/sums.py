@@ -13,9 +13,10 @@ from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.tree_order import combine_pairs, leaves, pairing
 from mpidist.comm.collective import Collective
 from mpidist.options import ReduceOp
-from mpidist.variables.arena import Arena
-from mpidist.variables.step.bundle import Block, Update
+from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.step.bundle import Block
 from mpidist.variables.step.step import Phase
+from mpidist.variables.update.kernel import Update
 
 # `add(gradients, out)` gives the sum of the gradients of a node's ranks: in `out`, or in the first of them.
 Add = Callable[[Sequence[AnyArray], AnyArray], AnyArray]
@@ -127,7 +128,7 @@ class WriteBack:
         room: Private memory for a block.
     """
 
-    def __init__(self, arena: Arena, blocks: Sequence[Block], phase: Phase, room: AnyArray) -> None:
+    def __init__(self, arena: ArenaMemory, blocks: Sequence[Block], phase: Phase, room: AnyArray) -> None:
         self._blocks = blocks
         self._room = room
         self._phase = phase

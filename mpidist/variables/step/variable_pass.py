@@ -11,10 +11,11 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.variables.arena import Arena
-from mpidist.variables.step.bundle import Block, Bundle, Update
+from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.step.bundle import Block, Bundle
 from mpidist.variables.step.sums import aside, write_back
 from mpidist.variables.step.table import Table
+from mpidist.variables.update.kernel import Update
 
 BlockMeasure = Callable[[AnyArray, AnyArray], Sequence[float]]
 
@@ -35,7 +36,7 @@ class VariablePass:
 
     def __init__(
         self,
-        arena: Arena,
+        arena: ArenaMemory,
         bundles: Sequence[tuple[Bundle, Sequence[int]]],
         numbers: tuple[int, ...],
         tables: Mapping[int, Table],

@@ -51,7 +51,7 @@ def xp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
     monkeypatch.setattr(selection, "open_device", open_device)
     # Without CUDA there is no kernel to compile: updates run function by function.
-    monkeypatch.setattr("mpidist.optimizers.fused.record", _cannot)
+    monkeypatch.setattr("mpidist.variables.update.fused.record", _cannot)
     with simulated_cupy() as module:
         yield module
 

@@ -22,10 +22,11 @@ from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.creation import create_variable
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.step.bundle import Bundle, Update
+from mpidist.variables.step.bundle import Bundle
 from mpidist.variables.step.plan import KEPT_SELECTIONS, Plan
 from mpidist.variables.step.step import Step
 from mpidist.variables.step.variable_pass import VariablePass
+from mpidist.variables.update.kernel import Update
 from tests.amounts import amount
 from tests.parallel.layouts import LAYOUTS, make_strategy
 

@@ -19,7 +19,7 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.variables.step.bundle import Update
+from mpidist.variables.update.kernel import Update
 
 # The C of an operation on names or expressions; it treats NaNs as NumPy does.
 _OPERATIONS: dict[str, str] = {

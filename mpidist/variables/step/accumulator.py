@@ -9,10 +9,11 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
-from mpidist.optimizers.gradient import Gradient, to_dense
 from mpidist.options import VariableAggregation
 from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.step.gradient import to_dense
 from mpidist.variables.sync_on_read import SyncOnReadVariable
+from mpidist.variables.variable import Gradient
 
 
 class Accumulator:

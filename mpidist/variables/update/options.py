@@ -5,7 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-from mpidist.optimizers.kernel import positive
+from mpidist.variables.update.kernel import positive
+
+# Names of an optimizer's state in a checkpoint, besides its slots. Of accumulated gradients: the sums, and 1 for each
+# variable that got one.
+ACCUMULATED, ACCUMULATES = "accumulated", "accumulates"
+# Begins the names of the errors of compressed gradients, and of whatever else is kept of these.
+COMPRESSION = "compression_"
 
 
 class OptionKeywordsButDecay(TypedDict, total=False):

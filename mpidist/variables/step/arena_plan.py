@@ -1,0 +1,272 @@
+"""The arena's plan of an optimizer: its state, and the ways of its updates, in as few passes as the options allow.
+
+`open_update` chooses the way once, when the plan is made:
+
+- one pass, in which sums and kernel are one (`DirectUpdate`);
+- sums, then norms to clip by or to test, then the kernel (`MeasuredUpdate`);
+- sums, then norms of each variable that the kernel itself needs, then the kernel (`LayerUpdate`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.step.accumulator import Accumulator
+from mpidist.variables.step.average import MovingAverage
+from mpidist.variables.step.compressed_step import CompressionErrors
+from mpidist.variables.step.gradient import require_same_gradients, take_rows, write_gradient
+from mpidist.variables.step.limits import Limits, sum_of_squares
+from mpidist.variables.step.plan import Plan
+from mpidist.variables.step.variable_pass import VariablePass
+from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
+from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
+from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION, OptimizerOptions
+from mpidist.variables.variable import Gradient, Variable
+
+# `update_variables(numbers, settings)` is Collective: it sums the gradients of some variables over all replicas and
+# updates these variables. It gives False, on every rank, if a gradient was not finite and nothing was updated.
+UpdateVariables = Callable[[tuple[int, ...], UpdateSettings], bool]
+
+
+class ArenaPlan:
+    """Memory, state and updates of an optimizer whose variables live in an arena; see `UpdatePlan`.
+
+    Collective. Args:
+        variables: Of the optimizer, the same list on every rank.
+        kernel: The arithmetic.
+        options: For the work around the kernel.
+
+    Attributes:
+        variables: As given.
+        slots: The state by name, in the order of the variables.
+    """
+
+    def __init__(
+        self, variables: Sequence[MirroredVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
+    ) -> None:
+        arena = variables[0].arena
+        arithmetic = UpdateArithmetic(kernel, options, on_gpu=arena.namespace is not np)
+        self.variables = tuple(variables)
+        self._plan = plan = Plan(variables, arithmetic.slots, arithmetic.scratch_count)
+        self._update = open_update(plan, arithmetic, options)
+        self._finite_update = open_update(plan, arithmetic, options, must_be_finite=True)
+        self._errors = CompressionErrors(variables, plan.compression_states)
+        self._accumulator = Accumulator(variables) if options.gradient_accumulation_steps else None
+        self._accumulated = options.accumulated
+        self._average = MovingAverage(plan, arithmetic, options) if options.use_ema else None
+        self._checks = arena.options.check
+        self._communicator = arena.communicator
+        numbers = range(len(variables))
+        self.slots: dict[str, list[Variable]] = {
+            name: [plan.slot(name, number) for number in numbers] for name in arithmetic.slots
+        }
+        if self._accumulator is not None:
+            self.slots[ACCUMULATED] = [*self._accumulator.sums]
+
+    def gradient(self, number: int) -> AnyArray:
+        """Local. See `UpdatePlan.gradient`."""
+        return self._plan.gradients[number]
+
+    def accumulate(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:
+        """Local, and Collective under `CommunicationOptions(check=True)`. See `UpdatePlan.accumulate`."""
+        if self._accumulator is None:
+            raise RuntimeError("gradients are accumulated only under `gradient_accumulation_steps`")
+        if self._checks and is_summed:
+            require_same_gradients(self._communicator, gradients, self.variables)
+        # Accumulated gradients are saved, and later applied, as sums over the ranks. Gradients that are such sums
+        # already must count once, on the first rank.
+        counts = not is_summed or self._communicator.rank == 0
+        self._accumulator.add(gradients, factor, counts=counts)
+
+    def apply(self, gradients: Mapping[int, Gradient], settings: UpdateSettings) -> bool:
+        """Collective. See `UpdatePlan.apply`."""
+        if self._accumulator is not None:
+            self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
+            numbers = self._accumulator.hand_over(self._plan.gradients)
+            settings = settings._replace(factor=1 / self._accumulated, is_summed=False)
+        else:
+            if self._checks:
+                given = gradients if settings.is_summed else None
+                require_same_gradients(self._communicator, given, self.variables)
+            numbers = self._write(gradients, is_summed=settings.is_summed)
+        # A checkpoint has brought errors of gradients that are no longer compressed.
+        if self._errors.owed and not settings.is_summed:
+            self._errors.pay(numbers, self._plan.gradients)
+        update = self._finite_update if settings.must_be_finite else self._update
+        if not update(numbers, settings):
+            return False
+        if self._average is not None:
+            self._average.follow(settings.step)
+        return True
+
+    def take_average(self, numbers: tuple[int, ...]) -> None:
+        """Collective. See `UpdatePlan.take_average`."""
+        if self._average is None:
+            raise RuntimeError("the weights are averaged only under `use_ema`")
+        self._average.overwrite(numbers)
+
+    def state(self) -> dict[str, Any]:
+        """Local. See `UpdatePlan.state`."""
+        tree: dict[str, Any] = {COMPRESSION + name: arrays for name, arrays in self._errors.state().items()}
+        if self._accumulator is not None:
+            numbers = range(len(self.variables))
+            tree[ACCUMULATES] = np.array([number in self._accumulator.numbers for number in numbers], np.uint8)
+        return tree
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Collective. See `UpdatePlan.load`."""
+        self._errors.load({
+            name.removeprefix(COMPRESSION): saved[name] for name in saved if name.startswith(COMPRESSION)
+        })
+        if self._accumulator is not None:
+            flags = saved[ACCUMULATES].numpy() if ACCUMULATES in saved else []
+            self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}
+
+    def _write(self, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
+        """Put gradients into the plan; returns the numbers of their variables, increasing."""
+        plan = self._plan
+        for number, gradient in gradients.items():
+            if number in plan.tables:
+                plan.tables[number].put(*take_rows(gradient, plan.variables[number]))
+            elif not is_summed or plan.takes_sum(number):
+                write_gradient(plan.gradients[number], gradient, plan.variables[number])
+        return tuple(sorted(gradients))
+
+
+def open_update(
+    plan: Plan, arithmetic: UpdateArithmetic, options: OptimizerOptions, *, must_be_finite: bool = False
+) -> UpdateVariables:
+    """Local. The way of an optimizer's updates.
+
+    Args:
+        plan: Of the variables.
+        arithmetic: Of the optimizer.
+        options: Of the optimizer.
+        must_be_finite: Skip updates in which a sum is not finite.
+    """
+    kernel = arithmetic.kernel
+    if isinstance(kernel, LayerKernel):
+        return LayerUpdate(plan, kernel, arithmetic, Limits(options, must_be_finite=must_be_finite))
+    if options.clips_norms or must_be_finite:
+        return MeasuredUpdate(plan, kernel, arithmetic, Limits(options, must_be_finite=must_be_finite))
+    return DirectUpdate(plan, kernel, arithmetic)
+
+
+class DirectUpdate:
+    """An update in one pass: each block is summed and updated while it is in the cache.
+
+    Args:
+        plan: Of the variables.
+        kernel: The arithmetic.
+        arithmetic: The same, with the work around it.
+    """
+
+    def __init__(self, plan: Plan, kernel: Kernel, arithmetic: UpdateArithmetic) -> None:
+        self._plan = plan
+        self._kernel = kernel
+        self._arithmetic = arithmetic if arithmetic.is_needed else None
+
+    def __call__(self, numbers: tuple[int, ...], settings: UpdateSettings) -> bool:
+        """Collective. See `UpdateVariables`."""
+        update = self._kernel.prepare(settings.step, settings.learning_rate)
+        if self._arithmetic is not None:
+            keep = 1 - settings.learning_rate * self._arithmetic.decay
+            update = self._arithmetic.surround(update, keep=keep, factor=settings.factor)
+        self._plan.step(numbers, is_summed=settings.is_summed).apply(update)
+        return True
+
+
+class MeasuredUpdate:
+    """An update whose gradients are clipped by their norms, or tested, before any parameter is changed.
+
+    Args:
+        plan: Of the variables.
+        kernel: The arithmetic.
+        arithmetic: The same, with the work around it.
+        limits: Clipping and the test.
+    """
+
+    def __init__(self, plan: Plan, kernel: Kernel, arithmetic: UpdateArithmetic, limits: Limits) -> None:
+        self._plan = plan
+        self._kernel = kernel
+        self._arithmetic = arithmetic
+        self._limits = limits
+
+    def __call__(self, numbers: tuple[int, ...], settings: UpdateSettings) -> bool:
+        """Collective. See `UpdateVariables`."""
+        variable_pass = _reduce(self._plan, numbers, settings)
+        factors = self._limits.factors(variable_pass, numbers, settings.factor)
+        if factors is None:
+            return False
+        update = self._kernel.prepare(settings.step, settings.learning_rate)
+        keep = 1 - settings.learning_rate * self._arithmetic.decay
+        updates = {
+            number: self._arithmetic.surround(update, keep=keep, factor=factors[number]) for number in numbers
+        }
+        variable_pass.apply(updates.__getitem__)
+        return True
+
+
+class LayerUpdate:
+    """An update by a kernel that needs the norms of each variable and of its direction.
+
+    Args:
+        plan: Of the variables.
+        kernel: The arithmetic.
+        arithmetic: The same, with the work around it.
+        limits: Clipping and the test for what is not finite.
+    """
+
+    def __init__(self, plan: Plan, kernel: LayerKernel, arithmetic: UpdateArithmetic, limits: Limits) -> None:
+        self._plan = plan
+        self._kernel = kernel
+        self._arithmetic = arithmetic
+        self._limits = limits
+
+    def __call__(self, numbers: tuple[int, ...], settings: UpdateSettings) -> bool:
+        """Collective. See `UpdateVariables`."""
+        kernel, arithmetic = self._kernel, self._arithmetic
+        variable_pass = _reduce(self._plan, numbers, settings)
+        factors = self._limits.factors(variable_pass, numbers, settings.factor)
+        if factors is None:
+            return False
+        keep = 1 - settings.learning_rate * arithmetic.decay
+        direct = kernel.direct(settings.step)
+        # Every rank must decide alike whether there is this pass, which is collective: from what all ranks share, and
+        # not from the factors, which come out of a reduction.
+        if direct is not None or self._limits.are_measured or arithmetic.clipvalue is not None or settings.factor != 1:
+            directions = {
+                number: arithmetic.surround(direct or _leave, factor=factors[number], keeps_gradient=True)
+                for number in numbers
+            }
+            variable_pass.change(directions.__getitem__)
+        squares = variable_pass.measure(
+            lambda parameter, gradient: [
+                sum_of_squares(parameter, variable_pass), sum_of_squares(gradient, variable_pass)
+            ], 2,
+        )
+        updates: dict[int, Update] = {}
+        for number, (parameter_norm, direction_norm) in zip(numbers, np.sqrt(squares).tolist(), strict=True):
+            # The norm is that of the decayed parameter; the pass itself decays the parameter.
+            update = kernel.prepare(settings.step, settings.learning_rate, keep * parameter_norm, direction_norm)
+            updates[number] = arithmetic.surround(update, keep=keep, clips=False)
+        variable_pass.apply(updates.__getitem__)
+        return True
+
+
+def _reduce(plan: Plan, numbers: tuple[int, ...], settings: UpdateSettings) -> VariablePass:
+    # Sums of half precision may overflow; the norms then show it.
+    with np.errstate(over="ignore", invalid="ignore"):
+        plan.step(numbers, is_summed=settings.is_summed).reduce()
+    return plan.variable_pass(numbers)
+
+
+def _leave(
+    _parameter: AnyArray, _gradient: AnyArray, _slots: Sequence[AnyArray], _scratch: Sequence[AnyArray]
+) -> None:
+    """Local. An update that changes nothing."""

@@ -1,0 +1,41 @@
+"""The exponential moving average of the weights, a slot after those of the kernel."""
+
+from __future__ import annotations
+
+from mpidist.variables.step.plan import Plan
+from mpidist.variables.update.arithmetic import UpdateArithmetic, take_average
+from mpidist.variables.update.options import OptimizerOptions
+
+
+class MovingAverage:
+    """The moving average of all variables of a plan.
+
+    Args:
+        plan: Its last slot is the average.
+        arithmetic: Of the optimizer.
+        options: How often the variables become their average.
+    """
+
+    def __init__(self, plan: Plan, arithmetic: UpdateArithmetic, options: OptimizerOptions) -> None:
+        self._plan = plan
+        self._arithmetic = arithmetic
+        self._frequency = options.ema_overwrite_frequency
+        self._all = tuple(range(len(plan.variables)))
+
+    def follow(self, step: int) -> None:
+        """Collective. Move the average towards the variables; every so many steps, set the variables to it.
+
+        Args:
+            step: Of the update that has just changed the variables. In step 1 the average becomes their value.
+        """
+        move = self._arithmetic.follow(step)
+        self._plan.variable_pass(self._all).change(lambda _: move)
+        if self._frequency is not None and step % self._frequency == 0:
+            self.overwrite(self._all)
+
+    def overwrite(self, numbers: tuple[int, ...]) -> None:
+        """Collective. Set variables to their average."""
+        variable_pass = self._plan.variable_pass(numbers)
+        # Other ranks may still be reading the variables.
+        variable_pass.barrier()
+        variable_pass.apply(lambda _: take_average)

@@ -1,0 +1,167 @@
+"""The arithmetic around a kernel: unscaling, clipping by value, decay, and the moving average of the weights.
+
+All of it works on one block of parameter, gradient and slots, whoever owns the block: a rank applies it to its slice of
+node memory, a server to its shard.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.variables.update.fused import fused
+from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
+from mpidist.variables.update.options import OptimizerOptions
+
+# The slot of the moving average. It comes after the kernel's own slots, which are all that a kernel sees.
+AVERAGE = "average"
+
+
+class UpdateSettings(NamedTuple):
+    """The numbers of one update.
+
+    Attributes:
+        step: 1 in the first update.
+        learning_rate: Of this update.
+        factor: The sums of the gradients are multiplied with it.
+        is_summed: The gradients are the sums over all replicas already.
+        must_be_finite: Nothing is updated if an element of a sum is not finite.
+    """
+
+    step: int
+    learning_rate: float
+    factor: float = 1.0
+    is_summed: bool = False
+    must_be_finite: bool = False
+
+
+def slots_of(kernel: Kernel | LayerKernel, options: OptimizerOptions) -> dict[str, float]:
+    """Local. Name and initial value of every slot, in their order: the kernel's, then the average's if there is one."""
+    return {**kernel.slots, **({AVERAGE: 0.0} if options.use_ema else {})}
+
+
+class UpdateArithmetic:
+    """A kernel with the element-wise work around it.
+
+    Args:
+        kernel: Of the updates.
+        options: Of the optimizer.
+        on_gpu: Whether the blocks lie on a GPU, where one kernel does all the work.
+
+    Attributes:
+        kernel: As given.
+        slots: Name and initial value of every slot, in the order in which an update gets them.
+        scratch_count: Number of scratch blocks that an update gets.
+        decay: The parameters lose this fraction times the learning rate.
+        clipvalue: Of the options.
+        is_needed: Whether there can be any work around the kernel.
+    """
+
+    def __init__(self, kernel: Kernel | LayerKernel, options: OptimizerOptions, *, on_gpu: bool = False) -> None:
+        self.kernel = kernel
+        self.slots = slots_of(kernel, options)
+        self.scratch_count = max(kernel.scratch_count, int(options.use_ema))
+        self.decay = options.decay
+        self.clipvalue = options.clipvalue
+        self.is_needed = bool(
+            on_gpu or options.decay or options.clipvalue is not None or options.use_ema or options.accumulated > 1
+        )
+        self._kernel_slots = len(kernel.slots)
+        self._kernel_scratch = kernel.scratch_count
+        self._hides_slots = options.use_ema
+        self._momentum = options.ema_momentum
+        self._on_gpu = on_gpu
+
+    def prepare(self, settings: UpdateSettings) -> Update:
+        """Local. The whole update of one step, for a kernel that needs no norms.
+
+        Args:
+            settings: Of the step; `factor` includes what clipping by norms leaves of the gradient.
+
+        Returns:
+            `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, all in place. The gradient is the
+            sum over all replicas, and may be overwritten.
+
+        Raises:
+            TypeError: A `LayerKernel`, whose updates depend on norms of whole variables.
+        """
+        if isinstance(self.kernel, LayerKernel):
+            raise TypeError(f"expected a kernel whose update is element-wise, got {type(self.kernel).__name__}")
+        update = self.kernel.prepare(settings.step, settings.learning_rate)
+        if not self.is_needed and settings.factor == 1:
+            return update
+        return self.surround(update, keep=1 - settings.learning_rate * self.decay, factor=settings.factor)
+
+    def surround(
+        self,
+        update: Update,
+        *,
+        keep: float = 1.0,
+        factor: float = 1.0,
+        clips: bool = True,
+        keeps_gradient: bool = False,
+    ) -> Update:
+        """Local. An update with the work around it.
+
+        Args:
+            update: Of the kernel, for one step.
+            keep: The parameter is first multiplied with it.
+            factor: The gradient is first multiplied with it.
+            clips: Then clip the gradient by value.
+            keeps_gradient: What the update leaves in the gradient is read later.
+        """
+        clipvalue = self.clipvalue if clips else None
+        if keep != 1 or factor != 1 or clipvalue is not None or self._hides_slots:
+            update = _surround(update, self._kernel_slots, keep=keep, factor=factor, clipvalue=clipvalue)
+        # In host memory, block by block in a cache, an update is best as it is.
+        if not self._on_gpu:
+            return update
+        return fused(update, len(self.slots), self._kernel_scratch, keeps_gradient=keeps_gradient)
+
+    def follow(self, step: int) -> Update:
+        """Local. The update that moves the average towards the parameter, and leaves the parameter alone.
+
+        Args:
+            step: Of the update that has just changed the parameter. In step 1 the average becomes its value.
+        """
+        momentum, is_first = self._momentum, step == 1
+
+        def move(
+            parameter: AnyArray, _gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+        ) -> None:
+            average, difference = slots[-1], scratch[0]
+            if is_first:
+                np.copyto(average, parameter)
+                return
+            np.subtract(parameter, average, out=difference)
+            np.multiply(difference, 1 - momentum, out=difference)
+            np.add(average, difference, out=average)
+
+        return move
+
+
+def take_average(
+    parameter: AnyArray, _gradient: AnyArray, slots: Sequence[AnyArray], _scratch: Sequence[AnyArray]
+) -> None:
+    """Local. The update that sets the parameter to its average."""
+    np.copyto(parameter, slots[-1])
+
+
+def _surround(
+    update: Update, slot_count: int, *, keep: float, factor: float, clipvalue: float | None
+) -> Update:
+    def surrounded(
+        parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+    ) -> None:
+        if factor != 1:
+            np.multiply(gradient, factor, out=gradient)
+        if clipvalue is not None:
+            np.clip(gradient, -clipvalue, clipvalue, out=gradient)
+        if keep != 1:
+            np.multiply(parameter, keep, out=parameter)
+        update(parameter, gradient, slots[:slot_count], scratch)
+
+    return surrounded
