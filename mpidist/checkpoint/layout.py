@@ -5,9 +5,12 @@ except for text that HDF5 cannot hold: `%`, `/`, NUL, a leading `.`, a part call
 percent-encoded as in URLs (`a/b` becomes `a%2Fb`, `.x` becomes `%2Ex`), and an empty part becomes a lone `%`.
 
 A dataset is cut into pieces of 1 MiB, each with its checksum. Where every replica has a value of its own (ON_READ
-with aggregation NONE), the dataset has the replicas as its first dimension. Its pieces end where a replica's component
-ends, so that each rank has all bytes of its checksums. Where one page holds bytes of several components, the rank of
-the first component writes it.
+with aggregation NONE), the dataset has the replicas as its first dimension, and its pieces end where a replica's
+component ends.
+
+Where each rank can read only a part of a dataset, it writes this part: a component, or a shard. Where one page holds
+bytes of several parts, the rank of the first one writes it, and the others hand their bytes over. Where one piece does,
+each rank has the checksum of its part of the piece, and these are joined.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -32,6 +36,10 @@ PAGE_BYTES = 4096
 # The group of the library's own datasets.
 OWN_GROUP = "_mpidist"
 SAVE_COUNTER = "save_counter"
+
+# The parts of a dataset that the ranks can read: rank r the bytes [bounds[r], bounds[r + 1]). It begins with 0 and ends
+# with the number of bytes.
+Bounds = tuple[int, ...]
 
 _RESERVED = re.compile("[%/\x00\ud800-\udfff]|^\\.")
 
@@ -124,23 +132,33 @@ class Piece(NamedTuple):
     stop: int
 
 
-def deal(records: Iterable[Record], rank: int, size: int) -> list[list[Piece]]:
-    """Local. Deal the pieces of all datasets out to the ranks, each piece to one rank.
+def deal(
+    records: Iterable[Record], rank: int, size: int, bounds: Sequence[Bounds | None] | None = None
+) -> list[list[Piece]]:
+    """Local. Deal the pieces of all datasets out to the ranks, each piece to one rank, or in parts to several.
 
     Args:
         records: The datasets, in the order of their checksums.
         rank: The rank whose pieces are wanted.
         size: Number of ranks.
+        bounds: For each dataset the parts that the ranks must take, None where any rank can take any piece.
 
     Returns:
-        For each dataset the pieces that `rank` writes, or checks.
+        For each dataset the pieces that `rank` writes, or checks; with `bounds` its parts of pieces.
     """
     dealt: list[list[Piece]] = []
     first = 0
     for number, record in enumerate(records):
+        own = None if bounds is None else bounds[number]
+        begin, end = (0, record.nbytes) if own is None else (own[rank], own[rank + 1])
+        if own is None or record.replicas:
+            numbers = share(record, number, rank, size)
+        else:
+            numbers = range(begin // PIECE_BYTES, -(-end // PIECE_BYTES) if begin < end else 0)
         pieces: list[Piece] = []
-        for piece in share(record, number, rank, size):
-            pieces.append(Piece(first + piece, *record.piece(piece)))
+        for piece in numbers:
+            start, stop = record.piece(piece)
+            pieces.append(Piece(first + piece, max(start, begin), min(stop, end)))
         dealt.append(pieces)
         first += record.piece_count
     return dealt
@@ -167,20 +185,29 @@ def share(record: Record, number: int, rank: int, size: int) -> range:
     return range(record.piece_count * turn // size, record.piece_count * (turn + 1) // size)
 
 
-def component_share(record: Record, rank: int) -> tuple[int, int]:
-    """Local. Choose the bytes of a dataset of components that `rank` writes: whole pages, each page one rank's.
+def page_share(bounds: Bounds, rank: int) -> tuple[int, int]:
+    """Local. Choose the bytes of a dataset that `rank` writes, of which it can read a part: each page is one rank's.
 
-    They begin in the rank's own component. They may end in the component of a later rank, by less than a page.
+    They begin in the rank's own part. They may end in the part of a later rank, by less than a page.
+
+    Args:
+        bounds: The parts of all ranks.
+        rank: The rank.
 
     Returns:
-        The first byte and the one behind the last. They are equal where the pages of earlier ranks hold the whole
-        component.
+        The first byte and the one behind the last. They are equal where the pages of earlier ranks hold the whole part.
     """
     start, stop = (
-        min(-(-component * record.component_bytes // PAGE_BYTES) * PAGE_BYTES, record.nbytes)
-        for component in (rank, rank + 1)
+        min(-(-edge // PAGE_BYTES) * PAGE_BYTES, bounds[-1]) for edge in (bounds[rank], bounds[rank + 1])
     )
     return start, stop
+
+
+def joined_checksum(first: int, second: int, count: int) -> int:
+    """Local. Compute the CRC32 of bytes from that of their first part and that of the other one, of `count` bytes."""
+    # A CRC is linear, but for what it begins with: zeros in the place of the second part show what the first gives.
+    zeros = bytes(count)
+    return zlib.crc32(zeros, first) ^ zlib.crc32(zeros) ^ second
 
 
 def encode_index(records: Sequence[Record], shared: Mapping[str, str]) -> bytes:

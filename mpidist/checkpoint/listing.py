@@ -68,10 +68,12 @@ def arrays_to_write(
     for record, value, group, _ in found.leaves.values():
         line = f"{record.path!r} of shape {record.shape} and dtype {record.dtype}"
         if isinstance(value, Variable) and group is not None and group.size == communicator.size:
-            arrays.append(ArrayToWrite(record, value.state))
+            edges = range(0, record.size + 1, value.size) if value.is_per_replica and value.size else value.bounds
+            bounds = None if edges is None else tuple(edge * record.dtype.itemsize for edge in edges)
+            arrays.append(ArrayToWrite(record, value.reader, bounds))
         else:
             # Each rank has its own copy, and each writes some bytes of it: the copies have to be the same.
-            array = (value.state() if isinstance(value, Variable) else value).reshape(record.shape)
+            array = value.reader()(0, value.size) if isinstance(value, Variable) else value
             arrays.append(ArrayToWrite(record, array))
             if communicator.size > 1:
                 line += f" with the content of checksum {zlib.crc32(np.ascontiguousarray(array).tobytes()):08x}"

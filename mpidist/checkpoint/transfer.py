@@ -18,12 +18,16 @@ from mpidist.arrays import AnyArray
 from mpidist.checkpoint import hdf5
 from mpidist.checkpoint.directory import DirectoryWork
 from mpidist.checkpoint.hdf5 import Blank
-from mpidist.checkpoint.layout import PAGE_BYTES, Piece, Record, component_share, deal
+from mpidist.checkpoint.layout import Bounds, Piece, Record, deal, joined_checksum, page_share
 from mpidist.checkpoint.positional import read_at, sync_directory, write_at
 from mpidist.checkpoint.saved import SavedFile
 from mpidist.comm.agreement import exchange, on_first_rank, together
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import CheckpointError
+from mpidist.variables.variable import Read
+
+# The CRC32 of a piece, or of a part of it, and how many bytes it is of; by the number of the piece.
+_Checksums = dict[int, tuple[int, int]]
 
 
 class ArrayToWrite(NamedTuple):
@@ -31,12 +35,14 @@ class ArrayToWrite(NamedTuple):
 
     Attributes:
         record: Its path, shape and dtype.
-        content: The array, the same one on every rank; or a Collective function that gives it. Where the record has a
-            component for each rank, the function gives this rank's component.
+        content: The array, the same one on every rank; or a Collective function that opens it for reading, such as
+            `Variable.reader`. Where the record has a component for each rank, this rank's component is read.
+        bounds: The bytes that each rank can read; None where every rank can read all.
     """
 
     record: Record
-    content: AnyArray | Callable[[], AnyArray]
+    content: AnyArray | Callable[[], Read]
+    bounds: Bounds | None = None
 
 
 def write_checkpoint(
@@ -65,7 +71,7 @@ def write_checkpoint(
         communicator, f"creating checkpoint {path!r}", partial(_create, path, records, shared, work.before)
     )
     try:
-        dealt = deal(records, communicator.rank, communicator.size)
+        dealt = deal(records, communicator.rank, communicator.size, list(map(attrgetter("bounds"), arrays)))
         checksums, error = _write_arrays(communicator, blank, arrays, dealt)
         # No rank goes on before every rank has synced its share: only then may the mark of a whole file be written.
         everyone = exchange(communicator, f"writing checkpoint {path!r}", checksums, error)
@@ -116,13 +122,12 @@ def _create(
 
 def _write_arrays(
     communicator: Communicator, blank: Blank, arrays: Sequence[ArrayToWrite], dealt: Sequence[Sequence[Piece]]
-) -> tuple[dict[int, int], Exception | None]:
+) -> tuple[_Checksums, Exception | None]:
     """Collective. Write this rank's share and sync it; returns its checksums by number, and what went wrong.
 
-    A rank that fails goes on with asking for the arrays: `content` is collective, and the other ranks wait in it.
+    A rank that fails goes on with opening the arrays, which is collective: the other ranks wait in it.
     """
-    rank, size = communicator.rank, communicator.size
-    checksums: dict[int, int] = {}
+    checksums: _Checksums = {}
     error: Exception | None = None
     descriptor = -1
     try:
@@ -130,14 +135,16 @@ def _write_arrays(
     except OSError as caught:
         error = caught
     try:
-        for (record, content), offset, pieces in zip(arrays, blank.offsets, dealt, strict=True):
-            array = content if isinstance(content, np.ndarray) else content()
-            heads = communicator.all_gather_object(_head(array)) if record.replicas == size else None
+        for array, offset, pieces in zip(arrays, blank.offsets, dealt, strict=True):
+            content = array.content.reshape(-1) if isinstance(array.content, np.ndarray) else array.content()
+            own = None if array.bounds is None else _OwnPart(array.record, array.bounds, communicator.rank)
             if error is None:
                 try:
-                    checksums.update(_write_array(descriptor, offset, record, array, pieces, rank, heads))
+                    _write_pieces(descriptor, offset, array.record, content, pieces, own, checksums)
                 except Exception as caught:
                     error = caught
+            if own is not None:
+                error = _hand_over(communicator, descriptor, offset, own, error)
         if error is None:
             try:
                 os.fsync(descriptor)
@@ -149,64 +156,96 @@ def _write_arrays(
     return checksums, error
 
 
-def _write_array(
-    descriptor: int, offset: int, record: Record, array: AnyArray, pieces: Sequence[Piece], rank: int,
-    heads: Sequence[bytes] | None,
-) -> dict[int, int]:
-    """Write this rank's pieces of one array; returns their checksums by number.
+def _hand_over(
+    communicator: Communicator, descriptor: int, offset: int, own: _OwnPart, error: Exception | None
+) -> Exception | None:
+    """Collective. Give each rank the bytes behind its part that are in its last page, and write them.
+
+    Returns:
+        What has gone wrong on this rank so far.
+    """
+    heads = communicator.all_gather_object(own.head)
+    if error is None:
+        try:
+            write_at(descriptor, own.following(heads), offset + own.end)
+        except OSError as caught:
+            return caught
+    return error
+
+
+class _OwnPart:
+    """The part of a dataset that this rank can read, and the pages of the file that it writes.
+
+    Args:
+        record: The dataset.
+        bounds: The parts of all ranks.
+        rank: This rank.
+
+    Attributes:
+        begin: First byte of the part.
+        end: The byte behind the last.
+        first: The element at which this rank's reader begins to count.
+        head: The bytes of the part in a page that an earlier rank writes, as far as they have been read.
+    """
+
+    def __init__(self, record: Record, bounds: Bounds, rank: int) -> None:
+        self.begin, self.end = bounds[rank], bounds[rank + 1]
+        self.first = self.begin // record.dtype.itemsize if record.replicas else 0
+        self.head = b""
+        self._rank = rank
+        self._start, self._stop = page_share(bounds, rank)
+
+    def take(self, data: memoryview, start: int) -> tuple[memoryview, int]:
+        """Local. Bytes of the part from `start` on, without those that an earlier rank writes, and where they begin."""
+        foreign = max(0, min(self._start - start, len(data)))
+        self.head += data[:foreign]
+        return data[foreign:], start + foreign
+
+    def following(self, heads: Sequence[bytes]) -> memoryview:
+        """Local. The bytes behind the part that are in its last page, which is this rank's alone.
+
+        Args:
+            heads: Of all ranks, in their order.
+        """
+        # Of the next ranks: a rank whose whole part is in this page is followed by another one.
+        count = self._stop - self.end if self._start < self._stop else 0
+        return memoryview(b"".join(heads[self._rank + 1 :]) if count > 0 else b"")[: max(0, count)]
+
+
+def _write_pieces(
+    descriptor: int, offset: int, record: Record, content: AnyArray | Read, pieces: Sequence[Piece],
+    own: _OwnPart | None, checksums: _Checksums,
+) -> None:
+    """Write this rank's pieces of one array, read one by one; adds their checksums by number.
 
     Args:
         descriptor: The open file.
         offset: First byte of the dataset in the file.
         record: The dataset.
-        array: Its whole value, or, where `heads` is given, this rank's component.
+        content: The flattened array, or what reads it.
         pieces: This rank's.
-        rank: This rank.
-        heads: The first page of every rank's component.
+        own: Where this rank can read only a part.
+        checksums: To be completed.
     """
-    shape = record.shape if heads is None else record.shape[1:]
-    if array.shape != shape or array.dtype.newbyteorder("=") != record.dtype:
-        raise CheckpointError(
-            f"{record.path!r}: expected a state of shape {shape} and dtype {record.dtype}, as the variable says, got "
-            f"shape {array.shape} and dtype {array.dtype}"
-        )
-    checksums: dict[int, int] = {}
-    if pieces:
-        data = np.ascontiguousarray(array, record.dtype).reshape(-1).view(np.uint8).data
-        begin = 0 if heads is None else rank * record.component_bytes
-        for number, start, stop in pieces:
-            checksums[number] = zlib.crc32(data[start - begin : stop - begin])
-            if heads is None:
-                write_at(descriptor, data[start:stop], offset + start)
-        if heads is not None:
-            _write_component(descriptor, offset, record, data, rank, heads)
-    return checksums
-
-
-def _write_component(
-    descriptor: int, offset: int, record: Record, data: memoryview, rank: int, heads: Sequence[bytes]
-) -> None:
-    """Write this rank's pages of a dataset of components; the last page may hold the beginning of the next ones."""
-    start, stop = component_share(record, rank)
-    if start == stop:
-        return
-    begin, end = rank * record.component_bytes, (rank + 1) * record.component_bytes
-    write_at(descriptor, data[start - begin : stop - begin], offset + start)
-    if stop > end:
-        # The page is this rank's alone, see `layout.PAGE_BYTES`: it also writes what later ranks have in it.
-        count = -(-(stop - end) // record.component_bytes)
-        following = b"".join(heads[rank + 1 : rank + 1 + count])
-        write_at(descriptor, memoryview(following)[: stop - end], offset + end)
-
-
-def _head(array: AnyArray) -> bytes:
-    """The first page of an array."""
-    count = -(-PAGE_BYTES // array.itemsize)
-    return array.reshape(-1)[:count].tobytes()[:PAGE_BYTES]
+    first, itemsize = 0 if own is None else own.first, record.dtype.itemsize
+    for number, start, stop in pieces:
+        # Whole elements around the bytes of the piece.
+        low, high = start // itemsize, -(-stop // itemsize)
+        read = content[low:high] if isinstance(content, np.ndarray) else content(low - first, high - first)
+        if read.shape != (high - low,) or read.dtype.newbyteorder("=") != record.dtype:
+            raise CheckpointError(
+                f"{record.path!r}: expected {high - low} elements of dtype {record.dtype}, as the variable says, got "
+                f"shape {read.shape} and dtype {read.dtype}"
+            )
+        data = np.ascontiguousarray(read, record.dtype).view(np.uint8).data
+        data = data[start - low * itemsize : stop - low * itemsize]
+        checksums[number] = zlib.crc32(data), len(data)
+        data, position = (data, start) if own is None else own.take(data, start)
+        write_at(descriptor, data, offset + position)
 
 
 def _publish(
-    blank: Blank, everyone: Sequence[Mapping[int, int]], path: str, after: Callable[[float], object] | None
+    blank: Blank, everyone: Sequence[_Checksums], path: str, after: Callable[[float], object] | None
 ) -> float:
     """Mark a file as whole and give it its name; the order of the steps is what keeps a crash harmless.
 
@@ -214,11 +253,13 @@ def _publish(
     place of an older one. The directory is synced next: without that, a crash may undo the rename, and a state file
     written by `after` would name a file that is not there.
     """
-    checksums = [0] * sum(map(len, everyone))
+    checksums: dict[int, int] = {}
+    # In the order of the ranks, which is that of their parts of a piece.
     for share in everyone:
-        for number, checksum in share.items():
-            checksums[number] = checksum
-    hdf5.complete(blank, checksums)
+        for number, (checksum, count) in share.items():
+            before = checksums.get(number)
+            checksums[number] = checksum if before is None else joined_checksum(before, checksum, count)
+    hdf5.complete(blank, list(map(checksums.__getitem__, range(len(checksums)))))
     os.replace(blank.path, path)
     sync_directory(os.path.dirname(path))
     now = time.time()

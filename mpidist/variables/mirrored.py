@@ -61,7 +61,8 @@ class MirroredVariable(Variable):
         self.synchronization = VariableSynchronization.ON_WRITE
         self.aggregation = aggregation
         self.sparse_gradient = sparse_gradient
-        self._view = address.readable.reshape(shape)
+        self._flat = address.readable
+        self._view = self._flat.reshape(shape)
 
     def value(self) -> AnyArray:
         """Local. A live view, read-only, valid until the next write or optimizer step."""
@@ -75,9 +76,9 @@ class MirroredVariable(Variable):
         """Collective. See `Variable.add_array`."""
         self._change(array, lambda target, delta: np.add(target, delta, out=target))
 
-    def state(self) -> AnyArray:
-        """Local. The live view; of a variable on a GPU a copy in host memory."""
-        return arrays.to_host(self._view)
+    def reader(self) -> Read:
+        """Local. See `Variable.reader`: live views; of a variable on a GPU copies in host memory."""
+        return self._read if self.arena.namespace is np else self._read_device
 
     @property
     def device(self) -> str:
@@ -100,6 +101,12 @@ class MirroredVariable(Variable):
         self.arena.barrier()
         np.copyto(self.address.writable[start:stop], arrays.move(np.asarray(data), self.arena.namespace))
         self.arena.barrier()
+
+    def _read(self, start: int, stop: int) -> AnyArray:
+        return self._flat[start:stop]
+
+    def _read_device(self, start: int, stop: int) -> AnyArray:
+        return arrays.to_host(self._flat[start:stop])
 
     def _change(self, array: AnyArray, change: Callable[[AnyArray, AnyArray], object]) -> None:
         context.require_collectives()

@@ -160,9 +160,10 @@ class SyncOnReadVariable(OnReadVariable):
             "inside `run` and assign it"
         )
 
-    def state(self) -> AnyArray:
-        """Collective. The aggregate; with aggregation NONE this replica's component."""
-        return self.component if self.is_per_replica else self.aggregate()
+    def reader(self) -> Read:
+        """Collective. See `Variable.reader`: of the aggregate; with aggregation NONE of this replica's component."""
+        flat = (self.component if self.is_per_replica else self.aggregate()).reshape(-1)
+        return lambda start, stop: flat[start:stop]
 
     def load(self, read: Read) -> None:
         """Collective. Set the components so that their aggregate is the saved value; with NONE set this replica's."""

@@ -42,6 +42,8 @@ class Variable(ArrayLike, Scatter, ABC):
         home: Where its strategy's variables live.
         sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
         is_per_replica: Whether there is no common value: each replica's component is saved and restored by itself.
+        bounds: Where each rank of the group can read only a part: rank r has the elements [bounds[r], bounds[r + 1]) of
+            the flattened array. None where every rank can read all.
         restored_by: Number of the restore that last set it. Values that wait from an earlier restore are not for it.
     """
 
@@ -54,6 +56,7 @@ class Variable(ArrayLike, Scatter, ABC):
     aggregation: VariableAggregation
     is_per_replica: bool = False
     sparse_gradient: bool = False
+    bounds: tuple[int, ...] | None = None
     restored_by: int = 0
 
     @property
@@ -131,15 +134,18 @@ class Variable(ArrayLike, Scatter, ABC):
         """Collective or Local as `assign`. Add an array that `coerce` has made."""
 
     @abstractmethod
-    def state(self) -> AnyArray:
-        """Collective. The array of `shape` that a checkpoint stores; do not change it.
+    def reader(self) -> Read:
+        """Collective. Open for reading what a checkpoint stores, for `load`.
 
-        It is the same on every rank or, where `is_per_replica`, this rank's component.
+        Returns:
+            A Local function: `read(start, stop)` gives the elements [start, stop) of the flattened array in host
+            memory; do not change them. They are the same on every rank or, where `is_per_replica`, of this rank's
+            component. A rank may read any of them or, where there are `bounds`, its own.
         """
 
     @abstractmethod
     def load(self, read: Read) -> None:
-        """Collective. Set the value to an array that `state` once gave, on any number of ranks.
+        """Collective. Set the value to an array that `reader` once gave, on any number of ranks.
 
         Args:
             read: `read(start, stop)` gives the elements [start, stop) of the flattened array (where `is_per_replica`,

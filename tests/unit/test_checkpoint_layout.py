@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import string
+import zlib
 
 import numpy as np
 import pytest
@@ -110,7 +111,8 @@ def test_resolve_follows_shared_objects_also_in_circles(path: str, stored: str) 
 )
 def test_components_share_no_page_and_no_piece(shape: tuple[int, ...], replicas: int) -> None:
     record = Record("x", (replicas, *shape), np.dtype("u1"), replicas)
-    parts = [layout.component_share(record, rank) for rank in range(replicas)]
+    bounds = tuple(range(0, record.nbytes + 1, record.component_bytes)) if record.nbytes else (0,) * (replicas + 1)
+    parts = [layout.page_share(bounds, rank) for rank in range(replicas)]
     assert [start for start, _ in parts] == [0, *(stop for _, stop in parts[:-1])]
     assert parts[-1][1] == record.nbytes
     size = record.component_bytes
@@ -124,6 +126,31 @@ def test_components_share_no_page_and_no_piece(shape: tuple[int, ...], replicas:
     assert sum(stop - start for start, stop in edges) == record.nbytes
     assert all(start // size == (stop - 1) // size for start, stop in edges)
     assert record.piece_count == replicas * record.component_pieces
+
+
+@given(
+    cuts=st.lists(st.integers(0, 3 * PIECE_BYTES), min_size=1, max_size=6).map(sorted),
+    ranks_last=st.integers(0, PIECE_BYTES),
+)
+def test_parts_share_no_page_and_join_their_checksums(cuts: list[int], ranks_last: int) -> None:
+    bounds = (0, *cuts, cuts[-1] + ranks_last)
+    ranks = len(bounds) - 1
+    records = [Record("before", (2, 700), np.dtype("f8")), Record("x", (bounds[-1],), np.dtype("u1"))]
+    data = np.random.default_rng(bounds[-1]).bytes(bounds[-1])
+    shares = [layout.page_share(bounds, rank) for rank in range(ranks)]
+    assert [start for start, _ in shares] == [0, *(stop for _, stop in shares[:-1])]
+    assert shares[-1][1] == len(data)
+    checksums: dict[int, int] = {}
+    for rank in range(ranks):
+        pieces = layout.deal(records, rank, ranks, [None, bounds])[1]
+        # Its own bytes, all of them, and no others.
+        assert [start for _, start, _ in pieces] + [bounds[rank + 1]] == [bounds[rank], *(stop for *_, stop in pieces)]
+        for number, start, stop in pieces:
+            own = zlib.crc32(data[start:stop])
+            before = checksums.get(number)
+            checksums[number] = own if before is None else layout.joined_checksum(before, own, stop - start)
+    expected = [zlib.crc32(data[start : start + PIECE_BYTES]) for start in range(0, len(data), PIECE_BYTES)]
+    assert [checksums[1 + number] for number in range(len(expected))] == expected
 
 
 def test_index_says_what_is_of_replicas() -> None:

@@ -224,10 +224,15 @@ class Stored:
         return self
 
 
+def whole(variable: Variable) -> AnyArray:
+    """What a checkpoint holds of a variable. Collective."""
+    return variable.reader()(0, variable.size).reshape(variable.shape)
+
+
 def saved(optimizer: Optimizer) -> dict[str, Any]:
     """What a checkpoint would hand to load_state."""
     return {
-        name: Stored(value) if name == "iterations" else {str(i): Stored(v.state()) for i, v in enumerate(value)}
+        name: Stored(value) if name == "iterations" else {str(i): Stored(whole(v)) for i, v in enumerate(value)}
         for name, value in optimizer.state().items()
     }
 

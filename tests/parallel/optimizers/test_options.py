@@ -17,7 +17,7 @@ from mpidist.optimizers import LAMB, SGD, Adam, ExponentialDecay, LossScaleOptim
 from mpidist.strategy.base import Strategy
 from mpidist.variables.variable import Variable
 from tests.parallel.layouts import LAYOUTS, make_strategy
-from tests.parallel.optimizers.test_optimizers import Stored
+from tests.parallel.optimizers.test_optimizers import Stored, whole
 
 pytestmark = pytest.mark.mpi
 
@@ -50,7 +50,7 @@ def stored(tree: Any) -> Any:
         return {key: stored(value) for key, value in tree.items()}
     if isinstance(tree, list):
         return {str(i): stored(value) for i, value in enumerate(tree)}
-    return Stored(tree.state() if isinstance(tree, Variable) else tree)
+    return Stored(whole(tree) if isinstance(tree, Variable) else tree)
 
 
 def require_equal(first: list[Variable], second: list[Variable]) -> None:

@@ -245,7 +245,7 @@ def test_a_checkpoint_is_that_of_host_memory(arena: Arena, xp: Any, mpi_tmp_path
 
 def test_state_goes_to_the_host_and_comes_back(arena: Arena, xp: Any) -> None:
     variable = make(arena, np.arange(10, dtype=np.float32))
-    saved = variable.state()
+    saved = variable.reader()(0, 10)
     assert type(saved) is np.ndarray
     variable.assign(np.zeros(10, np.float32))
     variable.load(lambda start, stop: saved[start:stop])
