@@ -20,6 +20,7 @@ contracts in `setup.cfg` check it:
     cluster                      who takes part
     comm                         communicators, collectives, node memory
     observe summary              progress, event files
+    indexed_slices chief         rows of an array; who writes for a group
     errors options tree arrays launch context      vocabulary; no MPI
 
 Rooms of `comm`, likewise:
@@ -46,7 +47,7 @@ Glossary; each word has one meaning:
 
     rank            MPI's. One rank is one replica.
     node            the ranks that share memory
-    chief           rank 0 of a strategy
+    chief           rank 0 of a strategy; it prints and writes for all
     local           communicates with nobody
     host, device    CPU memory, GPU memory
     communicator    a group of ranks that the library owns

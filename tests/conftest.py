@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from importlib.metadata import entry_points
 
 import hypothesis
 import pytest
 
+from mpidist.chief import note_role
 from mpidist.cluster.devices import visible_gpus
 from tests import amounts
 
@@ -43,6 +45,13 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             limit = LONG_TIMES * (float(marker.args[0]) if marker else 60.0)
             # In front: the nearest mark counts.
             item.add_marker(pytest.mark.timeout_seconds(limit), append=False)
+
+
+@pytest.fixture(autouse=True)
+def _forget_roles() -> Iterator[None]:
+    """A cluster divides a job for good; here jobs come one after another."""
+    yield
+    note_role(None)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -17,6 +17,7 @@ from mpidist.checkpoint.objects import Found, Parts, can_hold_variables, walk
 from mpidist.checkpoint.restoring import Status
 from mpidist.checkpoint.saved import SavedFile
 from mpidist.checkpoint.transfer import write_checkpoint
+from mpidist.chief import is_chief
 from mpidist.comm.agreement import on_first_rank, together
 
 logger = logging.getLogger("mpidist")
@@ -36,8 +37,9 @@ class Checkpoint:
     `Checkpoint(model=model)`, `model/layers/0/kernel` is `model.layers[0].kernel`.
 
     All ranks over which the variables span save and restore together; where no variable spans several ranks, all ranks
-    over which the distributed iterators span. Where every rank has variables of its own (no strategy, or
-    `OneDeviceStrategy`, under several ranks), rank 0 alone writes, and logs a warning.
+    over which the distributed iterators span. Rank 0 of this group looks after the directory, also where it is not rank
+    0 of the job: an evaluator saves its own variables. Where every rank has variables of its own and no group (no
+    strategy, or `OneDeviceStrategy`, under several ranks), the first rank alone writes, and logs a warning.
 
     Where every replica has a value of its own (ON_READ with aggregation NONE), the dataset has the replicas as its
     first dimension. If n replicas saved and m restore, replica r takes component r % n.
@@ -150,7 +152,10 @@ class Checkpoint:
             self._pending.require_restored(found)
         communicator = found.group()
         saved_at = time.time()
-        if communicator.size > 1 or _writes_what_is_its_own():
+        # Processes that run alone side by side would all write the same files.
+        if communicator.mpi is not None or is_chief(communicator):
+            if communicator.mpi is None:
+                _warn_about_others()
             listing = partial(arrays_to_write, found, communicator, self._save_counter + 1 if counts else None)
             arrays = list_together(communicator, f"listing what checkpoint {path!r} holds", listing)
             saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
@@ -229,21 +234,14 @@ class Checkpoint:
 
 
 @cache
-def _writes_what_is_its_own() -> bool:
-    """Whether this process writes objects that every rank of the job has for itself; the first call logs a warning.
-
-    Only one process may write: all of them would write the same files.
-    """
+def _warn_about_others() -> None:
+    """Log once that this process alone writes what every rank of the job has for itself."""
     size = launch.world_size()
-    if size == 1:
-        return True
-    if launch.world_rank() != 0:
-        return False
-    logger.warning(
-        "each of the %d ranks has variables of its own, so only rank 0 writes checkpoints. To train one model on all "
-        "ranks, create the variables in the scope of a distributed strategy", size
-    )
-    return True
+    if size > 1:
+        logger.warning(
+            "each of the %d ranks has variables of its own, so only rank %d writes checkpoints. To train one model on "
+            "all ranks, create the variables in the scope of a distributed strategy", size, launch.world_rank(),
+        )
 
 
 def _look_into(path: str) -> hdf5.Contents:

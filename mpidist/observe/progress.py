@@ -1,4 +1,4 @@
-"""Progress on rank 0: a bar on a terminal, plain lines in a log file; nothing on other ranks."""
+"""Progress on the chief: a bar on a terminal, plain lines in a log file; nothing on other ranks."""
 
 from __future__ import annotations
 
@@ -13,10 +13,14 @@ import numpy as np
 from tqdm import tqdm
 
 from mpidist import launch
+from mpidist.chief import is_chief
 
 
 class Progress:
-    """Shows the progress of a loop. Local; every rank may use it, and only rank 0 prints.
+    """Shows the progress of a loop. Local; every rank may use it, and only the chief prints.
+
+    The chief is the first rank of the strategy in whose scope the object is made. Outside any scope it is the first
+    rank of the job; where the cluster has evaluators, each of them is its own chief.
 
     Args:
         total: Number of steps, None where unknown.
@@ -46,9 +50,7 @@ class Progress:
         self.done = initial
         self.interval_seconds = interval_seconds
         self._stream = sys.stderr if stream is None else stream
-        # The launcher's number, not a communicator's: under independent programs every communicator has a rank 0, and
-        # each of them would show a bar.
-        self._is_shown = launch.world_rank() == 0
+        self._is_shown = is_chief()
         self._values: dict[str, Any] = {}
         self._last_line = time.monotonic()
         self._last_shown = initial
@@ -77,7 +79,7 @@ class Progress:
             self._show_line()
 
     def write(self, text: str) -> None:
-        """Root only, harmless elsewhere. Print a line above the bar, or into the log."""
+        """Root only, harmless elsewhere. The chief is the root. Print a line above the bar, or into the log."""
         if not self._is_shown:
             return
         if self._bar is not None:

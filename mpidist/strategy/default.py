@@ -13,6 +13,7 @@ from typing import Any, TypeVar, cast
 import numpy.typing as npt
 
 from mpidist import context, launch
+from mpidist.chief import is_chief
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.context import Entry
 from mpidist.data.dataset import Dataset
@@ -39,7 +40,7 @@ T = TypeVar("T")
 def warn_about_independent_programs(name: str) -> None:
     """Local. Warn once, on the first rank, that a strategy of one replica runs on several ranks."""
     size = launch.world_size()
-    if size > 1 and launch.world_rank() == 0:
+    if size > 1 and is_chief():
         logger.warning(
             "%s runs %d independent programs, one on each rank: nothing is summed over the ranks, and only rank 0 "
             "writes checkpoints. To train one model on all ranks use MultiWorkerMirroredStrategy()", name, size,

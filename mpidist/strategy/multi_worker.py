@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from mpidist.chief import note_role
 from mpidist.cluster.detect import detect
 from mpidist.cluster.devices import warn_about_idle_gpus
 from mpidist.cluster.gpu import agree, bind
@@ -18,7 +19,8 @@ class MultiWorkerMirroredStrategy(Strategy):
     """Every rank is a replica. Variables are the same on all replicas, and gradients are summed.
 
     Collective. If TF_CONFIG or another resolver describes a cluster, replicas are in the order of its tasks: the chief,
-    then the workers. The rank of an evaluator gets a strategy of its own with one replica.
+    then the workers. The rank of an evaluator gets a strategy of its own with one replica,
+    and prints and writes for itself.
 
     Args:
         cluster_resolver: Describes the cluster; default: TF_CONFIG where it is set, else the ranks themselves.
@@ -59,6 +61,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         self.task_id = placement.task_id
         if not placement.as_launched:
             ranks = ranks.split(placement.group, placement.replica_key)
+            note_role(ranks.rank)
         gpu = agree(binding, ranks)
         warn_about_idle_gpus(ranks.node.size)
         super().__init__(

@@ -10,12 +10,12 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from mpidist import context, launch
+from mpidist.chief import is_chief
 from mpidist.errors import UnavailableError
 from mpidist.summary.step import Step, get_step, set_step
 
@@ -28,14 +28,6 @@ FLUSH_MILLIS = 120_000
 
 # The argument of `record_if`.
 Condition = npt.ArrayLike | Callable[[], npt.ArrayLike]
-
-
-class _Ranked(Protocol):
-    rank: int
-
-
-class _Strategy(Protocol):
-    communicator: _Ranked
 
 
 class _Recording(threading.local):
@@ -158,8 +150,8 @@ def create_file_writer(
 ) -> SummaryWriter:
     """Local. Make a writer of TensorBoard event files. Call it on every rank; only the chief writes.
 
-    The chief is the first rank of the strategy in whose scope the writer is made; outside any scope it is the first
-    rank of the job.
+    The chief is the first rank of the strategy in whose scope the writer is made. Outside any scope it is the first
+    rank of the job; where the cluster has evaluators, each of them is its own chief.
 
     Args:
         logdir: Directory for a new event file; a missing directory is created.
@@ -193,7 +185,7 @@ def create_file_writer(
         )
     directory = os.fspath(logdir)
     file: EventFile | None = None
-    if _is_chief():
+    if is_chief():
         suffix = ".v2" if filename_suffix is None else filename_suffix
         file = importlib.import_module("mpidist.summary.event_file").EventFile(directory, suffix)
     return SummaryWriter(directory, file, max_queue=queue, flush_seconds=millis / 1000)
@@ -252,10 +244,3 @@ def _holds(value: npt.ArrayLike) -> bool:
     if array.shape != () or array.dtype.kind != "b":
         raise TypeError(f"`record_if` expects True, False or a function that gives one of them, got {value!r}")
     return bool(array)
-
-
-def _is_chief() -> bool:
-    entry = context.innermost()
-    if entry is None:
-        return launch.world_rank() == 0
-    return cast(_Strategy, entry.strategy).communicator.rank == 0
