@@ -188,7 +188,7 @@ def share(record: Record, number: int, rank: int, size: int) -> range:
 def page_share(bounds: Bounds, rank: int) -> tuple[int, int]:
     """Local. Choose the bytes of a dataset that `rank` writes, of which it can read a part: each page is one rank's.
 
-    They begin in the rank's own part. They may end in the part of a later rank, by less than a page.
+    They may end in the part of a later rank, by less than a page.
 
     Args:
         bounds: The parts of all ranks.
@@ -197,6 +197,9 @@ def page_share(bounds: Bounds, rank: int) -> tuple[int, int]:
     Returns:
         The first byte and the one behind the last. They are equal where the pages of earlier ranks hold the whole part.
     """
+    if bounds[-1] < PAGE_BYTES:
+        # Rank 0 writes the small datasets, as `share` says, whoever can read them.
+        return (0 if rank == 0 else bounds[-1]), bounds[-1]
     start, stop = (
         min(-(-edge // PAGE_BYTES) * PAGE_BYTES, bounds[-1]) for edge in (bounds[rank], bounds[rank + 1])
     )

@@ -140,6 +140,7 @@ def test_parts_share_no_page_and_join_their_checksums(cuts: list[int], ranks_las
     shares = [layout.page_share(bounds, rank) for rank in range(ranks)]
     assert [start for start, _ in shares] == [0, *(stop for _, stop in shares[:-1])]
     assert shares[-1][1] == len(data)
+    assert all(start % PAGE_BYTES == 0 or start == stop for start, stop in shares)
     checksums: dict[int, int] = {}
     for rank in range(ranks):
         pieces = layout.deal(records, rank, ranks, [None, bounds])[1]
@@ -151,6 +152,13 @@ def test_parts_share_no_page_and_join_their_checksums(cuts: list[int], ranks_las
             checksums[number] = own if before is None else layout.joined_checksum(before, own, stop - start)
     expected = [zlib.crc32(data[start : start + PIECE_BYTES]) for start in range(0, len(data), PIECE_BYTES)]
     assert [checksums[1 + number] for number in range(len(expected))] == expected
+
+
+@pytest.mark.parametrize("bounds", [(0, 0, 0, 100), (0, 10, 20, PAGE_BYTES - 1), (0, 0, 0, 0)])
+def test_rank_0_writes_small_datasets_whoever_has_them(bounds: tuple[int, ...]) -> None:
+    # Several of them lie in one page.
+    sizes = [stop - start for start, stop in (layout.page_share(bounds, rank) for rank in range(3))]
+    assert sizes == [bounds[-1], 0, 0]
 
 
 def test_index_says_what_is_of_replicas() -> None:
