@@ -45,6 +45,11 @@ def note_role(rank: int | None) -> None:
     _role.rank = rank
 
 
+def role_rank() -> int | None:
+    """Local. What `note_role` was told last."""
+    return _role.rank
+
+
 def is_chief(ranks: Ranks | None = None) -> bool:
     """Local. Whether this process prints and writes for its group.
 

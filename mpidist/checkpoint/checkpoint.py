@@ -17,8 +17,9 @@ from mpidist.checkpoint.objects import Found, Parts, can_hold_variables, walk
 from mpidist.checkpoint.restoring import Status
 from mpidist.checkpoint.saved import SavedFile
 from mpidist.checkpoint.transfer import write_checkpoint
-from mpidist.chief import is_chief
+from mpidist.chief import is_chief, role_rank
 from mpidist.comm.agreement import on_first_rank, together
+from mpidist.comm.communicator import SoloCommunicator
 
 logger = logging.getLogger("mpidist")
 
@@ -152,10 +153,7 @@ class Checkpoint:
             self._pending.require_restored(found)
         communicator = found.group()
         saved_at = time.time()
-        # Processes that run alone side by side would all write the same files.
-        if communicator.mpi is not None or is_chief(communicator):
-            if communicator.mpi is None:
-                _warn_about_others()
+        if communicator.mpi is not None or _writes_what_is_its_own(role_rank()):
             listing = partial(arrays_to_write, found, communicator, self._save_counter + 1 if counts else None)
             arrays = list_together(communicator, f"listing what checkpoint {path!r} holds", listing)
             saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
@@ -234,14 +232,23 @@ class Checkpoint:
 
 
 @cache
-def _warn_about_others() -> None:
-    """Log once that this process alone writes what every rank of the job has for itself."""
+def _writes_what_is_its_own(_role: int | None) -> bool:
+    """Whether this process writes objects that every rank of the job has for itself; the first call logs a warning.
+
+    Only one process of a group may write: all of them would write the same files.
+
+    Args:
+        _role: What the answer depends on, besides the launcher's environment.
+    """
+    if not is_chief(SoloCommunicator()):
+        return False
     size = launch.world_size()
     if size > 1:
         logger.warning(
             "each of the %d ranks has variables of its own, so only rank %d writes checkpoints. To train one model on "
             "all ranks, create the variables in the scope of a distributed strategy", size, launch.world_rank(),
         )
+    return True
 
 
 def _look_into(path: str) -> hdf5.Contents:
