@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,9 +21,12 @@ def calls_of(run: Callable[[], object]) -> list[tuple[str, str]]:
         if event == "call" and frame.f_code.co_filename.startswith(_PACKAGE):
             calls.append((frame.f_code.co_filename[len(_PACKAGE) :], frame.f_code.co_name))
 
+    # A collection would run the finalizers of what other tests have left.
+    gc.disable()
     sys.setprofile(note)
     try:
         run()
     finally:
         sys.setprofile(None)
+        gc.enable()
     return calls
