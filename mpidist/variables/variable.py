@@ -242,7 +242,12 @@ class UpdatePlan(Protocol):
         ...
 
     def state(self) -> dict[str, Any]:
-        """Local. The tree of what a checkpoint stores besides `slots`."""
+        """Local. The tree of what a checkpoint stores besides `slots`.
+
+        Under `gradient_accumulation_steps` every home uses the same names, see `update.options`, so that one can take
+        over from another: sums are ON_READ variables in `slots[ACCUMULATED]`, and `ACCUMULATES` is 1 for each variable
+        that has one.
+        """
         ...
 
     def load(self, saved: Mapping[str, Any]) -> None:

@@ -22,7 +22,7 @@ from mpidist.variables.on_read import OnReadVariable
 from mpidist.variables.scatter import apply_rows, checked_rows
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings, take_average
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
-from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, OptimizerOptions
 from mpidist.variables.update.rows import RowArithmetic
 from mpidist.variables.variable import Gradient, Read, UpdatePlan, Variable
 
@@ -206,12 +206,16 @@ class ShelfPlan:
         self.variables = tuple(variables)
         self._home = home
         self._arithmetic = arithmetic = UpdateArithmetic(kernel, options)
-        self.slots: dict[str, list[ShelfVariable]] = {
+        self.slots: dict[str, Sequence[Variable]] = {
             name: [ShelfVariable(home, f"{v.name} {name}", np.full(v.shape, initial, v.dtype)) for v in variables]
             for name, initial in arithmetic.slots.items()
         }
+        self._states = [[home.parts[slot[n].name] for slot in self.slots.values()] for n in range(len(variables))]
+        self._sums = [ShelfSums(home, f"{v.name} sum", np.zeros(v.shape, v.dtype)) for v in variables]
+        if options.gradient_accumulation_steps:
+            self.slots[ACCUMULATED] = self._sums
         self._gradients = [np.zeros(() if v.sparse_gradient else v.shape, v.dtype) for v in variables]
-        self._kept: dict[int, AnyArray] = {}
+        self._numbers: set[int] = set()
         self._averages, self._accumulated = options.use_ema, options.accumulated
 
     def gradient(self, number: int) -> AnyArray:
@@ -222,14 +226,18 @@ class ShelfPlan:
         """Local. See `UpdatePlan.accumulate`."""
         assert not is_summed
         for number, gradient in gradients.items():
-            self._kept[number] = self._kept.get(number, 0) + np.multiply(_plain(gradient)[0], factor)
+            self._sums[number].accumulate(np.multiply(_plain(gradient)[0], factor))
+            self._numbers.add(number)
 
     def apply(self, gradients: Mapping[int, Gradient], settings: UpdateSettings) -> bool:
         """Collective. See `UpdatePlan.apply`."""
         given: Mapping[int, Any] = gradients
         if self._accumulated > 1:
             self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
-            given, self._kept = self._kept, {}
+            given = {number: self._sums[number].component.copy() for number in sorted(self._numbers)}
+            self._numbers.clear()
+            for total in self._sums:
+                total.clear()
             settings = settings._replace(factor=1 / self._accumulated)
         everyone = self._home.communicator.all_gather_object({n: _plain(g) for n, g in given.items()})
         everyone = everyone[:1] if settings.is_summed else everyone
@@ -237,8 +245,8 @@ class ShelfPlan:
         if settings.must_be_finite and not all(np.isfinite(s[-1]).all() for s in sums.values()):
             return False
         update = self._arithmetic.prepare(settings)
-        for number, total in sums.items():
-            self._apply_block(number, update, total)
+        for number, gradient in sums.items():
+            self._apply_block(number, update, gradient)
         if self._averages:
             follow = self._arithmetic.follow(settings.step)
             for number in range(len(self.variables)):
@@ -252,7 +260,7 @@ class ShelfPlan:
 
     def _apply_block(self, number: int, update: Update, total: tuple[AnyArray, ...]) -> None:
         variable, count = self.variables[number], self._arithmetic.scratch_count
-        slots = [slot[number].part for slot in self.slots.values()]
+        slots = self._states[number]
         if len(total) == 1:
             gradient = variable.own(total[0].astype(variable.dtype))
             update(variable.part, gradient, slots, [np.empty_like(gradient) for _ in range(count)])
@@ -266,10 +274,13 @@ class ShelfPlan:
 
     def state(self) -> dict[str, Any]:
         """Local. See `UpdatePlan.state`."""
-        return {}
+        flags = np.array([number in self._numbers for number in range(len(self.variables))], np.uint8)
+        return {ACCUMULATES: flags} if self._accumulated > 1 else {}
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Local. See `UpdatePlan.load`."""
+        if ACCUMULATES in saved:
+            self._numbers = {int(number) for number in np.flatnonzero(saved[ACCUMULATES].numpy())}
 
 
 def _plain(gradient: Any) -> tuple[AnyArray, ...]:

@@ -74,6 +74,23 @@ def test_an_optimizer_updates_variables_of_any_home(shelf: Shelf, options: dict[
         np.testing.assert_allclose(ours.numpy(), theirs.numpy(), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.parametrize("options", [{}, {"gradient_accumulation_steps": 2}], ids=["plain", "accumulated"])
+def test_training_goes_on_in_another_home(shelf: Shelf, mpi_tmp_path: Path, options: dict[str, Any]) -> None:
+    pair = on_both(shelf)
+    optimizers = [Adam(0.1, **options) for _ in pair]
+    checkpoints = [mpidist.Checkpoint(v=v, adam=adam) for v, adam in zip(pair, optimizers, strict=True)]
+    straight, plain = on_both(shelf)[1], Adam(0.1, **options)
+    for step in range(6):
+        given = gradient(step, shelf.communicator.rank)
+        plain.apply_gradients([(given, straight)])
+        # After an odd number of steps, in the middle of what is accumulated.
+        here = 0 if step in (0, 1, 2) else 1
+        optimizers[here].apply_gradients([(given, pair[here])])
+        if step == 2:
+            checkpoints[1].restore(checkpoints[0].save(mpi_tmp_path / "c")).assert_consumed()
+    np.testing.assert_allclose(pair[1].numpy(), straight.numpy(), rtol=1e-5, atol=1e-6)
+
+
 def test_an_optimizer_updates_rows_of_any_home(shelf: Shelf) -> None:
     pair = on_both(shelf, sparse_gradient=True)
     optimizers = [Adam(0.1) for _ in pair]
