@@ -81,7 +81,9 @@ Glossary; each word has one meaning:
 
 from __future__ import annotations
 
+import atexit
 import importlib
+import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -224,3 +226,15 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return sorted(__all__)
+
+
+def _leave() -> None:
+    # Nothing to leave where no communicator of several ranks was ever opened.
+    ending = sys.modules.get("mpidist.comm.ending")
+    if ending is not None:
+        ending.leave()
+
+
+# Exit functions run in reverse order. Those that the program registers after its imports run before its ranks leave
+# each other: they may communicate, and after a death they run at all.
+atexit.register(_leave)

@@ -30,6 +30,10 @@ class CheckpointError(MpidistError, ValueError):
     """A checkpoint cannot be read, or does not fit the objects that it is restored into."""
 
 
+class DeadRankError(MpidistError, RuntimeError):
+    """A rank of the group has died, so that nothing collective can be done; the text names it."""
+
+
 class RankError(MpidistError, RuntimeError):
     """Another rank failed with an exception that cannot be rebuilt here; the text contains it."""
 

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import os
 import time
-from typing import Any, NoReturn, cast
+from typing import NoReturn, cast
 
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import CollectiveTimeoutError, MismatchError, mark_shared
 
 _HERE, _GO, _LATE, _DIFFERENT, _WAITING, _ASKED = "here", "go", "late", "different", "waiting", "asked"
-_TAG = 1
 # A rank that waits first yields its core between two looks, so that a call in which all ranks are on time stays fast.
 # After this time it sleeps between looks: a nap is short compared with such a wait.
 _SPIN_SECONDS = 0.002
@@ -34,8 +33,9 @@ class Arrival:
     def __init__(self, communicator: Communicator, timeout_seconds: float) -> None:
         self._rank, self._size = communicator.rank, communicator.size
         self._timeout = timeout_seconds
-        self._hosts = communicator.all_gather_object(communicator.host)
-        self._mpi: Any = communicator.split(0, communicator.rank).mpi if communicator.size > 1 else None
+        self._hosts = [process.host for process in communicator.processes]
+        self._channel = communicator.open_channel()
+        self._mpi = self._channel.mpi
         self._count = 0
         self._broken: str | None = None
         self._left = time.perf_counter()
@@ -52,7 +52,7 @@ class Arrival:
                 cannot go on together and should end.
             MismatchError: The ranks make different calls.
         """
-        if self._mpi is None:
+        if self._size == 1:
             return
         if self._broken is not None:
             raise mark_shared(CollectiveTimeoutError(
@@ -162,10 +162,10 @@ class Arrival:
     def _send(self, kind: str, text: str, rank: int) -> None:
         # So short a message is sent eagerly by every MPI: `send` returns even if the receiver never comes. A long one
         # may wait for its receiver (MPI 4.1, section 3.4), and the rank that reports a failure would hang.
-        self._mpi.send((self._rank, kind, text[:1000]), rank, _TAG)
+        self._mpi.send((self._rank, kind, text[:1000]), rank, self._channel.tag)
 
     def _next_message(self) -> tuple[int, str, str] | None:
         """The sender, the kind and the text of the next message, None if none has come."""
         # A matched probe: no other thread can take the message between the look and the receive (MPI 4.1, 3.8.2).
-        found = self._mpi.improbe()
+        found = self._mpi.improbe(tag=self._channel.tag)
         return None if found is None else cast("tuple[int, str, str]", found.recv())

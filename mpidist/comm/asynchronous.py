@@ -207,6 +207,11 @@ class CommunicationThread:
             with self._changed:
                 self._changed.wait_for(handle.done)
 
+    def wait_until_idle(self) -> None:
+        """Collective. Return when all reductions that have begun are done. Called by the program's thread only."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._done_count == self._begun_count)
+
     def _work(self) -> None:
         while (handle := self._queue.get()) is not None:
             handle.run()
@@ -271,7 +276,9 @@ def open_asynchronous(collective: CollectiveFront, options: CommunicationOptions
         if communicator.rank == 0:
             logger.warning("asynchronous reductions are done when they are waited for, because %s", reason)
         return AsyncCollective(communicator, collective, has_thread=False)
-    own = selection.choose(communicator.split(0, communicator.rank), options or CommunicationOptions())
+    # The thread must not be in a call on that communicator while this one creates something on it.
+    communication_thread().wait_until_idle()
+    own = selection.choose(communicator.open_sibling("asynchronous reductions"), options or CommunicationOptions())
     return AsyncCollective(communicator, own, has_thread=True)
 
 

@@ -5,18 +5,37 @@ from __future__ import annotations
 import importlib
 import socket
 import sys
-from typing import Any, Protocol, TypeVar, cast
+from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
 from mpidist import launch
+from mpidist.comm.deaths import WATCH, Process, this_process
+from mpidist.comm.resource import Resource
 from mpidist.errors import LauncherError
 
 T = TypeVar("T")
 
 
-class Communicator(Protocol):
+class Channel(NamedTuple):
+    """A place for messages between two ranks, which meet neither other channels' nor a collective's.
+
+    Attributes:
+        communicator: The ranks. It keeps the channel open.
+        mpi: The mpi4py communicator for the messages.
+        tag: Of the messages.
+    """
+
+    communicator: Communicator
+    mpi: Any
+    tag: int
+
+
+class Communicator(Resource, Protocol):
     """A group of ranks. Messages on it never meet the user's own messages.
+
+    `close` frees it. A communicator that `open_communicator` returned is shared: it goes with the user's communicator
+    or with the program, and nobody else closes it.
 
     Attributes:
         rank: This process's rank, 0 to `size` - 1.
@@ -24,6 +43,7 @@ class Communicator(Protocol):
         host: Name of this process's host.
         node_index: The number of this rank's node. Nodes are numbered in the order of their lowest ranks.
         node_sizes: Number of ranks of each node.
+        processes: The process of each rank.
         mpi: The mpi4py communicator, None where the process runs alone.
     """
 
@@ -32,12 +52,21 @@ class Communicator(Protocol):
     host: str
     node_index: int
     node_sizes: tuple[int, ...]
+    processes: tuple[Process, ...]
     mpi: Any
 
     @property
     def node(self) -> Communicator:
         """Local. The communicator of this rank's node, whose ranks share memory."""
         ...
+
+    def require_whole(self, what: str) -> None:
+        """Local. Raise DeadRankError if a rank of this group has died, as far as this rank knows.
+
+        Args:
+            what: The thing that cannot be done then: "opening lanes between nodes".
+        """
+        WATCH.require_alive(self.processes, what)
 
     def barrier(self) -> None:
         """Collective. Return when every rank has called."""
@@ -66,8 +95,22 @@ class Communicator(Protocol):
         """
         ...
 
+    def open_sibling(self, purpose: str) -> Communicator:
+        """Collective at the first call for a purpose, then Local. A communicator of the same ranks for another thread.
+
+        It is closed with this one.
+        """
+        ...
+
+    def open_channel(self) -> Channel:
+        """Collective. A place for messages between two ranks; it is closed with this communicator."""
+        ...
+
     def split(self, color: int, key: int = 0) -> Communicator:
-        """Collective. A communicator of the ranks with the same color, ordered by key, then by rank."""
+        """Collective. A communicator of the ranks with the same color, ordered by key, then by rank.
+
+        The caller closes it.
+        """
         ...
 
 
@@ -80,6 +123,7 @@ class SoloCommunicator(Communicator):
         self.host = socket.gethostname()
         self.node_index = 0
         self.node_sizes: tuple[int, ...] = (1,)
+        self.processes: tuple[Process, ...] = (this_process(self.host),)
         self.mpi: Any = None
 
     @property
@@ -107,10 +151,22 @@ class SoloCommunicator(Communicator):
         """Local. None: there is one node."""
         return None
 
+    def open_sibling(self, purpose: str) -> Communicator:
+        """Local. Itself."""
+        del purpose  # one rank sends itself nothing
+        return self
+
+    def open_channel(self) -> Channel:
+        """Local. A channel without messages: there is no other rank."""
+        return Channel(self, None, 0)
+
     @override
     def split(self, color: int, key: int = 0) -> Communicator:
         """Collective. Another communicator of one rank."""
         return SoloCommunicator()
+
+    def _end(self, *, is_collective: bool) -> None:
+        """Local. Nothing: it holds nothing."""
 
     def __repr__(self) -> str:
         return "SoloCommunicator()"

@@ -44,7 +44,7 @@ def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ending._Ending]:
 
     def build(rank: int = 0, *, finalized: bool = False) -> ending._Ending:
         monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
-        return ending._Ending(rank, 3, "host", abort, Farewell(), lambda: finalized)
+        return ending._Ending(rank, 3, "host", abort, lambda: finalized)
 
     return build
 
@@ -119,8 +119,9 @@ def test_leaving_with_a_code_ends_the_job(
 
 def test_nothing_is_asked_of_an_mpi_that_has_ended(make: Callable[..., ending._Ending]) -> None:
     hooks = make(finalized=True)
-    hooks.farewell = None
+    farewell = ending.Farewell(None)
     hooks.at_exit()
+    del farewell
     hooks.on_exception(*caught(ValueError("late")))
 
 
@@ -128,7 +129,7 @@ def test_a_long_wait_is_explained_once(
     capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(ending, "EXPLAIN_SECONDS", -1.0)
-    ending.leave_together(Farewell(), 1, 2, "host")
+    assert ending.leave_together([Farewell(), Farewell(5)], "rank 1 of 2 on host")
     text = capfd.readouterr().err
     assert text.count("mpidist: rank 1 of 2 on host has come to its end and still waits for other ranks") == 1
 
@@ -142,7 +143,7 @@ def test_it_is_installed_once_and_not_when_switched_off(monkeypatch: pytest.Monk
         monkeypatch.setattr(builtins, name, None, raising=False)
 
     def install() -> None:
-        ending.install(0, 2, "host", lambda _: None, None, lambda: False)
+        ending.install(0, 2, "host", lambda _: None, lambda: False, lambda _: [])
 
     monkeypatch.setenv("MPIDIST_ABORT", "0")
     install()

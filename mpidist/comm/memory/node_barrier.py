@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.deaths import WATCH
 from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES
 
 # On x86 all ranks see a rank's stores in their order, and loads are done in theirs (Intel SDM 3A, 9.2.2). On other
@@ -43,6 +44,7 @@ class NodeBarrier:
         self._spins = spins
         # Any call of MPI will do, and this one changes nothing.
         self._progress = node.mpi.Iprobe
+        self._node = node
 
     @staticmethod
     def byte_count(rank_count: int) -> int:
@@ -63,6 +65,8 @@ class NodeBarrier:
                     os.sched_yield()
                     if looks % _PROGRESS_LOOKS == 0:
                         self._progress()
+                        if WATCH.dead:
+                            self._node.require_whole("a barrier of the node")
 
 
 def open_node_barrier(communicator: Communicator, memory: AnyArray) -> Callable[[], None]:

@@ -1,0 +1,212 @@
+"""Deaths: ranks that have ended while others still needed them.
+
+A thread watches the processes of all ranks on this host by their process descriptors (`man 2 pidfd_open`), which the
+kernel makes readable when a process ends, however it ends. It needs no MPI: after a death a call of MPI may never
+return. Ranks take leave of each other before they end (`ending.py`), so who ends without that is dead. Deaths on other
+hosts are known where MPI reports them (Open MPI with fault tolerance) or the launcher does (Hydra, by SIGUSR1).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from types import FrameType
+from typing import NamedTuple
+
+from mpidist.errors import DeadRankError
+
+# An error of MPI may come before the news of the death that is its cause.
+_NEWS_SECONDS = 1.0
+_UNKNOWN = "a rank on another host"
+
+
+class Process(NamedTuple):
+    """The process of a rank.
+
+    Attributes:
+        host: Name of its host.
+        number: Its process number there.
+        namespace: Where that number is valid: containers on one host have name spaces of their own.
+    """
+
+    host: str
+    number: int
+    namespace: str
+
+
+def this_process(host: str) -> Process:
+    """Local. This process.
+
+    Args:
+        host: The name of this host.
+    """
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        # Nobody watches a process without one.
+        namespace = ""
+    return Process(host, os.getpid(), namespace)
+
+
+class DeathWatch:
+    """The deaths that this process knows of. There is one object of a process, `WATCH`.
+
+    Attributes:
+        dead: The names of the dead, such as "rank 2 of 4 (process 77 on n3)"; empty as long as all are alive.
+        was_raised: Whether the program's own thread was told by an error.
+    """
+
+    def __init__(self) -> None:
+        self.dead: dict[Process | str, str] = {}
+        self.was_raised = False
+        self._on_death: Callable[[], None] | None = None
+        self._ask_mpi: Callable[[BaseException], Sequence[str]] = lambda _: ()
+        self._watched: dict[int, tuple[Process, str]] = {}
+        self._known: set[Process] = set()
+        self._poll: select.epoll | None = None
+
+    def start(self, on_death: Callable[[], None], ask_mpi: Callable[[BaseException], Sequence[str]]) -> None:
+        """Local. Begin to care.
+
+        Args:
+            on_death: Called in a thread of its own after the first death.
+            ask_mpi: Returns the names of ranks whose death an error of MPI reports; empty for any other error.
+        """
+        self._on_death = on_death
+        self._ask_mpi = ask_mpi
+
+    def stop(self) -> None:
+        """Local. End it: whoever ends from now on has taken leave."""
+        self._on_death = None
+
+    def watch(self, processes: Sequence[Process], rank: int) -> None:
+        """Local. Watch the processes of a group that are on this host; each is watched once.
+
+        Args:
+            processes: Of all ranks.
+            rank: This rank.
+        """
+        if self._on_death is None:
+            return
+        here = processes[rank]
+        for other, process in enumerate(processes):
+            same_space = (process.host, process.namespace) == (here.host, here.namespace)
+            if process in self._known or process == here or not same_space or not here.namespace:
+                continue
+            self._known.add(process)
+            name = f"rank {other} of {len(processes)} (process {process.number} on {process.host})"
+            try:
+                descriptor = os.pidfd_open(process.number)
+            except ProcessLookupError:
+                # It was alive a moment ago, when it told its number.
+                self._note(process, name)
+                continue
+            except OSError:
+                # An old kernel, or no descriptor left: nothing will be known about this process.
+                continue
+            self._watched[descriptor] = (process, name)
+            self._open_poll().register(descriptor, select.EPOLLIN)
+
+    def lost(self, processes: Iterable[Process]) -> list[str]:
+        """Local. The names of the dead among some processes, and of dead ranks whose process is not known."""
+        if not self.dead:
+            return []
+        chosen = set(processes)
+        return [name for process, name in self.dead.items() if process in chosen or isinstance(process, str)]
+
+    def require_alive(self, processes: Iterable[Process], what: str) -> None:
+        """Local. Raise DeadRankError if one of these processes is dead.
+
+        Args:
+            processes: Of the ranks that take part.
+            what: The thing that cannot be done then, for the text.
+        """
+        lost = self.lost(processes)
+        if lost:
+            self.was_raised = True
+            raise DeadRankError(f"{what} cannot be done: {describe(lost)}")
+
+    def learn(self, error: BaseException) -> bool:
+        """Local. Whether anybody is dead, if need be after a look at an error of MPI, which may report a death."""
+        for name in self._ask_mpi(error):
+            end = time.monotonic() + _NEWS_SECONDS
+            while not self.dead and time.monotonic() < end:
+                time.sleep(0.01)
+            if not any(known.startswith(f"{name} ") for known in self.dead.values()):
+                self._note(name, name)
+        return bool(self.dead)
+
+    def take_notices(self, *, has_other_hosts: bool) -> None:
+        """Local. Take Hydra's notices: it sends SIGUSR1 to the ranks that are left when one dies.
+
+        A handler of the program's stays. Which process has sent a signal is not known in Python: without a death on
+        this host the signal is taken for one of another host's if there are other hosts, else for the user's.
+
+        Args:
+            has_other_hosts: Whether there are ranks on other hosts.
+        """
+        if signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL or not _is_under_hydra():
+            return
+
+        def take(number: int, _: FrameType | None) -> None:
+            end = time.monotonic() + _NEWS_SECONDS
+            while not self.dead and time.monotonic() < end:
+                time.sleep(0.01)
+            if self.dead:
+                return
+            if has_other_hosts:
+                self._note(_UNKNOWN, _UNKNOWN)
+            else:
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+        # Signals can be handled in the main thread only; elsewhere the notice ends the process, as without us.
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGUSR1, take)
+
+    def _open_poll(self) -> select.epoll:
+        if self._poll is None:
+            self._poll = select.epoll()
+            threading.Thread(target=self._work, args=(self._poll,), name="mpidist-deaths", daemon=True).start()
+        return self._poll
+
+    def _work(self, poll: select.epoll) -> None:
+        while True:
+            for descriptor, _ in poll.poll():
+                process, name = self._watched.pop(descriptor)
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                self._note(process, name)
+
+    def _note(self, process: Process | str, name: str) -> None:
+        is_first = not self.dead
+        if self._on_death is None:
+            return
+        self.dead[process] = name
+        if is_first:
+            threading.Thread(target=self._on_death, name="mpidist-survivor", daemon=True).start()
+
+
+WATCH = DeathWatch()
+
+
+def describe(names: Iterable[str]) -> str:
+    """Local. A sentence about the dead, and the way out."""
+    listed = sorted(names)
+    return (
+        f"{', '.join(listed)} ended without taking leave of the others, for instance by a kill or `os._exit`. Start "
+        "the job again: a program that saves checkpoints goes on from the last one"
+    )
+
+
+def _is_under_hydra() -> bool:
+    try:
+        return Path(f"/proc/{os.getppid()}/comm").read_text().startswith("hydra")
+    except OSError:
+        return False

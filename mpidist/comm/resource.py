@@ -1,0 +1,154 @@
+"""Resources: what holds communicators, memory or threads is closed by its owner, or given back later by all ranks.
+
+Giving a communicator back is collective, and the garbage collector drops an object at another moment on each rank. A
+rank therefore only notes what it has dropped. When ranks create a communicator, they tell each other their notes, and
+give back what every rank of its group has dropped (`offered`, `give_back_offered`).
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from types import TracebackType
+from typing import NamedTuple, Protocol
+
+from typing_extensions import Self
+
+# The number of the creation on its group's first rank, and a random token: the same on all ranks of the group, and an
+# order in which all ranks give back.
+Identity = tuple[int, str]
+
+
+class Resource(Protocol):
+    """Something with an end: `close`, or `drop`, or the end of a `with` block.
+
+    Attributes:
+        is_closed: Whether it was closed or dropped.
+    """
+
+    is_closed: bool = False
+
+    def close(self) -> None:
+        """Collective. Give back what this object holds. A second call does nothing.
+
+        In a group that has lost a member it is Local, and does as `drop`.
+        """
+        if not self.is_closed:
+            self.is_closed = True
+            self._end(is_collective=self._is_whole())
+
+    def drop(self) -> None:
+        """Local. End the use of this object on this rank alone.
+
+        What takes all ranks to give back is given back when they next create a communicator together.
+        """
+        if not self.is_closed:
+            self.is_closed = True
+            self._end(is_collective=False)
+
+    def _is_whole(self) -> bool:
+        """Local. Whether all ranks can take part in `close`; the same on every rank."""
+        return True
+
+    @abstractmethod
+    def _end(self, *, is_collective: bool) -> None:
+        """Collective if `is_collective`, else Local. Give back what this object holds; called once."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, _: BaseException | None, __: TracebackType | None) -> None:
+        # Where this rank leaves with an exception, the others may be in any other call.
+        if kind is None:
+            self.close()
+        else:
+            self.drop()
+
+
+def end_all(resources: Iterable[Resource], *, is_collective: bool) -> None:
+    """Collective if `is_collective`, else Local. Close or drop some resources, in their order."""
+    for resource in resources:
+        if is_collective:
+            resource.close()
+        else:
+            resource.drop()
+
+
+class _Note(NamedTuple):
+    """Something that this rank has dropped.
+
+    Attributes:
+        rank_count: The number of ranks that must have dropped it.
+        give_back: Collective over them. Gives it back.
+    """
+
+    rank_count: int
+    give_back: Callable[[], None]
+
+
+# Written by the garbage collector too, in any thread: single operations on dictionaries and sets only.
+_dropped: dict[Identity, _Note] = {}
+_held: set[Identity] = set()
+
+
+class Claim:
+    """The right to something that all ranks of a group give back together.
+
+    Args:
+        owner: The claim is dropped when the garbage collector takes this object, if it has not ended before.
+        identity: The same on all ranks of the group.
+        rank_count: The number of ranks of the group.
+        give_back: Collective over the group. Gives it back. Must not refer to `owner`.
+    """
+
+    def __init__(self, owner: object, identity: Identity, rank_count: int, give_back: Callable[[], None]) -> None:
+        self._give_back = give_back
+        self._identity = identity
+        _held.add(identity)
+        self._finalizer = weakref.finalize(owner, _note, identity, _Note(rank_count, give_back))
+        # At the end of the program MPI gives back everything itself.
+        self._finalizer.atexit = False
+
+    def give_back(self) -> None:
+        """Collective. Give it back now; nothing if the claim has ended."""
+        if self._finalizer.detach() is not None:
+            _held.discard(self._identity)
+            self._give_back()
+
+    def drop(self) -> None:
+        """Local. Leave it to a later creation; nothing if the claim has ended."""
+        self._finalizer()
+
+
+def _note(identity: Identity, note: _Note) -> None:
+    _held.discard(identity)
+    _dropped[identity] = note
+
+
+def offered() -> dict[Identity, int]:
+    """Local. What this rank has dropped, with the number of ranks that hold it."""
+    return {identity: note.rank_count for identity, note in _dropped.copy().items()}
+
+
+def give_back_offered(offers: Iterable[Mapping[Identity, int]]) -> None:
+    """Collective. Give back what every rank of its group has offered.
+
+    Args:
+        offers: What `offered` returned on each rank.
+    """
+    counts: Counter[Identity] = Counter()
+    sizes: dict[Identity, int] = {}
+    for offer in offers:
+        counts.update(offer.keys())
+        sizes.update(offer)
+    # In one order on all ranks: two ranks that gave back two things in different orders would wait for each other.
+    for identity in sorted(sizes):
+        if counts[identity] == sizes[identity] and identity in _dropped:
+            _dropped.pop(identity).give_back()
+
+
+def held_count() -> int:
+    """Local. The number of claims that have not ended, with those that were dropped and not given back yet."""
+    return len(_held) + len(_dropped)
