@@ -6,6 +6,7 @@ import contextlib
 import functools
 import gc
 import itertools
+import os
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -19,6 +20,7 @@ from mpidist.comm import ending
 from mpidist.comm.communicator import Channel, Communicator, SoloCommunicator
 from mpidist.comm.deaths import WATCH, Process, this_process
 from mpidist.comm.resource import Claim, Identity, give_back_offered, offered
+from mpidist.comm.shared_file import SharedFile, open_shared
 from mpidist.errors import LauncherError
 
 __all__ = ["MPI", "MpiCommunicator", "open_mpi_communicator"]
@@ -106,7 +108,7 @@ class MpiCommunicator(Communicator):
         self.host = MPI.Get_processor_name()
         if node_color is None:
             node = cast(MPI.Intracomm, mpi.Split_type(MPI.COMM_TYPE_SHARED, key=mpi.rank))
-            if not _token_is_seen(node):
+            if not _shares_files(node):
                 node.Free()
                 node = cast(MPI.Intracomm, mpi.Split(mpi.rank))
         else:
@@ -308,21 +310,24 @@ def _check_launcher() -> None:
         )
 
 
-def _token_is_seen(node: MPI.Intracomm) -> bool:
-    """Whether every rank of the node can open a file that the node's first rank has written to shared memory."""
-    token = secrets.token_hex(16) if node.rank == 0 else ""
-    token = node.bcast(token)
-    path = SHARED_MEMORY / f"mpidist-token-{token}"
-    if node.rank == 0:
-        # If the file cannot be written, the other ranks do not find it, and every rank counts as a node of its own.
+def _shares_files(node: MPI.Intracomm) -> bool:
+    """Whether every rank of the node can open a file that the node's first rank has made in shared memory."""
+    for has_name in (False, True):
+        file = None
+        # If the file cannot be made, the other ranks cannot open it, and every rank counts as a node of its own.
         with contextlib.suppress(OSError):
-            path.write_text(token)
-    node.Barrier()
-    try:
-        seen = path.read_text() == token
-    except OSError:
-        seen = False
-    everywhere = bool(node.allreduce(seen, MPI.LAND))
-    if node.rank == 0:
-        path.unlink(missing_ok=True)
-    return everywhere
+            file = SharedFile(SHARED_MEMORY, has_name=has_name) if node.rank == 0 else None
+        shown = node.bcast(None if file is None else file.shown)
+        is_seen = shown is not None
+        try:
+            if shown is not None:
+                os.close(open_shared(shown, SHARED_MEMORY))
+        except OSError:
+            is_seen = False
+        # Not `allreduce`: mpi4py holds the interpreter's lock in it.
+        everywhere = all(node.allgather(is_seen))
+        if file is not None:
+            file.close()
+        if everywhere:
+            return True
+    return False

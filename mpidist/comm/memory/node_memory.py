@@ -1,7 +1,7 @@
 """Node memory: a file in /dev/shm that all ranks of a node have mapped.
 
 All pages of the file are allocated when it is made: if /dev/shm is full, that is an error there and not a SIGBUS later.
-The file is unlinked as soon as every rank has mapped it, so that a killed job leaves nothing behind.
+The file has no name where the system allows that, so a killed job leaves nothing behind (`shared_file.py`).
 """
 
 from __future__ import annotations
@@ -10,14 +10,15 @@ import contextlib
 import errno
 import mmap
 import os
-import secrets
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.shared_file import SharedFile, Shown, open_shared
 
 # Memory of different ranks begins on different cache lines, so that no two cores write to one line. The size is also a
 # multiple of the alignment of every dtype.
@@ -49,23 +50,11 @@ class NodeMemory:
     """
 
     def __init__(self, communicator: Communicator, byte_count: int) -> None:
-        node = communicator.node
-        token = node.broadcast_object(secrets.token_hex(8) if node.rank == 0 else "")
-        path = directory() / f"mpidist-{token}"
         try:
-            # Two steps, since a rank can open the file only after the first rank has made it. A failed step raises on
-            # every rank: no rank may go on alone.
-            together(
-                communicator, f"reserving {byte_count} bytes of node memory in {path.parent}",
-                lambda: _create(path, byte_count) if node.rank == 0 else None,
-            )
-            maps = together(communicator, "opening node memory", lambda: _open(path, byte_count))
-        finally:
-            # No rank leaves `together` before every rank has entered it: by now each has mapped the file or failed.
-            # The mapped memory stays until the last rank unmaps it or ends.
-            if node.rank == 0:
-                with contextlib.suppress(OSError):
-                    path.unlink()
+            maps = _share(communicator, byte_count, has_name=False)
+        except (FileNotFoundError, PermissionError):
+            # The error is that of all ranks. Ranks in different containers may share a directory and no processes.
+            maps = _share(communicator, byte_count, has_name=True)
         self.bytes: AnyArray = np.frombuffer(maps[0], np.uint8)
         self.readable: AnyArray = np.frombuffer(maps[1], np.uint8)
         self.readable.flags.writeable = False
@@ -74,27 +63,47 @@ class NodeMemory:
         return f"NodeMemory({self.bytes.size} bytes)"
 
 
-def _create(path: Path, byte_count: int) -> None:
-    descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+def _share(communicator: Communicator, byte_count: int, *, has_name: bool) -> tuple[mmap.mmap, mmap.mmap]:
+    """Collective. Make a file on each node and map it on all ranks."""
+    folder = directory()
+    with contextlib.ExitStack() as opened:
+        def create() -> Shown | None:
+            if communicator.node.rank > 0:
+                return None
+            file = _create(folder, byte_count, has_name=has_name)
+            opened.callback(file.close)
+            return file.shown
+
+        # A rank can open the file only after the first rank of its node has made it. A failed step raises on every
+        # rank: no rank may go on alone.
+        shown = together(communicator, f"reserving {byte_count} bytes of node memory in {folder}", create)
+        way = cast(Shown, communicator.node.broadcast_object(shown))
+        # No rank leaves `together` before every rank has entered it: by then each has mapped the file or failed, and
+        # the file can be closed. The mapped memory stays until the last rank unmaps it or ends.
+        return together(communicator, "opening node memory", lambda: _map(way, folder, byte_count))
+
+
+def _create(folder: Path, byte_count: int, *, has_name: bool) -> SharedFile:
+    file = SharedFile(folder, has_name=has_name)
     try:
         # Not `ftruncate`: it would reserve no pages, and the first write to a full /dev/shm would be a SIGBUS.
-        os.posix_fallocate(descriptor, 0, byte_count)
+        os.posix_fallocate(file.descriptor, 0, byte_count)
     except OSError as error:
+        file.close()
         if error.errno == errno.ENOSPC:
-            free = os.statvfs(path.parent)
+            free = os.statvfs(folder)
             raise OSError(
                 errno.ENOSPC,
-                f"expected {byte_count} bytes free in {path.parent}, got {free.f_bavail * free.f_frsize} bytes free. "
+                f"expected {byte_count} bytes free in {folder}, got {free.f_bavail * free.f_frsize} bytes free. "
                 "Enlarge it (a container's --shm-size), or build the strategy with shared=False",
             ) from error
         raise
-    finally:
-        os.close(descriptor)
+    return file
 
 
-def _open(path: Path, byte_count: int) -> tuple[mmap.mmap, mmap.mmap]:
+def _map(shown: Shown, folder: Path, byte_count: int) -> tuple[mmap.mmap, mmap.mmap]:
     """The memory to write to, and the memory to read from."""
-    descriptor = os.open(path, os.O_RDWR)
+    descriptor = open_shared(shown, folder)
     try:
         writable = mmap.mmap(descriptor, byte_count)
         protect = os.environ.get(PROTECT_VARIABLE) == "1"

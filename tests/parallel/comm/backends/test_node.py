@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import time
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from mpidist.comm.memory.node_barrier import NodeBarrier, open_node_barrier
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.amounts import amount
+from tests.leftovers import mapped_node_memory
 from tests.parallel.layouts import lay_out, open_node
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -127,17 +127,13 @@ def test_a_buffer_lives_as_long_as_an_array_over_it(communicator: Communicator) 
     collective.all_reduce(view, in_place=True)
     assert (view == communicator.size).all()
 
-    def mapped() -> set[str]:
-        # Unlinked files have names of their own, too.
-        return {line.split()[5] for line in Path("/proc/self/maps").read_text().splitlines() if "mpidist-" in line}
-
-    before = mapped()
+    before = mapped_node_memory()
     kept = [collective.allocate((40_000,)) for _ in range(3)]
-    new = mapped() - before
+    new = mapped_node_memory() - before
     assert new
     del kept
     gc.collect()
-    assert not new & mapped()
+    assert not new & mapped_node_memory()
 
 
 def test_mpi_goes_on_while_a_rank_waits(communicator: Communicator) -> None:

@@ -12,16 +12,11 @@ import pytest
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.memory import node_memory
 from mpidist.comm.memory.node_memory import NodeMemory
-from tests.leftovers import files_left_behind
+from mpidist.comm.shared_file import Shown, open_shared
+from tests.leftovers import files_left_behind, held_node_memory
 from tests.parallel.layouts import LAYOUTS, lay_out
 
 pytestmark = pytest.mark.mpi
-
-
-def held_files() -> int:
-    """How often this process holds files of ours, also unlinked ones: by a mapping, or by a descriptor."""
-    held = Path("/proc/self/maps").read_text().count("mpidist-")
-    return held + sum("mpidist-" in os.readlink(link) for link in Path("/proc/self/fd").iterdir() if link.is_symlink())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -41,11 +36,11 @@ def test_memory_is_the_nodes(communicator: Communicator, layout: str) -> None:
 
 
 def test_memory_goes_with_its_owner(communicator: Communicator) -> None:
-    before = held_files()
+    before = held_node_memory()
     memory = NodeMemory(communicator, 1 << 16)
-    assert held_files() > before
+    assert held_node_memory() > before
     del memory
-    assert held_files() == before
+    assert held_node_memory() == before
 
 
 @pytest.mark.mpi(min_size=2)
@@ -61,26 +56,54 @@ def test_no_room_on_one_node_is_an_error_on_all(
 
     if ranks.rank == leader:
         monkeypatch.setattr(os, "posix_fallocate", refuse)
-    before = held_files()
+    before = held_node_memory()
     with pytest.raises(OSError, match=rf"reserving 4096 bytes.*rank {leader}.*bytes free.*shared=False") as caught:
         NodeMemory(ranks, 4096)
     assert caught.value.errno == errno.ENOSPC
     assert len(set(ranks.all_gather_object(str(caught.value)))) == 1
     assert files_left_behind() == []
     # Nodes that had room have given it back.
-    assert held_files() == before
+    assert held_node_memory() == before
 
 
 @pytest.mark.mpi(min_size=2)
 def test_a_rank_that_cannot_open_is_an_error_on_all(
     communicator: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def refuse(*_: object) -> int:
+        raise PermissionError(errno.EACCES, "Permission denied")
+
     if communicator.rank == 1:
-        monkeypatch.setenv(node_memory.DIRECTORY_VARIABLE, "/tmp")
-    before = held_files()
-    with pytest.raises(FileNotFoundError, match="opening node memory failed on rank 1"):
+        monkeypatch.setattr(node_memory, "open_shared", refuse)
+    before = held_node_memory()
+    with pytest.raises(PermissionError, match="opening node memory failed on rank 1"):
         NodeMemory(communicator, 4096)
-    assert held_files() == before
+    assert held_node_memory() == before
+    communicator.barrier()
+    assert files_left_behind() == []
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_that_do_not_see_each_others_processes_share_a_file_with_a_name(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    names: list[str] = []
+
+    def look(shown: Shown, folder: Path) -> int:
+        names.append(shown.name)
+        if not shown.name and communicator.rank == 1:
+            raise FileNotFoundError(errno.ENOENT, "No such file or directory")
+        return open_shared(shown, folder)
+
+    monkeypatch.setattr(node_memory, "open_shared", look)
+    memory = NodeMemory(communicator, 8)
+    assert names[0] == ""
+    assert names[1].startswith("mpidist-")
+    communicator.barrier()
+    if communicator.rank == 1:
+        memory.bytes[3] = 7
+    communicator.barrier()
+    assert memory.readable[3] == 7
     communicator.barrier()
     assert files_left_behind() == []
 

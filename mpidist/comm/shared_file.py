@@ -1,0 +1,98 @@
+"""Shared files: a file that one process makes and other processes of its node open.
+
+The file has no name where the system allows that (`O_TMPFILE`, `man 2 open`), and the others open it through the
+process that has made it: whenever a kill comes, nothing is left behind.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+from pathlib import Path
+from typing import NamedTuple
+
+# The answers of file systems and kernels that have no files without a name.
+_UNSUPPORTED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+
+
+class Shown(NamedTuple):
+    """The way to a file, for other processes.
+
+    Attributes:
+        name: Of the file in its folder; empty if it has none.
+        through: The descriptor of the process that has made it.
+        identity: Device and inode. In another container another process may have the same number.
+    """
+
+    name: str
+    through: str
+    identity: tuple[int, int]
+
+
+class SharedFile:
+    """A new empty file, open for reading and writing. `close` also takes away its name.
+
+    Args:
+        folder: Its directory.
+        has_name: Whether it has to have a name; it has one where there is no other way.
+
+    Attributes:
+        descriptor: Of the open file.
+        shown: For `open_shared` in other processes, as long as this process has not called `close`.
+
+    Raises:
+        OSError: It cannot be made.
+    """
+
+    def __init__(self, folder: Path, *, has_name: bool = False) -> None:
+        self._path: Path | None = None
+        self.descriptor = -1 if has_name else _open_nameless(folder)
+        if self.descriptor < 0:
+            self._path = folder / f"mpidist-{secrets.token_hex(8)}"
+            self.descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
+        status = os.fstat(self.descriptor)
+        through = f"/proc/{os.getpid()}/fd/{self.descriptor}"
+        self.shown = Shown(self._path.name if self._path else "", through, (status.st_dev, status.st_ino))
+
+    def close(self) -> None:
+        """Local. Close the file; processes that have it open keep it."""
+        os.close(self.descriptor)
+        if self._path is not None:
+            with contextlib.suppress(OSError):
+                self._path.unlink()
+
+
+def open_shared(shown: Shown, folder: Path) -> int:
+    """Local. Open a file that another process of this node has made.
+
+    Args:
+        shown: What that process shows.
+        folder: The directory of a file with a name.
+
+    Returns:
+        A descriptor for reading and writing.
+
+    Raises:
+        OSError: It cannot be opened; FileNotFoundError if it is another file here.
+    """
+    descriptor = os.open(folder / shown.name if shown.name else shown.through, os.O_RDWR)
+    status = os.fstat(descriptor)
+    if (status.st_dev, status.st_ino) != shown.identity:
+        os.close(descriptor)
+        raise FileNotFoundError(
+            errno.ENOENT, f"{shown.name or shown.through} is another file here than on the rank that has made it "
+            "(different containers?)"
+        )
+    return descriptor
+
+
+def _open_nameless(folder: Path) -> int:
+    """A descriptor, -1 where files have names."""
+    try:
+        return os.open(folder, os.O_TMPFILE | os.O_RDWR, 0o600)
+    except OSError as error:
+        if error.errno in _UNSUPPORTED:
+            return -1
+        raise
