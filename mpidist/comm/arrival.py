@@ -40,6 +40,11 @@ class Arrival:
         self._broken: str | None = None
         self._left = time.perf_counter()
 
+    @property
+    def is_broken(self) -> bool:
+        """Local. Whether a rank came too late, or made another call: the ranks no longer meet."""
+        return self._broken is not None
+
     def wait(self, call: str) -> None:
         """Collective. Return when every rank has called.
 

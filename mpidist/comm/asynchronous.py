@@ -32,11 +32,12 @@ from typing import Any
 
 from mpidist import arrays
 from mpidist.comm.choice import selection
-from mpidist.comm.collective import Collective, check_in_place, check_reducible
+from mpidist.comm.collective import check_in_place, check_reducible
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.user_backend import UserBackend
 from mpidist.comm.ending import FORWARD_SECONDS
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.resource import Resource
 from mpidist.options import CommunicationOptions, ReduceOp
 
 logger = logging.getLogger("mpidist")
@@ -99,7 +100,7 @@ class Handle:
         return f"<Handle of {self._name}, {'done' if self._is_done else 'in progress'}>"
 
 
-class AsyncCollective:
+class AsyncCollective(Resource):
     """Reductions in the background; see `open_asynchronous`.
 
     Args:
@@ -112,7 +113,7 @@ class AsyncCollective:
         has_thread: As given.
     """
 
-    def __init__(self, communicator: Communicator, collective: Collective, *, has_thread: bool) -> None:
+    def __init__(self, communicator: Communicator, collective: CollectiveFront, *, has_thread: bool) -> None:
         self.communicator = communicator
         self.has_thread = has_thread
         self._collective = collective
@@ -133,7 +134,12 @@ class AsyncCollective:
 
         Raises:
             TypeError, ValueError: As `Collective.all_reduce`, at once.
+            RuntimeError: It is closed.
+            DeadRankError: A rank has died.
         """
+        if self.is_closed:
+            raise RuntimeError("all_reduce_async: the strategy is closed. Call it before `close()`")
+        self.communicator.require_whole("an asynchronous reduction")
         lent = arrays.lend(array)
         check_reducible(lent, op)
         if in_place:
@@ -149,6 +155,20 @@ class AsyncCollective:
         else:
             self._pending.append(handle)
         return handle
+
+    def _is_whole(self) -> bool:
+        return self.communicator.is_whole()
+
+    def _end(self, *, is_collective: bool) -> None:
+        """Complete what has begun, since other ranks wait for it."""
+        if not is_collective:
+            return
+        if self.has_thread:
+            communication_thread().wait_until_idle()
+            # Without a thread it is the strategy's own.
+            self._collective.close()
+        while self._pending:
+            self._pending.popleft().run()
 
     def _finish(self, handle: Handle) -> None:
         if self.has_thread:
@@ -215,6 +235,8 @@ class CommunicationThread:
     def _work(self) -> None:
         while (handle := self._queue.get()) is not None:
             handle.run()
+            # It refers to its collective, which nobody else may need while this thread waits for the next one.
+            del handle
             with self._changed:
                 self._done_count += 1
                 self._changed.notify_all()

@@ -12,15 +12,16 @@ from typing import Protocol
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.resource import Resource
 from mpidist.options import ReduceOp
 
 
-class Backend(Protocol):
+class Backend(Resource, Protocol):
     """Moves and combines arrays that are flat, contiguous and of a native dtype.
 
     All ranks make the same calls in the same order, with arrays of the same size and dtype, or of sizes that all ranks
     know. A backend checks nothing: the front has done so. Backends may be composed: those behind AUTO, NODE and STAGED
-    and under `reproducible` call other backends.
+    and under `reproducible` call other backends, and close them.
 
     Attributes:
         communicator: The ranks.
@@ -35,6 +36,9 @@ class Backend(Protocol):
     combines_halves: bool = False
     takes_device_arrays: bool = False
     divides_means: bool = False
+
+    def _is_whole(self) -> bool:
+        return self.communicator.is_whole()
 
     @abstractmethod
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:

@@ -60,6 +60,13 @@ class Communicator(Resource, Protocol):
         """Local. The communicator of this rank's node, whose ranks share memory."""
         ...
 
+    def is_whole(self) -> bool:
+        """Local. Whether all ranks of this group are alive, as far as this rank knows, and the group is not closed."""
+        return not self.is_closed and not WATCH.lost(self.processes)
+
+    def _is_whole(self) -> bool:
+        return not WATCH.lost(self.processes)
+
     def require_whole(self, what: str) -> None:
         """Local. Raise DeadRankError if a rank of this group has died, as far as this rank knows.
 
@@ -164,9 +171,6 @@ class SoloCommunicator(Communicator):
     def split(self, color: int, key: int = 0) -> Communicator:
         """Collective. Another communicator of one rank."""
         return SoloCommunicator()
-
-    def _end(self, *, is_collective: bool) -> None:
-        """Local. Nothing: it holds nothing."""
 
     def __repr__(self) -> str:
         return "SoloCommunicator()"

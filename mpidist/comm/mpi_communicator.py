@@ -5,9 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import gc
-import itertools
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +17,7 @@ from mpidist import launch
 from mpidist.comm import ending
 from mpidist.comm.communicator import Channel, Communicator, SoloCommunicator
 from mpidist.comm.deaths import WATCH, Process, this_process
-from mpidist.comm.resource import Claim, Identity, give_back_offered, offered
+from mpidist.comm.resource import Claim, Identity, end_all, give_back_offered, new_identity, offered
 from mpidist.comm.shared_file import SharedFile, open_shared
 from mpidist.errors import LauncherError
 
@@ -36,7 +34,6 @@ _DUPLICATES = MPI.Comm.Create_keyval()
 # Garbage is collected once in so many creations: strategies refer to themselves, and what garbage holds is not given
 # back. MPICH ends a program with more than 2,000 communicators.
 _COLLECTED_EVERY = 64
-_numbers = itertools.count()
 # Tags of a channel. MPI promises no more than 32,767 (MPI 4.1, section 9.1.2); a tag is used again after so many calls.
 _TAGS = 1 << 14
 
@@ -101,6 +98,9 @@ class MpiCommunicator(Communicator):
             cannot.
     """
 
+    # Whether other users of the same ranks have it, too: nobody closes it then.
+    is_shared = False
+
     def __init__(self, mpi: MPI.Intracomm, node_color: int | None = None) -> None:
         self.mpi: Any = mpi
         self.rank: int = mpi.rank
@@ -113,11 +113,11 @@ class MpiCommunicator(Communicator):
                 node = cast(MPI.Intracomm, mpi.Split(mpi.rank))
         else:
             node = cast(MPI.Intracomm, mpi.Split(node_color, key=mpi.rank))
-        number = next(_numbers)
-        if number % _COLLECTED_EVERY == _COLLECTED_EVERY - 1:
+        identity = new_identity()
+        if identity[0] % _COLLECTED_EVERY == _COLLECTED_EVERY - 1:
             gc.collect()
         told: list[_Introduction] = mpi.allgather(_Introduction(
-            node.bcast(mpi.rank), this_process(self.host), (number, secrets.token_hex(4)), offered()
+            node.bcast(mpi.rank), this_process(self.host), identity, offered()
         ))
         give_back_offered([one.offered for one in told])
         leaders = [one.leader for one in told]
@@ -167,6 +167,16 @@ class MpiCommunicator(Communicator):
         self.mpi.Allreduce(MPI.IN_PLACE, [self._flag, 1, MPI.INT64_T], MPI.MAX)
         return int.from_bytes(self._flag, "little", signed=True)
 
+    def close(self) -> None:
+        """Collective. See `Communicator`; nothing where others use it, too."""
+        if not self.is_shared:
+            super().close()
+
+    def drop(self) -> None:
+        """Local. See `Resource.drop`; nothing where others use it, too."""
+        if not self.is_shared:
+            super().drop()
+
     def open_lane(self) -> Communicator | None:
         """Collective at the first call, then Local. See `Communicator.open_lane`."""
         if len(self.node_sizes) == 1:
@@ -202,11 +212,8 @@ class MpiCommunicator(Communicator):
         return MpiCommunicator(self.mpi.Split(color, key))
 
     def _end(self, *, is_collective: bool) -> None:
-        for other in (*self._siblings.values(), *([] if self._lane is None else [self._lane])):
-            if is_collective:
-                other.close()
-            else:
-                other.drop()
+        lane = [] if self._lane is None else [self._lane]
+        end_all((*self._siblings.values(), *lane), is_collective=is_collective)
         if is_collective and not MPI.Is_finalized():
             self._handles.free()
         else:
@@ -269,6 +276,7 @@ def open_mpi_communicator(user: MPI.Intracomm | None, purpose: str) -> Communica
         # Messages between processes that share no communicator of ours are reported there: a death must not end us.
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         communicator = MpiCommunicator(mpi)
+        communicator.is_shared = True
         ending.install(
             communicator.rank, communicator.size, communicator.host, MPI.COMM_WORLD.Abort, MPI.Is_finalized,
             _find_dead_ranks,

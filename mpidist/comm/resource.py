@@ -7,8 +7,9 @@ give back what every rank of its group has dropped (`offered`, `give_back_offere
 
 from __future__ import annotations
 
+import itertools
+import secrets
 import weakref
-from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
@@ -52,9 +53,9 @@ class Resource(Protocol):
         """Local. Whether all ranks can take part in `close`; the same on every rank."""
         return True
 
-    @abstractmethod
     def _end(self, *, is_collective: bool) -> None:
         """Collective if `is_collective`, else Local. Give back what this object holds; called once."""
+        del is_collective  # This default holds nothing.
 
     def __enter__(self) -> Self:
         return self
@@ -65,6 +66,14 @@ class Resource(Protocol):
             self.close()
         else:
             self.drop()
+
+
+_numbers = itertools.count()
+
+
+def new_identity() -> Identity:
+    """Local. An identity, for the first rank of a group to tell the others."""
+    return next(_numbers), secrets.token_hex(4)
 
 
 def end_all(resources: Iterable[Resource], *, is_collective: bool) -> None:

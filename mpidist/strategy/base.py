@@ -14,6 +14,7 @@ from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.chosen_collective import another_collective
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.resource import Resource, end_all
 from mpidist.context import Entry
 from mpidist.data.dataset import Dataset
 from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
@@ -63,8 +64,11 @@ class Scope:
         context.pop()
 
 
-class Strategy:
+class Strategy(Resource):
     """A way to distribute a program. Every rank runs the same program, and each rank is one replica.
+
+    `close()`, or the end of `with ...Strategy() as strategy:`, gives its communicators and memory back; the values of
+    variables can still be read. A program that makes one strategy needs neither.
 
     Collective. Args:
         communicator: The replicas, one per rank.
@@ -102,6 +106,12 @@ class Strategy:
         self._replica_context = ReplicaContext(self, communicator.rank)
         self._cross_entry = Entry(self, None, self.arena)
         self._replica_entry = Entry(self, self._replica_context, self.arena)
+
+    def _is_whole(self) -> bool:
+        return self.communicator.is_whole()
+
+    def _end(self, *, is_collective: bool) -> None:
+        end_all([self._extended, *self._collectives.values(), self.arena], is_collective=is_collective)
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -298,6 +308,8 @@ class Strategy:
         if merged == self.arena.options:
             return self.arena.collective
         if merged not in self._collectives:
+            self.arena.require_open()
+            self.communicator.require_whole("opening a collective for these options")
             self._collectives[merged] = another_collective(self.arena.collective, merged)
         return self._collectives[merged]
 
@@ -343,6 +355,8 @@ class Strategy:
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
     def _require_cross_replica(self) -> None:
+        if self.is_closed:
+            self.arena.require_open()
         entry = context.innermost()
         if entry is None:
             return

@@ -110,6 +110,12 @@ class DefaultStrategy(Strategy):
         """Local. The replica context at program start."""
         return self._replica_context
 
+    def close(self) -> None:
+        """Local. Nothing: the default strategy holds nothing, and is there as long as the program."""
+
+    def drop(self) -> None:
+        """Local. Nothing, as `close`."""
+
     def scope(self) -> AbstractContextManager[Strategy]:
         """Local. A scope that changes nothing: code behaves as without any strategy."""
         return nullcontext(self)

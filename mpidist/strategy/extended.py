@@ -12,6 +12,7 @@ from mpidist import context, tree
 from mpidist.comm.agreement import together
 from mpidist.comm.asynchronous import AsyncCollective, Handle, open_asynchronous
 from mpidist.comm.cross_device.user_backend import HookCollective
+from mpidist.comm.resource import Resource, end_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, VariableAggregation, parse_enum
 from mpidist.strategy.replica import Owner
@@ -22,8 +23,8 @@ from mpidist.variables.variable import Variable
 T = TypeVar("T")
 
 
-class StrategyExtended:
-    """The methods of a strategy for library code; each strategy has one object, its `extended`.
+class StrategyExtended(Resource):
+    """The methods of a strategy for library code; each strategy has one object, its `extended`, and closes it.
 
     Args:
         container_strategy: The strategy.
@@ -34,6 +35,9 @@ class StrategyExtended:
     def __init__(self, container_strategy: Owner) -> None:
         self._owner = container_strategy
         self._asynchronous: AsyncCollective | None = None
+
+    def _end(self, *, is_collective: bool) -> None:
+        end_all([] if self._asynchronous is None else [self._asynchronous], is_collective=is_collective)
 
     def reduce_to(
         self, reduce_op: ReduceOp | str, value: Any, destinations: Any, options: CommunicationOptions | None = None
@@ -124,6 +128,8 @@ class StrategyExtended:
         context.require_collectives()
         if self._asynchronous is None:
             arena = self._owner.arena
+            arena.require_open()
+            arena.communicator.require_whole("opening asynchronous reductions")
             self._asynchronous = open_asynchronous(arena.collective, arena.options)
         return self._asynchronous.all_reduce_async(array, op, in_place=in_place)
 

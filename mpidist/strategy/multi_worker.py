@@ -9,8 +9,9 @@ from mpidist.cluster.gpu import agree, bind
 from mpidist.cluster.placement import place
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import open_communicator
+from mpidist.comm.communicator import Communicator, open_communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
+from mpidist.comm.resource import end_all
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 
@@ -59,8 +60,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             resolver.task_type, resolver.task_id = placement.task_type, placement.task_id
         self.task_type = placement.task_type
         self.task_id = placement.task_id
+        self._own: Communicator | None = None
         if not placement.as_launched:
-            ranks = ranks.split(placement.group, placement.replica_key)
+            ranks = self._own = ranks.split(placement.group, placement.replica_key)
             note_role(ranks.rank)
         gpu = agree(binding, ranks)
         warn_about_idle_gpus(ranks.node.size)
@@ -68,3 +70,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             ranks, options=communication_options, shared=shared, cluster_resolver=resolver,
             cross_device_ops=cross_device_ops, on_gpu=gpu is not None,
         )
+
+    def _end(self, *, is_collective: bool) -> None:
+        super()._end(is_collective=is_collective)
+        end_all([] if self._own is None else [self._own], is_collective=is_collective)

@@ -27,6 +27,7 @@ from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.chosen_collective import take_collective
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.memory.node_memory import NodeMemory
+from mpidist.comm.resource import end_all
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.variables import sharing
 from mpidist.variables.slab import Address, Slab, line_elements, padded
@@ -134,6 +135,20 @@ class ArenaMemory(Home, ABC):
         self._releases: dict[int, int] = {}
         self._serial = 0
 
+    def _is_whole(self) -> bool:
+        is_late = self.arrival is not None and self.arrival.is_broken
+        return self.communicator.is_whole() and not is_late
+
+    def _end(self, *, is_collective: bool) -> None:
+        """The memory of variables goes with the last of them: values can be read after the end."""
+        end_all([self.collective, *([] if self.lane is None else [self.lane])], is_collective=is_collective)
+        self._slabs.clear()
+
+    def require_open(self) -> None:
+        """Local. Raise RuntimeError if the strategy of this arena is closed."""
+        if self.is_closed:
+            raise RuntimeError("this strategy is closed: its variables can be read, and nothing else. Make a new one")
+
     def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, Address]:
         """Collective. Find an address for a variable; its memory is zero, or what an earlier variable left.
 
@@ -148,6 +163,7 @@ class ArenaMemory(Home, ABC):
         Raises:
             MismatchError: Shape or dtype differ between ranks.
         """
+        self.require_open()
         released = [self._released.popleft() for _ in range(len(self._released))]
         replies = self.communicator.all_gather_object(((shape, dtype.name), released))
         for _, numbers in replies:
@@ -214,6 +230,8 @@ class ArenaMemory(Home, ABC):
 
     def write(self, slab: Slab, function: Callable[[], object]) -> None:
         """Collective. Call `function`, which writes to the slab, on exactly one rank per copy of it."""
+        if self.is_closed:
+            self.require_open()
         if not slab.is_shared:
             function()
             return

@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mpidist import arrays, context
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.resource import Resource
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.array_like import ArrayLike
@@ -259,8 +260,8 @@ class UpdatePlan(Protocol):
         ...
 
 
-class Home(Protocol):
-    """Where the variables of one strategy live. It makes them and plans their updates.
+class Home(Resource, Protocol):
+    """Where the variables of one strategy live. It makes them and plans their updates. The strategy closes it.
 
     Attributes:
         communicator: The ranks that have the variables.

@@ -10,6 +10,7 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.resource import end_all
 from mpidist.options import ReduceOp
 
 
@@ -103,6 +104,9 @@ class AutomaticBackend(Backend):
         """Collective. See `Backend.all_to_all`."""
         # Ranks send different numbers of bytes, so the size cannot decide.
         self.backend(sent, 0).all_to_all(sent, sent_counts, got, got_counts)
+
+    def _end(self, *, is_collective: bool) -> None:
+        end_all((self._small, *self._opened.values()), is_collective=is_collective)
 
     def __repr__(self) -> str:
         backends = {f"below {self.limit} bytes": self._small, **self._opened}

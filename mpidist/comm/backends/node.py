@@ -24,6 +24,7 @@ from mpidist.comm.backends.shared_blocks import SharedBlocks
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.memory.peer_memory import open_peer_memory
 from mpidist.comm.memory.shared_buffers import SharedBuffers
+from mpidist.comm.resource import end_all
 from mpidist.options import CommunicationOptions, ReduceOp
 
 logger = logging.getLogger("mpidist")
@@ -202,6 +203,11 @@ class NodeBackend(Backend):
             self._kept.clear()
         views = [[block[: size * dtype.itemsize].view(dtype) for block in blocks] for blocks in self._blocks.blocks]
         return views, self._spare[: size * dtype.itemsize].view(dtype)
+
+    def _end(self, *, is_collective: bool) -> None:
+        end_all([self._mpi, *([] if self._lane is None else [self._lane])], is_collective=is_collective)
+        # Views of node memory, which goes with the last of them.
+        self._kept.clear()
 
     def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
         """Collective. See `Backend.reduce`."""

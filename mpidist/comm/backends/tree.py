@@ -18,6 +18,7 @@ from mpidist.comm.arithmetic.slices import cut_by_length, even_sizes, in_bytes
 from mpidist.comm.arithmetic.tree_order import combine_pairs, leaves, pairing
 from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.resource import end_all
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # Up to this size of all ranks' arrays together every rank receives them whole, in one exchange instead of two.
@@ -61,6 +62,9 @@ class TreeBackend(Backend):
         self._chunk_bytes = options.bytes_per_pack or CHUNK_BYTES
         self._open_node = open_node
         self._node: Backend | None = None
+
+    def _end(self, *, is_collective: bool) -> None:
+        end_all([self.inside, *([] if self._node is None else [self._node])], is_collective=is_collective)
 
     def allocate(self, byte_count: int) -> AnyArray | None:
         """Collective. See `Backend.allocate`."""

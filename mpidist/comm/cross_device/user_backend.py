@@ -18,6 +18,7 @@ from mpidist.comm.collective import Collective, check_reducible
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.sparse import reduce_slices
+from mpidist.comm.resource import end_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationOptions, ReduceOp
 
@@ -174,6 +175,9 @@ class HookBackend(UserBackend):
     ) -> None:
         """Collective. See `Backend.all_to_all`."""
         self.default.backend.all_to_all(sent, sent_counts, got, got_counts)
+
+    def _end(self, *, is_collective: bool) -> None:
+        end_all([self.default], is_collective=is_collective)
 
     def show(self, array: AnyArray) -> AnyArray:
         """Local. The array for a hook: a read-only view, since it may be the user's own array."""

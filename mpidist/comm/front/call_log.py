@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from typing import NoReturn
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
@@ -32,7 +33,9 @@ class CallLog:
         self.recent: deque[tuple[int, str, ReduceOp | int | None, int]] = deque(maxlen=64)
         self._communicator = communicator
         self._checks = options.check
-        self._arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
+        self._arrival: Arrival | _Closed | None = (
+            Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
+        )
         self._count = 0
         self._next_comparison = 0 if communicator.size > 1 else _NEVER
 
@@ -70,6 +73,23 @@ class CallLog:
         if self._arrival is not None:
             self._arrival.wait(call)
 
+    def refuse_calls(self) -> None:
+        """Local. From now on every call raises RuntimeError: the collective is closed."""
+        self._arrival = _Closed()
+
+    def is_broken(self) -> bool:
+        """Local. Whether ranks no longer meet, since one of them came too late."""
+        return isinstance(self._arrival, Arrival) and self._arrival.is_broken
+
     def compares_soon(self) -> bool:
         """Local. Whether one of the next 16 calls will compare shapes and dtypes; the same on every rank."""
         return self._next_comparison - self._count <= CHECKED_CALLS
+
+
+class _Closed:
+    """Stands where ranks meet before a call, in a collective that is closed."""
+
+    def wait(self, call: str) -> NoReturn:
+        raise RuntimeError(
+            f"{call}: this collective is closed, or its strategy is. Call it before `close()`, or make a new strategy"
+        )

@@ -23,6 +23,7 @@ from mpidist.comm.collective import (
 )
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.call_log import HINT, CallLog
+from mpidist.comm.resource import Resource, end_all
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # Up to this size copying the array and reducing the copy in place is faster than reducing into a new array: MPI has one
@@ -32,8 +33,8 @@ _COPIED_BYTES = 1 << 14
 _MEAN = ReduceOp.MEAN
 
 
-class CollectiveFront:
-    """The library's `Collective`: a backend behind checks, conversions and the call log.
+class CollectiveFront(Resource):
+    """The library's `Collective`: a backend behind checks, conversions and the call log. It closes the backend.
 
     Args:
         backend: Gets contiguous one-dimensional arrays of native dtypes, after all checks.
@@ -54,6 +55,13 @@ class CollectiveFront:
         self._enter = self.log.enter
         self._backend_all_reduce = backend.all_reduce
         self._wire_dtype = None if options.wire_dtype is None else half_dtype(options.wire_dtype)
+
+    def _is_whole(self) -> bool:
+        return self.communicator.is_whole() and not self.log.is_broken()
+
+    def _end(self, *, is_collective: bool) -> None:
+        self.log.refuse_calls()
+        end_all([self.backend], is_collective=is_collective)
 
     def all_reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, *, in_place: bool = False) -> AnyArray:
         """Collective. See `Collective.all_reduce`."""

@@ -7,6 +7,7 @@ sees their results.
 from __future__ import annotations
 
 import atexit
+import functools
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -20,6 +21,7 @@ from mpidist.comm.arithmetic.combine import FUNCTIONS
 from mpidist.comm.arithmetic.slices import slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.resource import Claim, Identity, new_identity
 from mpidist.options import ReduceOp
 
 _OPERATIONS = {
@@ -67,17 +69,17 @@ class NcclBackend(Backend):
         self._cuda = cuda
         self._nccl: Any = cuda.nccl
         rank, size = communicator.rank, communicator.size
-        identity = together(
+        unique = together(
             communicator, "starting NCCL", lambda: self._nccl.get_unique_id() if rank == 0 else None
         )
-        identity = communicator.broadcast_object(identity)
+        unique, identity = communicator.broadcast_object((unique, new_identity()))
         # One NCCL communicator for each backend: all ranks must make their calls on a communicator in one order.
         self._ranks: Any = together(
-            communicator, "starting NCCL", lambda: self._nccl.NcclCommunicator(size, identity, rank)
+            communicator, "starting NCCL", lambda: self._nccl.NcclCommunicator(size, unique, rank)
         )
-        # Destroying it is a collective call, which the garbage collector must not make. At the program's end it is
-        # aborted instead, which is not collective, after the last results have been sent.
-        atexit.register(self._close)
+        _open[identity] = (self._ranks, cuda)
+        # Destroying it is a collective call, which the garbage collector must not make.
+        self._claim = Claim(self, identity, size, functools.partial(_destroy, identity))
 
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         """Collective. See `Backend.all_reduce`."""
@@ -211,9 +213,37 @@ class NcclBackend(Backend):
     def _address(self, array: AnyArray) -> int:
         return int(self._cuda.device_address(array))
 
-    def _close(self) -> None:
-        self._cuda.synchronize(self._ranks.device_id())
-        self._ranks.abort()
+    def _end(self, *, is_collective: bool) -> None:
+        if is_collective:
+            self._claim.give_back()
+        else:
+            self._claim.drop()
+
+
+# NCCL's communicators of this process, and the module that made each.
+_open: dict[Identity, tuple[Any, Any]] = {}
+
+
+def _destroy(identity: Identity) -> None:
+    """Collective. Destroy a communicator after the last results have been sent."""
+    ranks, cuda = _open.pop(identity, (None, None))
+    if ranks is not None:
+        cuda.synchronize(ranks.device_id())
+        ranks.destroy()
+
+
+def abort_all() -> None:
+    """Local. Abort all communicators after the last results have been sent: at the end of the program.
+
+    Other ranks may have come to their end already, so nothing collective can be done.
+    """
+    for identity in list(_open):
+        ranks, cuda = _open.pop(identity)
+        cuda.synchronize(ranks.device_id())
+        ranks.abort()
+
+
+atexit.register(abort_all)
 
 
 def _write_back(out: AnyArray, total: AnyArray) -> None:

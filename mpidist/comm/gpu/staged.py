@@ -15,6 +15,7 @@ from mpidist.comm.arithmetic.slices import cut_by_length, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.gpu.staging_copier import DONE, StagingCopier, Ticket
+from mpidist.comm.resource import end_all
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # The size of a piece: large enough for the full speed of a copy between GPU and host, small enough that a gradient has
@@ -110,6 +111,10 @@ class StagedBackend(Backend):
         self._room_bytes = max(options.bytes_per_pack or PIECE_BYTES, _WIDEST * communicator.size)
         # By device, None for the host. Rooms are made when the first array of a device comes.
         self._rooms: dict[int | None, _Rooms] = {}
+
+    def _end(self, *, is_collective: bool) -> None:
+        self._rooms.clear()
+        end_all([self.inside], is_collective=is_collective)
 
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         """Collective. See `Backend.all_reduce`."""

@@ -18,6 +18,7 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.resource import Resource
 from mpidist.comm.shared_file import SharedFile, Shown, open_shared
 
 # Memory of different ranks begins on different cache lines, so that no two cores write to one line. The size is also a
@@ -32,8 +33,10 @@ def directory() -> Path:
     return Path(os.environ.get(DIRECTORY_VARIABLE, "/dev/shm"))
 
 
-class NodeMemory:
+class NodeMemory(Resource):
     """Bytes that all ranks of a node read and write. They are zero at first.
+
+    `close` is Local. The memory goes with the last array over it.
 
     Collective. Args:
         communicator: All ranks of the strategy. Either every node gets its memory or none does.
@@ -58,6 +61,10 @@ class NodeMemory:
         self.bytes: AnyArray = np.frombuffer(maps[0], np.uint8)
         self.readable: AnyArray = np.frombuffer(maps[1], np.uint8)
         self.readable.flags.writeable = False
+
+    def _end(self, *, is_collective: bool) -> None:
+        del is_collective  # each rank unmaps its own pages
+        self.bytes = self.readable = np.empty(0, np.uint8)
 
     def __repr__(self) -> str:
         return f"NodeMemory({self.bytes.size} bytes)"

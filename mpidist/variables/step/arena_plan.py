@@ -74,6 +74,8 @@ class ArenaPlan:
 
     def accumulate(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:
         """Local, and Collective under `CommunicationOptions(check=True)`. See `UpdatePlan.accumulate`."""
+        if self._plan.arena.is_closed:
+            self._plan.arena.require_open()
         if self._accumulator is None:
             raise RuntimeError("gradients are accumulated only under `gradient_accumulation_steps`")
         if self._checks and is_summed:
@@ -85,6 +87,8 @@ class ArenaPlan:
 
     def apply(self, gradients: Mapping[int, Gradient], settings: UpdateSettings) -> bool:
         """Collective. See `UpdatePlan.apply`."""
+        if self._plan.arena.is_closed:
+            self._plan.arena.require_open()
         if self._accumulator is not None:
             self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
             numbers = self._accumulator.hand_over(self._plan.gradients)

@@ -82,12 +82,17 @@ class SimulatedRanks:
         self.mpi: Any = nccl.communicator.mpi
         self.rank = nccl.communicator.rank
         self.is_aborted = False
+        self.is_destroyed = False
 
     def device_id(self) -> int:
         return 0
 
     def abort(self) -> None:
         self.is_aborted = True
+
+    def destroy(self) -> None:
+        self.mpi.Barrier()
+        self.is_destroyed = True
 
     def combined(self, sent: AnyArray, op: int) -> AnyArray:
         total: AnyArray = FUNCTIONS[op].reduce(np.stack(self.mpi.allgather(sent)), axis=0, dtype=sent.dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from mpidist.cluster.devices import visible_gpus
 from mpidist.comm.choice.selection import choose
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.gpu.nccl import NcclBackend
+from mpidist.comm.gpu.nccl import NcclBackend, abort_all
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.parallel.comm.gpu.simulated_nccl import SimulatedCuda
@@ -114,8 +115,28 @@ def test_integers_beyond_nccls_types_wrap_as_numpys(collective: CollectiveFront)
 
 def test_at_the_end_it_is_aborted_and_not_destroyed(communicator: Communicator) -> None:
     backend = NcclBackend(communicator, SimulatedCuda(communicator))
-    backend._close()
+    abort_all()
     assert backend._ranks.is_aborted
+    assert not backend._ranks.is_destroyed
+
+
+def test_closing_destroys_it_on_all_ranks(communicator: Communicator) -> None:
+    with NcclBackend(communicator, SimulatedCuda(communicator)) as backend:
+        ranks = backend._ranks
+        assert not ranks.is_destroyed
+    assert ranks.is_destroyed
+    assert not ranks.is_aborted
+
+
+@pytest.mark.mpi(min_size=2)
+def test_one_that_was_dropped_is_destroyed_with_a_later_communicator(communicator: Communicator) -> None:
+    backend = NcclBackend(communicator, SimulatedCuda(communicator))
+    ranks = backend._ranks
+    del backend
+    gc.collect()
+    assert not ranks.is_destroyed
+    communicator.split(0).close()
+    assert ranks.is_destroyed
 
 
 def test_nccl_without_a_gpu_says_why_on_every_rank(communicator: Communicator) -> None:
