@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import gc
+from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
 
 import hypothesis
@@ -10,7 +11,7 @@ import pytest
 
 from mpidist.chief import note_role
 from mpidist.cluster.devices import visible_gpus
-from tests import amounts
+from tests import amounts, leaks
 
 # An installed mpidist has its plugin loaded by pytest itself; a checkout on PYTHONPATH has not.
 _INSTALLED = any(point.value == "mpidist.testing.plugin" for point in entry_points(group="pytest11"))
@@ -20,6 +21,9 @@ pytest_plugins = [] if _INSTALLED else ["mpidist.testing.plugin"]
 hypothesis.settings.register_profile("mpidist", derandomize=True, deadline=None, database=None)
 hypothesis.settings.register_profile("mpidist-long", hypothesis.settings.get_profile("mpidist"), max_examples=2000)
 hypothesis.settings.load_profile("mpidist")
+
+_REPORT = pytest.StashKey[pytest.TestReport]()
+_CHECK = pytest.StashKey[leaks.LeakCheck]()
 
 # Long forms may take so many times as long as others.
 LONG_TIMES = 20
@@ -52,6 +56,37 @@ def _forget_roles() -> Iterator[None]:
     """A cluster divides a job for good; here jobs come one after another."""
     yield
     note_role(None)
+
+
+@pytest.fixture(autouse=True)
+def leaks_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Fail a test that leaves communicators, threads, open files or node memory behind."""
+    check = request.config.stash[_CHECK]
+    check.begin()
+    yield
+    # pytest keeps what other fixtures have made until the end of the test.
+    request.node.funcargs.clear()
+    report = request.node.stash.get(_REPORT, None)
+    # The traceback of a failure holds whatever the test held.
+    if report is None or report.passed:
+        more = check.end(request.node.nodeid)
+        assert not more, f"left behind: {'; '.join(more)}"
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Keep the report of each test for `leaks_nothing`."""
+    report = yield
+    if report.when == "call":
+        item.stash[_REPORT] = report
+    return report
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Leave what was imported out of every collection of garbage, which is then done in a moment."""
+    gc.collect()
+    gc.freeze()
+    session.config.stash[_CHECK] = leaks.LeakCheck()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

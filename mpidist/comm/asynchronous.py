@@ -42,6 +42,9 @@ from mpidist.options import CommunicationOptions, ReduceOp
 
 logger = logging.getLogger("mpidist")
 
+# Of the communicator on which the communication thread works: one beside each communicator.
+PURPOSE = "asynchronous reductions"
+
 # At the program's end the thread may go on as long as reductions are completed. If none is for this time, the ranks
 # have begun different numbers of them, and the job ends.
 STALLED_SECONDS = 30.0
@@ -300,7 +303,7 @@ def open_asynchronous(collective: CollectiveFront, options: CommunicationOptions
         return AsyncCollective(communicator, collective, has_thread=False)
     # The thread must not be in a call on that communicator while this one creates something on it.
     communication_thread().wait_until_idle()
-    own = selection.choose(communicator.open_sibling("asynchronous reductions"), options or CommunicationOptions())
+    own = selection.choose(communicator.open_sibling(PURPOSE), options or CommunicationOptions())
     return AsyncCollective(communicator, own, has_thread=True)
 
 

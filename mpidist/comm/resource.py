@@ -158,6 +158,11 @@ def give_back_offered(offers: Iterable[Mapping[Identity, int]]) -> None:
             _dropped.pop(identity).give_back()
 
 
+def held() -> frozenset[Identity]:
+    """Local. The claims that have not ended."""
+    return frozenset(_held)
+
+
 def held_count() -> int:
     """Local. The number of claims that have not ended, with those that were dropped and not given back yet."""
     return len(_held) + len(_dropped)

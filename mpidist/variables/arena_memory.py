@@ -226,7 +226,8 @@ class ArenaMemory(Home, ABC):
         if self._demanded:
             raise error
         if self.communicator.rank == 0:
-            logger.warning("%s private to each rank: %s", what, error)
+            # Not the error itself: a handler that keeps records would keep all that its traceback refers to.
+            logger.warning("%s private to each rank: %s", what, str(error))
 
     def write(self, slab: Slab, function: Callable[[], object]) -> None:
         """Collective. Call `function`, which writes to the slab, on exactly one rank per copy of it."""

@@ -8,6 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from mpidist.comm import resource
+from mpidist.comm.asynchronous import PURPOSE
 from mpidist.comm.backends.direct_copies import DIRECT_FROM
 from mpidist.comm.backends.node import NodeBackend
 from mpidist.comm.communicator import Communicator, SoloCommunicator
@@ -16,6 +18,7 @@ from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
 from mpidist.variables.slab import Slab
+from tests.leaks import KEPT
 
 # node: all ranks on one node. private: on one node, nothing shared. pairs: nodes of two. each: a node per rank.
 # first: rank 0 alone, the others together; last: the other way round. chunks: pairs, little at a time.
@@ -45,7 +48,12 @@ def lay_out(communicator: Communicator, layout: str) -> Communicator:
     if key not in _made:
         make: type = type(communicator)
         color = node_color(layout, communicator.rank, communicator.size)
+        before = resource.held()
         _made[key] = make(communicator.mpi.Dup(), node_color=color)
+        # Its lanes, too, which are opened when the first strategy wants them.
+        _made[key].open_lane()
+        _made[key].open_sibling(PURPOSE).open_lane()
+        KEPT.update(resource.held() - before)
     return _made[key]
 
 

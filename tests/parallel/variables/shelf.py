@@ -15,6 +15,7 @@ import numpy.typing as npt
 from mpidist import context
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.resource import Resource
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
 from mpidist.variables.creation import initial_array
@@ -29,7 +30,7 @@ from mpidist.variables.variable import Gradient, Read, UpdatePlan, Variable
 S = TypeVar("S", bound=Variable)
 
 
-class Shelf:
+class Shelf(Resource):
     """The home.
 
     Attributes:

@@ -33,7 +33,7 @@ def open_collective(communicator: Communicator, backend: str) -> CollectiveFront
     return collective
 
 
-@pytest.fixture(scope="module", params=["AUTO", *(backend.name for backend in selection.BACKENDS)])
+@pytest.fixture(params=["AUTO", *(backend.name for backend in selection.BACKENDS)])
 def collective(request: pytest.FixtureRequest, communicator: Communicator) -> CollectiveFront:
     return open_collective(communicator, request.param)
 
