@@ -51,6 +51,10 @@ Glossary; each word has one meaning:
     local           communicates with nobody
     host, device    CPU memory, GPU memory
     communicator    a group of ranks that the library owns
+    resource        what is closed by its owner: a communicator, a collective, an arena, a strategy
+    claim           the right to something that all ranks of a group must give back together
+    channel         messages between two ranks, apart from all others
+    death           the end of a rank's process while other ranks still need it
     collective      an object that combines arrays of all ranks; as a word before a call: every rank makes the call
     front           the checks and conversions around a backend
     backend         one way to move and combine flat arrays

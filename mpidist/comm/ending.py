@@ -88,10 +88,11 @@ class _Ending:
         if os.getpid() != self.process:
             self.previous_hook(kind, error, trace)
             return
-        if WATCH.learn(error):
+        if WATCH.learn(error) or self.tolerates_deaths:
             self.ends_itself = True
             text = self._traceback(kind, error, trace)
-            self._print(f"{self.place} cannot go on: {describe(WATCH.dead.values())}\n{text}")
+            why = f"cannot go on: {describe(WATCH.dead.values())}" if WATCH.dead else "failed, and ends alone"
+            self._print(f"{self.place} {why}\n{text}")
             # `at_exit` ends the process, after the program's exit functions.
             self.code = 1
             end_later(HANDLING_SECONDS)
@@ -138,6 +139,8 @@ class _Ending:
         mourns = not self.ends_itself and not self.tolerates_deaths
         self.ends_itself = True
         if not WATCH.dead:
+            if self.code and self.tolerates_deaths:
+                self.end_process(self.code)
             if self.code:
                 self._end(self.code, f"{self.place} exited with {self.code}, the job ends")
             if leave_together([one.mpi for one in list(_farewells.values())], self.place):
@@ -287,6 +290,15 @@ def install(
     sys.exit = ending.exit  # type: ignore[assignment]  # typeshed: NoReturn; ours always raises
     for name in ("exit", "quit"):
         setattr(builtins, name, ending.exit)
+
+
+def tolerate_deaths() -> None:
+    """Local. Let this rank live when another one dies, and end alone when it fails: a rank that serves, or coordinates.
+
+    The rank looks for deaths itself (`deaths.WATCH.lost`), and communicates only in groups whose ranks are alive.
+    """
+    for ending in _installed:
+        ending.tolerates_deaths = True
 
 
 def leave() -> None:

@@ -8,6 +8,7 @@ import struct
 import threading
 import wave
 import zlib
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -274,12 +275,17 @@ def test_when_summaries_reach_the_file(tmp_path: Path) -> None:
             assert len(read_values(tmp_path / "b")) == 1
         summary.scalar("a", 1.0)
     assert len(read_values(tmp_path / "a")) == 6, "leaving `with` flushes"
-    writer.set_as_default(step=7)
-    summary.scalar("a", 1.0)
     del writer
-    summary.create_file_writer(tmp_path / "c").set_as_default()
-    assert read_values(tmp_path / "a")[-1][0] == 7, "a writer that goes writes out what it has"
-    summary.experimental.set_step(None)
+
+    def replace_the_default() -> None:
+        summary.create_file_writer(tmp_path / "d").set_as_default(step=7)
+        summary.scalar("d", 1.0)
+        summary.create_file_writer(tmp_path / "c").set_as_default()
+        assert read_values(tmp_path / "d")[-1][0] == 7, "a writer that goes writes out what it has"
+
+    # A thread of its own has a default of its own, which goes with it.
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(replace_the_default).result()
 
 
 def test_a_closed_writer(tmp_path: Path) -> None:

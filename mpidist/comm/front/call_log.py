@@ -9,6 +9,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arrival import Arrival
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.deaths import WATCH
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # Shapes and dtypes are compared in so many first calls, then at powers of two. All ranks must compare or none, so only
@@ -48,6 +49,9 @@ class CallLog:
         """
         self._count = count = self._count + 1
         self.recent.append((count, call, detail, array.nbytes))
+        # A call of MPI in a group that has lost a rank may never return.
+        if WATCH.dead:
+            self._communicator.require_whole(call)
         if self._arrival is not None:
             self._arrival.wait(call)
         if count >= self._next_comparison:
@@ -68,8 +72,11 @@ class CallLog:
         """Collective. Wait for late ranks if the options limit that time.
 
         Raises:
+            DeadRankError: A rank has died.
             CollectiveTimeoutError: A rank has not come in time.
         """
+        if WATCH.dead:
+            self._communicator.require_whole(call)
         if self._arrival is not None:
             self._arrival.wait(call)
 

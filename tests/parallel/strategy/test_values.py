@@ -134,6 +134,7 @@ def test_sums_of_halves_along_an_axis_are_rounded_once(strategy: Strategy, dtype
         assert (total, total.dtype) == (np.float32(4000 * n).astype(half), half)
 
 
+@pytest.mark.keeps_memory
 @settings(max_examples=amount(25, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_axes_and_sizes(communicator: Communicator, data: st.DataObject) -> None:

@@ -75,6 +75,7 @@ def test_packed_equals_one_by_one(collective: CollectiveFront, data: st.DataObje
         assert all(map(same_bits, arrays, expected))
 
 
+@pytest.mark.keeps_memory
 @settings(max_examples=amount(20, 2000), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(sizes=st.lists(st.integers(0, 40), min_size=2, max_size=12), seed=st.integers(0, 9))
 def test_any_numbers_where_the_order_is_that_of_the_ranks(

@@ -1,0 +1,171 @@
+"""A rank dies, and the launcher lets the others live: they end soon, with an error that names the dead rank."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launching import find_mpirun, is_open_mpi, launch_environment
+from tests.leftovers import files_left_behind
+
+pytestmark = pytest.mark.timeout_seconds(120)
+
+PROGRAM = """
+import atexit, os, signal, sys, time
+import numpy as np
+import mpidist
+from mpidist.errors import DeadRankError
+
+strategy = mpidist.MultiWorkerMirroredStrategy()
+rank, size = strategy.communicator.rank, strategy.communicator.size
+with strategy.scope():
+    variable = mpidist.Variable(np.zeros(1000, "float32"))
+optimizer = mpidist.optimizers.SGD(0.5)
+atexit.register(lambda: os.write(1, f"exit function of rank {rank}\\n".encode()))
+
+def step():
+    optimizer.apply_gradients([(np.ones(1000, "float32"), variable)])
+
+def for_ever(function):
+    while True:
+        function()
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+for _ in range(20):
+    step()
+"""
+# The time from the death to the end of the job, with what the launcher takes.
+SECONDS = 20
+
+
+def survivors_live(ranks: int) -> list[str]:
+    """The start of a command line that lets ranks live after the death of another."""
+    mpirun = find_mpirun()
+    if is_open_mpi(mpirun):
+        return [mpirun, "--oversubscribe", "--with-ft", "ulfm", "-n", str(ranks)]
+    # Hydra keeps the ranks of other proxies only: each rank gets a proxy of its own.
+    hosts = ",".join(f"127.0.0.{number + 1}:1" for number in range(ranks))
+    return [mpirun, "-disable-auto-cleanup", "-launcher", "fork", "-hosts", hosts, "-n", str(ranks)]
+
+
+def run(folder: Path, code: str, head: str = "") -> tuple[int, str]:
+    """The exit code of the job on three ranks, and what it wrote."""
+    program = folder / "program.py"
+    program.write_text(head + PROGRAM + code)
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    environment = launch_environment({
+        **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    })
+    begin = time.monotonic()
+    result = subprocess.run(
+        [*survivors_live(3), sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=90,
+        check=False, errors="replace",
+    )
+    text = result.stdout + result.stderr
+    assert time.monotonic() - begin < SECONDS, text
+    return result.returncode, text
+
+
+def assert_named(text: str, dead: int = 2) -> None:
+    """Each survivor names the dead rank, and has run its exit functions."""
+    for rank in {0, 1, 2} - {dead}:
+        line = re.search(rf"mpidist: rank {rank} of 3 on \S+ .*", text)
+        assert line is not None, text
+        assert re.search(rf"rank {dead} of 3 \(process \d+ on \S+\) ended without taking leave", line[0]), text
+        assert f"exit function of rank {rank}\n" in text
+    assert files_left_behind() == []
+
+
+@pytest.mark.parametrize(
+    "survive", [
+        "for_ever(step)", "for_ever(lambda: strategy.reduce('SUM', 1.0, axis=None))", "for_ever(lambda: None)",
+        "strategy.communicator.mpi.Barrier(); for_ever(strategy.communicator.mpi.Barrier)", "pass",
+        "time.sleep(1)\n    with strategy.scope():\n        mpidist.Variable(1.0)",
+        "time.sleep(1)\n    raise ValueError('something else')", "time.sleep(1); sys.exit(3)",
+        "strategy.extended.all_reduce_async('SUM', np.ones(3)).wait()",
+    ],
+    ids=["steps", "reductions", "computing", "in MPI", "ended", "a variable", "an error", "an exit", "asynchronous"],
+)
+def test_survivors_end_and_name_the_dead(tmp_path: Path, survive: str) -> None:
+    code, text = run(tmp_path, f"if rank == 2:\n    die()\nelse:\n    {survive}\n")
+    assert code != 0
+    assert_named(text)
+
+
+@pytest.mark.parametrize("how", ["die()", "os._exit(0)", "os._exit(5)", "os.abort()"])
+def test_however_it_ends(tmp_path: Path, how: str) -> None:
+    code, text = run(tmp_path, f"if rank == 0:\n    {how}\nfor_ever(step)\n")
+    assert code != 0
+    assert_named(text, dead=0)
+
+
+def test_the_error_can_be_caught(tmp_path: Path) -> None:
+    _, text = run(
+        tmp_path,
+        "if rank == 1:\n    die()\n"
+        "time.sleep(1)\n"
+        "for call in (lambda: strategy.communicator.split(0), lambda: strategy.communicator.open_sibling('x'),\n"
+        "             lambda: strategy.extended.all_reduce_async('SUM', np.ones(3)),\n"
+        "             lambda: strategy.gather_object(1), step):\n"
+        "    try:\n        call()\n"
+        "    except DeadRankError as error:\n        os.write(1, f'caught {error}\\n'.encode())\n"
+        "strategy.close()\n"
+        "os.write(1, b'closed\\n')\n",
+    )
+    assert text.count("caught ") == 2 * 5, text
+    assert text.count("closed\n") == 2
+    assert_named(text, dead=1)
+
+
+def test_ranks_that_tolerate_deaths_go_on_in_groups_that_are_whole(tmp_path: Path) -> None:
+    _, text = run(
+        tmp_path,
+        "from mpidist.comm import ending\n"
+        "pair = strategy.communicator.split(rank // 2)\n"
+        "if rank == 2:\n    die()\n"
+        "ending.tolerate_deaths()\n"
+        # Longer than a rank that does not tolerate deaths would live.
+        "begin = time.monotonic()\n"
+        "while time.monotonic() - begin < 5:\n    total = sum(pair.all_gather_object(rank + 1))\n"
+        "assert not strategy.communicator.is_whole() and pair.is_whole()\n"
+        "os.write(1, f'went on with {total}\\n'.encode())\n"
+        "if rank == 1:\n    raise ValueError('of this rank alone')\n",
+    )
+    assert text.count("went on with 3\n") == 2, text
+    assert text.count("ValueError: of this rank alone") == 1
+    assert "exit function of rank 0\n" in text
+    assert "exit function of rank 1\n" in text
+    assert not re.search(r"mpidist: rank 0 of 3", text)
+
+
+def test_a_rank_that_leaves_with_the_others_is_not_dead(tmp_path: Path) -> None:
+    code, text = run(tmp_path, "time.sleep(0.3 * rank)\n")
+    assert code == 0, text
+    assert "mpidist:" not in text
+    assert text.count("exit function") == 3
+
+
+def test_mpi_that_the_program_has_started_is_not_finalized_after_a_death(tmp_path: Path) -> None:
+    """mpi4py would finalize it, and wait for the dead rank for ever."""
+    code, text = run(tmp_path, "if rank == 2:\n    die()\nfor_ever(step)\n", head="from mpi4py import MPI\n")
+    assert code != 0
+    assert_named(text)
+
+
+def test_a_users_sigusr1_stays_the_users(tmp_path: Path) -> None:
+    code, text = run(
+        tmp_path,
+        "got = []\nsignal.signal(signal.SIGUSR1, lambda *_: got.append(1))\n"
+        "os.kill(os.getpid(), signal.SIGUSR1)\nassert got == [1]\nfor _ in range(10):\n    step()\n"
+        "os.write(1, b'handled\\n')\n",
+    )
+    assert code == 0, text
+    assert text.count("handled\n") == 3
