@@ -70,6 +70,7 @@ class DeathWatch:
         self._watched: dict[int, tuple[Process, str]] = {}
         self._known: set[Process] = set()
         self._poll: select.epoll | None = None
+        self._takes_notices = False
 
     def start(self, on_death: Callable[[], None], ask_mpi: Callable[[BaseException], Sequence[str]]) -> None:
         """Local. Begin to care.
@@ -169,6 +170,17 @@ class DeathWatch:
         # Signals can be handled in the main thread only; elsewhere the notice ends the process, as without us.
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGUSR1, take)
+            self._takes_notices = True
+
+    def ignore_notices(self) -> None:
+        """Local. Ignore Hydra's notices from now on: it also sends them while ranks end in good order.
+
+        Python gives signals back to the system when it ends, and SIGUSR1 would then end the process; ignored ones stay.
+        """
+        if self._takes_notices:
+            self._takes_notices = False
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
     def _open_poll(self) -> select.epoll:
         if self._poll is None:

@@ -136,6 +136,7 @@ class _Ending:
         if os.getpid() != self.process or self.is_finalized() or self.survivor_ends:
             # Where the program has finalized MPI itself, no rank can wait for this one any more.
             return
+        WATCH.ignore_notices()
         mourns = not self.ends_itself and not self.tolerates_deaths
         self.ends_itself = True
         if not WATCH.dead:
