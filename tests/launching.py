@@ -69,6 +69,11 @@ def mpirun_command(ranks: int, mpirun: str) -> list[str]:
     return [mpirun, *options, "-n", str(ranks)]
 
 
+def survival_options(mpirun: str) -> list[str]:
+    """The options of mpirun that let ranks live after the death of another."""
+    return ["--with-ft", "ulfm"] if is_open_mpi(mpirun) else ["-disable-auto-cleanup"]
+
+
 def start_program(ranks: int, program: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:
     """Start a Python program on so many ranks, in a process group of its own; 1 means without a launcher."""
     launcher = mpirun_command(ranks, find_mpirun()) if ranks > 1 else []

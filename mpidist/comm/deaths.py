@@ -70,7 +70,8 @@ class DeathWatch:
         self._watched: dict[int, tuple[Process, str]] = {}
         self._known: set[Process] = set()
         self._poll: select.epoll | None = None
-        self._takes_notices = False
+        self._handler: Callable[[int, FrameType | None], None] | None = None
+        self._bell = -1
 
     def start(self, on_death: Callable[[], None], ask_mpi: Callable[[BaseException], Sequence[str]]) -> None:
         """Local. Begin to care.
@@ -136,9 +137,7 @@ class DeathWatch:
     def learn(self, error: BaseException) -> bool:
         """Local. Whether anybody is dead, if need be after a look at an error of MPI, which may report a death."""
         for name in self._ask_mpi(error):
-            end = time.monotonic() + _NEWS_SECONDS
-            while not self.dead and time.monotonic() < end:
-                time.sleep(0.01)
+            self._wait_for_news()
             if not any(known.startswith(f"{name} ") for known in self.dead.values()):
                 self._note(name, name)
         return bool(self.dead)
@@ -156,29 +155,48 @@ class DeathWatch:
             return
 
         def take(number: int, _: FrameType | None) -> None:
-            end = time.monotonic() + _NEWS_SECONDS
-            while not self.dead and time.monotonic() < end:
-                time.sleep(0.01)
-            if self.dead:
-                return
             if has_other_hosts:
-                self._note(_UNKNOWN, _UNKNOWN)
-            else:
+                self._take_notice()
+            elif not self._wait_for_news():
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 
         # Signals can be handled in the main thread only; elsewhere the notice ends the process, as without us.
         with contextlib.suppress(ValueError):
             signal.signal(signal.SIGUSR1, take)
-            self._takes_notices = True
+            self._handler = take
+            if has_other_hosts:
+                self._open_bell()
+
+    def _open_bell(self) -> None:
+        """Let signals wake our thread: the main thread does not run its handlers while it is in a call of MPI."""
+        bell, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+        if previous == -1:
+            self._bell = bell
+            self._open_poll().register(bell, select.EPOLLIN)
+        else:
+            # Somebody else is woken, asyncio for instance.
+            signal.set_wakeup_fd(previous)
+            os.close(bell)
+            os.close(writer)
+
+    def _take_notice(self) -> None:
+        if signal.getsignal(signal.SIGUSR1) is self._handler and not self._wait_for_news():
+            self._note(_UNKNOWN, _UNKNOWN)
+
+    def _wait_for_news(self) -> bool:
+        end = time.monotonic() + _NEWS_SECONDS
+        while not self.dead and time.monotonic() < end:
+            time.sleep(0.01)
+        return bool(self.dead)
 
     def ignore_notices(self) -> None:
         """Local. Ignore Hydra's notices from now on: it also sends them while ranks end in good order.
 
         Python gives signals back to the system when it ends, and SIGUSR1 would then end the process; ignored ones stay.
         """
-        if self._takes_notices:
-            self._takes_notices = False
+        if self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler:
             with contextlib.suppress(ValueError):
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
@@ -191,6 +209,11 @@ class DeathWatch:
     def _work(self, poll: select.epoll) -> None:
         while True:
             for descriptor, _ in poll.poll():
+                if descriptor == self._bell:
+                    if signal.SIGUSR1 in os.read(descriptor, 4096):
+                        # Not here: this thread brings the news that the notice waits for.
+                        threading.Thread(target=self._take_notice, name="mpidist-notice", daemon=True).start()
+                    continue
                 process, name = self._watched.pop(descriptor)
                 poll.unregister(descriptor)
                 os.close(descriptor)

@@ -6,7 +6,7 @@
   any more, MPI is not finalized, and the program's exit functions run before the process ends.
 - All ranks come to their end: they wait for each other, and mpi4py finalizes MPI.
 
-`MPIDIST_ABORT=0` in the environment switches all of this off.
+`MPIDIST_ABORT=0` in the environment of any rank switches all of this off, for all of them.
 """
 
 from __future__ import annotations
@@ -263,6 +263,11 @@ def leave_together(communicators: Sequence[Any], place: str) -> bool:
 _installed: list[_Ending] = []
 
 
+def is_switched_off() -> bool:
+    """Local. Whether this rank's environment asks for no hooks."""
+    return os.environ.get("MPIDIST_ABORT") == "0"
+
+
 def install(
     rank: int,
     size: int,
@@ -281,7 +286,7 @@ def install(
         is_finalized: Returns whether the program has finalized MPI itself.
         ask_mpi: Returns the names of ranks whose death an error of MPI reports.
     """
-    if _installed or os.environ.get("MPIDIST_ABORT") == "0":
+    if _installed:
         return
     ending = _Ending(rank, size, host, abort, is_finalized)
     _installed.append(ending)

@@ -277,10 +277,12 @@ def open_mpi_communicator(user: MPI.Intracomm | None, purpose: str) -> Communica
         MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
         communicator = MpiCommunicator(mpi)
         communicator.is_shared = True
-        ending.install(
-            communicator.rank, communicator.size, communicator.host, MPI.COMM_WORLD.Abort, MPI.Is_finalized,
-            _find_dead_ranks,
-        )
+        # One rank's environment counts for all: a rank without hooks takes no leave, and others would wait for it.
+        if not communicator.all_reduce_max(int(ending.is_switched_off())):
+            ending.install(
+                communicator.rank, communicator.size, communicator.host, MPI.COMM_WORLD.Abort, MPI.Is_finalized,
+                _find_dead_ranks,
+            )
         WATCH.watch(communicator.processes, communicator.rank)
         WATCH.take_notices(has_other_hosts=len({process.host for process in communicator.processes}) > 1)
         if duplicates.farewell is None:

@@ -73,6 +73,9 @@ class VirtualHosts:
         count: Number of hosts.
         python: The interpreter whose MPI starts the jobs.
 
+    Attributes:
+        survivors_live: Whether ranks are to live after the death of another; default: the launcher's default.
+
     Raises:
         HostsError: They did not start; with what was printed.
     """
@@ -80,6 +83,7 @@ class VirtualHosts:
     def __init__(self, count: int, python: str = sys.executable) -> None:
         self.names = [f"n{number}" for number in range(1, count + 1)]
         self.python = python
+        self.survivors_live = False
         # Not a test's own folder: a socket's name has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="mpidist-hosts-", dir="/tmp"))
         # MPICH's mpirun takes one word, which has no room for arguments.
@@ -177,7 +181,8 @@ class VirtualHosts:
             start = [mpirun, "--prtemca", "plm_ssh_agent", str(self.shell), *placed, *named]
         else:
             start = [mpirun, "-launcher", "ssh", "-launcher-exec", str(self.shell), "-hosts", hosts]
-        return [*start, "-n", str(sum(ranks))]
+        survival = launching.survival_options(mpirun) if self.survivors_live else []
+        return [*start, *survival, "-n", str(sum(ranks))]
 
     def _shell_command(self) -> list[str]:
         return [sys.executable, "-IS", str(FOLDER / "shell.py"), str(self.folder)]

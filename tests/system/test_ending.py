@@ -161,6 +161,19 @@ def test_it_can_be_switched_off(tmp_path: Path) -> None:
     assert "hook True" in text
 
 
+def test_one_rank_switches_it_off_for_all(tmp_path: Path) -> None:
+    """A rank without hooks takes no leave: the others would wait for it at their end."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os\nfrom mpidist import launch\n"
+        "if launch.world_rank() == 1:\n    os.environ['MPIDIST_ABORT'] = '0'\n" + HEAD + "wait_for_others()\n"
+        "sys.stderr.write(f'hook {sys.excepthook is sys.__excepthook__}\\n')\n"
+    )
+    result = run_program(3, program, timeout_seconds=60)
+    assert result.returncode == 0, result.stderr
+    assert result.stderr.count("hook True") == 3
+
+
 def test_a_program_that_finalizes_mpi_itself_ends_well(tmp_path: Path) -> None:
     result, text = run(tmp_path, "from mpi4py import MPI\nwait_for_others()\nMPI.Finalize()\n")
     assert result.returncode == 0, text

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -22,7 +23,7 @@ import numpy as np
 import pytest
 
 from tests.hosts.virtual_hosts import ROOT, VirtualHosts
-from tests.launching import run_program
+from tests.launching import find_mpirun, is_open_mpi, run_program
 from tests.system.test_reproducible import PROGRAM as LOGICAL_REPLICAS
 
 Open = Callable[[int], VirtualHosts]
@@ -178,6 +179,34 @@ def test_the_end_of_one_rank_ends_the_job_on_all_hosts(virtual_hosts: Open, tmp_
     while left := {name: hosts.processes(name) for name in hosts.names if hosts.processes(name)}:
         assert time.monotonic() < deadline, left
         time.sleep(0.1)
+
+
+@pytest.mark.parametrize("wait", ["strategy.communicator.mpi.Barrier()", "pass"], ids=["in MPI", "computing"])
+def test_survivors_of_a_death_on_another_host_end(virtual_hosts: Open, tmp_path: Path, wait: str) -> None:
+    open_mpi = is_open_mpi(find_mpirun())
+    # Hydra ends all ranks of the proxy whose rank has died. Under Open MPI a rank that computes learns of a death from
+    # MPI with its next call; from its launcher when a survivor of the other host ends.
+    ranks = (2, 2) if open_mpi else (1, 1, 1)
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import os, signal\nimport mpidist\n"
+        "strategy = mpidist.MultiWorkerMirroredStrategy()\n"
+        "strategy.reduce('SUM', 1.0, axis=None)\n"
+        "if strategy.communicator.rank == strategy.communicator.size - 1:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        f"while True:\n    {wait}\n"
+    )
+    hosts = virtual_hosts(len(ranks))
+    hosts.survivors_live = True
+    begin = time.monotonic()
+    result = hosts.run(ranks, program, timeout_seconds=JOB_SECONDS)
+    text = result.stdout + result.stderr
+    assert time.monotonic() - begin < END_SECONDS, text
+    assert result.returncode != 0
+    dead = r"rank 3 of 4(?: \(process \d+ on n2\))?" if open_mpi else "a rank on another host"
+    told = set(re.findall(rf"mpidist: (rank \d) of \d on n\d cannot go on: {dead} ended without", text))
+    assert told, text
+    if not open_mpi:
+        assert told == {"rank 0", "rank 1"}, text
 
 
 def test_hosts_have_processes_memory_and_interfaces_of_their_own(virtual_hosts: Open) -> None:

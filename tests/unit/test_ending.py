@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import atexit
 import builtins
 import sys
 import time
@@ -12,6 +11,7 @@ from typing import Any
 import pytest
 
 from mpidist.comm import ending
+from mpidist.comm.deaths import DeathWatch
 from mpidist.errors import mark_shared
 
 
@@ -136,7 +136,7 @@ def test_a_long_wait_is_explained_once(
 
 def test_it_is_installed_once_and_not_when_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "_installed", [])
-    monkeypatch.setattr(atexit, "register", lambda _: None)
+    monkeypatch.setattr(ending, "WATCH", DeathWatch())
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(sys, "exit", sys.exit)
     for name in ("exit", "quit"):
@@ -146,9 +146,9 @@ def test_it_is_installed_once_and_not_when_switched_off(monkeypatch: pytest.Monk
         ending.install(0, 2, "host", lambda _: None, lambda: False, lambda _: [])
 
     monkeypatch.setenv("MPIDIST_ABORT", "0")
-    install()
-    assert sys.excepthook is sys.__excepthook__
+    assert ending.is_switched_off()
     monkeypatch.delenv("MPIDIST_ABORT")
+    assert not ending.is_switched_off()
     install()
     hook = sys.excepthook
     assert hook is not sys.__excepthook__

@@ -1,0 +1,98 @@
+"""The watch over processes, with processes that end in every way."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mpidist.comm.deaths import DeathWatch, Process, describe, this_process
+from mpidist.errors import DeadRankError
+
+SECONDS = 10.0
+
+
+@pytest.fixture
+def child() -> Iterator[subprocess.Popen[bytes]]:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+        yield process
+        process.kill()
+
+
+def watch_over(child: subprocess.Popen[bytes]) -> tuple[DeathWatch, threading.Event, list[Process]]:
+    here = this_process("here")
+    processes = [here, here._replace(number=child.pid)]
+    happened = threading.Event()
+    watch = DeathWatch()
+    watch.start(happened.set, lambda error: ["rank 1 of 2"] if isinstance(error, ConnectionError) else [])
+    watch.watch(processes, 0)
+    return watch, happened, processes
+
+
+@pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
+def test_the_end_of_a_process_is_seen(child: subprocess.Popen[bytes], end: signal.Signals | None) -> None:
+    watch, happened, processes = watch_over(child)
+    assert watch.lost(processes) == []
+    watch.require_alive(processes, "a sum")
+    if end is None:
+        child.communicate(b"\n")
+    else:
+        child.send_signal(end)
+    assert happened.wait(SECONDS)
+    name = f"rank 1 of 2 (process {child.pid} on here)"
+    assert watch.lost(processes) == [name]
+    assert watch.lost(processes[:1]) == []
+    assert not watch.was_raised
+    with pytest.raises(DeadRankError, match=r"a sum cannot be done: rank 1 of 2 \(process \d+ on here\) ended"):
+        watch.require_alive(processes, "a sum")
+    assert watch.was_raised
+
+
+def test_processes_elsewhere_are_not_watched(child: subprocess.Popen[bytes]) -> None:
+    here = this_process("here")
+    watch = DeathWatch()
+    watch.start(lambda: None, lambda _: [])
+    before = len(os.listdir("/proc/self/fd"))
+    watch.watch([here, Process("there", child.pid, here.namespace), Process("here", child.pid, "pid:[1]")], 0)
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_process_that_is_gone_already_is_dead(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    watch, happened, processes = watch_over(child)
+    assert happened.wait(SECONDS)
+    assert len(watch.lost(processes)) == 1
+
+
+def test_after_the_farewell_nobody_is_dead(child: subprocess.Popen[bytes]) -> None:
+    watch, happened, processes = watch_over(child)
+    watch.stop()
+    child.kill()
+    assert not happened.wait(0.3)
+    assert watch.lost(processes) == []
+
+
+def test_an_error_of_mpi_brings_the_news(child: subprocess.Popen[bytes]) -> None:
+    watch, happened, processes = watch_over(child)
+    assert not watch.learn(ValueError("of the program"))
+    assert watch.learn(ConnectionError("of MPI, of a rank on another host"))
+    assert happened.wait(SECONDS)
+    # Its process is not known: the group of every rank may be its group.
+    assert watch.lost(processes[:1]) == ["rank 1 of 2"]
+
+
+def test_an_error_of_mpi_names_nobody_twice(child: subprocess.Popen[bytes]) -> None:
+    watch, _, processes = watch_over(child)
+    child.kill()
+    assert watch.learn(ConnectionError("of MPI"))
+    assert len(watch.lost(processes)) == 1
+
+
+def test_the_sentence_about_the_dead() -> None:
+    assert describe(["rank 3 of 4", "rank 1 of 4"]).startswith("rank 1 of 4, rank 3 of 4 ended without taking leave")
