@@ -90,6 +90,9 @@ class _Ending:
             return
         if WATCH.learn(error) or self.tolerates_deaths:
             self.ends_itself = True
+            if WATCH.dead:
+                # A rank that has failed and printed why ends before the launcher ends the others: they stay silent.
+                time.sleep(TURN_SECONDS)
             text = self._traceback(kind, error, trace)
             why = f"cannot go on: {describe(WATCH.dead.values())}" if WATCH.dead else "failed, and ends alone"
             self._print(f"{self.place} {why}\n{text}")
@@ -149,6 +152,7 @@ class _Ending:
                 WATCH.stop()
                 return
         if mourns:
+            time.sleep(TURN_SECONDS)
             self._print(f"{self.place} has come to its end without other ranks: {describe(WATCH.dead.values())}")
             self.code = self.code or 1
         self.end_process(self.code or 0)
