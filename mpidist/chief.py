@@ -1,4 +1,4 @@
-"""Who prints and writes for all: rank 0 of a group, which need not be rank 0 of the job.
+"""The chief prints and writes for all: rank 0 of a group, which need not be rank 0 of the job.
 
 A job may have several groups: chief and workers train together, an evaluator is alone, several programs have
 communicators of their own. Each group has its own chief.
@@ -12,7 +12,7 @@ from mpidist import context, launch
 
 
 class Ranks(Protocol):
-    """What is asked of a communicator.
+    """The part of a communicator that is asked for.
 
     Attributes:
         rank: This process's rank.
@@ -46,7 +46,7 @@ def note_role(rank: int | None) -> None:
 
 
 def role_rank() -> int | None:
-    """Local. What `note_role` was told last."""
+    """Local. The rank that `note_role` was given last."""
     return _role.rank
 
 

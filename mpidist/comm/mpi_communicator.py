@@ -56,7 +56,7 @@ class _Introduction(NamedTuple):
 
 @dataclass
 class _Duplicates:
-    """What a user's communicator carries.
+    """The attribute of a user's communicator.
 
     Attributes:
         by_purpose: Our duplicates of it.

@@ -137,7 +137,7 @@ def _note(identity: Identity, note: _Note) -> None:
 
 
 def offered() -> dict[Identity, int]:
-    """Local. What this rank has dropped, with the number of ranks that hold it."""
+    """Local. The identities that this rank has dropped, with the number of ranks that hold each."""
     return {identity: note.rank_count for identity, note in _dropped.copy().items()}
 
 

@@ -1,4 +1,4 @@
-"""What an optimizer requires of a variable before it makes a plan for it."""
+"""Requirements of an optimizer: variables are examined before a plan is made for them."""
 
 from __future__ import annotations
 

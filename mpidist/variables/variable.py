@@ -197,7 +197,7 @@ class Variable(ArrayLike, Scatter, ABC):
 
 
 class UpdatePlan(Protocol):
-    """What a home keeps for one optimizer: gradients and state of its variables, and the way of its updates.
+    """The part of a home that serves one optimizer: gradients and state of its variables, and its updates.
 
     Variables are numbered in the order of the list that the plan was made for; lists of state have the same order.
     """
@@ -261,7 +261,7 @@ class UpdatePlan(Protocol):
 
 
 class Home(Resource, Protocol):
-    """Where the variables of one strategy live. It makes them and plans their updates. The strategy closes it.
+    """The place of one strategy's variables. It makes them and plans their updates. The strategy closes it.
 
     Attributes:
         communicator: The ranks that have the variables.
