@@ -1,9 +1,10 @@
 """Deaths: ranks that have ended while others still needed them.
 
 A thread watches the processes of all ranks on this host by their process descriptors (`man 2 pidfd_open`), which the
-kernel makes readable when a process ends, however it ends. It needs no MPI: after a death a call of MPI may never
-return. Ranks take leave of each other before they end (`ending.py`), so who ends without that is dead. Deaths on other
-hosts are known where MPI reports them (Open MPI with fault tolerance) or the launcher does (Hydra, by SIGUSR1).
+kernel makes readable when a process ends, however it ends. Linux before 5.3 has none; there it looks into `/proc` twice
+a second. It needs no MPI: after a death a call of MPI may never return. Ranks take leave of each other before they end
+(`ending.py`), so who ends without that is dead. Deaths on other hosts are known where MPI reports them (Open MPI with
+fault tolerance) or the launcher does (Hydra, by SIGUSR1).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from mpidist.errors import DeadRankError
 # An error of MPI may come before the news of the death that is its cause.
 _NEWS_SECONDS = 1.0
 _UNKNOWN = "a rank on another host"
+# Between two looks at processes that have no descriptor.
+_LOOK_SECONDS = 0.5
 
 
 class Process(NamedTuple):
@@ -68,6 +71,8 @@ class DeathWatch:
         self._on_death: Callable[[], None] | None = None
         self._ask_mpi: Callable[[BaseException], Sequence[str]] = lambda _: ()
         self._watched: dict[int, tuple[Process, str]] = {}
+        # By process: its name, and a sign of its life.
+        self._looked_at: dict[Process, tuple[str, str]] = {}
         self._known: set[Process] = set()
         self._poll: select.epoll | None = None
         self._handler: Callable[[int, FrameType | None], None] | None = None
@@ -110,7 +115,9 @@ class DeathWatch:
                 self._note(process, name)
                 continue
             except OSError:
-                # An old kernel, or no descriptor left: nothing will be known about this process.
+                # An old kernel, or no descriptor left.
+                self._looked_at[process] = (name, _life(process.number))
+                self._open_poll()
                 continue
             self._watched[descriptor] = (process, name)
             self._open_poll().register(descriptor, select.EPOLLIN)
@@ -208,7 +215,7 @@ class DeathWatch:
 
     def _work(self, poll: select.epoll) -> None:
         while True:
-            for descriptor, _ in poll.poll():
+            for descriptor, _ in poll.poll(_LOOK_SECONDS if self._looked_at else None):
                 if descriptor == self._bell:
                     if signal.SIGUSR1 in os.read(descriptor, 4096):
                         # Not here: this thread brings the news that the notice waits for.
@@ -218,6 +225,11 @@ class DeathWatch:
                 poll.unregister(descriptor)
                 os.close(descriptor)
                 self._note(process, name)
+
+            for one, (name, life) in list(self._looked_at.items()):
+                if not life or _life(one.number) != life:
+                    del self._looked_at[one]
+                    self._note(one, name)
 
     def _note(self, process: Process | str, name: str) -> None:
         is_first = not self.dead
@@ -238,6 +250,16 @@ def describe(names: Iterable[str]) -> str:
         f"{', '.join(listed)} ended without taking leave of the others, for instance by a kill or `os._exit`. Start "
         "the job again: a program that saves checkpoints goes on from the last one"
     )
+
+
+def _life(number: int) -> str:
+    """The time at which a process was started, empty if it has ended: its number may be another's by now."""
+    try:
+        state, *fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return ""
+    # Zombies and dead processes wait for their parent (`man 5 proc`).
+    return "" if state in "ZX" else fields[18]
 
 
 def _is_under_hydra() -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -34,8 +35,17 @@ def watch_over(child: subprocess.Popen[bytes]) -> tuple[DeathWatch, threading.Ev
     return watch, happened, processes
 
 
+def refuse(_: int) -> int:
+    raise OSError(errno.ENOSYS, "Function not implemented")
+
+
+@pytest.mark.parametrize("has_descriptors", [True, False])
 @pytest.mark.parametrize("end", [signal.SIGKILL, signal.SIGTERM, None])
-def test_the_end_of_a_process_is_seen(child: subprocess.Popen[bytes], end: signal.Signals | None) -> None:
+def test_the_end_of_a_process_is_seen(
+    child: subprocess.Popen[bytes], end: signal.Signals | None, has_descriptors: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not has_descriptors:
+        monkeypatch.setattr(os, "pidfd_open", refuse)
     watch, happened, processes = watch_over(child)
     assert watch.lost(processes) == []
     watch.require_alive(processes, "a sum")
