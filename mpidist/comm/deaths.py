@@ -199,11 +199,12 @@ class DeathWatch:
         return bool(self.dead)
 
     def ignore_notices(self) -> None:
-        """Local. Ignore Hydra's notices from now on: it also sends them while ranks end in good order.
+        """Local. Ignore Hydra's notices from now on: at the end of the program, whose own handler runs no more, either.
 
-        Python gives signals back to the system when it ends, and SIGUSR1 would then end the process; ignored ones stay.
+        Hydra also sends them while ranks end in good order. Python gives signals back to the system when it ends, and
+        SIGUSR1 would then end the process; an ignored signal stays ignored.
         """
-        if self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler:
+        if _is_under_hydra():
             with contextlib.suppress(ValueError):
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
 
