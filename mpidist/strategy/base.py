@@ -357,9 +357,10 @@ class Strategy(Resource):
     def _require_cross_replica(self) -> None:
         if self.is_closed:
             self.arena.require_open()
-        entry = context.innermost()
-        if entry is None:
+        entries = context.stack.entries
+        if not entries:
             return
+        entry = entries[-1]
         if entry.strategy is not self:
             raise RuntimeError(f"{_MIXING}: {entry.strategy!r} is current and a method of {self!r} was called")
         if entry.replica_context is not None:
