@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
 
@@ -85,9 +84,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Leave what was imported out of every later collection of garbage: a tenth of a second becomes a hundredth."""
-    gc.collect()
-    gc.freeze()
+    """Look at what is held before the first test."""
     session.config.stash[_CHECK] = leaks.LeakCheck()
 
 

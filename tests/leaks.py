@@ -12,7 +12,9 @@ from mpidist.comm import resource
 from tests.leftovers import mapped_node_memory
 
 # One of each for the whole process.
-_THREADS_OF_THE_PROCESS = ("mpidist-communication", "mpidist-deaths", "tqdm_monitor")
+_THREADS_OF_THE_PROCESS = ("mpidist-communication", "mpidist-deaths")
+# By the name of its class: tqdm's thread has a name of its own in later versions only.
+_MONITOR = "TMonitor"
 # A pool that is shut down lets its threads end by themselves.
 _ENDING_SECONDS = 2.0
 # A collection of garbage takes longer than most tests: node memory is judged once in so many tests, and has leaked if
@@ -41,7 +43,10 @@ class Holdings(NamedTuple):
 
 def held() -> Holdings:
     """Local. What this process holds now."""
-    threads = frozenset(one for one in threading.enumerate() if one.name not in _THREADS_OF_THE_PROCESS)
+    threads = frozenset(
+        one for one in threading.enumerate()
+        if one.name not in _THREADS_OF_THE_PROCESS and type(one).__name__ != _MONITOR
+    )
     files = set()
     for number in os.listdir("/proc/self/fd"):
         try:
