@@ -35,6 +35,7 @@ from mpidist.comm.choice import selection
 from mpidist.comm.collective import check_in_place, check_reducible
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.user_backend import UserBackend
+from mpidist.comm.deaths import WATCH
 from mpidist.comm.ending import FORWARD_SECONDS
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.resource import Resource
@@ -260,6 +261,9 @@ class CommunicationThread:
         seen, since = -1, time.monotonic()
         while self._thread.is_alive():
             self._thread.join(0.1)
+            if WATCH.dead:
+                # The thread may wait for the dead rank for ever, and nobody waits for the results any more.
+                return
             if self._done_count != seen:
                 seen, since = self._done_count, time.monotonic()
             elif time.monotonic() - since > STALLED_SECONDS:
