@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import itertools
 import os
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -106,6 +107,9 @@ def open_strategy(name: str, device: str) -> mpidist.Strategy:
     except UnavailableError as error:
         if mpidist.is_first_rank():
             click.echo(f"Error: {error}, that is --device cpu", err=True)
+        else:
+            # The launcher ends all ranks as soon as one ends with a code: the first must have printed the reason.
+            time.sleep(3)
         raise SystemExit(1) from None
 
 
