@@ -33,18 +33,23 @@ them, and a *pipeline* is both. A *piece* is a rank's rows of one global batch, 
 and a *share* all that a rank reads. A *reader* is a rank that takes part in sharing; the reader of `from_files` is a
 function that opens a file.
 
-The modules, each importing only those named after it: `distribution` (shares of ranks), `dataset`, `pipeline`,
-`reading` (from items to arrays), `items` (the order of examples; no reading, no communication).
+The modules, each importing only those named after it: `distribution` (shares of ranks), `dataset`, `transformations`
+(a module each, and a line in `Dataset`), `dataset_base`, `pipeline`, `reading` (from items to arrays), `items` (the
+order of examples; no reading, no communication).
 """
 
 from __future__ import annotations
 
-from mpidist.data.dataset import AUTOTUNE, Dataset
+from typing import TYPE_CHECKING, NoReturn
+
+from mpidist.data.dataset import Dataset
 from mpidist.data.items.files import SHARD_HINT
 from mpidist.data.items.stream import INFINITE, UNKNOWN
 from mpidist.data.options import DistributeOptions, Options
-from mpidist.data.reading.element import ArraySpec
+from mpidist.data.reading.element import ArraySpec, DatasetSpec
 from mpidist.data.reading.readers import hdf5_reader, read_npy, read_npz
+from mpidist.data.transformations.calls import AUTOTUNE
+from mpidist.missing import no_attribute
 from mpidist.options import AutoShardPolicy
 
 INFINITE_CARDINALITY = INFINITE
@@ -60,9 +65,17 @@ __all__ = [
     "ArraySpec",
     "AutoShardPolicy",
     "Dataset",
+    "DatasetSpec",
     "DistributeOptions",
     "Options",
     "hdf5_reader",
     "read_npy",
     "read_npz",
 ]
+
+
+# Hidden from type checkers, which would take any name for one of the module's.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        no_attribute(__name__, name)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import operator
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import tree
+from mpidist.arguments import described, flag, named, whole
 from mpidist.data.items.files import file_rows
 from mpidist.data.items.shuffle import Shuffle, ShuffleSeed
 from mpidist.data.items.stream import INFINITE, Elements, Rows, Stream
@@ -24,7 +24,7 @@ from mpidist.data.pipeline.places import Interleave, PlaceSource
 from mpidist.data.reading import element as elements
 from mpidist.data.reading.file_names import resolve_file_names
 from mpidist.data.reading.readers import counter_of
-from mpidist.data.reading.source import ArraySource, ElementSource, IndexableSource, RangeSource
+from mpidist.data.reading.source import ArraySource, ElementSource, IndexableSource, NoElementError, RangeSource
 
 D = TypeVar("D", bound="BaseDataset")
 # The seed of `list_files` where the user gives none. Not a drawn seed: each rank would draw another one, and ranks that
@@ -56,18 +56,16 @@ class BaseDataset:
         Raises:
             ValueError: The first dimensions differ, or an array has no dimension.
         """
-        arrays = elements.convert(tensors)
-        try:
-            source = ArraySource(arrays)
-        except ValueError as error:
-            raise ValueError(f"from_tensor_slices: {error}") from None
+        with named("from_tensor_slices"):
+            source = ArraySource(elements.convert(tensors))
         return cls._of(source, Rows(source.count))
 
     @classmethod
     def from_tensors(cls: type[D], tensors: Any) -> D:
         """Local. A dataset of one element, which is the whole of `tensors`."""
-        whole = tree.map_leaves(lambda leaf: np.asarray(leaf)[np.newaxis], elements.convert(tensors))
-        return cls._of(ArraySource(whole), Rows(1))
+        with named("from_tensors"):
+            rows = tree.map_leaves(lambda leaf: np.asarray(leaf)[np.newaxis], elements.convert(tensors))
+            return cls._of(ArraySource(rows), Rows(1))
 
     @classmethod
     def range(cls: type[D], *args: int, output_type: npt.DTypeLike = np.int64) -> D:
@@ -75,9 +73,14 @@ class BaseDataset:
 
         Returns:
             A dataset whose elements are NumPy scalars of `output_type`.
+
+        Raises:
+            TypeError: An argument is not an integer, or `output_type` is no dtype.
+            ValueError: `output_type` cannot hold all numbers.
         """
-        numbers = range(*args)
-        return cls._of(RangeSource(numbers, np.dtype(output_type)), Rows(len(numbers)))
+        with named("range"):
+            source = RangeSource(range(*args), np.dtype(output_type))
+        return cls._of(source, Rows(len(source.numbers)))
 
     @classmethod
     def from_iterable(
@@ -97,21 +100,26 @@ class BaseDataset:
         Raises:
             TypeError: `iterable` is neither of these, or is an iterator, which can be read only once.
         """
+        is_loaded = flag("batched", batched, owner="from_iterable: ")
+        if isinstance(iterable, BaseDataset):
+            # Not by iterating: its order would depend on how often it was begun, on each rank and after a resume.
+            return cls(replace(iterable.pipeline.in_whole(), is_loaded=is_loaded), iterable.options())
         if not isinstance(iterable, Iterable):
             if not callable(iterable):
                 raise TypeError(
-                    f"from_iterable: expected an iterable, or a function that returns one, got {iterable!r}"
+                    "from_iterable: expected an iterable, or a function that returns one, got "
+                    f"{described(iterable)}"
                 )
-            opened = iterable
+            opened = partial(_called, iterable)
         elif isinstance(iterable, Iterator):
             raise TypeError(
                 "from_iterable: expected an iterable that can be read in every epoch, got an iterator, which can be "
-                f"read only once: {iterable!r}. Pass the function that makes it, without calling it"
+                f"read only once: {described(iterable)}. Pass the function that makes it, without calling it"
             )
         else:
             opened = partial(iter, iterable)
         source = ElementSource(elements.convert_loaded, partial(_first, opened))
-        return cls(Pipeline(source, Elements(opened), is_loaded=batched), Options())
+        return cls(Pipeline(source, Elements(opened), is_loaded=is_loaded), Options())
 
     @classmethod
     def from_indexable(cls: type[D], items: Any) -> D:
@@ -125,8 +133,8 @@ class BaseDataset:
         """
         if not (hasattr(items, "__getitem__") and hasattr(items, "__len__")):
             raise TypeError(
-                f"from_indexable: expected an object with __len__ and __getitem__, got {items!r}. Use from_iterable "
-                "for an object that can only be iterated"
+                f"from_indexable: expected an object with __len__ and __getitem__, got {described(items)}. Use "
+                "from_iterable for an object that can only be iterated"
             )
         return cls._of(IndexableSource(items), Rows(len(items)))
 
@@ -146,11 +154,12 @@ class BaseDataset:
 
         Raises:
             FileNotFoundError: Nothing matches.
+            TypeError: `file_pattern` is no name and no list of names.
         """
         names = resolve_file_names(file_pattern)
         stream = file_rows(names)
         if shuffle is None or shuffle:
-            drawn = ShuffleSeed(_SEED_OF_FILES if seed is None else operator.index(seed))
+            drawn = ShuffleSeed(_SEED_OF_FILES if seed is None else check_count("list_files: `seed`", seed))
             return cls._of(ArraySource(np.array(names)), Shuffle(stream, len(names), drawn, True))
         return cls._of(ArraySource(np.array(names)), stream)
 
@@ -177,16 +186,25 @@ class BaseDataset:
             cycle_length: Number of files that are open at a time.
             block_length: Number of examples that a file gives at its turn.
         """
+        if not callable(reader):
+            raise TypeError(f"from_files: expected a reader, a function of a file name, got {described(reader)}")
         names = cls.list_files(files, shuffle=False)
         opened = partial(_opened, reader)
         pipeline = interleaved(names.pipeline, opened, cycle_length, block_length, counter_of(reader))
         return cls(pipeline, Options())
 
     def with_options(self: D, options: Options) -> D:
-        """Local. The dataset with other options. It has a copy: later changes to `options` do not change it."""
-        if not isinstance(options, Options):
-            raise TypeError(f"with_options: expected mpidist.data.Options, got {options!r}")
-        return type(self)(self._pipeline, copy.deepcopy(options))
+        """Local. The dataset with the options that are set in `options`; the dataset's other options stay.
+
+        It has a copy: later changes to `options` do not change it.
+
+        Raises:
+            TypeError: `options` are not `mpidist.data.Options`.
+        """
+        try:
+            return type(self)(self._pipeline, self._options.merge(options))
+        except TypeError as error:
+            raise TypeError(f"with_options: {error}") from None
 
     def options(self) -> Options:
         """Local. A copy of the options."""
@@ -239,11 +257,12 @@ class BaseDataset:
     def _set_iterations(self, count: int) -> None:
         self._iterations = count
 
-    def _with(self: D, pipeline: Pipeline) -> D:
+    def with_pipeline(self: D, pipeline: Pipeline) -> D:
+        """Local. A dataset of other steps with the same options."""
         return type(self)(pipeline, self._options)
 
     def _select(self: D, stream: Stream) -> D:
-        return self._with(replace(self._pipeline, stream=stream))
+        return self.with_pipeline(replace(self._pipeline, stream=stream))
 
     @classmethod
     def _of(cls: type[D], source: ArraySource | RangeSource | IndexableSource, stream: Stream) -> D:
@@ -260,7 +279,7 @@ def interleaved(
     """Local. A pipeline of the examples of many pipelines, which `opened` makes from the elements of `pipeline`."""
     cycle = check_count("interleave: `cycle_length`", cycle_length, 1)
     stream = Interleave(pipeline, opened, cycle, check_count("interleave: `block_length`", block_length, 1), count)
-    return Pipeline(PlaceSource(stream.first), stream)
+    return Pipeline(PlaceSource(stream.pipelines), stream)
 
 
 def pipeline_of(value: Any) -> Pipeline:
@@ -271,30 +290,42 @@ def pipeline_of(value: Any) -> Pipeline:
         return BaseDataset.from_tensor_slices(value).pipeline
     if isinstance(value, Iterator):
         return BaseDataset.from_iterable(lambda: value).pipeline
+    if not isinstance(value, Iterable):
+        raise TypeError(
+            "the function of interleave, or the reader of from_files: expected it to return a dataset, an array, a "
+            f"structure of arrays or an iterable of examples, got {described(value)}"
+        )
     return BaseDataset.from_iterable(value).pipeline
 
 
-def check_count(subject: str, value: int, least: int) -> int:
-    """Local. The value as an int.
+def check_count(subject: str, value: int, least: int | None = None) -> int:
+    """Local. The value as an int; `subject` is the beginning of the error: "batch: `batch_size`".
 
     Raises:
         TypeError: The value is not an integer.
         ValueError: It is less than `least`.
     """
-    try:
-        count = operator.index(value)
-    except TypeError:
-        raise TypeError(f"{subject} must be an int, got {value!r} of type {type(value).__name__}") from None
-    if count < least:
-        raise ValueError(f"{subject} must be at least {least}, got {value!r}")
-    return count
+    method, _, argument = subject.partition(": ")
+    return whole(argument.strip("`"), value, least=least, owner=f"{method}: ")
 
 
 def _opened(reader: Callable[[str], Any], name: Any) -> Pipeline:
     return pipeline_of(reader(str(name)))
 
 
+def _called(function: Callable[[], Iterable[Any]]) -> Iterator[Any]:
+    made = function()
+    if not isinstance(made, Iterable) or isinstance(made, BaseDataset):
+        raise TypeError(
+            "from_iterable: expected the function to return an iterable that is not a dataset, got "
+            f"{described(made)}. A dataset is given as it is, without a function"
+        )
+    return iter(made)
+
+
 def _first(opened: Callable[[], Iterable[Any]]) -> Any:
     for element in opened():
         return element
-    raise ValueError("from_iterable: expected an iterable with at least one element, got no element. Check the source")
+    raise NoElementError(
+        "from_iterable: expected an iterable with at least one element, got no element. Check the source"
+    )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mpidist.arguments import whole
+
 
 @dataclass(frozen=True)
 class InputContext:
@@ -19,13 +21,18 @@ class InputContext:
     input_pipeline_id: int = 0
     num_replicas_in_sync: int = 1
 
+    def __post_init__(self) -> None:
+        whole("num_input_pipelines", self.num_input_pipelines, least=1)
+        whole("input_pipeline_id", self.input_pipeline_id, least=0)
+        whole("num_replicas_in_sync", self.num_replicas_in_sync, least=1)
+
     def get_per_replica_batch_size(self, global_batch_size: int) -> int:
         """Local. The number of examples of a global batch that one replica gets.
 
         Raises:
             ValueError: `global_batch_size` is not divisible by the number of replicas.
         """
-        if global_batch_size % self.num_replicas_in_sync != 0:
+        if whole("global_batch_size", global_batch_size) % self.num_replicas_in_sync != 0:
             raise ValueError(
                 f"The `global_batch_size` {global_batch_size!r} is not divisible by `num_replicas_in_sync` "
                 f"{self.num_replicas_in_sync!r} "

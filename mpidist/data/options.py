@@ -2,35 +2,45 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass, field
 
 from mpidist.options import AutoShardPolicy, parse_enum
 
 
+# Slots make a misspelt option an error.
+@dataclass(slots=True, repr=False)
 class DistributeOptions:
     """Options of `experimental_distribute_dataset` for sharing a dataset.
 
     Attributes:
         auto_shard_policy: An `AutoShardPolicy` or its name. DATA: each rank gets its piece of every global batch.
             FILE: each rank gets its files. HINT: each rank gets its shard where the dataset has a hint, else as OFF.
-            AUTO: FILE where there are enough files, else DATA. OFF: each rank reads all data. The docstring of
-            `mpidist.data` has the table.
+            AUTO, which holds unless another is set: FILE where there are enough files, else DATA. OFF: each rank reads
+            all data. The docstring of `mpidist.data` has the table.
     """
 
-    def __init__(self) -> None:
-        self._auto_shard_policy = AutoShardPolicy.AUTO
+    _auto_shard_policy: AutoShardPolicy | None = field(default=None, init=False)
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
         """Local. The policy by which ranks share the data."""
-        return self._auto_shard_policy
+        return AutoShardPolicy.AUTO if self._auto_shard_policy is None else self._auto_shard_policy
 
     @auto_shard_policy.setter
     def auto_shard_policy(self, value: AutoShardPolicy | str) -> None:
         self._auto_shard_policy = parse_enum(AutoShardPolicy, value, "auto_shard_policy")
 
+    @property
+    def is_set(self) -> bool:
+        """Local. Whether a policy was set, be it AUTO."""
+        return self._auto_shard_policy is not None
 
-@dataclass
+    def __repr__(self) -> str:
+        return f"DistributeOptions(auto_shard_policy={self.auto_shard_policy.name})"
+
+
+@dataclass(slots=True)
 class Options:
     """Options of a `Dataset`, set by `with_options`.
 
@@ -41,3 +51,40 @@ class Options:
 
     experimental_distribute: DistributeOptions = field(default_factory=DistributeOptions)
     deterministic: bool | None = None
+
+    def merge(self, options: Options) -> Options:
+        """Local. New options: those that are set in `options`, and these where they are not set there.
+
+        Raises:
+            TypeError: `options` are not `Options`.
+        """
+        if not isinstance(options, Options):
+            raise TypeError(f"expected mpidist.data.Options, got {options!r} of type {type(options).__name__}")
+        merged = Options(deterministic=self.deterministic if options.deterministic is None else options.deterministic)
+        for one in (self, options):
+            distribute = one.experimental_distribute
+            if not isinstance(distribute, DistributeOptions):
+                raise TypeError(
+                    "Options.experimental_distribute: expected mpidist.data.DistributeOptions, got "
+                    f"{distribute!r} of type {type(distribute).__name__}. Set a policy with "
+                    "options.experimental_distribute.auto_shard_policy = policy"
+                )
+            if distribute.is_set:
+                merged.experimental_distribute.auto_shard_policy = distribute.auto_shard_policy
+        return merged
+
+
+def options_of_all(caller: str, given: list[Options]) -> Options:
+    """Local. The options of a dataset made of several ones: those that are set in any of them.
+
+    Raises:
+        ValueError: Two of them have different policies: a rank's share would depend on which one is taken.
+    """
+    distributes = [one.experimental_distribute for one in given]
+    policies = dict.fromkeys(one.auto_shard_policy.name for one in distributes if one.is_set)
+    if len(policies) > 1:
+        raise ValueError(
+            f"{caller}: expected datasets with one auto_shard_policy, got {' and '.join(policies)}. Call with_options "
+            f"on the result of {caller} instead"
+        )
+    return functools.reduce(Options.merge, given, Options())

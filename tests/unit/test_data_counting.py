@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,7 +15,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mpidist.data import UNKNOWN, Dataset, hdf5_reader, read_npy, read_npz
+from mpidist.data import UNKNOWN, ArraySpec, Dataset, hdf5_reader, read_npy, read_npz
 from mpidist.data.items.shuffle import is_steady
 from mpidist.data.items.stream import Epoch
 from mpidist.data.reading.source import ArraySource
@@ -144,3 +147,54 @@ def test_rows_are_copies_in_the_order_asked_for(rows: list[int]) -> None:
         assert labels.tolist() == data[rows, 0].tolist()
         assert not np.shares_memory(batch, data)
         assert not np.shares_memory(labels, data)
+
+
+def test_threads_read_headers_one_at_a_time(tmp_path: Path) -> None:
+    # Some versions of Python raise SystemError where two threads parse at a time: NumPy parses headers, and the
+    # collector of garbage lets another thread run in the middle of it.
+    np.save(tmp_path / "x.npy", np.zeros(2, [(f"f{k}", "f4") for k in range(200)]))
+    errors: list[SystemError] = []
+
+    class Garbage:
+        def __init__(self) -> None:
+            self.itself = self
+
+        def __del__(self) -> None:
+            time.sleep(0)
+
+    def read() -> None:
+        for _ in range(30):
+            Garbage()
+            try:
+                read_npy(tmp_path / "x.npy")
+            except SystemError as error:
+                errors.append(error)
+
+    threshold = gc.get_threshold()
+    gc.set_threshold(100)
+    try:
+        threads = [threading.Thread(target=read) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    finally:
+        gc.set_threshold(*threshold)
+    assert errors == []
+
+
+def test_the_first_file_that_has_an_example_shows_shapes_and_dtypes() -> None:
+    def opened(x: Any) -> Any:
+        return iter([np.zeros(3, np.float32)] * int(x))
+
+    found = Dataset.range(3).interleave(opened)
+    assert found.element_spec == ArraySpec((3,), np.dtype(np.float32))
+    assert Dataset.from_iterable([]).concatenate(found).batch(2).element_spec.dtype == np.float32
+    with pytest.raises(ValueError, match="expected at least one example"):
+        _ = Dataset.range(1).interleave(opened).element_spec
+
+    def fails(x: Any) -> Any:
+        raise ValueError("broken")
+
+    with pytest.raises(ValueError, match="broken"):
+        _ = Dataset.range(3).map(fails).concatenate(Dataset.range(3)).element_spec

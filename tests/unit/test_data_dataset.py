@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import namedtuple
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,7 @@ Build = Callable[[Dataset], Dataset]
 not_right: Any = 2.5
 
 
-def listed(dataset: Dataset) -> list[Any]:
+def listed(dataset: Iterable[Any]) -> list[Any]:
     return [element.tolist() for element in dataset]
 
 
@@ -241,6 +241,9 @@ def test_hdf5_datasets(tmp_path: Path) -> None:
         dataset = Dataset.from_tensor_slices((file["x"], file["y"]))
         for x, y in dataset.shuffle(30, seed=0).repeat(2).batch(7).prefetch(2):
             assert np.array_equal(x, data[y])
+        # One array in the file, the other in memory: the rows of a batch stand in the same order in both.
+        for x, y in Dataset.from_tensor_slices((file["x"], np.arange(30))).shuffle(30, seed=0).batch(7):
+            assert np.array_equal(x, data[y])
         x, y = next(iter(dataset))
         assert np.array_equal(x, data[0])
         assert y == 0
@@ -300,6 +303,46 @@ def test_a_position_of_another_pipeline_is_refused() -> None:
         iter(Dataset.range(3)).load_state({"iteration": 0, "batch": -1})
 
 
+@pytest.mark.parametrize("depth", [0, 2])
+def test_a_position_is_loaded_into_an_exhausted_iterator(depth: int) -> None:
+    iterator = iter(Dataset.range(8).batch(2).prefetch(depth))
+    state = iterator.state()
+    assert len(list(iterator)) == 4
+    assert list(iterator) == []
+    iterator.load_state(state)
+    assert len(list(iterator)) == 4
+    iterator.load_state({"iteration": 0, "batch": 3})
+    assert listed(iterator) == [[6, 7]]
+
+
+@pytest.mark.parametrize("drop", [False, True])
+def test_a_position_is_loaded_with_another_batch_size(drop: bool) -> None:
+    def build(size: int) -> Dataset:
+        return Dataset.range(50).shuffle(50, seed=1).batch(size, drop)
+
+    rows = [row for batch in build(50) for row in batch.tolist()]
+    iterator = iter(build(6))
+    for taken in range(len(build(6)) + 1):
+        for size in (1, 2, 3, 4, 7, 12):
+            other = iter(build(size))
+            is_end = taken == len(build(6))
+            if 6 * taken % size and not is_end:
+                with pytest.raises(ValueError, match=rf"{taken} batches of 6 .* with batches of {size} cannot"):
+                    other.load_state(iterator.state())
+                continue
+            other.load_state(iterator.state())
+            rest = [row for batch in other for row in batch.tolist()]
+            left = rows[6 * taken : 50 - 50 % size if drop else 50]
+            assert rest == ([] if is_end else left)
+        if taken < len(build(6)):
+            next(iterator)
+
+
+def test_no_examples_end_at_once() -> None:
+    assert listed(Dataset.range(0).batch(2).repeat()) == listed(Dataset.range(3).filter(lambda x: x > 9)) == []
+    assert listed(Dataset.range(3).take(0).shuffle(3).repeat().batch(2)) == []
+
+
 def test_options_are_copied() -> None:
     options = Options()
     options.experimental_distribute.auto_shard_policy = AutoShardPolicy.OFF
@@ -309,3 +352,43 @@ def test_options_are_copied() -> None:
     assert Dataset.range(1).options().experimental_distribute.auto_shard_policy is AutoShardPolicy.AUTO
     with pytest.raises(ValueError, match="auto_shard_policy"):
         options.experimental_distribute.auto_shard_policy = "EVERYTHING"
+
+
+def policy(name: str) -> Options:
+    options = Options()
+    options.experimental_distribute.auto_shard_policy = AutoShardPolicy[name]
+    return options
+
+
+def test_later_options_replace_earlier_ones_only_where_they_are_set() -> None:
+    dataset = Dataset.range(3).with_options(policy("FILE")).with_options(Options(deterministic=False))
+    assert dataset.options().experimental_distribute == policy("FILE").experimental_distribute
+    assert dataset.options().deterministic is False
+    again = dataset.with_options(policy("AUTO")).options()
+    assert again.experimental_distribute.auto_shard_policy is AutoShardPolicy.AUTO
+    assert again.deterministic is False
+    merged = policy("DATA").merge(Options(deterministic=True))
+    assert merged == Options(policy("DATA").experimental_distribute, True)
+
+
+def test_a_dataset_of_several_has_the_options_of_all() -> None:
+    plain, off = Dataset.range(3), Dataset.range(3).with_options(policy("OFF"))
+    several = [Dataset.zip(plain, off), Dataset.zip((off, plain)), plain.concatenate(off), off.concatenate(plain)]
+    several += [Dataset.zip(off, off), off.concatenate(off), off.enumerate()]
+    assert [one.options() for one in several] == [policy("OFF")] * 7
+    data = Dataset.range(3).with_options(policy("DATA"))
+    with pytest.raises(ValueError, match=r"zip: .*one auto_shard_policy, got OFF and DATA\. Call with_options"):
+        Dataset.zip(plain, off, data)
+    with pytest.raises(ValueError, match=r"concatenate: .*one auto_shard_policy, got DATA and OFF"):
+        data.concatenate(off)
+
+
+def test_options_that_do_not_exist_are_errors() -> None:
+    options: Any = Options()
+    with pytest.raises(AttributeError, match="experimental_slak"):
+        options.experimental_slak = True
+    with pytest.raises(AttributeError, match="auto_shard_polcy"):
+        options.experimental_distribute.auto_shard_polcy = AutoShardPolicy.OFF
+    options.experimental_distribute = AutoShardPolicy.OFF
+    with pytest.raises(TypeError, match=r"with_options: .*expected mpidist.data.DistributeOptions, got .*OFF"):
+        Dataset.range(3).with_options(options)

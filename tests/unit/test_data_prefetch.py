@@ -1,9 +1,10 @@
 """The prefetching thread: order, errors, bounds, and its end."""
 
 import gc
+import signal
 import threading
-import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -41,19 +42,18 @@ def test_an_error_comes_after_the_elements_before_it() -> None:
 
 
 def test_no_more_is_read_than_depth_and_one_in_hand() -> None:
-    read = []
+    read = [threading.Event() for _ in range(100)]
 
     def source() -> Iterator[int]:
-        for i in range(100):
-            read.append(i)
+        for i, event in enumerate(read):
+            event.set()
             yield i
 
     prefetcher = Prefetcher(source(), 2)
-    time.sleep(0.1)
-    assert len(read) == 3
-    next(prefetcher)
-    time.sleep(0.1)
-    assert len(read) == 4
+    for taken in range(3):
+        assert read[taken + 2].wait(5)
+        assert not read[taken + 3].wait(0.1)
+        assert next(prefetcher) == taken
     prefetcher.close()
 
 
@@ -80,10 +80,17 @@ def test_a_forgotten_prefetcher_ends_its_thread() -> None:
 
 
 def test_the_position_counts_what_was_taken_not_what_was_read() -> None:
-    iterator = iter(Dataset.range(100).batch(2).prefetch(8))
+    is_ahead = threading.Event()
+
+    def remember(x: Any) -> Any:
+        if x == 11:
+            is_ahead.set()
+        return x
+
+    iterator = iter(Dataset.range(100).map(remember).batch(2).prefetch(8))
     next(iterator)
-    time.sleep(0.05)
-    assert iterator.state() == {"iteration": 0, "batch": 1}
+    assert is_ahead.wait(5)
+    assert iterator.state() == {"iteration": 0, "batch": 1, "batch_size": 2}
     iterator.load_state({"iteration": 0, "batch": 40})
     assert next(iterator).tolist() == [80, 81]
     iterator.close()
@@ -93,3 +100,36 @@ def test_the_position_counts_what_was_taken_not_what_was_read() -> None:
 def test_depth_must_be_positive() -> None:
     with pytest.raises(ValueError, match="depth"):
         Prefetcher(iter([1]), 0)
+
+
+def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread() -> None:
+    is_waiting, go_on, is_reading = threading.Event(), threading.Event(), threading.Event()
+    main = threading.get_ident()
+
+    def blocks(x: Any) -> Any:
+        if x == 3 and not is_waiting.is_set():
+            is_waiting.set()
+            go_on.wait(1)
+        return x
+
+    def interrupt() -> None:
+        if is_waiting.wait(5) and is_reading.wait(5):
+            signal.pthread_kill(main, signal.SIGINT)
+
+    before = threads()
+    iterator = iter(Dataset.range(9).map(blocks).prefetch(1))
+    found = [int(next(iterator)) for _ in range(3)]
+    thread = threading.Thread(target=interrupt)
+    thread.start()
+
+    def read() -> Any:
+        is_reading.set()
+        return next(iterator)
+
+    with pytest.raises(KeyboardInterrupt, match=r"^$"):
+        read()
+    thread.join()
+    assert threads() == before
+    assert iterator.state() == {"iteration": 0, "batch": 3}
+    found += [int(x) for x in iterator]
+    assert found == list(range(9))

@@ -1,12 +1,14 @@
 """Sharding: every example exactly once, and sizes as even as can be."""
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.comm.arithmetic.slices import even_sizes
+from mpidist.data.items.batching import Batch
 from mpidist.data.items.files import FileShard
-from mpidist.data.items.sharding import count_groups, even_slice, rotated_sizes
+from mpidist.data.items.sharding import count_groups, even_slice, rotated_sizes, shared_sizes
 from mpidist.data.items.stream import Epoch, Rows
 
 counts = st.integers(0, 10_000)
@@ -54,6 +56,30 @@ def test_rotated_sizes_make_global_steps_of_the_batch_size(batch_size: int, n: i
     assert all(max(step) - min(step) <= 1 for step in zip(*by_rank, strict=True))
     # The order: that of the even sizes, beginning with the rank's own.
     assert [sizes[0] for sizes in by_rank] == even_sizes(batch_size, n)
+
+
+@given(st.lists(st.integers(1, 30), min_size=1, max_size=5), st.integers(1, 7))
+def test_shared_sizes_make_global_steps_of_the_sizes_in_turn(batch_sizes: list[int], n: int) -> None:
+    by_rank = [shared_sizes(batch_sizes, n, rank) for rank in range(n)]
+    for step, sizes in enumerate(zip(*by_rank, strict=True)):
+        assert sorted(sizes, reverse=True) == even_sizes(batch_sizes[step % len(batch_sizes)], n)
+    assert len(by_rank[0]) % len(batch_sizes) == len(by_rank[0]) % n == 0
+    assert [shared_sizes([batch_sizes[0]], n, rank) for rank in range(n)] == [
+        rotated_sizes(batch_sizes[0], n, rank) for rank in range(n)
+    ]
+
+
+@given(st.integers(0, 40), st.lists(st.integers(1, 5), min_size=1, max_size=4), st.booleans())
+def test_batches_of_sizes_in_turn_are_the_same_from_any_start(count: int, sizes: list[int], drop: bool) -> None:
+    batches = Batch(Rows(count), tuple(sizes), drop)
+
+    def begun_at(start: int) -> list[list[int]]:
+        return [np.asarray(group).tolist() for block in batches.blocks(Epoch(), start) for group in block]
+
+    whole = begun_at(0)
+    assert len(whole) == batches.cardinality()
+    for start in range(len(whole)):
+        assert begun_at(start) == whole[start:]
 
 
 @pytest.mark.parametrize("arguments", [(-1, 2, 0), (3, 0, 0), (3, 2, 2), (3, 2, -1)])

@@ -33,6 +33,9 @@ def test_interleave_takes_turns_as_tf_data_does() -> None:
     behind = Dataset.range(4).interleave(np.arange)
     assert listed(behind) == [0, 0, 1, 0, 1, 2]
     assert listed(Dataset.range(3).interleave(lambda x: iter([x, x]), cycle_length=3)) == [0, 1, 2, 0, 1, 2]
+    batches = Dataset.range(2).interleave(lambda x: Dataset.range(x, x + 4).batch(2), None, None, AUTOTUNE, False)
+    assert listed(batches) == [[0, 1], [2, 3], [1, 2], [3, 4]]
+    assert listed(batches.batch(2)) == [[[0, 1], [2, 3]], [[1, 2], [3, 4]]]
 
 
 def test_zip_concatenate_enumerate_filter_unbatch() -> None:
@@ -117,10 +120,33 @@ def test_padded_batch() -> None:
     assert dataset.padded_batch(2).element_spec[0] == ArraySpec((None, None), np.dtype("int32"))
     with pytest.raises(ValueError, match="larger than its padded shape"):
         list(dataset.padded_batch(4, padded_shapes=((3,), ())))
+    grows = Dataset.from_iterable([np.array([1], np.int32), np.array([2**40, 2])]).padded_batch(2)
+    assert next(iter(grows)).dtype == np.int64
+    assert listed(grows) == [[[1, 0], [2**40, 2]]]
     named = Dataset.range(1, 3).map(lambda x: {"b": np.ones(x), "a": np.zeros((x, 2))})
     batch = next(iter(named.padded_batch(2, padded_shapes={"b": (None,), "a": (4, 2)})))
     assert batch["a"].shape == (2, 4, 2)
     assert batch["b"].tolist() == [[1, 0], [1, 1]]
+
+
+def test_padded_shapes_may_be_ints_and_follow_the_structure_of_the_element() -> None:
+    vectors = Dataset.range(1, 4).map(lambda x: np.full(x, x, np.int32))
+    assert listed(vectors.padded_batch(3, 4)) == [[[1, 0, 0, 0], [2, 2, 0, 0], [3, 3, 3, 0]]]
+    assert listed(vectors.padded_batch(3, np.int64(-1))) == listed(vectors.padded_batch(3, (None,)))
+    assert vectors.padded_batch(3, 4).element_spec == ArraySpec((None, 4), np.dtype("int32"))
+    pairs = Dataset.zip(vectors, {"b": vectors, "a": vectors.map(lambda x: x[0])})
+    first, rest = next(iter(pairs.padded_batch(2, (3, {"b": 5, "a": ()}))))
+    assert (first.shape, rest["b"].shape, rest["a"].shape) == ((2, 3), (2, 5), (2,))
+    both = Dataset.zip(vectors, vectors)
+    # For a pair of vectors these are two shapes; for a matrix they are one.
+    assert [part.shape for part in next(iter(both.padded_batch(2, (3, None))))] == [(2, 3), (2, 2)]
+    assert [part.shape for part in next(iter(both.padded_batch(2, [3, [4]])))] == [(2, 3), (2, 4)]
+    matrices = vectors.map(lambda x: np.outer(x, x))
+    assert next(iter(matrices.padded_batch(2, (3, None)))).shape == (2, 3, 2)
+    wrong = ((both, 3), (both, (3,)), (vectors, {"a": 3}), (pairs, (3, {"b": 5})), (matrices, ((3,), 3)), (matrices, 3))
+    for dataset, shapes in wrong:
+        with pytest.raises(ValueError, match=r"padded_batch: expected .*padded"):
+            list(dataset.padded_batch(2, shapes))
 
 
 @pytest.mark.parametrize("batched", [False, True])
@@ -155,6 +181,44 @@ def test_an_error_in_a_thread_comes_after_the_elements_before_it(build: Callable
     assert [int(next(iterator)) for _ in range(6)] == list(range(6))
     with pytest.raises(KeyError, match="lost"):
         next(iterator)
+
+
+@pytest.mark.parametrize("depth", [0, 2])
+@pytest.mark.parametrize(
+    "build",
+    [
+        lambda d, f: d.map(f),
+        lambda d, f: d.map(f, num_parallel_calls=3),
+        lambda d, f: d.map(f).batch(2).unbatch(),
+        lambda d, f: d.interleave(lambda x: Dataset.from_tensors(f(x)), cycle_length=2),
+        lambda d, f: d.shuffle(4, seed=1).map(f).cache(),
+        lambda d, f: d.map(f).batch(1).map(lambda x: x[0]).cache().repeat(2),
+        lambda d, f: d.filter(lambda x: f(x) >= 0),
+    ],
+)
+def test_after_an_error_the_same_element_is_tried_again(
+    depth: int, build: Callable[[Dataset, Callable[[Any], Any]], Dataset]
+) -> None:
+    expected = listed(build(Dataset.range(10), lambda x: x))
+    failures = [KeyboardInterrupt("now"), OSError(5, "lost")]
+
+    def fails_twice(x: Any) -> Any:
+        if x == 6 and failures:
+            raise failures.pop()
+        return x
+
+    iterator = iter(build(Dataset.range(10), fails_twice).prefetch(depth))
+    found: list[int] = []
+    positions: list[int] = []
+    while len(found) < len(expected):
+        try:
+            found.append(int(next(iterator)))
+        except (OSError, KeyboardInterrupt):
+            positions.append(iterator.state()["batch"] - len(found))
+    assert found == expected
+    assert positions == [0, 0]
+    assert failures == []
+    assert list(iterator) == []
 
 
 def test_cache_reads_once_and_what_the_user_does_to_an_element_does_not_reach_it() -> None:
@@ -227,18 +291,92 @@ def test_grain_datasets() -> None:
     [
         (lambda: Dataset.range(3).unbatch(), ValueError, "unbatch"),
         (lambda: Dataset.zip(Dataset.range(3), not_right), TypeError, "expected datasets"),
-        (lambda: Dataset.zip(Dataset.range(3), Dataset.range(3).batch(2)), ValueError, "some have not"),
+        (lambda: Dataset.zip({"a": Dataset.range(3), "b": 1}), TypeError, r"got 1 of type int at \['b'\]"),
+        (Dataset.zip, TypeError, "expected datasets"),
+        (lambda: Dataset.zip(Dataset.range(3), datasets=Dataset.range(3)), TypeError, "not both"),
+        (lambda: Dataset.range(3).enumerate("0"), TypeError, "`start` must be an integer"),  # type: ignore[arg-type]
         (lambda: Dataset.range(3).concatenate(not_right), TypeError, "expected a dataset"),
         (lambda: Dataset.range(3).concatenate(Dataset.range(3).batch(2)), ValueError, "batches"),
         (lambda: Dataset.range(3).interleave(lambda x: x, cycle_length=0), ValueError, "cycle_length"),
-        (lambda: list(Dataset.range(3).interleave(lambda x: Dataset.range(3).batch(2))), ValueError, "unbatch"),
-        (lambda: Dataset.range(3).filter(not_right), TypeError, "function"),
+        (lambda: Dataset.range(3).interleave(not_right), TypeError, "interleave: expected a function"),
+        (lambda: Dataset.range(3).flat_map(not_right), TypeError, "flat_map: expected a function"),
+        (lambda: Dataset.range(3).filter(not_right), TypeError, "filter: expected a function"),
+        (lambda: Dataset.range(3).take_while(not_right), TypeError, "take_while: expected a function"),
+        (lambda: Dataset.range(3).scan(0, not_right), TypeError, "scan: expected a function"),
+        (lambda: list(Dataset.range(3).scan(0, lambda s, x: x)), TypeError, "to return a pair"),
+        (lambda: list(Dataset.range(3).scan(0, lambda s, x: ((s, x), x))), TypeError, "structure of `initial_state`"),
         (lambda: Dataset.range(3).map(abs, num_parallel_calls=0), ValueError, "num_parallel_calls"),
+        (lambda: Dataset.range(3).map(abs, deterministic=not_right), TypeError, "map: `deterministic` must be True"),
+        (lambda: Dataset.range(3).batch(2, num_parallel_calls=-2), ValueError, "batch: `num_parallel_calls`"),
+        (lambda: Dataset.range(3).batch(2, deterministic=not_right), TypeError, "batch: `deterministic`"),
+        (lambda: Dataset.range(3).interleave(abs, num_parallel_calls=0), ValueError, "interleave: `num"),
         (lambda: Dataset.range(3).map(abs, num_parallel_calls=AUTOTUNE).shard(2, 5), ValueError, "index"),
         (lambda: Dataset.from_indexable(iter([1])), TypeError, "__getitem__"),
         (lambda: Dataset.range(3).shared(), ValueError, "dataset of arrays"),
+        (lambda: Dataset.range(3).rebatch(2), ValueError, "rebatch: expected a dataset with batches"),
+        (lambda: Dataset.range(3).batch(2).rebatch([2, 0]), ValueError, "rebatch: `batch_size` must be an"),
+        (lambda: Dataset.range(3).batch(2).rebatch([]), ValueError, "got an empty list"),
+        (lambda: Dataset.range(3).batch(2).rebatch(not_right), TypeError, "rebatch: `batch_size` must be an integer"),
+        (lambda: Dataset.range(3).window(0), ValueError, "window: `size` must be an integer of at least 1, got 0"),
+        (lambda: Dataset.range(3).window(1, shift=-1), ValueError, "window: `shift` must be an integer of at least 1"),
+        (lambda: Dataset.range(3).window(1, stride=not_right), TypeError, "window: `stride` must be an integer"),
+        (lambda: list(Dataset.range(3).window(1).batch(2)), TypeError, "got 2 windows, which are datasets"),
+        (lambda: list(Dataset.range(3).window(1).unique()), TypeError, "unique: expected elements that are arrays"),
+        (lambda: Dataset.range(3).apply(not_right), TypeError, "apply: expected a function"),
+        (lambda: Dataset.range(3).apply(lambda d: 3), TypeError, "to return a dataset, got 3"),  # type: ignore[arg-type, return-value]
+        (lambda: Dataset.range(3).reduce(0, not_right), TypeError, "reduce: expected a function"),
+        (lambda: Dataset.range(3).repeat().reduce(0, max), ValueError, "reduce: expected a dataset that ends"),
+        (lambda: Dataset.range(3).reduce(0, lambda s, x: (s, x)), TypeError, "reduce: the function must return"),
     ],
 )
 def test_errors_say_what_was_expected(build: Callable[[], object], error: type[Exception], words: str) -> None:
     with pytest.raises(error, match=words):
         build()
+
+
+def test_shuffles_without_a_seed_inside_interleave_resume_and_differ() -> None:
+    def build() -> Dataset:
+        return Dataset.range(3).interleave(lambda x: Dataset.range(8).shuffle(8).map(lambda y: 8 * x + y))
+
+    dataset = build()
+    first, second = listed(dataset), listed(dataset)
+    assert sorted(first) == sorted(second) == list(range(24))
+    assert first != second
+    assert listed(build()) != listed(build())
+    orders = {tuple(row - 8 * k for row in first[8 * k : 8 * k + 8]) for k in range(3)}
+    assert len(orders) == 3
+    iterator = iter(dataset)
+    head = [int(next(iterator)) for _ in range(11)]
+    resumed = iter(build())
+    resumed.load_state(iterator.state())
+    rest = [int(row) for row in resumed]
+    assert sorted(head + rest) == list(range(24))
+    assert rest == [int(row) for row in iterator]
+
+
+def test_the_order_inside_interleave_stays_where_it_is_asked_to() -> None:
+    fixed = Dataset.range(3).interleave(lambda x: Dataset.range(20).shuffle(20, reshuffle_each_iteration=False))
+    first, second = listed(fixed), listed(fixed)
+    assert first == second
+    assert first[:20] != first[20:40]
+    parts = listed(fixed.take(25)) + listed(fixed.skip(25))
+    assert parts == first
+
+
+def test_two_shuffles_inside_interleave_are_independent_and_one_is_itself() -> None:
+    def opened(_: Any) -> Dataset:
+        one = Dataset.range(30).shuffle(30)
+        return Dataset.zip(one, one, Dataset.range(30).shuffle(30))
+
+    rows = listed(Dataset.range(1).interleave(opened))
+    assert all(a == b for a, b, _ in rows)
+    assert any(a != c for a, _, c in rows)
+
+
+def test_positions_from_before_inner_seeds_can_be_loaded() -> None:
+    iterator = iter(Dataset.range(4).shuffle(4, seed=1).interleave(np.arange).shuffle(3))
+    assert set(iterator.state()) == {"iteration", "batch", "seed_1", "inner_seed_0"}
+    iterator.load_state({"iteration": 1, "batch": 2, "seed_1": 5})
+    assert len(list(iterator)) == 4
+    with pytest.raises(ValueError, match="does not fit"):
+        iterator.load_state({"iteration": 1, "batch": 2, "inner_seed_0": 5})

@@ -7,11 +7,12 @@ from typing import Any
 
 import numpy as np
 
+from mpidist.arguments import described
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.data.dataset import Dataset
 from mpidist.data.distribution.distributed_iterator import DistributedIterator
-from mpidist.data.distribution.share import FROM_FUNCTION, Share, share_dataset, take_dataset
+from mpidist.data.distribution.share import FROM_DATASET, FROM_FUNCTION, Share, share_dataset, take_dataset
 from mpidist.data.input_context import InputContext
 from mpidist.options import InputOptions
 
@@ -37,8 +38,8 @@ class DistributedDataset:
             `experimental_fetch_to_device=False` batches are NumPy arrays.
 
     Raises:
-        TypeError: `dataset` is not a `Dataset`.
-        ValueError: The dataset has no batches or zero rows, or its auto-shard policy cannot be followed.
+        TypeError: `dataset` is not a `Dataset`, or `options` are no `InputOptions`.
+        ValueError: The dataset has no batches, or its auto-shard policy cannot be followed.
         MismatchError: The ranks' datasets differ in length, batch size or seeds.
     """
 
@@ -51,6 +52,8 @@ class DistributedDataset:
         presharded: bool = False,
         namespace: Any = np,
     ) -> None:
+        if options is not None and not isinstance(options, InputOptions):
+            raise TypeError(f"`options` must be mpidist.InputOptions or None, got {described(options)}")
         self._communicator = communicator
         share = take_dataset(dataset, communicator) if presharded else share_dataset(dataset, communicator)
         self._share = share
@@ -107,16 +110,27 @@ def distribute_datasets_from_function(
         An iterable of this rank's batches.
 
     Raises:
-        TypeError: `dataset_fn` does not return a dataset.
-        ValueError: No rank has any rows, or lengths differ and the datasets are not batched.
+        TypeError: `dataset_fn` is not a function, or does not return a dataset.
+        ValueError: Lengths differ and the datasets are not batched.
         Exception: The error of `dataset_fn` on any rank; on every rank.
     """
     input_context = InputContext(communicator.size, communicator.rank, communicator.size)
-    dataset = together(communicator, f"{FROM_FUNCTION}: dataset_fn", lambda: dataset_fn(input_context))
+
+    def call() -> Dataset:
+        if not callable(dataset_fn):
+            raise TypeError(
+                f"{FROM_FUNCTION}: expected a function that makes a dataset of an InputContext, got "
+                f"{described(dataset_fn)}. Give a dataset to {FROM_DATASET}"
+            )
+        return dataset_fn(input_context)
+
+    dataset = together(communicator, f"{FROM_FUNCTION}: dataset_fn", call)
     return DistributedDataset(dataset, communicator, options=options, presharded=True, namespace=namespace)
 
 
 def _prefetch_depth(share: Share, options: InputOptions | None, *, is_copied: bool) -> int:
     if options is not None:
         return options.experimental_per_replica_buffer_size
-    return share.pipeline.prefetch or (0 if share.pipeline.is_cheap and not is_copied else 1)
+    if share.pipeline.prefetch is not None:
+        return share.pipeline.prefetch
+    return 0 if share.pipeline.is_cheap and not is_copied else 1

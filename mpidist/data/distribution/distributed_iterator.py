@@ -6,6 +6,7 @@ would wait for it in their next collective call.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -15,7 +16,7 @@ from mpidist import arrays, context, tree
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.data.distribution.device import DeviceReader, is_for_gpu
-from mpidist.data.distribution.share import Share, unbatched_error, zero_rows_error
+from mpidist.data.distribution.share import FROM_FUNCTION, Share, unbatched_error
 from mpidist.data.items.position import load_position, position_state
 from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch
 from mpidist.data.pipeline.iterator import Reader
@@ -84,6 +85,8 @@ class DistributedIterator(Iterator[Any]):
         self._namespace = namespace
         self._taken = 0
         self._is_ended = False
+        # Whether this rank has ended and others have not.
+        self._steps_alone = False
         # An empty batch with the dtypes and dimensions of this rank's batches, once they are known.
         self._template: Any = None
         self._reader: Reader | DeviceReader | None = None
@@ -103,11 +106,13 @@ class DistributedIterator(Iterator[Any]):
         return self._share.pipeline.spec(is_whole=self._communicator.size == 1)
 
     def __next__(self) -> Any:
-        """Collective. This rank's next batch.
+        """Collective. This rank's next batch. After an error of reading the same batch is tried again.
 
         Raises:
             StopIteration: No rank has data left.
-            ValueError: The call is inside `Strategy.run`, or no rank has any data at all.
+            ValueError: The call is inside `Strategy.run`.
+            RuntimeError: This rank has more or fewer batches than were counted. On this rank alone: ranks that count
+                on each other's lengths do not communicate.
         """
         entry = context.innermost()
         if entry is not None and entry.replica_context is not None:
@@ -120,8 +125,13 @@ class DistributedIterator(Iterator[Any]):
             batch = self._step() if read is None else read()
         except StopIteration:
             self._end()
-            if self._taken == 0:
-                raise mark_shared(zero_rows_error()) from None
+            rank = self._communicator.rank
+            if self._taken < self._share.counts[rank]:
+                raise _count_error(rank, self._share.counts[rank], f"only {self._taken}") from None
+            raise
+        except BaseException:
+            # What follows would be taken for this batch, and a generator that raised looks like the end.
+            self.close()
             raise
         self._taken += 1
         return batch
@@ -156,11 +166,14 @@ class DistributedIterator(Iterator[Any]):
         Returns:
             `iteration`: the number of the pass. `batch`: the number of global batches (of steps, where only these are
             common) that the program has taken in this pass; batches that were only read ahead do not count.
-            `seed_<k>`: the seed of each shuffle without a seed of the user's. `readers`, only for files and under HINT:
+            `seed_<k>`: the seed of each shuffle without a seed of the user's. `inner_seed_<k>`: for each `interleave`,
+            the seed from which those of opened datasets follow. `batch_size`: the global one, where it is known and
+            common. `readers`, only for files and under HINT:
             the number of ranks that shared them. Other ranks finish the pass in the batches that those ranks would have
             had together.
         """
-        return position_state(self._share.pipeline.stream, self._iteration, self._taken, self._share.readers)
+        share = self._share
+        return position_state(share.pipeline.stream, self._iteration, self._taken, share.readers, share.batch_size)
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Local, but all ranks must call it. Go on where `state` was saved.
@@ -168,15 +181,18 @@ class DistributedIterator(Iterator[Any]):
         The dataset's next pass is the one after this.
 
         Raises:
-            ValueError: The state belongs to another pipeline.
+            ValueError: The state belongs to another pipeline, or counts in batches of another size and cannot be
+                converted.
         """
-        stream, mine = self._share.pipeline.stream, self._share.readers
-        self._iteration, self._taken, readers = load_position(stream, state, mine)
-        self._share = self._share.resumed(readers)
+        share = self._share
+        self._iteration, self._taken, readers = load_position(
+            share.pipeline.stream, state, share.readers, share.batch_size
+        )
+        self._share = share.resumed(readers)
         self._is_even = self._share.is_even or self._communicator.size == 1
         self._set_iterations(self._iteration + 1)
         self.close()
-        self._is_ended = False
+        self._is_ended = self._steps_alone = False
         # On all ranks: whether the ranks exchange templates must depend only on what they have in common.
         self._template = None
 
@@ -192,6 +208,11 @@ class DistributedIterator(Iterator[Any]):
             share = self._share
             epoch = Epoch((self._iteration,), share.salt)
             batches = share.pipeline.iterate(epoch, self._taken, share.read)
+            rank = self._communicator.rank
+            count = share.counts[rank]
+            if count >= 0:
+                expected = itertools.islice(batches, max(0, count - self._taken))
+                batches = itertools.chain(expected, _none_of(batches, rank, count))
             self._reader = (
                 Reader(batches, self._depth) if self._namespace is np
                 else DeviceReader(batches, self._depth, self._namespace)
@@ -213,7 +234,8 @@ class DistributedIterator(Iterator[Any]):
     def _step_counted(self) -> Any:
         """A step where lengths are known and differ: every rank knows which ranks have no data left."""
         if self._share.steps != INFINITE and self._taken >= self._share.steps:
-            raise StopIteration
+            # Raises StopIteration, unless there is a batch too many.
+            return self._read()
         ended = [count != INFINITE and self._taken >= count for count in self._share.counts]
         is_ended = ended[self._communicator.rank]
         batch = None if is_ended else self._read()
@@ -227,7 +249,8 @@ class DistributedIterator(Iterator[Any]):
 
     def _step_asking(self) -> Any:
         """A step where a length is unknown: the ranks exchange whether they have data."""
-        batch, error = None, None
+        batch: Any = None
+        error: Exception | None = None
         # Nothing may leave this block by an exception: the other ranks already wait for this rank's state.
         try:
             batch = self._read()
@@ -236,6 +259,8 @@ class DistributedIterator(Iterator[Any]):
             state = _READY
         except StopIteration:
             state = _ENDED_WITHOUT_TEMPLATE if self._template is None else _ENDED
+            if self._steps_alone and self._share.is_common:
+                error, state = _length_error(self._taken - 1), _FAILED
         except Exception as caught:
             error, state = caught, _FAILED
         decision = self._communicator.all_reduce_max(state)
@@ -245,6 +270,8 @@ class DistributedIterator(Iterator[Any]):
             self._exchange_templates(is_ready=state == _READY)
         elif decision == _ENDED:
             raise StopIteration
+        # This rank learns only now that others have data. It tells them in the next step, which they all take.
+        self._steps_alone = state != _READY
         return batch if state == _READY else self._empty()
 
     def _empty(self) -> Any:
@@ -267,12 +294,36 @@ class DistributedIterator(Iterator[Any]):
 
 
 def _template(batch: Any) -> Any:
-    """An empty batch with the batch's dtypes and other dimensions, in host memory.
+    """An empty batch with the batch's dtypes and other dimensions, in host memory; zeros for arrays without dimensions.
 
     Copies, since views would keep the memory of the whole batch.
     """
-    elements.first_dimension(batch)
-    return tree.map_leaves(lambda leaf: arrays.to_host(leaf[:0]).copy(), batch)
+    if not any(leaf.shape for leaf in tree.flatten(batch)[0]):
+        elements.first_dimension(batch)  # an error: nothing of this batch can be empty
+    return tree.map_leaves(
+        lambda leaf: arrays.to_host(leaf[:0]).copy() if leaf.shape else leaf.dtype.type(), batch
+    )
+
+
+def _none_of(batches: Iterator[Any], rank: int, count: int) -> Iterator[Any]:
+    """Raise if there is a batch left: other ranks have ended their pass, and would wait for this one."""
+    for _ in batches:
+        raise _count_error(rank, count, "more")
+    yield from ()
+
+
+def _count_error(rank: int, count: int, got: str) -> RuntimeError:
+    return RuntimeError(
+        f"rank {rank}: the dataset has changed since it was distributed: expected a pass of {count} batches, got "
+        f"{got}. Do not change files while a dataset reads them, or distribute the dataset again before the next pass"
+    )
+
+
+def _length_error(count: int) -> ValueError:
+    return ValueError(
+        f"the dataset ended here after {count} batches, and other ranks have more: expected the same elements in the "
+        f"same order on every rank. Where ranks have data of their own use {FROM_FUNCTION}"
+    )
 
 
 def _raise(error: Exception | None) -> None:

@@ -6,11 +6,12 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
+from mpidist.arguments import described
 from mpidist.comm.agreement import require_same, together
 from mpidist.comm.communicator import Communicator
 from mpidist.data.dataset import Dataset
 from mpidist.data.items.joined_shards import JoinedShards
-from mpidist.data.items.sharding import rotated_sizes
+from mpidist.data.items.sharding import shared_sizes
 from mpidist.data.items.stream import INFINITE, UNKNOWN
 from mpidist.data.pipeline.file_sharding import file_count, file_digests, has_hint, shard_files, shard_hints
 from mpidist.data.pipeline.pipeline import Pipeline
@@ -32,6 +33,7 @@ class Share:
         salt: 0 where all ranks follow the same stream, else the rank, which makes shuffles without a seed differ.
         readers: Number of ranks that share the files of this pass, or the shards of a hint; 0 where there are none.
         others: Returns the share of a pass that another number of readers has begun.
+        is_common: Whether all ranks follow the same stream, which thus ends on all of them after the same step.
     """
 
     pipeline: Pipeline
@@ -40,6 +42,7 @@ class Share:
     salt: int
     readers: int = 0
     others: Callable[[int], Share] | None = None
+    is_common: bool = False
 
     @property
     def steps(self) -> int:
@@ -47,6 +50,11 @@ class Share:
         if UNKNOWN in self.counts:
             return UNKNOWN
         return INFINITE if INFINITE in self.counts else max(self.counts)
+
+    @property
+    def batch_size(self) -> int:
+        """Local. The global batch size; 0 where it is unknown, or ranks have only the number of steps in common."""
+        return self.pipeline.batch_size if self.is_common or self.readers else 0
 
     @property
     def is_even(self) -> bool:
@@ -63,7 +71,7 @@ class _Facts(NamedTuple):
 
     policy: str
     cardinality: int
-    batch_size: int | None
+    batch_sizes: tuple[int, ...] | None
     is_batched: bool
     given_seeds: tuple[int | None, ...]
     drawn_seeds: tuple[int, ...]
@@ -79,7 +87,7 @@ def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
 
     Raises:
         TypeError: `dataset` is not a `Dataset`.
-        ValueError: The dataset has no batches or zero rows, or its policy cannot be followed.
+        ValueError: The dataset has no batches, or its policy cannot be followed.
         MismatchError: The ranks' datasets differ in length, batch size, seeds or files.
     """
     rank, size = communicator.rank, communicator.size
@@ -92,10 +100,10 @@ def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
     if policy is not AutoShardPolicy.OFF:
         require_same(
             [
-                (fact.cardinality if is_one_stream else None, fact.batch_size, fact.given_seeds, fact.files)
+                (fact.cardinality if is_one_stream else None, fact.batch_sizes, fact.given_seeds, fact.files)
                 for fact in facts
             ],
-            f"{FROM_DATASET}: (cardinality, batch size, seeds of shuffles, lists of files) of the dataset",
+            f"{FROM_DATASET}: (cardinality, batch sizes, seeds of shuffles, lists of files) of the dataset",
             f"Give every rank the same dataset; where ranks have data of their own use {FROM_FUNCTION}",
         )
     _adopt_seeds(pipeline, facts)
@@ -113,7 +121,7 @@ def take_dataset(dataset: Dataset, communicator: Communicator) -> Share:
 
     Raises:
         TypeError: `dataset` is not a `Dataset`.
-        ValueError: No rank has any rows, or lengths differ and the datasets are not batched.
+        ValueError: Lengths differ and the datasets are not batched.
     """
     pipeline = together(communicator, FROM_FUNCTION, lambda: _checked(dataset, FROM_FUNCTION)).pipeline
     facts = communicator.all_gather_object(_facts_of(pipeline, "NONE"))
@@ -132,19 +140,11 @@ def unbatched_error(cause: str) -> ValueError:
     )
 
 
-def zero_rows_error() -> ValueError:
-    """Local. The error where no rank has anything to read."""
-    return ValueError(
-        "dataset of zero rows: expected at least one batch, got none on any rank. Check the source, and the arguments "
-        "of `take`, `skip`, `shard` and `drop_remainder`"
-    )
-
-
 def _checked(dataset: Any, caller: str) -> Dataset:
     if not isinstance(dataset, Dataset):
         raise TypeError(
-            f"{caller}: expected a mpidist.data.Dataset, got {dataset!r} of type {type(dataset).__name__}. Make one "
-            "with Dataset.from_tensor_slices(arrays) or Dataset.from_iterable(loader)"
+            f"{caller}: expected a mpidist.data.Dataset, got {described(dataset)}. Make one with "
+            "Dataset.from_tensor_slices(arrays) or Dataset.from_iterable(loader)"
         )
     return dataset
 
@@ -157,7 +157,8 @@ def _prepare(dataset: Any, size: int) -> tuple[AutoShardPolicy, Pipeline]:
     if not pipeline.is_batched:
         raise ValueError(
             f"{FROM_DATASET}: expected a dataset with batches to share out between replicas, got one without. Call the "
-            "`batch` method on the dataset, with the global batch size"
+            "`batch` method on the dataset, with the global batch size. What the function of interleave or flat_map "
+            "returns are examples, even where it calls `batch`"
         )
     files = file_count(pipeline)
     is_enough = files is not None and (files == INFINITE or files >= size)
@@ -174,7 +175,8 @@ def _prepare(dataset: Any, size: int) -> tuple[AutoShardPolicy, Pipeline]:
     if policy is not AutoShardPolicy.DATA and pipeline.grouping is None:
         raise ValueError(
             f"{FROM_DATASET}: auto_shard_policy {wanted.name} needs to know the global batch size, but the dataset was "
-            f"made from ready batches. Make it from examples and call `batch`, or use {FROM_FUNCTION}"
+            "made from ready batches, or a step after `batch` hides it: zip, enumerate, filter, scan and others. Call "
+            f"`batch` after these steps, or use {FROM_FUNCTION} or the policy DATA"
         )
     return policy, pipeline
 
@@ -194,7 +196,7 @@ def _pipeline_of(pipeline: Pipeline, policy: AutoShardPolicy, readers: int, read
     grouping = pipeline.grouping
     if grouping is None:
         return pipeline
-    return pipeline.rebatch(rotated_sizes(grouping.batch_size, readers, reader), grouping.drop_remainder)
+    return pipeline.rebatch(shared_sizes(grouping.sizes, readers, reader), grouping.drop_remainder)
 
 
 def _others(
@@ -226,7 +228,7 @@ def _common(pipeline: Pipeline, counts: tuple[int, ...], communicator: Communica
     """A share in which all ranks follow the same batches and each reads its piece of them."""
     rank, size = communicator.rank, communicator.size
     read = pipeline.piece_reader(size, rank) if size > 1 else pipeline.read
-    return Share(pipeline, read, counts, 0)
+    return Share(pipeline, read, counts, 0, is_common=True)
 
 
 def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:
@@ -234,7 +236,7 @@ def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:
     return _Facts(
         policy=policy,
         cardinality=pipeline.stream.cardinality(),
-        batch_size=None if pipeline.grouping is None else pipeline.grouping.batch_size,
+        batch_sizes=None if pipeline.grouping is None else pipeline.grouping.sizes,
         is_batched=pipeline.is_batched,
         given_seeds=tuple(None if seed.drawn else seed.value for seed in seeds),
         drawn_seeds=tuple(seed.value for seed in seeds if seed.drawn),
@@ -251,7 +253,4 @@ def _adopt_seeds(pipeline: Pipeline, facts: list[_Facts]) -> None:
 
 
 def _counts(facts: list[_Facts]) -> tuple[int, ...]:
-    counts = tuple(fact.cardinality for fact in facts)
-    if not any(counts):
-        raise mark_shared(zero_rows_error())
-    return counts
+    return tuple(fact.cardinality for fact in facts)

@@ -15,25 +15,53 @@ _GROUPS_AT_ONCE = 256
 
 @dataclass(frozen=True)
 class Batch:
-    """Groups of `batch_size` items. The last group may be smaller; `drop_remainder` leaves such a group out."""
+    """Groups of items. The last group may be smaller; `drop_remainder` leaves such a group out.
+
+    Attributes:
+        parent: The items.
+        sizes: Sizes of the groups, used in turn; all positive.
+        drop_remainder: Leave out a last group that is smaller than its size.
+    """
 
     parent: Stream
-    batch_size: int
+    sizes: tuple[int, ...]
     drop_remainder: bool
+
+    @property
+    def item_count(self) -> int:
+        """Local. The number of items in all groups, or INFINITE, or UNKNOWN."""
+        known = self.parent.cardinality()
+        return known if known < 0 or not self.drop_remainder else self._items_before(self.cardinality())
 
     def cardinality(self) -> int:
         """Local. The number of groups."""
         known = self.parent.cardinality()
-        return known if known < 0 else count_groups(known, (self.batch_size,), self.drop_remainder)
+        return known if known < 0 else count_groups(known, self.sizes, self.drop_remainder)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Groups from number `start` on; seeks as the parent does."""
-        parent = self.parent.blocks(epoch, start * self.batch_size)
-        return _groups(parent, (self.batch_size,), self.drop_remainder)
+        parent = self.parent.blocks(epoch, self._items_before(start))
+        turn = start % len(self.sizes)
+        return _groups(parent, (*self.sizes[turn:], *self.sizes[:turn]), self.drop_remainder)
+
+    def _items_before(self, group: int) -> int:
+        rounds, turn = divmod(group, len(self.sizes))
+        return rounds * sum(self.sizes) + sum(self.sizes[:turn])
 
     def seeds(self) -> list[Seed]:
         """Local. The parent's seeds."""
         return self.parent.seeds()
+
+    def groups_after(self, count: int, batch_size: int) -> int | None:
+        """Local. The number of groups, all of one size, with the items of `count` groups of `batch_size` items each.
+
+        At the end that is the number of all groups. None: no number of groups has just these items.
+        """
+        total = self.parent.cardinality()
+        if total >= 0 and count >= count_groups(total, (batch_size,), self.drop_remainder):
+            return self.cardinality()
+        groups, rest = divmod(count * batch_size, self.sizes[0])
+        return None if rest else groups
 
 
 @dataclass(frozen=True)
@@ -54,12 +82,9 @@ class Rebatch:
         """Local. The number of new groups, known where the parent is a `Batch` of a known number of items."""
         if self.parent.cardinality() == INFINITE:
             return INFINITE
-        if not isinstance(self.parent, Batch) or self.parent.parent.cardinality() < 0:
+        if not isinstance(self.parent, Batch) or self.parent.item_count < 0:
             return UNKNOWN
-        total = self.parent.parent.cardinality()
-        if self.parent.drop_remainder:
-            total -= total % self.parent.batch_size
-        return count_groups(total, self.sizes, self.drop_remainder)
+        return count_groups(self.parent.item_count, self.sizes, self.drop_remainder)
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Groups from number `start` on; seeks by going through the parent's groups without reading them."""
@@ -79,17 +104,16 @@ class Ungroup:
 
     def cardinality(self) -> int:
         """Local. The number of items, where the parent is a `Batch` of a known number; else INFINITE or UNKNOWN."""
-        if not isinstance(self.parent, Batch) or self.parent.parent.cardinality() < 0:
-            return UNKNOWN if self.parent.cardinality() >= 0 else self.parent.cardinality()
-        total = self.parent.parent.cardinality()
-        return total - total % self.parent.batch_size if self.parent.drop_remainder else total
+        if isinstance(self.parent, Batch):
+            return self.parent.item_count
+        return UNKNOWN if self.parent.cardinality() >= 0 else self.parent.cardinality()
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
-        """Local. Items from number `start` on; seeks to the batch where all have one size, else goes through groups."""
+        """Local. Items from number `start` on; seeks to the group where sizes are known, else goes through groups."""
+        first = 0
         if isinstance(self.parent, Batch):
-            first, start = divmod(start, self.parent.batch_size)
-        else:
-            first = 0
+            rounds, start = divmod(start, sum(self.parent.sizes))
+            first = rounds * len(self.parent.sizes)
         groups = (group for block in self.parent.blocks(epoch, first) for group in block)
         return drop_items(groups, start)
 

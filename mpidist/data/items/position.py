@@ -6,15 +6,25 @@ The names and the meaning of these integers are a file format: checkpoints that 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
-from mpidist.data.items.stream import Stream
+import numpy as np
+
+from mpidist.arguments import described
+from mpidist.data.items.batching import Batch
+from mpidist.data.items.stream import Seed, Stream
 
 _ITERATION = "iteration"
 _BATCH = "batch"
 _READERS = "readers"
+_BATCH_SIZE = "batch_size"
+# The name of an `interleave`'s seed. Its own, so that the numbers of the other seeds are those of older positions.
+INNER_SEED = "inner_seed"
 
 
-def position_state(stream: Stream, iteration: int, taken: int, readers: int = 0) -> dict[str, int]:
+def position_state(
+    stream: Stream, iteration: int, taken: int, readers: int = 0, batch_size: int = 0
+) -> dict[str, int]:
     """Local. The position as plain integers.
 
     Args:
@@ -23,36 +33,81 @@ def position_state(stream: Stream, iteration: int, taken: int, readers: int = 0)
         taken: Number of elements that the consumer has taken in this pass. Elements that a thread has only read ahead
             do not count: after a restart they must be read again.
         readers: Number of ranks that share the files of this pass; 0 where the ranks do not share files.
+        batch_size: The global batch size; 0 where it is unknown or each rank has its own.
 
     Returns:
-        `iteration`, `batch`, `readers` unless it is 0, and `seed_<k>` for each seed that was drawn.
+        `iteration`, `batch`, `readers` and `batch_size` unless they are 0, `seed_<k>` for each seed of a shuffle that
+        was drawn, and `inner_seed_<k>` for each `interleave`.
     """
-    seeds = {f"seed_{k}": seed.value for k, seed in enumerate(stream.seeds()) if seed.drawn}
-    return {_ITERATION: iteration, _BATCH: taken, **({_READERS: readers} if readers else {}), **seeds}
+    seeds = {name: seed.value for name, seed in _drawn_seeds(stream).items()}
+    facts = {_READERS: readers, _BATCH_SIZE: batch_size}
+    return {_ITERATION: iteration, _BATCH: taken, **{name: fact for name, fact in facts.items() if fact}, **seeds}
 
 
-def load_position(stream: Stream, state: Mapping[str, int], readers: int = 0) -> tuple[int, int, int]:
+def load_position(
+    stream: Stream, state: Mapping[str, int], readers: int = 0, batch_size: int = 0
+) -> tuple[int, int, int]:
     """Local. Read a position, and give the stream's drawn seeds the values that it holds.
 
     Args:
         stream: Its drawn seeds are set.
         state: A result of `position_state`.
         readers: 0 where the position must not name any.
+        batch_size: As for `position_state`. A position that was saved with another one is converted where that is
+            possible.
 
     Returns:
         The iteration, the number of elements taken, and the number of readers.
 
     Raises:
+        TypeError: The state is no result of `position_state`.
         ValueError: The state belongs to another pipeline. Nothing is changed then.
     """
-    seeds = {f"seed_{k}": seed for k, seed in enumerate(stream.seeds()) if seed.drawn}
-    expected = {_ITERATION, _BATCH, *seeds, *([_READERS] if readers else [])}
-    if set(state) != expected or any(int(state[name]) < (name == _READERS) for name in expected):
+    if not isinstance(state, Mapping):
+        raise TypeError(f"load_state: expected what state() has returned, a dictionary, got {described(state)}")
+    seeds = _drawn_seeds(stream)
+    needed = {_ITERATION, _BATCH, *([_READERS] if readers else [])}
+    needed |= {name for name in seeds if not name.startswith(INNER_SEED)}
+    # Older positions have neither inner seeds nor a batch size.
+    expected = {*needed, *seeds, *([_BATCH_SIZE] if batch_size else [])}
+    if not needed <= set(state) <= expected or any(
+        _as_int(state[name]) < (name in (_READERS, _BATCH_SIZE)) for name in state
+    ):
         raise ValueError(
-            f"the saved position of a dataset does not fit this dataset: expected {sorted(expected)}, none of them "
-            f"negative, got {dict(state)!r}. Build the pipeline as it was when the position was saved. Each shuffle "
-            "without a seed counts, since the position holds the seed that it drew"
+            f"the saved position of a dataset does not fit this dataset: expected {sorted(expected)}, integers and "
+            f"none of them negative, got {dict(state)!r}. Build the pipeline as it was when the position was saved. "
+            "Each shuffle without a seed counts, since the position holds the seed that it drew"
         )
+    taken = _converted(stream, int(state[_BATCH]), int(state.get(_BATCH_SIZE, batch_size)), batch_size)
     for name, seed in seeds.items():
-        seed.value = int(state[name])
-    return int(state[_ITERATION]), int(state[_BATCH]), int(state.get(_READERS, 0))
+        seed.value = int(state.get(name, seed.value))
+    return int(state[_ITERATION]), taken, int(state.get(_READERS, 0))
+
+
+def _converted(stream: Stream, taken: int, saved_size: int, batch_size: int) -> int:
+    """The number of batches that hold the examples of `taken` batches of another size."""
+    if saved_size == batch_size or taken == 0:
+        return taken
+    found = stream.groups_after(taken, saved_size) if isinstance(stream, Batch) else None
+    if found is None:
+        raise ValueError(
+            f"the saved position of a dataset is {taken} batches of {saved_size} examples, which this dataset with "
+            f"batches of {batch_size} cannot express. Use a global batch size that divides {taken * saved_size} and "
+            "make no step but map and prefetch after `batch`, keep the batch size, or begin a new pass"
+        )
+    return found
+
+
+def _as_int(value: Any) -> int:
+    """The value as an int; -1, which no position has, for what is none."""
+    array = np.asarray(value)
+    return int(array) if array.ndim == 0 and array.dtype.kind in "iu" else -1
+
+
+def _drawn_seeds(stream: Stream) -> dict[str, Seed]:
+    seeds = stream.seeds()
+    kinds = dict.fromkeys(seed.name for seed in seeds)
+    by_kind = {kind: [seed for seed in seeds if seed.name == kind] for kind in kinds}
+    return {
+        f"{kind}_{k}": seed for kind, those in by_kind.items() for k, seed in enumerate(those) if seed.drawn
+    }

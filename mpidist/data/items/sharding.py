@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 
@@ -36,6 +37,19 @@ def rotated_sizes(batch_size: int, readers: int, reader: int) -> tuple[int, ...]
     _check(batch_size, readers, reader)
     sizes = even_sizes(batch_size, readers)
     return (*sizes[reader:], *sizes[:reader])
+
+
+def shared_sizes(batch_sizes: Sequence[int], readers: int, reader: int) -> tuple[int, ...]:
+    """Local. The sizes that a reader uses in turn where the global batch sizes are used in turn, over and over.
+
+    In step k the reader takes the size number k of the `rotated_sizes` of the step's global size.
+
+    Raises:
+        ValueError: As for `rotated_sizes`.
+    """
+    rotated = [rotated_sizes(size, readers, reader) for size in batch_sizes]
+    steps = range(math.lcm(len(rotated), readers))
+    return tuple(rotated[step % len(rotated)][step % readers] for step in steps)
 
 
 def count_groups(total: int, sizes: Sequence[int], drop_remainder: bool) -> int:

@@ -14,7 +14,7 @@ from mpidist.data.items.stream import Epoch, Items, Rows, Seed, Shard, Skip, Str
 
 
 class ShuffleSeed:
-    """The seed of one shuffle; it keeps its value over all passes.
+    """The seed of one shuffle, or of all that an `interleave` opens; it keeps its value over all passes.
 
     The seed belongs to the transformation, not to an iterator. If each iterator drew one, `data.take(n)` and
     `data.skip(n)` of one shuffled dataset would see different orders, and training examples would leak into the test
@@ -22,25 +22,44 @@ class ShuffleSeed:
 
     Args:
         value: The user's seed; None draws one from the system's entropy.
+        name: The beginning of its name in a saved position.
 
     Attributes:
         drawn: Whether the seed was drawn. Ranks replace a drawn seed by that of rank 0.
     """
 
-    def __init__(self, value: int | None) -> None:
+    def __init__(self, value: int | None, name: str = "seed") -> None:
         self.drawn = value is None
         self.value = secrets.randbits(63) if value is None else value
+        self.name = name
 
-    def generator(self, path: tuple[int, ...], salt: int) -> np.random.Generator:
+    def generator(self, epoch: Epoch, *, is_same: bool = False) -> np.random.Generator:
         """Local. The random generator of one pass.
 
         Args:
-            path: The pass, as `Epoch.path` numbers it.
-            salt: Tells ranks apart that read data of their own. It counts only for a drawn seed: with a seed of the
-                user's every rank has the order that the user asked for.
+            epoch: The pass. Its salt counts only for a drawn seed: with a seed of the user's every rank has the order
+                that the user asked for.
+            is_same: Ask for the generator that all passes have in common.
         """
-        entropy = [self.value % 2**64, salt] if self.drawn and salt else [self.value % 2**64]
+        value = epoch.inner.get(self, self.value) % 2**64
+        entropy = [value, epoch.salt] if self.drawn and epoch.salt else [value]
+        path = () if is_same else epoch.path
         return np.random.Generator(np.random.PCG64(np.random.SeedSequence(entropy, spawn_key=path)))
+
+    def opened(self, epoch: Epoch, number: int, seeds: list[Seed]) -> Epoch:
+        """Local. The pass over the dataset number `number` that is opened in a pass.
+
+        Args:
+            epoch: The pass.
+            number: The place of the dataset among those that the pass opens.
+            seeds: Those of the opened dataset. The drawn ones get values that follow from this seed and from `number`.
+        """
+        drawn = list(dict.fromkeys(seed for seed in seeds if seed.drawn))
+        if not drawn:
+            return epoch.repetition(number)
+        sequence = np.random.SeedSequence(epoch.inner.get(self, self.value) % 2**64, spawn_key=(number,))
+        values = sequence.generate_state(len(drawn), np.uint64).tolist()
+        return epoch.repetition(number)._replace(inner=dict(zip(drawn, values, strict=True)))
 
 
 @dataclass(frozen=True)
@@ -71,8 +90,7 @@ class Shuffle:
         return [*self.parent.seeds(), self.seed]
 
     def _shuffled(self, epoch: Epoch) -> Iterator[Items]:
-        path = epoch.path if self.reshuffle_each_iteration else ()
-        generator = self.seed.generator(path, epoch.salt)
+        generator = self.seed.generator(epoch, is_same=not self.reshuffle_each_iteration)
         if isinstance(self.parent, Rows) and 0 < self.parent.count <= self.buffer_size:
             # A shortcut: the code below gives the same permutation, but touches more memory. Both ways must agree bit
             # for bit, since a saved position counts on the order.

@@ -10,8 +10,9 @@ rows of it; a stream that asked for the time, the rank or a global random state 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol, TypeAlias, cast
 
 import numpy as np
@@ -32,26 +33,31 @@ class Epoch(NamedTuple):
     Attributes:
         path: Number of the iteration, then the number of the repetition inside each `repeat`, outermost first.
         salt: Tells ranks apart that read data of their own; 0 where all ranks must agree on the order.
+        inner: Inside a dataset that `interleave` opened: the values that its drawn seeds have there. A seed drawn while
+            a dataset is opened would differ between ranks, and after a resume.
     """
 
     path: tuple[int, ...] = (0,)
     salt: int = 0
+    inner: Mapping[Seed, int] = MappingProxyType({})
 
     def repetition(self, number: int) -> Epoch:
         """Local. The pass number `number` of a `repeat` inside this pass."""
-        return Epoch((*self.path, number), self.salt)
+        return self._replace(path=(*self.path, number))
 
 
 class Seed(Protocol):
-    """The seed of one shuffle.
+    """The seed of one shuffle, or of the shuffles in all datasets that one `interleave` opens.
 
     Attributes:
         value: The seed. A drawn seed is replaced by that of rank 0, so that all ranks share it.
         drawn: Whether the seed was drawn, because the user gave none.
+        name: The beginning of its name in a saved position.
     """
 
     value: int
     drawn: bool
+    name: str
 
 
 class Stream(Protocol):
@@ -69,9 +75,9 @@ class Stream(Protocol):
         ...
 
     def seeds(self) -> list[Seed]:
-        """Local. The seeds of its shuffles, in their order from the source on.
+        """Local. Its seeds, in their order from the source on.
 
-        A saved position holds the drawn ones by their number in this list, so the order must not change.
+        A saved position holds the drawn ones by their name and number in this list, so the order must not change.
         """
         ...
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -72,7 +73,7 @@ class FirstPass:
 
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Items from number `start` on; seeks as the parent does."""
-        return self.parent.blocks(Epoch(salt=epoch.salt), start)
+        return self.parent.blocks(_first(epoch), start)
 
     def seeds(self) -> list[Seed]:
         """Local. The parent's seeds."""
@@ -87,25 +88,25 @@ class _ReadElements:
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
-        self.elements: dict[int, list[Any]] = {}
-        self.readers: dict[int, Iterator[Any]] = {}
+        self.elements: dict[tuple[int | None, ...], list[Any]] = {}
+        self.readers: dict[tuple[int | None, ...], Iterator[Any]] = {}
 
-    def get(self, pipeline: Pipeline, salt: int, number: int) -> list[Any]:
+    def get(self, pipeline: Pipeline, epoch: Epoch, key: tuple[int | None, ...], number: int) -> list[Any]:
         """A copy of the element with this number, as a list of one; an empty list at the end."""
         with self.lock:
-            kept = self.elements.setdefault(salt, [])
+            kept = self.elements.setdefault(key, [])
             if number >= len(kept):
-                if salt not in self.readers:
-                    self.readers[salt] = pipeline.iterate(Epoch(salt=salt), 0, pipeline.read)
+                if key not in self.readers:
+                    self.readers[key] = pipeline.iterate(_first(epoch), 0, pipeline.read)
                 while number >= len(kept):
                     try:
-                        kept.append(next(self.readers[salt]))
+                        kept.append(next(self.readers[key]))
                     except StopIteration:
                         return []
-                    except Exception:
-                        # A generator that raised is finished. Without this, the next try would take the end of the
-                        # broken generator for the end of the data.
-                        del self.readers[salt], self.elements[salt]
+                    except BaseException:
+                        # Interrupts, too. A generator that raised is finished. Without this, the next try would take
+                        # the end of the broken generator for the end of the data.
+                        del self.readers[key], self.elements[key]
                         raise
             return [_copied(kept[number])]
 
@@ -124,8 +125,10 @@ class Kept:
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Elements from number `start` on; seeks at no cost among those that were read before."""
         known = self.cardinality()
+        # What the order of the first pass depends on.
+        key = (epoch.salt, *(epoch.inner.get(seed) for seed in self.seeds()))
         while known < 0 or start < known:
-            found = self._elements.get(self.pipeline, epoch.salt, start)
+            found = self._elements.get(self.pipeline, epoch, key, start)
             if not found:
                 return
             yield found
@@ -136,5 +139,9 @@ class Kept:
         return self.pipeline.stream.seeds()
 
 
+def _first(epoch: Epoch) -> Epoch:
+    return epoch._replace(path=(0,))
+
+
 def _copied(element: Any) -> Any:
-    return tree.map_leaves(lambda leaf: leaf.copy(), element)
+    return tree.map_leaves(copy.copy, element)

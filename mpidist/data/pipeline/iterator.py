@@ -53,19 +53,31 @@ class DatasetIterator(Iterator[Any]):
         self._reader: Reader | None = None
 
     def __next__(self) -> Any:
-        """The next element."""
+        """The next element. After an error the same one is tried again."""
         if self._reader is None:
             epoch = Epoch((self._iteration,))
             elements = self._pipeline.iterate(epoch, self._taken, self._pipeline.read)
-            self._reader = Reader(elements, self._pipeline.prefetch)
-        element = next(self._reader)
+            self._reader = Reader(elements, self._pipeline.prefetch or 0)
+        try:
+            element = self._reader.read()
+        except StopIteration:
+            raise
+        except BaseException:
+            # What follows would be taken for this element, and a generator that raised looks like the end.
+            self.close()
+            raise
         # Counted here, not in the reader: a thread may be ahead, and a saved position must not skip what it has read.
         self._taken += 1
         return element
 
     def state(self) -> dict[str, int]:
-        """Local. The position: `iteration`, `batch` (the number of elements taken), and the seeds that were drawn."""
-        return position_state(self._pipeline.stream, self._iteration, self._taken)
+        """Local. The position: `iteration`, `batch` (the number of elements taken), and the seeds that were drawn.
+
+        `DistributedIterator.state` has the names.
+        """
+        return position_state(
+            self._pipeline.stream, self._iteration, self._taken, batch_size=self._pipeline.batch_size
+        )
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Local. Go on where `state` was saved. The dataset's next iteration is the one after this.
@@ -73,7 +85,9 @@ class DatasetIterator(Iterator[Any]):
         Raises:
             ValueError: The state belongs to another pipeline.
         """
-        self._iteration, self._taken, _ = load_position(self._pipeline.stream, state)
+        self._iteration, self._taken, _ = load_position(
+            self._pipeline.stream, state, batch_size=self._pipeline.batch_size
+        )
         self._set_iterations(self._iteration + 1)
         self.close()
 

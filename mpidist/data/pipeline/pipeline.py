@@ -16,9 +16,8 @@ from mpidist.data.items.batching import Batch, Rebatch, Ungroup
 from mpidist.data.items.sharding import even_slice
 from mpidist.data.items.stream import Epoch, Items, Seed, Stream
 from mpidist.data.reading import element as elements
-from mpidist.data.reading.element import ArraySpec
 from mpidist.data.reading.padding import Padding, stack_with
-from mpidist.data.reading.source import ElementSource, Source
+from mpidist.data.reading.source import ElementSource, PieceSource, Source
 from mpidist.data.reading.workers import Workers
 
 
@@ -33,7 +32,7 @@ class Pipeline:
         grouping: The `Batch` that made groups of the items; None before there is one.
         is_loaded: Whether the source itself gives batches; then an item is a batch.
         batch_functions: Mapped over batches.
-        prefetch: Number of elements that a plain iteration prepares ahead.
+        prefetch: Number of elements that an iteration prepares ahead; None where nothing was said.
         padding: The rule that makes the examples of a batch equally large; None where they are.
         workers: Threads that call the functions over examples; None calls them one after another.
         batch_workers: Threads that call the functions over batches.
@@ -45,7 +44,7 @@ class Pipeline:
     grouping: Batch | None = None
     is_loaded: bool = False
     batch_functions: tuple[Callable[..., Any], ...] = ()
-    prefetch: int = 0
+    prefetch: int | None = None
     padding: Padding | None = None
     workers: Workers | None = None
     batch_workers: Workers | None = None
@@ -56,6 +55,11 @@ class Pipeline:
         return self.grouping is not None or self.is_loaded
 
     @property
+    def batch_size(self) -> int:
+        """Local. The size of full batches; 0 where it is unknown or varies."""
+        return self.grouping.sizes[0] if self.grouping is not None and len(self.grouping.sizes) == 1 else 0
+
+    @property
     def is_cheap(self) -> bool:
         """Local. Whether reading is only a copy in memory, so that a thread would cost more than it saves."""
         return self.source.in_memory and not self.functions and not self.batch_functions
@@ -63,7 +67,7 @@ class Pipeline:
     @property
     def has_fixed_batches(self) -> bool:
         """Local. Whether all batches have the same size."""
-        return self.grouping is not None and self.grouping.drop_remainder
+        return self.grouping is not None and self.grouping.drop_remainder and len(self.grouping.sizes) == 1
 
     def map(self, function: Callable[..., Any], workers: Workers | None = None) -> Pipeline:
         """Local. Map a function over the elements; `workers` call all functions of examples, or all of batches."""
@@ -72,11 +76,11 @@ class Pipeline:
             return replace(self, batch_functions=functions, batch_workers=workers or self.batch_workers)
         return replace(self, functions=(*self.functions, function), workers=workers or self.workers)
 
-    def batch(self, batch_size: int, drop_remainder: bool, padding: Padding | None = None) -> Pipeline:
-        """Local. Group the elements into batches."""
+    def batch(self, sizes: tuple[int, ...], drop_remainder: bool, padding: Padding | None = None) -> Pipeline:
+        """Local. Group the elements into batches; the sizes are used in turn."""
         if self.is_batched:
-            return self.in_whole().batch(batch_size, drop_remainder, padding)
-        grouping = Batch(self.stream, batch_size, drop_remainder)
+            return self.in_whole().batch(sizes, drop_remainder, padding)
+        grouping = Batch(self.stream, sizes, drop_remainder)
         return replace(self, stream=grouping, grouping=grouping, padding=padding)
 
     def in_whole(self) -> Pipeline:
@@ -97,8 +101,8 @@ class Pipeline:
             return replace(self, stream=Rebatch(self.stream, sizes, drop_remainder))
         source = ElementSource(lambda item: item, lambda: next(elements.split(self.sample())))
         groups = PipelineElements(self, by_rows=True)
-        grouping = Batch(groups, sum(sizes), drop_remainder)
-        return Pipeline(source, Rebatch(groups, sizes, drop_remainder), grouping=grouping)
+        grouping = Batch(groups, (sum(sizes),), drop_remainder)
+        return Pipeline(source, Rebatch(groups, sizes, drop_remainder), grouping=grouping, prefetch=self.prefetch)
 
     def read(self, item: Any) -> Any:
         """Local. Read the element of an item."""
@@ -124,7 +128,8 @@ class Pipeline:
 
         def cut_piece(item: Any) -> Any:
             batch = self.read(item)
-            return elements.cut(batch, even_slice(elements.first_dimension(batch), readers, reader))
+            count = elements.first_dimension(batch, with_scalars=False)
+            return elements.cut(batch, even_slice(count, readers, reader))
 
         def read_piece(item: Any) -> Any:
             if len(item) == whole:
@@ -133,11 +138,13 @@ class Pipeline:
             # An empty piece must have the dtypes and other dimensions of the data: they are those of the first row.
             return rows(piece) if len(piece) else elements.cut(self.read(item[:1]), slice(0, 0))
 
+        if self.is_loaded and not self.batch_functions and isinstance(self.source, PieceSource):
+            return self.source.piece_reader(readers, reader)
         if self.is_loaded or self.batch_functions or (self.padding is not None and self.padding.is_open):
             return cut_piece
         # The slice of a full batch is computed once. A small batch that is only copied takes a few microseconds in
         # all, so even one Python call less can be measured.
-        whole = self.grouping.batch_size if self.grouping is not None else 0
+        whole = self.grouping.sizes[0] if self.grouping is not None else 0
         usual = even_slice(whole, readers, reader)
         if usual.start == usual.stop:
             # This reader's piece of a full batch is empty; -1 sends every batch down the general way.
@@ -166,7 +173,7 @@ class Pipeline:
         if self.grouping is not None:
             # A function over batches may rely on their size, so it gets a full batch of one repeated example.
             in_full = self.batch_functions or self.has_fixed_batches
-            element = stack_with(self.padding, [element] * (self.grouping.batch_size if in_full else 1))
+            element = stack_with(self.padding, [element] * (self.grouping.sizes[0] if in_full else 1))
         for function in self.batch_functions:
             element = elements.call(function, element)
         return element
@@ -183,7 +190,7 @@ class Pipeline:
             spec = self.padding.spec(spec)
         if not self.is_batched or (is_whole and self.has_fixed_batches):
             return spec
-        return tree.map_leaves(lambda leaf: ArraySpec((None, *leaf.shape[1:])[: len(leaf.shape)], leaf.dtype), spec)
+        return tree.map_leaves(elements.without_rows, spec)
 
     def read_rows(self, items: Items) -> Any:
         """Local. Read items of one example each, at least one, as a batch.

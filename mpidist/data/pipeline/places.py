@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from mpidist import tree
-from mpidist.data.items.shuffle import is_steady
+from mpidist.data.items.position import INNER_SEED
+from mpidist.data.items.shuffle import ShuffleSeed, is_steady
 from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, drop_items
 from mpidist.data.pipeline.pipeline import Pipeline
 from mpidist.data.reading import element as elements
+from mpidist.data.reading.source import NoElementError
 
 
 class Place(NamedTuple):
@@ -34,10 +36,10 @@ class PlaceSource:
     """Reads examples of several pipelines.
 
     Attributes:
-        first: Returns a pipeline, for shapes and dtypes.
+        pipelines: Returns the pipelines; the first that has an example shows shapes and dtypes.
     """
 
-    first: Callable[[], Pipeline]
+    pipelines: Callable[[], Iterable[Pipeline]]
 
     @property
     def in_memory(self) -> bool:
@@ -70,8 +72,16 @@ class PlaceSource:
         return map(self.row, items)
 
     def sample(self) -> Any:
-        """Local. A sample of the first pipeline."""
-        return self.first().sample()
+        """Local. An element of the first pipeline that has one; of batches the first, since only it shows the size."""
+        for pipeline in self.pipelines():
+            with contextlib.suppress(NoElementError):
+                for batch in pipeline.iterate(Epoch(), 0, pipeline.read) if pipeline.is_batched else ():
+                    return batch
+                return pipeline.sample()
+        raise NoElementError(
+            "expected at least one example, which shows shapes and dtypes, got none. Check the list of files, or the "
+            "datasets of interleave and concatenate"
+        )
 
 
 @dataclass(frozen=True)
@@ -84,6 +94,7 @@ class Interleave:
         cycle_length: Number of pipelines that are open at a time.
         block_length: Number of examples that a pipeline gives at its turn.
         count: Returns the number of examples behind an element without opening it as a pipeline; None: unknown.
+        seed: The seeds of opened pipelines that were not given by the user follow from it.
     """
 
     pipeline: Pipeline
@@ -91,6 +102,7 @@ class Interleave:
     cycle_length: int
     block_length: int
     count: Callable[[Any], int] | None = None
+    seed: ShuffleSeed = field(default_factory=partial(ShuffleSeed, None, INNER_SEED))
 
     def cardinality(self) -> int:
         """Local. The number of examples; the first call counts those of every file.
@@ -123,25 +135,17 @@ class Interleave:
                 yield [Place(pipeline, item) for item in items]
 
     def seeds(self) -> list[Seed]:
-        """Local. The seeds of the pipeline that says what to open; those of opened pipelines are not known before."""
-        return self.pipeline.stream.seeds()
+        """Local. The seeds of the pipeline that says what to open, then that for the opened pipelines."""
+        return [*self.pipeline.stream.seeds(), self.seed]
 
-    def first(self) -> Pipeline:
-        """Local. The first pipeline of the first pass.
-
-        Raises:
-            ValueError: There is no element to open.
-        """
-        for element in self.pipeline.iterate(Epoch(), 0, self.pipeline.read):
-            return self.opened(element)
-        raise ValueError(
-            "interleave: expected a dataset with at least one element to open, got an empty one, so there is no "
-            "example. Check the list of files, or the dataset before interleave"
-        )
+    def pipelines(self) -> Iterator[Pipeline]:
+        """Local. The pipelines of the first pass, each opened when it is asked for."""
+        return map(self.opened, self.pipeline.iterate(Epoch(), 0, self.pipeline.read))
 
     def _inputs(self, epoch: Epoch) -> Iterator[tuple[Epoch, Pipeline]]:
         for number, element in enumerate(self.pipeline.iterate(epoch, 0, self.pipeline.read)):
-            yield epoch.repetition(number), self.opened(element)
+            opened = self.opened(element)
+            yield self.seed.opened(epoch, number, opened.stream.seeds()), opened
 
     def _in_sequence(self, epoch: Epoch, skip: int) -> Iterator[tuple[Pipeline, Items]]:
         """The items of one pipeline after another, without the first `skip` items."""

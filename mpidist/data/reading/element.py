@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from mpidist import tree
+from mpidist.arguments import described
 
 
 @dataclass(frozen=True)
@@ -27,19 +28,36 @@ class ArraySpec:
     dtype: np.dtype[Any]
 
 
-def convert(value: Any) -> Any:
+@dataclass(frozen=True)
+class DatasetSpec:
+    """The elements of a dataset that is itself an element, as a window is.
+
+    Attributes:
+        element_spec: The structure with an `ArraySpec` for each array.
+    """
+
+    element_spec: Any
+
+
+def convert(value: Any, *, keeps_datasets: bool = False) -> Any:
     """Local. The structure with its leaves as arrays.
 
     Arrays keep their dtype. Python numbers, and lists of them, get the dtypes of tf.data: float32, int32 (int64 where
     int32 is too small) or bool.
 
+    Args:
+        value: The structure.
+        keeps_datasets: Whether a leaf may be a dataset.
+
     Raises:
         TypeError: A leaf is not an array, and cannot be converted to one.
         ValueError: A list is ragged.
     """
-    if isinstance(value, (np.ndarray, np.generic)):
+    if isinstance(value, (np.ndarray, np.generic)) or (keeps_datasets and _is_dataset(value)):
         return value
-    return _rebuild(value, [convert(child) for child in _children(value)]) if _is_node(value) else _to_array(value)
+    if not _is_node(value):
+        return _to_array(value)
+    return _rebuild(value, [convert(child, keeps_datasets=keeps_datasets) for child in _children(value)])
 
 
 def convert_loaded(value: Any) -> Any:
@@ -64,7 +82,12 @@ def call(function: Callable[..., Any], element: Any) -> Any:
 
     The components of a tuple are passed as several arguments, as in tf.data.
     """
-    return convert(plain_call(function, element))
+    result = plain_call(function, element)
+    try:
+        return convert(result, keeps_datasets=True)
+    except (TypeError, ValueError) as error:
+        name = getattr(function, "__qualname__", type(function).__name__)
+        raise TypeError(f"the function {name!r} must return an element: {error}") from error
 
 
 def plain_call(function: Callable[..., Any], element: Any) -> Any:
@@ -103,18 +126,23 @@ def split(batch: Any) -> Iterator[Any]:
 
 
 def cut(batch: Any, piece: slice) -> Any:
-    """Local. The rows `piece` of every array of a batch, as views of it."""
-    return tree.map_leaves(lambda leaf: leaf[piece], batch)
+    """Local. The rows `piece` of every array of a batch, as views of it. An array without dimensions has no rows."""
+    return tree.map_leaves(lambda leaf: leaf[piece] if leaf.shape else leaf, batch)
 
 
-def first_dimension(batch: Any) -> int:
+def first_dimension(batch: Any, *, with_scalars: bool = True) -> int:
     """Local. The number of rows that all arrays of the structure have in common.
+
+    Args:
+        batch: Arrays.
+        with_scalars: False leaves out arrays without dimensions where there are other arrays.
 
     Raises:
         ValueError: The numbers differ, an array has no dimension, or there is no array at all.
     """
     shapes = {path or "the array": tuple(leaf.shape) for path, leaf in tree.leaf_paths(batch)}
-    counts = {shape[:1] for shape in shapes.values()}
+    rows = [shape for shape in shapes.values() if shape or with_scalars]
+    counts = {shape[:1] for shape in rows or shapes.values()}
     if len(counts) == 1 and () not in counts:
         return int(counts.pop()[0])
     got = ", ".join(f"{shape!r} for {path}" for path, shape in shapes.items()) or "no array"
@@ -122,8 +150,20 @@ def first_dimension(batch: Any) -> int:
 
 
 def spec_of(element: Any) -> Any:
-    """Local. The structure with an `ArraySpec` for each array."""
-    return tree.map_leaves(lambda leaf: ArraySpec(tuple(leaf.shape), np.dtype(leaf.dtype)), element)
+    """Local. The structure with an `ArraySpec` for each array, and a `DatasetSpec` for each dataset."""
+    return tree.map_leaves(
+        lambda leaf: DatasetSpec(leaf.element_spec)
+        if _is_dataset(leaf)
+        else ArraySpec(tuple(leaf.shape), np.dtype(leaf.dtype)),
+        element,
+    )
+
+
+def without_rows(spec: Any) -> Any:
+    """Local. The `ArraySpec` of batches of any size; other specifications stay what they are."""
+    if not isinstance(spec, ArraySpec):
+        return spec
+    return ArraySpec((None, *spec.shape[1:])[: len(spec.shape)], spec.dtype)
 
 
 def _is_node(value: Any) -> bool:
@@ -140,16 +180,26 @@ def _rebuild(value: Any, children: list[Any]) -> Any:
     return type(value)(*children) if hasattr(value, "_fields") else tuple(children)
 
 
+def _is_dataset(value: Any) -> bool:
+    return hasattr(value, "element_spec")
+
+
 def _to_array(value: Any) -> Any:
     if is_array(value):
         return value
     if hasattr(value, "to_numpy"):
         return value.to_numpy()
-    array = np.asarray(value)
+    try:
+        array = np.asarray(value)
+    except ValueError:
+        raise ValueError(
+            f"expected lists that make an array, got {described(value)}, whose parts differ in length. Pad them, or "
+            "use from_iterable and padded_batch"
+        ) from None
     if array.dtype == object:
         raise TypeError(
-            f"expected arrays, numbers, or tuples and dictionaries of them, got {value!r} of type "
-            f"{type(value).__name__}. Convert it to an array first"
+            "expected arrays, numbers, or tuples and dictionaries of them, got "
+            f"{described(value)}. Convert it to an array first"
         )
     if not _is_python_number(value):
         return array

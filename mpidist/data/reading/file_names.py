@@ -7,6 +7,8 @@ import os
 from collections.abc import Iterable
 from typing import Any
 
+from mpidist.arguments import described
+
 
 def resolve_file_names(files: str | os.PathLike[str] | Iterable[Any]) -> list[str]:
     """Local. The names of files, given by a name, a pattern, or a list of names and patterns.
@@ -16,8 +18,14 @@ def resolve_file_names(files: str | os.PathLike[str] | Iterable[Any]) -> list[st
 
     Raises:
         FileNotFoundError: A pattern matches nothing, or the list is empty.
+        TypeError: Something is no name.
     """
-    given = [files] if isinstance(files, (str, os.PathLike)) else list(files)
+    given = [files] if not isinstance(files, Iterable) or isinstance(files, (str, os.PathLike)) else list(files)
+    for one in given:
+        if not isinstance(one, (str, os.PathLike)):
+            raise TypeError(
+                f"list_files: expected a file name, a pattern or a list of them, got {described(one)}"
+            )
     names: list[str] = []
     for one in (os.fspath(name) for name in given):
         found = sorted(glob.glob(one, recursive=True)) if glob.has_magic(one) else [one]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -13,6 +13,10 @@ import numpy.typing as npt
 from mpidist import tree
 from mpidist.data.items.stream import Items
 from mpidist.data.reading import element as elements
+
+
+class NoElementError(ValueError):
+    """There is no element that could show shapes and dtypes."""
 
 
 class Source(Protocol):
@@ -43,8 +47,17 @@ class Source(Protocol):
         """Local. An element, for its shapes and dtypes.
 
         Raises:
-            ValueError: There is no element.
+            NoElementError: There is no element.
         """
+        ...
+
+
+@runtime_checkable
+class PieceSource(Protocol):
+    """A source of batches that can read a piece of a batch without the rest of it."""
+
+    def piece_reader(self, readers: int, reader: int) -> Callable[[Any], Any]:
+        """Local. A function that reads one reader's piece of a batch that `readers` share evenly."""
         ...
 
 
@@ -133,7 +146,7 @@ class IndexableSource:
     def sample(self) -> Any:
         """Local. The first element."""
         if len(self.items) == 0:
-            raise ValueError(
+            raise NoElementError(
                 f"the source gives no element: expected at least one, got a {type(self.items).__name__} of length 0. "
                 "Check the source"
             )
@@ -142,10 +155,27 @@ class IndexableSource:
 
 @dataclass(frozen=True)
 class RangeSource:
-    """Computes the numbers `start + step * i`."""
+    """Computes the numbers `start + step * i`.
+
+    Raises:
+        ValueError: The dtype cannot hold all numbers.
+    """
 
     numbers: range
     dtype: np.dtype[Any]
+
+    def __post_init__(self) -> None:
+        ends = (self.numbers[0], self.numbers[-1]) if self.numbers else ()
+        # Both ends also in int64: numbers are computed in it.
+        kinds: list[Any] = [np.iinfo(np.int64)]
+        kinds += [(np.finfo if self.dtype.kind == "f" else np.iinfo)(self.dtype)] if self.dtype.kind in "fiu" else []
+        if self.dtype.kind in "SUOMm" or not all(
+            int(kind.min) <= end <= int(kind.max) for kind in kinds for end in ends
+        ):
+            raise ValueError(
+                f"expected numbers that `output_type` can hold, got {self.numbers!r} and {self.dtype}. Choose a larger "
+                "dtype of numbers, such as int64"
+            )
 
     @property
     def in_memory(self) -> bool:

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
+
+from mpidist.comm.cores import count_cores, own_cores
 
 # The most threads that AUTOTUNE takes: the ranks of a node share its cores.
 _AUTOMATIC_LIMIT = 4
@@ -15,7 +16,7 @@ _AUTOMATIC_LIMIT = 4
 
 def automatic_count() -> int:
     """Local. The number of threads that AUTOTUNE stands for."""
-    return max(1, min(_AUTOMATIC_LIMIT, len(os.sched_getaffinity(0))))
+    return max(1, min(_AUTOMATIC_LIMIT, count_cores([own_cores()])))
 
 
 class Workers:

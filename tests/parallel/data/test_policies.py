@@ -53,6 +53,15 @@ def everything(count: int, rows: int = 5) -> list[int]:
     return [100 * k + i for k in range(count) for i in range(rows + k)]
 
 
+def save_files(communicator: Communicator, names: list[str], count: Callable[[int], int]) -> None:
+    """File k has `count(k)` numbers."""
+    communicator.barrier()
+    if communicator.rank == 0:
+        for k, name in enumerate(names):
+            np.save(name, np.arange(count(k)) + 1000 * k)
+    communicator.barrier()
+
+
 class OwnReader:
     """A reader that counts, but whose files are read as iterables."""
 
@@ -286,6 +295,26 @@ def test_a_file_that_one_rank_cannot_count_is_an_error_on_every_rank(
         list(iterator)
 
 
+@pytest.mark.parametrize("name", ["DATA", "FILE"])
+@pytest.mark.parametrize("change", [-5, 8])
+@pytest.mark.parametrize("is_even", [True, False])
+def test_files_that_change_after_they_were_counted_are_errors(
+    communicator: Communicator, mpi_tmp_path: Path, name: str, change: int, is_even: bool
+) -> None:
+    n = communicator.size
+    names = [str(mpi_tmp_path / f"{k:02}.npy") for k in range(2 * n)]
+    save_files(communicator, names, lambda k: 6 if is_even else 6 + 2 * k)
+    distributed = DistributedDataset(
+        Dataset.from_files(names, read_npy).batch(4 * n).with_options(policy(name)), communicator
+    )
+    steps = len(list(distributed))
+    assert steps == distributed.cardinality
+    save_files(communicator, names, lambda k: change + (6 if is_even else 6 + 2 * k))
+    got = "more" if change > 0 else r"only \d+"
+    with pytest.raises(RuntimeError, match=rf"rank {communicator.rank}: the dataset has changed .* batches, got {got}"):
+        list(distributed)
+
+
 def test_too_few_files_are_shared_by_examples_and_each_rank_reads_only_its_rows(
     communicator: Communicator, mpi_tmp_path: Path
 ) -> None:
@@ -301,6 +330,21 @@ def test_too_few_files_are_shared_by_examples_and_each_rank_reads_only_its_rows(
     assert all(y.shape == (len(x), 2) for x, y in mine)
     steps = by_rank(communicator, [x for x, _ in mine])
     assert [list(itertools.chain(*step)) for step in steps] == [x.tolist() for x, _ in dataset]
+
+
+def test_empty_batches_have_the_dtype_of_the_first_file_with_examples(
+    communicator: Communicator, mpi_tmp_path: Path
+) -> None:
+    names = [str(mpi_tmp_path / f"{k}.npy") for k in range(2 * communicator.size)]
+    if communicator.rank == 0:
+        for k, name in enumerate(names):
+            np.save(name, np.zeros(2 * (k >= communicator.size), np.float32))
+    communicator.barrier()
+    # One example in a step: other ranks get empty batches, made while their first file has shown nothing.
+    dataset = Dataset.from_files(names, read_slowly).batch(1).with_options(policy("FILE"))
+    mine = list(DistributedDataset(dataset, communicator))
+    assert {batch.dtype for batch in mine} == {np.dtype(np.float32)}
+    assert len(seen_by_all(communicator, mine)) == 2 * communicator.size
 
 
 def test_npz_files(communicator: Communicator, mpi_tmp_path: Path) -> None:
@@ -395,6 +439,17 @@ def test_a_pass_is_finished_by_another_number_of_ranks_without_loss_or_repetitio
     seen += seen_by_all(communicator, list(iterator))
     assert sorted(seen) == expected
     assert sorted(seen_by_all(communicator, list(many))) == expected
+
+
+def test_a_position_of_no_readers_is_refused(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    write_files(communicator, mpi_tmp_path, 2 * communicator.size)
+    iterator = iter(DistributedDataset(build("files", "AUTO", mpi_tmp_path, 1, 0), communicator))
+    state = iterator.state()
+    assert state["readers"] == communicator.size
+    for wrong in (0, -1):
+        with pytest.raises(ValueError, match="does not fit"):
+            iterator.load_state({**state, "readers": wrong})
+    iterator.load_state(state)
 
 
 @pytest.mark.parametrize("name", ["DATA", "AUTO"])
