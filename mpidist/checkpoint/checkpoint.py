@@ -10,30 +10,38 @@ from typing import Any
 
 from mpidist import launch
 from mpidist.checkpoint import hdf5
-from mpidist.checkpoint.directory import SUFFIX, DirectoryWork, file_of, make_latest, require_file
+from mpidist.checkpoint.cut import write_cut
+from mpidist.checkpoint.directory import SUFFIX, DirectoryWork, as_path, file_of, make_latest, require_file
 from mpidist.checkpoint.layout import SAVE_COUNTER
 from mpidist.checkpoint.listing import arrays_to_write, list_together
+from mpidist.checkpoint.lock import DirectoryLock
 from mpidist.checkpoint.objects import Found, Parts, can_hold_variables, walk
-from mpidist.checkpoint.restoring import Status
-from mpidist.checkpoint.saved import SavedFile
+from mpidist.checkpoint.restoring import Status, listed
+from mpidist.checkpoint.saved import SavedArray, SavedFile
 from mpidist.checkpoint.transfer import write_checkpoint
 from mpidist.chief import is_chief, role_rank
 from mpidist.comm.agreement import on_first_rank, together
+from mpidist.comm.call_text import AT_ONCE, refuse_inside
 from mpidist.comm.communicator import SoloCommunicator
+from mpidist.errors import CheckpointError, mark_shared
 
 logger = logging.getLogger("mpidist")
 
 Path = str | os.PathLike[str]
 
-_OWN_ATTRIBUTES = {"_pending", "_root", "_save_counter"}
+_OWN_ATTRIBUTES = {"_numbers", "_pending", "_root", "_save_counter"}
 _NO_WORK = DirectoryWork()
 
 
 class Checkpoint:
     """Objects that are saved and restored together.
 
-    Local. The keyword arguments become attributes. Saved are all variables and all objects with `state` and
-    `load_state` (optimizers, metrics, iterators) that attributes, lists, tuples and dictionaries lead to from there.
+    Local. The keyword arguments become attributes. Saved are all variables, all objects with `state` and `load_state`
+    (optimizers, metrics, iterators), and the random generators of NumPy and of Python, that attributes, lists, tuples,
+    deques and dictionaries lead to from there. Plain numbers as attributes are settings, which are not saved; one that
+    has changed when `save` is called is a warning. An array that can be written to is an error of `save`, since
+    training may change it, and so is a variable in a set.
+
     Each variable is one dataset of the file, of its full shape, under its attribute path: in
     `Checkpoint(model=model)`, `model/layers/0/kernel` is `model.layers[0].kernel`.
 
@@ -51,7 +59,8 @@ class Checkpoint:
 
     Raises:
         ValueError: An object that cannot hold variables, a name that a method has, or one that `root` has with another
-            value.
+            value; or two variables of one path, or a variable under a key that is neither string nor integer.
+        CheckpointError: A variable of a dtype that HDF5 cannot hold.
     """
 
     def __init__(self, root: object = None, **objects: Any) -> None:
@@ -60,12 +69,11 @@ class Checkpoint:
         self._pending: Status | None = None
         self._root = root
         self._save_counter = 0
+        # By path, as they were when the walk first found them; None where a warning has named them.
+        self._numbers: dict[str, tuple[object, ...] | None] = {}
+        if root is not None:
+            self._numbers.update(walk([((), root)], into_states=False).numbers)
         for name, value in objects.items():
-            if not can_hold_variables(value):
-                raise ValueError(
-                    f"`Checkpoint` was expecting {name} to be a variable or an object that holds variables, got "
-                    f"{value!r} of type {type(value).__name__}. Make it a variable: mpidist.Variable({value!r})"
-                )
             if name in dir(self):
                 raise ValueError(f"{name!r} is a name of Checkpoint itself; give the object another one")
             attributes = root if isinstance(root, dict) else getattr(root, "__dict__", {})
@@ -77,8 +85,16 @@ class Checkpoint:
         raise AttributeError(f"this Checkpoint has no object {name!r}")
 
     def __setattr__(self, name: str, value: Any) -> None:
+        if name not in _OWN_ATTRIBUTES and not can_hold_variables(value):
+            raise ValueError(
+                f"`Checkpoint` was expecting {name} to be a variable or an object that holds variables, got "
+                f"{value!r} of type {type(value).__name__}. Make it a variable: mpidist.Variable({value!r})"
+            )
         super().__setattr__(name, value)
-        if name not in _OWN_ATTRIBUTES and self._pending is not None:
+        if name in _OWN_ATTRIBUTES:
+            return
+        self._numbers.update(walk([((name,), value)], into_states=False).numbers)
+        if self._pending is not None:
             self._pending.attribute_set(value)
 
     @property
@@ -110,55 +126,59 @@ class Checkpoint:
 
         Raises:
             OSError: On every rank, if any rank cannot write. The checkpoints saved before are untouched.
-            CheckpointError: Values of an earlier `restore` still wait for an object; see `Status`.
-            MismatchError: The ranks hold different objects.
-            ValueError: Variables of several strategies, or a state that cannot be stored.
+            CheckpointError: Values of an earlier `restore` still wait for an object, see `Status`; or another job, or a
+                manager in another process, saves to the directory.
+            MismatchError: The ranks hold different objects, or save to different paths.
+            ValueError: Variables of several strategies, a state that cannot be stored, or a plain array or number that
+                would be lost.
         """
-        path = f"{os.fsdecode(file_prefix)}-{self._save_counter + 1}{SUFFIX}"
-        self.save_found(self.find_objects(), path, DirectoryWork(after=partial(make_latest, path)))
+        count = self._save_counter + 1
+        path = f"{as_path('file_prefix', file_prefix)}-{count}{SUFFIX}"
+        lock = DirectoryLock(os.path.dirname(path))
+        try:
+            self.save_found(self.find_objects(), path, DirectoryWork(lock.acquire, partial(make_latest, path)), count)
+        finally:
+            lock.release()
         return path
 
-    def save_as(self, path: Path) -> str:
-        """Collective. Count a save and write it to a file of any name, without making it the directory's latest.
-
-        Args:
-            path: The file's name; `.h5` is added where it is missing.
-
-        Returns:
-            The path.
-
-        Raises:
-            OSError, CheckpointError, MismatchError, ValueError: As `save`.
-        """
-        name = file_of(path)
-        self.save_found(self.find_objects(), name)
-        return name
-
-    def save_found(self, found: Found, path: str, work: DirectoryWork = _NO_WORK, *, counts: bool = True) -> float:
+    def save_found(
+        self, found: Found, path: str, work: DirectoryWork = _NO_WORK, count: int | None = None
+    ) -> float:
         """Collective. Save the objects that a walk has found; for a manager of a directory, which has walked already.
 
         Args:
             found: The objects, see `find_objects`.
             path: The file's name.
             work: What rank 0 does with the directory before and after.
-            counts: Whether the save is counted, and the count is part of the file.
+            count: The number of saves with this one, which is part of the file; None does not count it.
 
         Returns:
             When the file got its name, in seconds since 1970; the same on every rank.
 
         Raises:
             OSError, CheckpointError, MismatchError, ValueError: As `save`.
+            RuntimeError: This rank is in the middle of a call, and a signal handler or another thread saves.
         """
         if self._pending is not None:
             self._pending.require_restored(found)
         communicator = found.group()
         saved_at = time.time()
-        if communicator.mpi is not None or _writes_what_is_its_own(role_rank()):
-            listing = partial(arrays_to_write, found, communicator, self._save_counter + 1 if counts else None)
-            arrays = list_together(communicator, f"listing what checkpoint {path!r} holds", listing)
-            saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
-        if counts:
-            self._save_counter += 1
+        if communicator.order.is_under_way == AT_ONCE:
+            refuse_inside("save", communicator.calls.thread)
+        servers = found.servers() if communicator.size == 1 else None
+        if communicator.mpi is not None or servers is not None or _writes_what_is_its_own(role_rank()):
+            with found.calls(communicator).during("save"):
+                if servers is not None:
+                    saved_at = write_cut(servers, path, self.find_objects, count, work)
+                else:
+                    listing = partial(arrays_to_write, found, communicator, count)
+                    arrays = list_together(communicator, f"listing what checkpoint {path!r} holds", listing, path)
+                    saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
+                communicator.order.last_checkpoint = path
+            if communicator.rank == 0:
+                self._warn_of_counters(found, path)
+        if count is not None:
+            self._save_counter = count
         return saved_at
 
     def write(self, path: Path) -> str:
@@ -174,7 +194,7 @@ class Checkpoint:
             OSError, CheckpointError, MismatchError, ValueError: As `save`.
         """
         name = file_of(path)
-        self.save_found(self.find_objects(), name, counts=False)
+        self.save_found(self.find_objects(), name)
         return name
 
     def restore(self, path: Path | None) -> Status:
@@ -190,8 +210,10 @@ class Checkpoint:
 
         Raises:
             FileNotFoundError: On every rank; lists the checkpoints that are there.
-            CheckpointError: On every rank: no whole checkpoint, or shapes or dtypes that do not fit. Nothing was
-                overwritten.
+            IsADirectoryError: On every rank: the path is that of a directory.
+            DamagedCheckpointError: On every rank: no whole checkpoint. Nothing was overwritten.
+            CheckpointError: On every rank: shapes or dtypes that do not fit, or the `load_state` of an object has
+                failed on some rank. No variable was overwritten.
         """
         if path is None:
             self._end_waiting()
@@ -213,14 +235,34 @@ class Checkpoint:
         self._end_waiting()
         name = file_of(path)
         communicator = found.group()
-        contents = on_first_rank(communicator, f"reading checkpoint {name!r}", lambda: _look_into(name))
-        file = together(communicator, f"opening checkpoint {name!r}", lambda: SavedFile(contents))
-        status = Status(self.find_objects, file, self._forget, with_counter=with_counter)
-        status.restore_into(found)
+        with found.calls(communicator).during("restore"):
+            contents = on_first_rank(communicator, f"reading checkpoint {name!r}", lambda: _look_into(name))
+            file = together(communicator, f"opening checkpoint {name!r}", lambda: SavedFile(contents))
+            counter = file.find(SAVE_COUNTER)
+            is_number = isinstance(counter, SavedArray) and (counter.shape, counter.dtype.kind) == ((), "i")
+            if counter is not None and not is_number:
+                raise mark_shared(CheckpointError(
+                    f"{name!r}: expected {SAVE_COUNTER!r} to be one integer, got {counter!r}; the file was not written "
+                    "by `save`"
+                ))
+            status = Status(self.find_objects, file, self._forget, with_counter=with_counter)
+            status.restore_into(found)
         # A pending status keeps the file open.
         self._pending = status if status.waits() else None
-        counter = file.find(SAVE_COUNTER)
-        return status, None if counter is None else int(counter.numpy())
+        return status, None if counter is None else int(counter)
+
+    def _warn_of_counters(self, found: Found, path: str) -> None:
+        changed = []
+        for name, numbers in found.numbers.items():
+            if self._numbers.setdefault(name, numbers) not in (numbers, None):
+                self._numbers[name] = None
+                changed.append(name)
+        if changed:
+            logger.warning(
+                "checkpoint %r does not hold %s: plain numbers, which have changed since the Checkpoint was made. Make "
+                "a number that shall be restored a mpidist.Variable, or give the object that has it `state` and "
+                "`load_state`", path, listed(sorted(changed)),
+            )
 
     def _end_waiting(self) -> None:
         if self._pending is not None:

@@ -10,13 +10,17 @@ import glob
 import json
 import logging
 import os
+import re
 import secrets
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import stat
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from itertools import starmap
 from operator import attrgetter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpidist.checkpoint.positional import sync_directory, write_at
+from mpidist.errors import CheckpointError
 
 logger = logging.getLogger("mpidist")
 
@@ -42,12 +46,14 @@ class DirectoryState:
     """The content of the state file.
 
     Attributes:
-        entries: The checkpoints that may be deleted one day, the latest last.
+        entries: The checkpoints that a manager has saved and may delete one day, the latest last.
         last_preserved: When the last checkpoint that is kept for ever was saved, in seconds since 1970.
+        latest: Name of the checkpoint that was saved last, by a manager or not; None if there is none.
     """
 
     entries: tuple[CheckpointEntry, ...]
     last_preserved: float
+    latest: str | None
 
 
 class DirectoryWork(NamedTuple):
@@ -62,9 +68,20 @@ class DirectoryWork(NamedTuple):
     after: Callable[[float], object] | None = None
 
 
+def as_path(argument: str, value: Any) -> str:
+    """Local. A path as text.
+
+    Raises:
+        TypeError: It is none. `argument` is the name of the caller's argument.
+    """
+    if not isinstance(value, (str, bytes, os.PathLike)):
+        raise TypeError(f"`{argument}` must be a path (a string or a pathlib.Path), got {value!r}")
+    return os.fsdecode(value)
+
+
 def file_of(path: str | os.PathLike[str]) -> str:
     """Local. Make a checkpoint's file name: `path`, with `.h5` added where it is missing."""
-    text = os.fsdecode(path)
+    text = as_path("path", path)
     return text if text.endswith(SUFFIX) else text + SUFFIX
 
 
@@ -76,10 +93,14 @@ def read_state(directory: str) -> DirectoryState | None:
 
     Raises:
         ValueError: It is empty.
+        CheckpointError: It is no regular file, or it names files outside the directory.
         OSError: It cannot be read.
     """
     path = os.path.join(directory, STATE_FILE)
     try:
+        # A pipe would be waited for.
+        if not stat.S_ISREG(os.stat(path).st_mode):
+            raise CheckpointError(f"expected {path!r} to be a checkpoint state file, got no regular file. Remove it")
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except (FileNotFoundError, NotADirectoryError):
@@ -90,13 +111,22 @@ def read_state(directory: str) -> DirectoryState | None:
         raise ValueError(f"Invalid checkpoint state loaded from {directory!r}: {path!r} is empty. Delete it")
     try:
         content = json.loads(text)
-        names = content["all_model_checkpoint_paths"]
-        times = content["all_model_checkpoint_timestamps"]
-        entries = tuple(CheckpointEntry(str(name), float(time)) for name, time in zip(names, times, strict=True))
-        return DirectoryState(entries, float(content["last_preserved_timestamp"]))
-    except (ValueError, KeyError, TypeError) as error:
+        names = list(map(str, content["all_model_checkpoint_paths"]))
+        times = map(float, content["all_model_checkpoint_timestamps"])
+        latest = str(content["model_checkpoint_path"]) or None
+        entries = tuple(starmap(CheckpointEntry, zip(names, times, strict=True)))
+        state = DirectoryState(entries, float(content["last_preserved_timestamp"]), latest)
+    except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         logger.warning("%s: ignored, since it cannot be understood as a checkpoint state file: %s", path, error)
         return None
+    for name in [*names, latest] if latest else names:
+        # Old checkpoints are deleted by these names.
+        if os.path.basename(name) != name or name in ("", os.curdir, os.pardir) or "\0" in name:
+            raise CheckpointError(
+                f"{path!r}: expected names of files in the same directory, got {name!r}. Somebody has changed the "
+                "file: correct the name, or delete the state file"
+            )
+    return state
 
 
 def write_state(directory: str, state: DirectoryState) -> None:
@@ -106,7 +136,7 @@ def write_state(directory: str, state: DirectoryState) -> None:
         OSError: It cannot be written.
     """
     content = {
-        "model_checkpoint_path": state.entries[-1].name if state.entries else "",
+        "model_checkpoint_path": state.latest or "",
         "all_model_checkpoint_paths": list(map(attrgetter("name"), state.entries)),
         "all_model_checkpoint_timestamps": list(map(attrgetter("timestamp"), state.entries)),
         "last_preserved_timestamp": state.last_preserved,
@@ -115,14 +145,31 @@ def write_state(directory: str, state: DirectoryState) -> None:
     replace_file(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
+def present_state(directory: str, now: float) -> DirectoryState:
+    """Local. Read the state file that is about to be replaced; one that is missing or damaged counts as empty.
+
+    Args:
+        directory: The directory; hold its lock.
+        now: Seconds since 1970.
+    """
+    try:
+        state = read_state(directory)
+    except ValueError as error:
+        logger.warning("%s: the state file is replaced: %s", directory, error)
+        state = None
+    return state or DirectoryState((), now, None)
+
+
 def make_latest(path: str, now: float) -> None:
-    """Local. Name one checkpoint, saved at `now`, in its directory's state file, and no other.
+    """Local. Name a checkpoint, saved at `now` by no manager, as its directory's latest; managers do not delete it.
 
     Raises:
         OSError: The state file cannot be written.
     """
     directory, name = os.path.split(path)
-    write_state(directory, DirectoryState((CheckpointEntry(name, now),), now))
+    state = present_state(directory, now)
+    entries = tuple(entry for entry in state.entries if entry.name != name)
+    write_state(directory, replace(state, entries=entries, latest=name))
 
 
 def replace_file(path: str, data: bytes) -> None:
@@ -148,24 +195,24 @@ def replace_file(path: str, data: bytes) -> None:
     sync_directory(directory)
 
 
-def latest_checkpoint(directory: str | os.PathLike[str]) -> str | None:
-    """Local. Find the checkpoint that was saved last in a directory.
-
-    Args:
-        directory: The directory to which `Checkpoint.save` or a `CheckpointManager` saves.
+def candidates(directory: str, state: DirectoryState | None) -> list[str]:
+    """Local. List the checkpoints of a directory: the latest first, then the state file's, then others by their age.
 
     Returns:
-        The path, or None where there is no checkpoint, or where the file named by the state file is gone.
-
-    Raises:
-        ValueError: The state file is empty.
+        Names of files that are there.
     """
-    directory = os.fsdecode(directory)
-    state = read_state(directory)
-    if state is None or not state.entries:
-        return None
-    path = os.path.join(directory, state.entries[-1].name)
-    return path if os.path.isfile(path) else None
+    named = [] if state is None else [state.latest, *(entry.name for entry in reversed(state.entries))]
+    others = glob.glob(os.path.join(glob.escape(directory), f"*{SUFFIX}"))
+    # By name where the times are equal: they may be a copy's.
+    others.sort(key=lambda path: (os.path.getmtime(path), path), reverse=True)
+    names = dict.fromkeys([*filter(None, named), *map(os.path.basename, others)])
+    return [name for name in names if os.path.isfile(os.path.join(directory, name))]
+
+
+def numbers_of(names: Iterable[str], prefix: str) -> dict[str, int]:
+    """Local. The numbers of the checkpoints `prefix-N.h5` among `names`, by name."""
+    form = re.compile(rf"{re.escape(prefix)}-(\d+){re.escape(SUFFIX)}")
+    return {name: int(match[1]) for name in names if (match := form.fullmatch(name))}
 
 
 def require_file(path: str) -> None:
@@ -173,9 +220,16 @@ def require_file(path: str) -> None:
 
     Raises:
         FileNotFoundError: Names the checkpoints that are there instead.
+        IsADirectoryError: It is the name of a directory.
     """
     if os.path.isfile(path):
         return
+    for name in (path.removesuffix(SUFFIX), path):
+        if os.path.isdir(name):
+            raise IsADirectoryError(
+                errno.EISDIR, f"expected the path of a checkpoint, got the directory {name!r}; its latest checkpoint "
+                f"is mpidist.latest_checkpoint({name!r})"
+            )
     directory = os.path.dirname(path) or "."
     names = sorted(os.path.basename(name) for name in glob.glob(os.path.join(glob.escape(directory), f"*{SUFFIX}")))
     if names:
@@ -214,7 +268,7 @@ def retire(
         state: All checkpoints that may be deleted.
         max_to_keep: Number of checkpoints that stay, at least 1; None keeps all.
         keep_every_seconds: A checkpoint that would be deleted stays for ever if it was saved at least so many seconds
-            after the last one that stays for ever.
+            after the last one that stays for ever, or, by a clock that was set back, before it.
 
     Returns:
         The state without the checkpoints that are deleted or stay for ever, and the names of those to delete.
@@ -224,11 +278,15 @@ def retire(
     entries, preserved, gone = list(state.entries), state.last_preserved, []
     while len(entries) > max_to_keep:
         oldest = entries.pop(0)
-        if keep_every_seconds is not None and oldest.timestamp - keep_every_seconds >= preserved:
+        # Saved before the last one that stays: the clock was set back, and nobody knows how long ago that was.
+        was_set_back = oldest.timestamp < preserved
+        if keep_every_seconds is not None and (
+            was_set_back or oldest.timestamp - keep_every_seconds >= preserved
+        ):
             preserved = oldest.timestamp
         else:
             gone.append(oldest.name)
-    return DirectoryState(tuple(entries), preserved), gone
+    return replace(state, entries=tuple(entries), last_preserved=preserved), gone
 
 
 def _delete(path: str) -> None:

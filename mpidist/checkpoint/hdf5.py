@@ -21,13 +21,14 @@ import h5py
 import numpy as np
 
 from mpidist.checkpoint.layout import OWN_GROUP, PAGE_BYTES, Record, decode_index, encode_index
-from mpidist.checkpoint.positional import write_at
-from mpidist.errors import CheckpointError
+from mpidist.checkpoint.positional import read_at, write_at
+from mpidist.errors import CheckpointError, DamagedCheckpointError
 
 INDEX = f"{OWN_GROUP}/index"
 CHECKSUMS = f"{OWN_GROUP}/checksums"
 COMPLETE = f"{OWN_GROUP}/complete"
 _VERSIONS = ("earliest", "v110")
+WAY_OUT = "Restore an older checkpoint, which `restore_or_initialize(fallback=True)` finds, or save again"
 
 
 @dataclass(frozen=True)
@@ -162,23 +163,30 @@ def complete(blank: Blank, checksums: Sequence[int]) -> None:
 def read_contents(path: str) -> Contents:
     """Local. Read which datasets a checkpoint has and their places, and check the index against its checksum.
 
+    Nothing but the file itself is opened, and no more memory is taken than it has bytes, whatever it says.
+
     Raises:
         FileNotFoundError: No such file.
-        CheckpointError: Not HDF5, truncated, not completed, damaged, or not written by mpidist.
+        DamagedCheckpointError: Not HDF5, truncated, not completed, damaged, or not written by mpidist.
+        CheckpointError: A later version of mpidist wrote it.
         OSError: It cannot be read.
     """
-    with open(path, "rb"):
-        pass  # raises the operating system's own error where the file cannot be opened
-    way_out = "Restore an older checkpoint, or save again"
-    try:
-        with h5py.File(path, "r", locking=False) as file:
-            return _contents(path, file)
-    except CheckpointError as error:
-        raise CheckpointError(f"{path!r} is not a whole checkpoint: {error}. {way_out}") from None
-    except (OSError, KeyError, ValueError, TypeError, RuntimeError) as error:
-        raise CheckpointError(
-            f"{path!r} cannot be read as a checkpoint: it is truncated, damaged or no HDF5 file ({error}). {way_out}"
-        ) from error
+    # Raises the operating system's own error where the file cannot be opened.
+    with open(path, "rb") as raw:
+        try:
+            # Not HDF5's usual driver: it refuses a file that this process has open in another way.
+            with h5py.File(path, "r", driver="stdio", locking=False) as file:
+                return _contents(path, file, raw.fileno())
+        except DamagedCheckpointError as error:
+            raise DamagedCheckpointError(f"{path!r} is not a whole checkpoint: {error}. {WAY_OUT}") from None
+        except CheckpointError as error:
+            raise CheckpointError(f"{path!r} cannot be read: {error}") from None
+        # A damaged file may raise anything in HDF5, in h5py, and where its index is read.
+        except Exception as error:
+            raise DamagedCheckpointError(
+                f"{path!r} cannot be read as a checkpoint: it is truncated, damaged or no HDF5 file ({error}). "
+                f"{WAY_OUT}"
+            ) from error
 
 
 def _add_dataset(file: h5py.File, record: Record) -> int:
@@ -200,35 +208,77 @@ def _add_dataset(file: h5py.File, record: Record) -> int:
     return int(dataset.get_offset() or 0)
 
 
-def _contents(path: str, file: h5py.File) -> Contents:
-    if not all(isinstance(file.get(name), h5py.Dataset) for name in (COMPLETE, INDEX, CHECKSUMS)):
-        raise CheckpointError(f"it has no datasets in {OWN_GROUP!r}, so it was not written by mpidist")
-    done, expected = file[COMPLETE][:].tolist()
+def _contents(path: str, file: h5py.File, descriptor: int) -> Contents:
+    file_bytes = os.fstat(descriptor).st_size
+    checked: set[str] = set()
+    done, expected = np.frombuffer(_own(file, COMPLETE, (2,), descriptor, checked), "<u4").tolist()
     if done != 1:
-        raise CheckpointError("the job that wrote it was interrupted")
-    index = bytes(file[INDEX][()])
-    table = file[CHECKSUMS][:]
-    if zlib.crc32(table.tobytes(), zlib.crc32(index)) != expected:
-        raise CheckpointError("its index does not have the checksum it was written with")
+        raise DamagedCheckpointError("the job that wrote it was interrupted")
+    index = bytes(_own(file, INDEX, (), descriptor, checked))
+    table = _own(file, CHECKSUMS, None, descriptor, checked)
+    if zlib.crc32(table, zlib.crc32(index)) != expected:
+        raise DamagedCheckpointError("its index does not have the checksum it was written with")
     records, shared = decode_index(index)
-    offsets = [_offset(file, record) for record in records]
-    file_bytes = os.stat(path).st_size
-    end = max((o + r.nbytes for o, r in zip(offsets, records, strict=True)), default=0)
-    if end > file_bytes:
-        raise CheckpointError(f"expected at least {end} bytes, got {file_bytes}")
-    return Contents(path, file_bytes, records, offsets, table.tolist(), shared)
+    checksums = np.frombuffer(table, "<u4").tolist()
+    count = sum(map(attrgetter("piece_count"), records))
+    if len(checksums) != count:
+        raise DamagedCheckpointError(f"expected {count} checksums, got {len(checksums)}")
+    offsets = []
+    for record in records:
+        dataset = _dataset(file, record.path, checked)
+        if dataset.shape != record.shape or dataset.dtype != record.dtype:
+            raise DamagedCheckpointError(
+                f"expected dataset {record.path!r} of shape {record.shape} and dtype {record.dtype}, got "
+                f"{dataset.shape} and {dataset.dtype}"
+            )
+        offsets.append(_offset(dataset, record.path, file_bytes))
+    return Contents(path, file_bytes, records, offsets, checksums, shared)
 
 
-def _offset(file: h5py.File, record: Record) -> int:
-    dataset = file[record.path]
+def _own(
+    file: h5py.File, name: str, shape: tuple[int, ...] | None, descriptor: int, checked: set[str]
+) -> bytearray:
+    """The bytes of one of the library's own datasets: of a shape, or of one dimension."""
+    try:
+        dataset = _dataset(file, name, checked)
+    except KeyError:
+        raise DamagedCheckpointError(
+            f"it has no datasets in {OWN_GROUP!r}, so it was not written by mpidist"
+        ) from None
+    is_text = dataset.dtype.kind == "S"
+    if is_text != (name == INDEX) or not (is_text or dataset.dtype == "<u4") or (
+        dataset.ndim != 1 if shape is None else dataset.shape != shape
+    ):
+        raise DamagedCheckpointError(f"{name!r} has an impossible shape {dataset.shape} or dtype {dataset.dtype}")
+    return read_at(descriptor, dataset.nbytes, _offset(dataset, name, os.fstat(descriptor).st_size))
+
+
+def _dataset(file: h5py.File, path: str, checked: set[str]) -> h5py.Dataset:
+    """The dataset at `path`, with no link on the way that may lead out of the file.
+
+    HDF5 opens whatever an external link names, and would wait for ever for a pipe.
+    """
+    way = ""
+    for part in path.split("/"):
+        way = f"{way}/{part}" if way else part
+        if way not in checked:
+            if not file.id.links.exists(way.encode()):
+                raise KeyError(f"there is no {way!r}")
+            if file.id.links.get_info(way.encode()).type != h5py.h5l.TYPE_HARD:
+                raise DamagedCheckpointError(f"{way!r} is a link to another place, expected a dataset or a group")
+            checked.add(way)
+    dataset = file[path]
     if not isinstance(dataset, h5py.Dataset):
-        raise CheckpointError(f"expected {record.path!r} to be a dataset, got a group")
-    if dataset.shape != record.shape or dataset.dtype != record.dtype:
-        raise CheckpointError(
-            f"expected dataset {record.path!r} of shape {record.shape} and dtype {record.dtype}, got {dataset.shape} "
-            f"and {dataset.dtype}"
-        )
+        raise DamagedCheckpointError(f"expected {path!r} to be a dataset, got a group")
+    return dataset
+
+
+def _offset(dataset: h5py.Dataset, path: str, file_bytes: int) -> int:
     offset = dataset.id.get_offset()
-    if record.nbytes and offset is None:
-        raise CheckpointError(f"dataset {record.path!r} is not contiguous: another program has rewritten the file")
-    return int(offset or 0)
+    if not dataset.nbytes:
+        return 0
+    if offset is None:
+        raise DamagedCheckpointError(f"dataset {path!r} is not contiguous: another program has rewritten the file")
+    if offset + dataset.nbytes > file_bytes:
+        raise DamagedCheckpointError(f"expected at least {offset + dataset.nbytes} bytes, got {file_bytes}")
+    return int(offset)

@@ -26,7 +26,7 @@ from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
-from mpidist.errors import CheckpointError
+from mpidist.errors import CheckpointError, DamagedCheckpointError
 
 FORMAT = 1
 PIECE_BYTES = 1 << 20
@@ -235,16 +235,42 @@ def decode_index(text: bytes) -> tuple[list[Record], dict[str, str]]:
 
     Raises:
         CheckpointError: A later version of mpidist wrote it.
+        DamagedCheckpointError: It says what no checkpoint can hold.
     """
     content = json.loads(text)
     if content["format"] != FORMAT:
         raise CheckpointError(
             f"expected a checkpoint of format {FORMAT}, got format {content['format']!r}; update mpidist to read it"
         )
-    records = [
-        Record(a["path"], tuple(a["shape"]), np.dtype(a["dtype"]), a.get("replicas", 0)) for a in content["arrays"]
-    ]
-    return records, content["shared"]
+    records, shared = list(map(_record, content["arrays"])), content["shared"]
+    if not isinstance(shared, dict) or not all(map(_is_path, [*shared, *shared.values()])):
+        raise DamagedCheckpointError(f"its index has impossible shared paths {_shown(shared)}")
+    paths = {record.path for record in records}
+    leaves = [record.path for record in records] + [alias for alias, path in shared.items() if path in paths]
+    inner = {path[:at] for path in leaves for at in range(len(path)) if path[at] == "/"}
+    if len(set(leaves)) < len(leaves) or not inner.isdisjoint(leaves):
+        raise DamagedCheckpointError("two of its datasets have the same path, or one is on the way to another")
+    return records, shared
+
+
+def _record(array: Any) -> Record:
+    path, shape, dtype, replicas = array["path"], array["shape"], array["dtype"], array.get("replicas", 0)
+    is_possible = (
+        _is_path(path) and isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+        and isinstance(dtype, str) and np.dtype(dtype).kind in "biufcS"
+        and type(replicas) is int and (replicas == 0 or [replicas] == shape[:1])
+    )
+    if not is_possible:
+        raise DamagedCheckpointError(f"its index has an impossible entry {_shown(array)}")
+    return Record(path, tuple(shape), np.dtype(dtype), replicas)
+
+
+def _is_path(path: object) -> bool:
+    return isinstance(path, str) and path != "" and join(split(path)) == path
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:200]
 
 
 def resolve(path: str, shared: Mapping[str, str]) -> str:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable
+from operator import itemgetter
 from typing import TypeVar, cast
 
 import numpy as np
 
+from mpidist.arguments import described
 from mpidist.checkpoint.layout import SAVE_COUNTER, Record
 from mpidist.checkpoint.objects import Found
+from mpidist.checkpoint.saved import SavedArray
 from mpidist.checkpoint.transfer import ArrayToWrite
-from mpidist.comm.agreement import exchange, name_ranks
+from mpidist.comm.agreement import exchange, name_ranks, require_same
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import MismatchError, mark_shared
 from mpidist.variables.variable import Variable
@@ -19,19 +22,22 @@ from mpidist.variables.variable import Variable
 T = TypeVar("T")
 
 
-def list_together(communicator: Communicator, step: str, function: Callable[[], tuple[T, list[str]]]) -> T:
+def list_together(
+    communicator: Communicator, step: str, function: Callable[[], tuple[T, list[str]]], path: str
+) -> T:
     """Collective. Call `function`, which lists objects; raise on every rank where it fails, or where the lists differ.
 
     Args:
         communicator: The ranks that have to agree.
         step: What is being done, for the error.
         function: Gives a result and one line for each object. Must not communicate.
+        path: Of the checkpoint, which must be the same, too.
 
     Returns:
         This rank's result.
 
     Raises:
-        MismatchError: Shows the first line that differs.
+        MismatchError: Shows the paths, or the first line that differs.
         Exception: What `function` raised on some rank; see `agreement.together`.
     """
     result: T | None = None
@@ -41,7 +47,8 @@ def list_together(communicator: Communicator, step: str, function: Callable[[], 
         result, lines = function()
     except Exception as caught:
         error = caught
-    digests = exchange(communicator, step, (len(lines), zlib.crc32("\n".join(lines).encode())), error)
+    digests = exchange(communicator, step, (path, len(lines), zlib.crc32("\n".join(lines).encode())), error)
+    require_same(list(map(itemgetter(0), digests)), "the path of a checkpoint", "Pass the same path on every rank.")
     if digests.count(digests[0]) < len(digests):
         raise mark_shared(MismatchError(_difference(communicator.all_gather_object(lines))))
     return cast(T, result)
@@ -61,16 +68,27 @@ def arrays_to_write(
         The arrays, and for each a line that must be the same on all ranks.
 
     Raises:
-        ValueError: An object has the path of the counter.
+        ValueError: An object has the path of the counter, or a value would be lost.
+        InterruptedCallError: Variables may hold the half of a step.
     """
+    communicator.order.require_whole("a save")
+    for path, value in found.lost.items():
+        raise ValueError(
+            f"{path!r}: expected variables, and objects with `state` and `load_state`, got {described(value)}, which a "
+            "checkpoint does not hold: what training makes of it would be lost. Make it a mpidist.Variable, give the "
+            "object that has it `state` and `load_state`, or, if an array never changes, keep it as a NumPy array with "
+            "flags.writeable = False"
+        )
     arrays: list[ArrayToWrite] = []
     lines: list[str] = []
-    for record, value, group, _ in found.leaves.values():
+    for record, value, group, *_ in found.leaves.values():
         line = f"{record.path!r} of shape {record.shape} and dtype {record.dtype}"
         if isinstance(value, Variable) and group is not None and group.size == communicator.size:
             edges = range(0, record.size + 1, value.size) if value.is_per_replica and value.size else value.bounds
             bounds = None if edges is None else tuple(edge * record.dtype.itemsize for edge in edges)
             arrays.append(ArrayToWrite(record, value.reader, bounds))
+        elif isinstance(value, SavedArray):
+            arrays.append(ArrayToWrite(record, value.reader))
         else:
             # Each rank has its own copy, and each writes some bytes of it: the copies have to be the same.
             array = value.reader()(0, value.size) if isinstance(value, Variable) else value

@@ -15,6 +15,7 @@ import secrets
 import socket
 import threading
 import time
+from collections import Counter
 from dataclasses import asdict, dataclass
 
 from mpidist.checkpoint.directory import replace_file
@@ -24,6 +25,10 @@ LOCK_FILE = "checkpoint.lock"
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0
 _POLL_SECONDS = 0.5
+
+
+# How many locks of this process hold each file; the last one that is released deletes it.
+_holding: Counter[tuple[int, str]] = Counter()
 
 
 @dataclass(frozen=True)
@@ -76,11 +81,13 @@ class DirectoryLock:
 
     Args:
         directory: The directory; `acquire` makes it where it is missing.
+        name: Of the lock file.
     """
 
-    def __init__(self, directory: str) -> None:
-        self.path = os.path.join(directory, LOCK_FILE)
-        self._holds = False
+    def __init__(self, directory: str, name: str = LOCK_FILE) -> None:
+        self.path = os.path.join(directory, name)
+        # The process, since a child after a fork has nothing; and the file, whose path may be relative.
+        self._held: tuple[int, str] | None = None
         self._stop = threading.Event()
 
     def acquire(self) -> None:
@@ -92,6 +99,9 @@ class DirectoryLock:
             CheckpointError: Another living job has it.
             OSError: The directory cannot be written.
         """
+        place = os.getpid(), os.path.realpath(self.path)
+        if self._held != place:
+            self.release()
         me = this_process()
         begin = self._touched()
         while True:
@@ -102,38 +112,55 @@ class DirectoryLock:
                 if _create(self.path, me):
                     break
                 continue
-            if self._holds:
+            if self._held is not None:
                 # This process was silent for so long that another job took it for dead. Taking the lock back would
                 # have both jobs save by turns.
                 raise self._busy(holder, "it has taken over from this job in the meantime")
-            dead = is_dead(holder, me)
-            if dead is None:
-                dead = self._has_gone_silent(begin)
-            if dead:
-                # By a rename: a reader, a third job for instance, sees the old holder or the new one. If two jobs take
-                # over at the same moment, the last rename counts; the other job sees that at its next save.
-                replace_file(self.path, _encode(me))
+            dead = self._is_dead(holder, me, begin)
+            if dead and self._take_over(holder, me):
                 break
             if dead is False:
                 raise self._busy(holder, "it is alive")
             time.sleep(_POLL_SECONDS)
-        if not self._holds:
-            self._holds = True
+        if self._held is None:
+            self._held = place
+            _holding[place] += 1
             self._stop = threading.Event()
             atexit.register(self.release)
-            threading.Thread(target=self._beat, args=(self._stop, me), daemon=True, name="mpidist-lock").start()
+            threading.Thread(target=_beat, args=(place[1], self._stop, me), daemon=True, name="mpidist-lock").start()
 
     def release(self) -> None:
         """Local. Give the lock back; does nothing where it is not held."""
-        if not self._holds:
+        if self._held is None:
             return
-        self._holds = False
+        held, self._held = self._held, None
         self._stop.set()
         atexit.unregister(self.release)
+        _holding[held] -= 1
+        if _holding[held] > 0:
+            return
+        del _holding[held]
         # After a fork, or when another job has taken over, the file names another holder: then it stays.
-        if _read(self.path) == this_process():
+        if _read(held[1]) == this_process():
             with contextlib.suppress(OSError):
-                os.unlink(self.path)
+                os.unlink(held[1])
+
+    def _take_over(self, holder: Holder, me: Holder) -> bool:
+        """Replace a dead holder; False where another process has done so, or is about to."""
+        # One process at a time, by a lock of the lock: two that have both found the holder dead would both replace it.
+        claim = DirectoryLock(*os.path.split(f"{self.path}.claim"))
+        try:
+            claim.acquire()
+        except CheckpointError:
+            return False
+        try:
+            if _read(self.path) != holder:
+                return False
+            # By a rename: a reader, a third job for instance, sees the old holder or the new one.
+            replace_file(self.path, _encode(me))
+            return True
+        finally:
+            claim.release()
 
     def _busy(self, holder: Holder, why: str) -> CheckpointError:
         return CheckpointError(
@@ -149,8 +176,11 @@ class DirectoryLock:
         except FileNotFoundError:
             return 0.0
 
-    def _has_gone_silent(self, begin: float) -> bool | None:
-        """Whether the holder was silent for a minute (True), or touched the file since `begin` (False); else None."""
+    def _is_dead(self, holder: Holder, me: Holder, begin: float) -> bool | None:
+        """As `is_dead`, or whether it was silent for a minute (True), or touched the file since `begin` (False)."""
+        dead = is_dead(holder, me)
+        if dead is not None:
+            return dead
         touched = self._touched()
         if touched != begin:
             return False
@@ -161,11 +191,12 @@ class DirectoryLock:
         os.unlink(probe)
         return True if now - touched > DEAD_SECONDS else None
 
-    def _beat(self, stop: threading.Event, me: Holder) -> None:
-        while not stop.wait(BEAT_SECONDS):
-            with contextlib.suppress(OSError):
-                if _read(self.path) == me:
-                    os.utime(self.path)
+
+def _beat(path: str, stop: threading.Event, me: Holder) -> None:
+    while not stop.wait(BEAT_SECONDS):
+        with contextlib.suppress(OSError):
+            if _read(path) == me:
+                os.utime(path)
 
 
 def _encode(holder: Holder) -> bytes:
@@ -195,10 +226,13 @@ def _create(path: str, me: Holder) -> bool:
 def _read(path: str) -> Holder | None:
     try:
         with open(path, "rb") as file:
-            return Holder(**json.loads(file.read()))
+            holder = Holder(**json.loads(file.read()))
+            if list(map(type, vars(holder).values())) != [str, int, str, int, int]:
+                raise TypeError(f"got {holder!r}")
+            return holder
     except (FileNotFoundError, NotADirectoryError):
         return None
-    except (ValueError, TypeError) as error:
+    except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path!r} cannot be understood as a lock ({error}). Delete it") from None
 
 

@@ -2,29 +2,42 @@
 
 from __future__ import annotations
 
-import contextlib
+import logging
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from dataclasses import replace
 from types import TracebackType
+from typing import Any, TypeVar, cast
 
+from mpidist.arguments import described, number, whole
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.directory import (
     CheckpointEntry,
     DirectoryState,
     DirectoryWork,
+    as_path,
+    candidates,
     delete_checkpoints,
     file_of,
-    latest_checkpoint,
+    numbers_of,
+    present_state,
     read_state,
     remove_leftovers,
     retire,
     write_state,
 )
+from mpidist.checkpoint.latest import latest_checkpoint
 from mpidist.checkpoint.lock import DirectoryLock
+from mpidist.comm.agreement import exchange, require_same
+from mpidist.comm.communicator import Communicator
+from mpidist.errors import DamagedCheckpointError
 from mpidist.variables.variable import Variable
 
 __all__ = ["CheckpointManager", "latest_checkpoint"]
+
+logger = logging.getLogger("mpidist")
+T = TypeVar("T")
 
 SECONDS_PER_HOUR = 3600.0
 
@@ -45,9 +58,12 @@ class CheckpointManager:
         step_counter: A variable that counts the steps; needed for `checkpoint_interval`.
         checkpoint_interval: `save` does nothing until so many steps have been made since the last save.
         init_fn: `restore_or_initialize` calls it when there is nothing to restore.
+        last_checkpoint_step: The step of the last save, for `checkpoint_interval`, where nothing is restored.
 
     Raises:
         ValueError: An impossible argument, or an empty state file.
+        TypeError: `checkpoint` is no `Checkpoint`, or `directory` no path.
+        CheckpointError: The state file names files outside the directory.
     """
 
     def __init__(  # noqa: PLR0913  # tf.train.CheckpointManager's signature
@@ -60,29 +76,43 @@ class CheckpointManager:
         step_counter: Variable | None = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], object] | None = None,
+        last_checkpoint_step: int | None = None,
     ) -> None:
-        if max_to_keep is not None and max_to_keep <= 0:
+        if not isinstance(checkpoint, Checkpoint):
+            raise TypeError(
+                f"`checkpoint` must be a mpidist.Checkpoint, got {described(checkpoint)}. Put the object into one: "
+                "CheckpointManager(mpidist.Checkpoint(model=...), ...)"
+            )
+        if max_to_keep is not None and whole("max_to_keep", max_to_keep) <= 0:
             raise ValueError(f"`max_to_keep` must be a positive integer, or None to keep all, got {max_to_keep!r}")
-        if checkpoint_interval is not None and step_counter is None:
-            raise ValueError(f"`checkpoint_interval={checkpoint_interval!r}` needs a `step_counter`, got None")
+        steps = {"checkpoint_interval": checkpoint_interval, "last_checkpoint_step": last_checkpoint_step}
+        for argument, value in steps.items():
+            if value is not None and step_counter is None:
+                raise ValueError(f"`{argument}={value!r}` needs a `step_counter`, got None")
         if os.sep in checkpoint_name or not checkpoint_name:
             raise ValueError(
                 f"`checkpoint_name` must be a plain file name, got {checkpoint_name!r}. A directory is for `directory`"
             )
         self._checkpoint = checkpoint
-        self._directory = os.fsdecode(directory)
+        self._directory = as_path("directory", directory)
         self._max_to_keep = max_to_keep
         hours = keep_checkpoint_every_n_hours
-        self._keep_every_seconds = None if hours is None else hours * SECONDS_PER_HOUR
+        self._keep_every_seconds = None if hours is None else number(
+            "keep_checkpoint_every_n_hours", hours, least=0
+        ) * SECONDS_PER_HOUR
         self._name = checkpoint_name
         self._step_counter = step_counter
         self._interval = checkpoint_interval
         self._init_fn = init_fn
-        self._last_step: int | None = None
+        self._last_step = None if last_checkpoint_step is None else whole("last_checkpoint_step", last_checkpoint_step)
         self._lock = DirectoryLock(self._directory)
-        state = read_state(self._directory) or DirectoryState((), time.time())
-        present = tuple(entry for entry in state.entries if os.path.isfile(self._path(entry.name)))
-        self._state = DirectoryState(present, state.last_preserved)
+        state = read_state(self._directory) or DirectoryState((), time.time(), None)
+        own = self._numbers_of(entry.name for entry in state.entries)
+        present = tuple(entry for entry in state.entries if entry.name in own and self._has(entry.name))
+        latest = state.latest if state.latest is not None and self._has(state.latest) else None
+        if latest is None and present:
+            latest = present[-1].name
+        self._state = DirectoryState(present, state.last_preserved, latest)
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -102,18 +132,22 @@ class CheckpointManager:
     @property
     def latest_checkpoint(self) -> str | None:
         """Local. Path of the checkpoint that this program, or an earlier one, saved last; None if there is none."""
-        return self.checkpoints[-1] if self._state.entries else None
+        return None if self._state.latest is None else self._path(self._state.latest)
 
     @property
     def checkpoints(self) -> list[str]:
         """Local. Paths of the checkpoints that are kept for now, the latest last."""
         return [self._path(entry.name) for entry in self._state.entries]
 
-    def save(self, checkpoint_number: int | None = None, check_interval: bool = True) -> str | None:
+    def save(self, checkpoint_number: int | Variable | None = None, check_interval: bool = True) -> str | None:
         """Collective. Save the next checkpoint, and delete the oldest ones beyond `max_to_keep`.
 
+        A manager deletes only what managers with its `checkpoint_name` have saved to the directory. Where the state
+        file does not name a checkpoint that is there, as after its loss, the numbers go on behind that one's.
+
         Args:
-            checkpoint_number: Number in the file's name; default: the number of saves.
+            checkpoint_number: Number in the file's name, an integer or a variable that holds one; default: the number
+                of saves. A file that has the number is replaced.
             check_interval: Save only when `checkpoint_interval` steps have been made since the last save.
 
         Returns:
@@ -123,43 +157,67 @@ class CheckpointManager:
             CheckpointError: On every rank: another job saves to the directory, or values of an earlier restore still
                 wait for an object.
             OSError: On every rank, if any rank cannot write. The checkpoints and the state file are as before.
-            MismatchError: The ranks hold different objects.
+            MismatchError: The ranks hold different objects, or have another directory or number.
+            TypeError, ValueError: On every rank: the number is no integer, or negative.
         """
         found = self._checkpoint.find_objects()
         if self._checkpoint.pending is not None:
             self._checkpoint.pending.require_restored(found)
         step = self._step()
-        # Rank 0 decides, and its list of checkpoints counts: what another rank has read of the directory may be old.
-        is_due, self._state = found.group().broadcast_object((self._is_due(step, check_interval), self._state))
+        given: Any = checkpoint_number
+        if isinstance(checkpoint_number, Variable):
+            given = checkpoint_number.numpy()[()]
+        group = found.group()
+        with found.calls(group).during("save"):
+            # Rank 0 decides, and its list of checkpoints counts: what another rank has read of the directory may be
+            # old.
+            is_due, number, self._state = self._agree(group, lambda: self._decide(step, check_interval), given)
         if not is_due:
             return None
-        number = self._checkpoint.save_counter + 1 if checkpoint_number is None else checkpoint_number
+        count = number
+        if given is not None:
+            number, count = int(given), self._checkpoint.save_counter + 1
         path = self._path(f"{self._name}-{number}")
         name = os.path.basename(path)
         work = DirectoryWork(self._prepare, lambda now: self._update(self._with_entry(name, now)))
-        saved_at = self._checkpoint.save_found(found, path, work)
+        saved_at = self._checkpoint.save_found(found, path, work, count)
         self._state, _ = self._retire(self._with_entry(name, saved_at))
         self._last_step = step
         return path
 
-    def restore_or_initialize(self) -> str | None:
+    def restore_or_initialize(self, fallback: bool = False) -> str | None:
         """Collective. Restore the latest checkpoint, or call `init_fn` when there is none.
+
+        Args:
+            fallback: Where the latest checkpoint is damaged, or the state file is lost, take the latest one that is
+                whole, with a warning that names the others.
 
         Returns:
             The path, or None.
 
         Raises:
-            CheckpointError: On every rank: the checkpoint is damaged, or does not fit the objects.
+            DamagedCheckpointError: On every rank: the checkpoint is damaged; with `fallback` all of them are.
+            CheckpointError: On every rank: the checkpoint does not fit the objects.
+            MismatchError: The ranks have different directories.
         """
         found = self._checkpoint.find_objects()
-        path = found.group().broadcast_object(self.latest_checkpoint)
-        if path is None:
-            if self._init_fn is not None:
-                self._init_fn()
-            return None
-        self._checkpoint.restore_found(found, path)
-        self._last_step = self._step()
-        return path
+        group = found.group()
+        with found.calls(group).during("restore"):
+            names = self._agree(group, lambda: self._candidates(fallback=fallback))
+        for name in names:
+            try:
+                self._checkpoint.restore_found(found, self._path(name))
+            except DamagedCheckpointError as error:
+                if name == names[-1]:
+                    raise
+                if group.rank == 0:
+                    logger.warning("%s. Going on with the one before", str(error))
+                continue
+            self._last_step = self._step()
+            return self._path(name)
+        if self._init_fn is not None:
+            self._init_fn()
+        return None
 
     def close(self) -> None:
         """Local. Let another job save to the directory; a later `save` locks it again."""
@@ -176,6 +234,12 @@ class CheckpointManager:
     def _path(self, name: str) -> str:
         return file_of(os.path.join(self._directory, name))
 
+    def _has(self, name: str) -> bool:
+        return os.path.isfile(self._path(name))
+
+    def _numbers_of(self, names: Iterable[str]) -> dict[str, int]:
+        return numbers_of(names, self._name)
+
     def _step(self) -> int | None:
         return None if self._step_counter is None else int(self._step_counter.value())
 
@@ -184,13 +248,51 @@ class CheckpointManager:
             return True
         return step != self._last_step and not (check_interval and step < self._last_step + self._interval)
 
+    def _agree(self, group: Communicator, decide: Callable[[], T], number: Any = None) -> T:
+        """Collective. Call `decide` on rank 0 for all; raise on all where directories or numbers differ or are none."""
+        decision: T | None = None
+        error: Exception | None = None
+        try:
+            number = None if number is None else whole("checkpoint_number", number, least=0)
+            decision = decide() if group.rank == 0 else None
+        except Exception as caught:
+            error = caught
+        mine = self._directory, self._name, number
+        everyone = exchange(group, f"looking into {self._directory!r}", (mine, decision), error)
+        require_same(
+            [place for place, _ in everyone], "directory, name and number of a CheckpointManager's checkpoint",
+            "Pass the same ones on every rank.",
+        )
+        return cast(T, everyone[0][1])
+
+    def _decide(self, step: int | None, check_interval: bool) -> tuple[bool, int, DirectoryState]:
+        number = self._checkpoint.save_counter + 1
+        there = self._numbers_of(candidates(self._directory, None))
+        known = {entry.name for entry in self._state.entries}
+        if any(other >= number and name not in known for name, other in there.items()):
+            number = max(there.values()) + 1
+        return self._is_due(step, check_interval), number, self._state
+
+    def _candidates(self, *, fallback: bool) -> list[str]:
+        latest = self._state.latest
+        there = candidates(self._directory, self._state)
+        own = self._numbers_of(there)
+        if fallback:
+            return [name for name in there if name == latest or name in own]
+        if latest is None and own:
+            logger.warning(
+                "%s: no state file names the latest of the checkpoints that are there (%s), so none is restored. "
+                "restore_or_initialize(fallback=True) restores one of them", self._directory, ", ".join([*own][:8]),
+            )
+        return [] if latest is None else [latest]
+
     def _prepare(self) -> None:
         self._lock.acquire()
         remove_leftovers(self._directory, self._name)
 
     def _with_entry(self, name: str, now: float) -> DirectoryState:
         entries = tuple(old for old in self._state.entries if old.name != name)
-        return DirectoryState((*entries, CheckpointEntry(name, now)), self._state.last_preserved)
+        return DirectoryState((*entries, CheckpointEntry(name, now)), self._state.last_preserved, name)
 
     def _retire(self, state: DirectoryState) -> tuple[DirectoryState, list[str]]:
         return retire(state, self._max_to_keep, self._keep_every_seconds)
@@ -198,14 +300,15 @@ class CheckpointManager:
     def _update(self, state: DirectoryState) -> None:
         # First the state file names the new checkpoint, then old ones go: after a kill in between there is always a
         # latest checkpoint, and its file is there.
-        try:
-            write_state(self._directory, state)
-        except OSError:
-            # No state file will ever name the new checkpoint, so nothing would delete it.
-            with contextlib.suppress(OSError):
-                os.unlink(self._path(state.entries[-1].name))
-            raise
+        self._write(state)
         kept, gone = self._retire(state)
         if kept != state:
             delete_checkpoints(self._directory, gone)
-            write_state(self._directory, kept)
+            self._write(kept)
+
+    def _write(self, state: DirectoryState) -> None:
+        """Write the state file; the entries of managers of other names stay in it."""
+        present = present_state(self._directory, state.last_preserved).entries
+        own = self._numbers_of(entry.name for entry in present)
+        others = tuple(entry for entry in present if entry.name not in own)
+        write_state(self._directory, replace(state, entries=(*others, *state.entries)))

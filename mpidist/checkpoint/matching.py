@@ -5,8 +5,9 @@ from __future__ import annotations
 import itertools
 from dataclasses import dataclass, field
 
-from mpidist.checkpoint.objects import Found, State
+from mpidist.checkpoint.objects import Found
 from mpidist.checkpoint.saved import Saved, SavedArray, SavedFile
+from mpidist.checkpoint.states import State
 from mpidist.errors import CheckpointError
 from mpidist.variables.variable import Variable
 
@@ -19,11 +20,13 @@ class Match:
         variables: Variables that are restored one by one, each with its saved array.
         states: Objects that restore themselves, each with everything saved of it.
         missing: Paths of variables and objects of which nothing was saved.
+        paths: All variables, also those of a state, with their paths in the file.
     """
 
     variables: dict[str, tuple[Variable, SavedArray]] = field(default_factory=dict)
     states: dict[str, tuple[State, Saved]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
+    paths: list[tuple[Variable, str]] = field(default_factory=list)
 
 
 def match_objects(found: Found, file: SavedFile, done: set[str], number: int) -> Match:
@@ -44,12 +47,17 @@ def match_objects(found: Found, file: SavedFile, done: set[str], number: int) ->
     match = Match()
     wrong: list[str] = []
     for path, leaf in found.leaves.items():
+        if leaf.is_named or isinstance(leaf.value, SavedArray):
+            continue  # its object looks for it under the path that the variable had when it was saved
         saved = _find(found, file, path)
         if saved is None:
             match.missing.append(path)
-        elif not isinstance(leaf.value, Variable):
+            continue
+        if not isinstance(leaf.value, Variable):
             continue  # its object takes it back as it was saved
-        elif (
+        if isinstance(saved, SavedArray) and leaf.value.restored_by <= number:
+            match.paths.append((leaf.value, saved.name))
+        if (
             _fits(path, leaf.value, saved, wrong) and not leaf.in_state and leaf.value.restored_by <= number
             and done.isdisjoint(found.names_of(path))
         ):

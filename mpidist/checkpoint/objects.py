@@ -2,53 +2,49 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeGuard, cast
+from enum import Enum, auto
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.checkpoint.attributes import CONTAINERS, PLAIN, SETS, children_of, has_children, is_array, is_number
 from mpidist.checkpoint.hdf5 import is_storable
 from mpidist.checkpoint.layout import Record, join
-from mpidist.checkpoint.saved import Saved
+from mpidist.checkpoint.saved import SavedArray
+from mpidist.checkpoint.states import State, state_of
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import CheckpointError
+from mpidist.observe.calls import Calls
 from mpidist.variables.module import Module
+from mpidist.variables.served import ServedHome, ServedVariable
 from mpidist.variables.variable import Variable
 
 Parts = tuple[object, ...]
 
-_CONTAINERS = (dict, list, tuple)
 
-# The walk does not enter objects of these packages: none is the user's, and some lead to all that the program has.
-_OPAQUE = sys.stdlib_module_names | {"numpy", "h5py", "mpi4py"}
-_OPAQUE_HERE = {"mpidist.comm", "mpidist.cluster", "mpidist.strategy"}
+class _Place(Enum):
+    """The place of a value: below the checkpoint by containers alone, in an object, in one of ours, in a state."""
+
+    ROOT = auto()
+    OBJECT = auto()
+    OURS = auto()
+    STATE = auto()
 
 
-class State(Protocol):
-    """An object that decides itself what a checkpoint saves of it: an optimizer, a metric, an iterator.
+class _Member:
+    """A part of a path that goes through a set."""
 
-    An object that spans several ranks without having a variable has them as its attribute `group`, a `Communicator`.
-    """
+    def __str__(self) -> str:
+        return "(member)"
 
-    def state(self) -> Any:
-        """Local. Give what is to be saved.
 
-        Returns:
-            Dictionaries, lists and tuples, nested at will, of variables, NumPy arrays, and Python numbers and strings.
-            Everything but variables must be the same on every rank.
-        """
+class _VariablePath(str):
+    """The path of a variable as one part of another path."""
 
-    def load_state(self, saved: Saved) -> None:
-        """Collective. Take back what `state` once gave.
-
-        Args:
-            saved: Nested dictionaries of `SavedArray`, which may be kept for later. The keys are the same, as strings;
-                a list's indices, too, are keys. `variable.load` takes `SavedArray.read_for(variable)`.
-        """
+    __slots__ = ()
 
 
 class Leaf(NamedTuple):
@@ -56,15 +52,17 @@ class Leaf(NamedTuple):
 
     Attributes:
         record: Its dataset.
-        value: The variable, or the array.
+        value: The variable, or the array; one of another checkpoint where it still waits there to be taken back.
         group: The ranks over which the variable spans; None for an array.
         in_state: Whether an object with `state` gave it, and takes it back.
+        is_named: Whether it belongs to a variable of the object's `built_on`, whose path is part of its own.
     """
 
     record: Record
-    value: Variable | AnyArray
+    value: Variable | AnyArray | SavedArray
     group: Communicator | None
     in_state: bool
+    is_named: bool
 
 
 @dataclass
@@ -76,12 +74,16 @@ class Found:
         states: Objects with `state` by path.
         shared: Of objects that several paths lead to, the further paths, each with the first one.
         modules: The modules on the way.
+        lost: Values that the program may change and that would not be saved, by path.
+        numbers: What objects have as plain numbers, by path; the numbers of a list, dictionary or set together.
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
     modules: list[Module] = field(default_factory=list)
+    lost: dict[str, object] = field(default_factory=dict)
+    numbers: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     def group(self) -> Communicator:
         """Local. Find the ranks over which the variables span; variables of one rank may be among them.
@@ -113,6 +115,28 @@ class Found:
                 )
         return next(iter(members.values()), None) or alone or SoloCommunicator()
 
+    def servers(self) -> ServedHome | None:
+        """Local. Find the home of the variables that lie on parameter servers; None where there are none.
+
+        Raises:
+            ValueError: Variables of several strategies.
+        """
+        homes = {id(leaf.value.served): leaf.value.served for leaf in self.leaves.values()
+                 if isinstance(leaf.value, ServedVariable)}
+        if len(homes) > 1:
+            raise ValueError(
+                "what one checkpoint holds on parameter servers must be of one strategy, got variables of "
+                f"{len(homes)}. Make one checkpoint per strategy"
+            )
+        return next(iter(homes.values()), None)
+
+    def calls(self, group: Communicator) -> Calls:
+        """Local. Notes what the ranks of `group`, which is the objects' own, do together."""
+        for leaf in self.leaves.values():
+            if leaf.group is group and isinstance(leaf.value, Variable):
+                return leaf.value.calls
+        return group.calls
+
     def names_of(self, path: str) -> Iterator[str]:
         """Local. Give `path` and the other paths that lead to the same object."""
         yield path
@@ -121,68 +145,80 @@ class Found:
                 yield alias + path[len(first) :]
 
 
-def has_state(value: object) -> TypeGuard[State]:
-    """Local. Whether an object decides itself what a checkpoint saves of it; see `State`."""
-    # Looked up on the class: an instance may answer to any name, as proxies and data frames do.
-    kind = type(value)
-    return callable(getattr(kind, "state", None)) and callable(getattr(kind, "load_state", None))
-
-
 def can_hold_variables(value: object) -> bool:
     """Local. Whether a checkpoint can hold `value`: a variable, a container, or an object with state or attributes."""
-    return isinstance(value, (Variable, *_CONTAINERS)) or has_state(value) or _has_attributes(value)
+    if isinstance(value, SETS):
+        return False
+    return isinstance(value, Variable) or state_of(value) is not None or has_children(value)
 
 
-def walk(roots: Iterable[tuple[Parts, object]]) -> Found:
+def walk(roots: Iterable[tuple[Parts, object]], *, into_states: bool = True) -> Found:
     """Local. Find everything that a checkpoint of `roots` holds.
 
-    The walk follows attributes, lists, tuples and dictionaries, in the order of names and indices. An object that
-    several paths lead to counts under the first.
+    The walk follows attributes (also those in `__slots__`), lists, tuples, deques and dictionaries, in the order of
+    names and indices. An object that several paths lead to counts under the first.
 
     Args:
         roots: Objects with their paths.
+        into_states: Whether to look into objects with state, which costs what their `state` does, and into sets.
 
     Returns:
         All arrays and objects, each with its path.
 
     Raises:
         CheckpointError: A dtype that HDF5 cannot hold.
-        ValueError: Two things with the same path, a dictionary key that is neither string nor integer on the way to
-            a variable, or a state that holds something other than arrays, variables, numbers and strings.
+        ValueError: Two things with the same path; a dictionary key that is neither string nor integer on the way to
+            a variable, or a set there; or a state that holds something other than arrays, variables, numbers and
+            strings.
     """
     found = Found()
     seen: dict[int, str] = {}
-    waiting: list[tuple[Parts, object, bool]] = []
-    for parts, value in roots:
-        waiting.append((parts, value, False))
-    waiting.reverse()
-    while waiting:
-        parts, value, in_state = waiting.pop()
-        is_container = isinstance(value, _CONTAINERS)
-        is_leaf = isinstance(value, Variable) or (in_state and not is_container)
-        is_state = not in_state and not is_leaf and has_state(value)
-        if not (is_leaf or is_state or is_container or _has_attributes(value)):
+    waiting = [(parts, value, _Place.ROOT) for parts, value in roots][::-1]
+    # What is walked after all else: sets, whose members may have a path elsewhere; then states; then states by the
+    # paths of variables.
+    later: tuple[list[tuple[Parts, object]], ...] = ([], [], [])
+    while waiting or (into_states and any(later)):
+        if not waiting:
+            waiting = _entries_of(*next(filter(None, later)).pop(0), seen)
+            continue
+        parts, value, place = waiting.pop()
+        is_leaf = isinstance(value, Variable) or (place is _Place.STATE and not isinstance(value, CONTAINERS))
+        state = None if is_leaf or place is _Place.STATE else state_of(value)
+        if not (is_leaf or state or has_children(value)):
+            if _is_lost(value, place):
+                found.lost[join(parts)] = value
             continue
         path = join(parts)
-        # Of a state only the variables are noted. Its containers were made for this walk: when one of them is gone,
-        # another object may get its address, and would be taken for it.
-        if not in_state or isinstance(value, Variable):
-            if id(value) in seen:
-                if path != seen[id(value)]:
-                    found.shared[path] = seen[id(value)]
-                continue
-            seen[id(value)] = path
-        if isinstance(value, Module):
-            found.modules.append(value)
+        if _is_known(found, seen, path, value, place):
+            continue
         if is_leaf:
-            _add_leaf(found, parts, path, value, in_state)
-        elif is_state:
+            _add_leaf(found, parts, path, value, place is _Place.STATE)
+        elif state is not None:
             _require_path(parts, path)
-            found.states[path] = cast(State, value)
-            waiting.append((parts, found.states[path].state(), True))
+            found.states[path] = state
+            later[2 if hasattr(type(state), "built_on") else 1].append((parts, state))
+        elif isinstance(value, SETS):
+            found.numbers[path] = tuple(filter(is_number, value))
+            later[0].append((parts, value))
         else:
-            _push_children(waiting, parts, value, in_state)
+            _push_children(waiting, found, parts, value, place)
     return found
+
+
+def _is_known(found: Found, seen: dict[int, str], path: str, value: object, place: _Place) -> bool:
+    """Whether another path has led to an object before; notes the object else."""
+    if isinstance(value, Module):
+        found.modules.append(value)
+    # Of a state only the variables are noted. Its containers were made for this walk: when one of them is gone,
+    # another object may get its address, and would be taken for it.
+    if place is _Place.STATE and not isinstance(value, Variable):
+        return False
+    if id(value) not in seen:
+        seen[id(value)] = path
+        return False
+    if path != seen[id(value)]:
+        found.shared[path] = seen[id(value)]
+    return True
 
 
 def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bool) -> None:
@@ -196,6 +232,8 @@ def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bo
     if isinstance(value, Variable):
         group = value.group
         replicas = group.size if value.is_per_replica else 0
+    elif isinstance(value, SavedArray):
+        replicas = value.replicas
     else:
         value = _as_array(path, value)
     if not is_storable(value.dtype):
@@ -203,12 +241,38 @@ def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bo
             f"{path!r}: expected a boolean, integer, floating or complex dtype, got {value.dtype}, which HDF5 cannot "
             "hold. Store it as another dtype, bfloat16 as float32 for instance"
         )
-    shape = (replicas, *value.shape) if replicas else value.shape
-    found.leaves[path] = Leaf(Record(path, shape, value.dtype.newbyteorder("="), replicas), value, group, in_state)
+    shape = (replicas, *value.shape) if replicas and isinstance(value, Variable) else value.shape
+    record = Record(path, shape, value.dtype.newbyteorder("="), replicas)
+    found.leaves[path] = Leaf(record, value, group, in_state, _VariablePath in map(type, parts))
+
+
+def _entries_of(parts: Parts, value: object, paths: dict[int, str]) -> list[tuple[Parts, object, _Place]]:
+    """The members of a set; or what an object with state gives, with paths of variables in the place of numbers."""
+    if isinstance(value, SETS):
+        return [((*parts, _Member()), member, _Place.OBJECT) for member in value]
+    tree = cast(State, value).state()
+    if not hasattr(type(value), "built_on"):
+        return [(parts, tree, _Place.STATE)]
+    names: list[object] = [
+        _VariablePath(paths[id(variable)]) if id(variable) in paths else number
+        for number, variable in enumerate(cast(Any, value).built_on)
+    ]
+    return [(parts, _renamed(tree, names) if names else tree, _Place.STATE)]
+
+
+def _renamed(tree: Any, names: Sequence[object]) -> Any:
+    if not isinstance(tree, CONTAINERS):
+        return tree
+    return {names[key] if type(key) is int else key: _renamed(value, names) for key, value in children_of(tree)}
 
 
 def _require_path(parts: Parts, path: str) -> None:
     for part in parts:
+        if isinstance(part, _Member):
+            raise ValueError(
+                f"{path!r}: members of a set have no names under which a checkpoint could hold them; use a list or a "
+                "dictionary"
+            )
         if not isinstance(part, (str, int)):
             raise ValueError(
                 f"{path!r}: a dictionary that holds what is saved must have strings or integers as keys, got {part!r} "
@@ -218,22 +282,34 @@ def _require_path(parts: Parts, path: str) -> None:
         raise ValueError("a root cannot be a variable or a single array; give it a name: Checkpoint(name=variable)")
 
 
-def _push_children(waiting: list[tuple[Parts, object, bool]], parts: Parts, value: object, in_state: bool) -> None:
-    """Put what an object holds on the stack, so that the first child is popped first."""
-    children: Any = value if isinstance(value, _CONTAINERS) else vars(value)
-    names: Sequence[object] = sorted(children, key=str) if isinstance(children, dict) else range(len(children))
-    for name in reversed(names):
-        waiting.append(((*parts, name), children[name], in_state))
+def _push_children(
+    waiting: list[tuple[Parts, object, _Place]], found: Found, parts: Parts, value: object, place: _Place
+) -> None:
+    """Put what an object holds on the stack, so that the first child is popped first; note the numbers among it."""
+    children, is_container = children_of(value), isinstance(value, CONTAINERS)
+    if not is_container:
+        place = _Place.OURS if type(value).__module__.startswith("mpidist.") else _Place.OBJECT
+    # An object may have a million plain values, which matter only where they are an error, or part of a state.
+    skipped = PLAIN if place in (_Place.OBJECT, _Place.OURS) else ()
+    waiting.extend([((*parts, name), child, place) for name, child in reversed(children) if type(child) not in skipped])
+    # The members of a set have one path in common.
+    if place is _Place.OBJECT and _Member not in map(type, parts):
+        numbers = [(name, child) for name, child in children if is_number(child)]
+        if is_container:
+            found.numbers[join(parts)] = tuple([child for _, child in numbers])
+        for name, child in [] if is_container else numbers:
+            found.numbers[join((*parts, name))] = (child,)
 
 
-def _has_attributes(value: object) -> bool:
-    kind = type(value)
-    package, *rest = kind.__module__.split(".")
-    is_opaque = package in _OPAQUE or ".".join((package, *rest[:1])) in _OPAQUE_HERE
-    # Classes are no objects to save, whatever their metaclass.
-    if isinstance(value, type) or (is_opaque and kind is not types.SimpleNamespace):
-        return False
-    return isinstance(getattr(value, "__dict__", None), dict)
+def _is_lost(value: object, place: _Place) -> bool:
+    """Whether a value that is not saved may be something that training changes, and the program must say so.
+
+    Numbers that objects have as attributes are settings, or counters, and their owner may be a library; see `numbers`.
+    An array that nobody can write to is a constant. Random generators of other libraries have `set_state`.
+    """
+    if is_array(value) or hasattr(type(value), "set_state"):
+        return place is not _Place.OURS and getattr(getattr(value, "flags", None), "writeable", True)
+    return place is _Place.ROOT and isinstance(value, (bool, int, float, complex, np.generic))
 
 
 def _as_array(path: str, value: object) -> AnyArray:

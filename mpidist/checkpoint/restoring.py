@@ -5,15 +5,19 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable, Iterable
+from contextlib import nullcontext
+from functools import partial
 
 from mpidist.checkpoint.layout import SAVE_COUNTER
 from mpidist.checkpoint.listing import list_together
 from mpidist.checkpoint.matching import Match, match_objects, new_paths
 from mpidist.checkpoint.objects import Found, can_hold_variables, walk
-from mpidist.checkpoint.saved import SavedFile, arrays_in
+from mpidist.checkpoint.saved import Saved, SavedFile, arrays_in
+from mpidist.checkpoint.states import State
 from mpidist.checkpoint.transfer import verify
+from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
-from mpidist.errors import CheckpointError, mark_shared
+from mpidist.errors import CheckpointError, MpidistError, mark_shared
 from mpidist.variables.module import unwatch, watch
 
 logger = logging.getLogger("mpidist")
@@ -83,8 +87,8 @@ class Status:
             The status itself.
 
         Raises:
-            CheckpointError: An object has another shape or dtype than its saved value, or the file is damaged.
-                Nothing was overwritten.
+            CheckpointError: An object has another shape or dtype than its saved value, the file is damaged, or a
+                `load_state` has failed on some rank. No variable was overwritten.
             MismatchError: The ranks hold different objects.
         """
         if self._file is not None and not self._is_busy:
@@ -95,10 +99,13 @@ class Status:
         """Collective. Do what `restore_new` does, with the objects that a walk has found."""
         if self._file is None:
             return
+        servers = found.servers()
         # Setting attributes in `load_state` must not begin another restore.
         self._is_busy = True
         try:
-            self._restore(self._file, found)
+            # No update comes between the variables that are restored.
+            with nullcontext() if servers is None else servers.pause():
+                self._restore(self._file, found)
         finally:
             self._is_busy = False
         if not self.waits():
@@ -118,7 +125,7 @@ class Status:
         late = new_paths(found, self._file, self._restored, self.number)
         if late:
             raise mark_shared(CheckpointError(
-                f"{self._name()} still holds values for {_listed(late)}, which came after `restore`: saving now would "
+                f"{self._name()} still holds values for {listed(late)}, which came after `restore`: saving now would "
                 "lose these values. Call `restore_new()` on what `restore` returned (also in `checkpoint.pending`) as "
                 "soon as new objects are made; attributes of a mpidist.Module do not need that. Call `end_waiting()` "
                 "instead if the objects are to keep the values that they have"
@@ -145,14 +152,18 @@ class Status:
             match = match_objects(found, file, self._restored, self.number)
             return match, [*match.variables, *match.states]
 
-        match = list_together(communicator, f"restoring checkpoint {file.contents.path!r}", list_matches)
+        name = file.contents.path
+        match = list_together(communicator, f"restoring checkpoint {name!r}", list_matches, name)
         saved = [array for _, array in match.variables.values()]
         saved += [array for _, tree in match.states.values() for array in arrays_in(tree)]
         names = {array.name for array in saved}
-        verify(communicator, file, names)
+        verify(communicator, file, {*names, SAVE_COUNTER} if self._with_counter else names)
+        for variable, path in match.paths:
+            variable.saved_as = path
         # Objects with state come first: they may still reject what was saved, and then no variable has changed.
-        for state, tree in match.states.values():
-            state.load_state(tree)
+        for path, (state, tree) in match.states.items():
+            # Agreed on one by one: some have collective calls of their own.
+            together(communicator, f"restoring {path!r}", partial(self._load, path, state, tree))
         for variable, array in match.variables.values():
             variable.load(array.read_for(variable))
             variable.restored_by = self.number
@@ -165,6 +176,20 @@ class Status:
         change = watch if self.waits() else unwatch
         for module in found.modules:
             change(module, self)
+
+    def _load(self, path: str, state: State, tree: Saved) -> None:
+        try:
+            state.load_state(tree)
+        except CheckpointError as error:
+            raise CheckpointError(f"{self._name()}, {path!r}: {error}") from error
+        except MpidistError:
+            raise
+        # A number where the object expects a dictionary, for instance.
+        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
+            raise CheckpointError(
+                f"{self._name()} holds for {path!r} what its {type(state).__name__} cannot take back: "
+                f"{type(error).__name__}: {error}. Build the object as it was when the checkpoint was saved"
+            ) from error
 
     def assert_consumed(self) -> Status:
         """Collective. Raise unless all saved values and all objects were restored.
@@ -179,7 +204,7 @@ class Status:
         unused = self._unused()
         if unused:
             raise AssertionError(
-                f"{self._name()} holds what no object has taken: {_listed(unused)}. To restore only a part, use "
+                f"{self._name()} holds what no object has taken: {listed(unused)}. To restore only a part, use "
                 "assert_existing_objects_matched()"
             )
         return self
@@ -197,8 +222,8 @@ class Status:
         self.restore_new()
         if self._missing:
             unused = self._unused()
-            there = f"; it also holds {_listed(unused)}" if unused else ""
-            raise AssertionError(f"{self._name()} has nothing for {_listed(self._missing)}{there}")
+            there = f"; it also holds {listed(unused)}" if unused else ""
+            raise AssertionError(f"{self._name()} has nothing for {listed(self._missing)}{there}")
         return self
 
     def assert_nontrivial_match(self) -> Status:
@@ -214,8 +239,8 @@ class Status:
         self.restore_new()
         if not self._restored:
             raise AssertionError(
-                f"nothing of {self._name()} fits the objects: it holds {_listed(self._unused())}, the objects are "
-                f"{_listed(self._missing)}"
+                f"nothing of {self._name()} fits the objects: it holds {listed(self._unused())}, the objects are "
+                f"{listed(self._missing)}"
             )
         return self
 
@@ -242,11 +267,12 @@ def _warn_of_other_replicas(communicator: Communicator, match: Match) -> None:
     }
     if other and communicator.rank == 0:
         logger.warning(
-            "of %s %s: of n components, replica r takes component r %% n", _listed(other), next(iter(other.values()))
+            "of %s %s: of n components, replica r takes component r %% n", listed(other), next(iter(other.values()))
         )
 
 
-def _listed(paths: Iterable[str]) -> str:
+def listed(paths: Iterable[str]) -> str:
+    """Local. Some paths, 20 at most, as a text for a message."""
     names = list(paths)
     more = f" and {len(names) - 20} more" if len(names) > 20 else ""
     return ", ".join(repr(name) for name in names[:20]) + more if names else "nothing"

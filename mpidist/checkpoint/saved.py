@@ -114,8 +114,7 @@ class SavedArray:
         self.size = record.size
         self._record = record
         self._offset = offset
-        self._opened: _Opened | None = opened
-        self._data: AnyArray | None = None
+        self._opened = opened
 
     def read(self, start: int, stop: int) -> AnyArray:
         """Local. Read the elements [start, stop) of the flattened array into a new one-dimensional array.
@@ -127,14 +126,14 @@ class SavedArray:
         """
         if not 0 <= start <= stop <= self.size:
             raise IndexError(f"{self.name!r}: expected a range within [0, {self.size}), got [{start}, {stop})")
-        if self._data is not None:
-            return np.array(self._data[start:stop])
-        if self._opened is None:
-            raise CheckpointError(f"{self.name!r} has no content")
         step = self._record.dtype.itemsize
         data = read_at(self._opened.descriptor, (stop - start) * step, self._offset + start * step)
         array: AnyArray = np.frombuffer(data, self._record.dtype).astype(self.dtype, copy=False)
         return array
+
+    def reader(self) -> Read:
+        """Local. Open for reading what another checkpoint stores, as `Variable.reader`."""
+        return self.read
 
     def read_for(self, variable: Variable) -> Read:
         """Local. Make the function that `variable.load` takes: it reads the value, or this rank's component.
@@ -157,13 +156,6 @@ class SavedArray:
         """Local. Read the whole array into a new one; a text becomes a string array without dimensions."""
         array = self.read(0, self.size).reshape(self.shape)
         return np.array(array.item().decode()) if self.dtype.kind == "S" else array
-
-    def detach(self) -> SavedArray:
-        """Local. Read everything into memory, so that the file is no longer needed; returns the array itself."""
-        if self._data is None:
-            self._data = self.read(0, self.size)
-            self._opened = None
-        return self
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
         return np.asarray(self.numpy(), dtype)

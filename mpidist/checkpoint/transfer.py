@@ -17,17 +17,17 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.checkpoint import hdf5
 from mpidist.checkpoint.directory import DirectoryWork
-from mpidist.checkpoint.hdf5 import Blank
+from mpidist.checkpoint.hdf5 import WAY_OUT, Blank
 from mpidist.checkpoint.layout import Bounds, Piece, Record, deal, joined_checksum, page_share
 from mpidist.checkpoint.positional import read_at, sync_directory, write_at
 from mpidist.checkpoint.saved import SavedFile
 from mpidist.comm.agreement import exchange, on_first_rank, together
 from mpidist.comm.communicator import Communicator
-from mpidist.errors import CheckpointError
+from mpidist.errors import CheckpointError, DamagedCheckpointError
 from mpidist.variables.variable import Read
 
 # The CRC32 of a piece, or of a part of it, and how many bytes it is of; by the number of the piece.
-_Checksums = dict[int, tuple[int, int]]
+Checksums = dict[int, tuple[int, int]]
 
 
 class ArrayToWrite(NamedTuple):
@@ -68,15 +68,20 @@ def write_checkpoint(
     """
     records = list(map(attrgetter("record"), arrays))
     blank = on_first_rank(
-        communicator, f"creating checkpoint {path!r}", partial(_create, path, records, shared, work.before)
+        communicator, f"creating checkpoint {path!r}", partial(create_blank, path, records, shared, work.before)
     )
+    communicator.share_directory(os.path.dirname(os.path.abspath(path)))
     try:
-        dealt = deal(records, communicator.rank, communicator.size, list(map(attrgetter("bounds"), arrays)))
-        checksums, error = _write_arrays(communicator, blank, arrays, dealt)
-        # No rank goes on before every rank has synced its share: only then may the mark of a whole file be written.
-        everyone = exchange(communicator, f"writing checkpoint {path!r}", checksums, error)
+        # What is in the file must not come from calls in which ranks differ.
+        with communicator.order.enter("save", None, None) as order:
+            order.show_call()
+            dealt = deal(records, communicator.rank, communicator.size, list(map(attrgetter("bounds"), arrays)))
+            checksums, error = write_arrays(communicator, blank, arrays, dealt)
+            # No rank goes on before every rank has synced its share: only then may the mark of a whole file be written.
+            everyone = exchange(communicator, f"writing checkpoint {path!r}", checksums, error)
+            order.compare_across()
         return on_first_rank(
-            communicator, f"completing checkpoint {path!r}", partial(_publish, blank, everyone, path, work.after)
+            communicator, f"completing checkpoint {path!r}", partial(publish, blank, everyone, path, work.after)
         )
     except BaseException:
         if communicator.rank == 0:
@@ -103,9 +108,10 @@ def verify(communicator: Communicator, file: SavedFile, paths: Iterable[str]) ->
     )
 
 
-def _create(
+def create_blank(
     path: str, records: Sequence[Record], shared: Mapping[str, str], before: Callable[[], object] | None
 ) -> Blank:
+    """Local. Make a file for these datasets, under another name; see `write_checkpoint`."""
     if before is not None:
         before()
     directory, name = os.path.split(path)
@@ -120,14 +126,14 @@ def _create(
         raise
 
 
-def _write_arrays(
+def write_arrays(
     communicator: Communicator, blank: Blank, arrays: Sequence[ArrayToWrite], dealt: Sequence[Sequence[Piece]]
-) -> tuple[_Checksums, Exception | None]:
+) -> tuple[Checksums, Exception | None]:
     """Collective. Write this rank's share and sync it; returns its checksums by number, and what went wrong.
 
     A rank that fails goes on with opening the arrays, which is collective: the other ranks wait in it.
     """
-    checksums: _Checksums = {}
+    checksums: Checksums = {}
     error: Exception | None = None
     descriptor = -1
     try:
@@ -140,7 +146,7 @@ def _write_arrays(
             own = None if array.bounds is None else _OwnPart(array.record, array.bounds, communicator.rank)
             if error is None:
                 try:
-                    _write_pieces(descriptor, offset, array.record, content, pieces, own, checksums)
+                    write_pieces(descriptor, offset, array.record, content, pieces, own, checksums)
                 except Exception as caught:
                     error = caught
             if own is not None:
@@ -212,11 +218,11 @@ class _OwnPart:
         return memoryview(b"".join(heads[self._rank + 1 :]) if count > 0 else b"")[: max(0, count)]
 
 
-def _write_pieces(
+def write_pieces(
     descriptor: int, offset: int, record: Record, content: AnyArray | Read, pieces: Sequence[Piece],
-    own: _OwnPart | None, checksums: _Checksums,
+    own: _OwnPart | None, checksums: Checksums,
 ) -> None:
-    """Write this rank's pieces of one array, read one by one; adds their checksums by number.
+    """Local. Write this rank's pieces of one array, read one by one; adds their checksums by number.
 
     Args:
         descriptor: The open file.
@@ -244,10 +250,10 @@ def _write_pieces(
         write_at(descriptor, data, offset + position)
 
 
-def _publish(
-    blank: Blank, everyone: Sequence[_Checksums], path: str, after: Callable[[float], object] | None
+def publish(
+    blank: Blank, everyone: Sequence[Checksums], path: str, after: Callable[[float], object] | None
 ) -> float:
-    """Mark a file as whole and give it its name; the order of the steps is what keeps a crash harmless.
+    """Local. Mark a file as whole and give it its name; the order of the steps is what keeps a crash harmless.
 
     The content is on the disk already, `complete` syncs the mark, and only then does the rename put the file in the
     place of an older one. The directory is synced next: without that, a crash may undo the rename, and a state file
@@ -260,11 +266,19 @@ def _publish(
             before = checksums.get(number)
             checksums[number] = checksum if before is None else joined_checksum(before, checksum, count)
     hdf5.complete(blank, list(map(checksums.__getitem__, range(len(checksums)))))
+    was_there = os.path.lexists(path)
     os.replace(blank.path, path)
-    sync_directory(os.path.dirname(path))
-    now = time.time()
-    if after is not None:
-        after(now)
+    try:
+        sync_directory(os.path.dirname(path))
+        now = time.time()
+        if after is not None:
+            after(now)
+    except BaseException:
+        # No state file names the new checkpoint, so nothing would delete it. One that was there before may be named.
+        if not was_there:
+            with contextlib.suppress(OSError):
+                os.unlink(path)
+        raise
     return now
 
 
@@ -277,7 +291,7 @@ def _verify_share(file: SavedFile, wanted: set[str], rank: int, size: int) -> No
         for number, start, stop in pieces:
             data = read_at(file.opened.descriptor, stop - start, offset + start)
             if zlib.crc32(data) != contents.checksums[number]:
-                raise CheckpointError(
+                raise DamagedCheckpointError(
                     f"{contents.path!r} is damaged: bytes [{start}, {stop}) of {record.path!r} do not have the "
-                    "checksum they were written with. Restore an older checkpoint"
+                    f"checksum they were written with. {WAY_OUT}"
                 )

@@ -170,7 +170,7 @@ except OSError as error:
 
 def test_a_directory_that_cannot_be_made_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(NotADirectoryError):
+    with pytest.raises(NotADirectoryError, match="file"):
         Checkpoint(a=variable(1.0)).save(tmp_path / "file" / "sub" / "ckpt")
 
 

@@ -72,7 +72,8 @@ def test_paths_in_bytes_are_paths(tmp_path: Path) -> None:
     folder: Any = os.fsencode(tmp_path)
     assert Checkpoint(v=v).save(folder + b"/ckpt") == latest_checkpoint(folder) == str(tmp_path / "ckpt-1.h5")
     with CheckpointManager(Checkpoint(v=v), folder, max_to_keep=1) as manager:
-        assert manager.save() == str(tmp_path / "ckpt-1.h5")
+        # What `Checkpoint.save` has written is not the manager's to replace.
+        assert manager.save() == str(tmp_path / "ckpt-2.h5")
     v.assign(0.0)
     Checkpoint(v=v).restore(folder + b"/ckpt-1.h5").assert_consumed()
     assert v.numpy() == 1.0
@@ -128,7 +129,7 @@ def test_impossible_arguments(arguments: dict[str, Any], text: str, tmp_path: Pa
 
 
 def test_retire_keeps_one_every_so_often() -> None:
-    state = DirectoryState(tuple(CheckpointEntry(f"c-{n}", 100.0 * n) for n in range(1, 8)), 0.0)
+    state = DirectoryState(tuple(CheckpointEntry(f"c-{n}", 100.0 * n) for n in range(1, 8)), 0.0, "c-7")
     kept, gone = retire(state, 2, 250.0)
     assert [entry.name for entry in kept.entries] == ["c-6", "c-7"]
     assert gone == ["c-1", "c-2", "c-4", "c-5"]
@@ -166,7 +167,7 @@ def test_latest_checkpoint_of_odd_directories(tmp_path: Path, caplog: pytest.Log
 
 
 def test_state_file_is_text_with_relative_names(tmp_path: Path) -> None:
-    state = DirectoryState((CheckpointEntry("a-1.h5", 1.5), CheckpointEntry("a-2.h5", 2.5)), 0.5)
+    state = DirectoryState((CheckpointEntry("a-1.h5", 1.5), CheckpointEntry("a-2.h5", 2.5)), 0.5, "a-2.h5")
     write_state(str(tmp_path), state)
     assert read_state(str(tmp_path)) == state
     content = json.loads((tmp_path / "checkpoint").read_text())
@@ -306,3 +307,52 @@ def test_a_damaged_lock_is_a_clear_error(tmp_path: Path) -> None:
     (tmp_path / LOCK_FILE).write_text("?")
     with pytest.raises(CheckpointError, match="cannot be understood as a lock"):
         DirectoryLock(str(tmp_path)).acquire()
+
+
+def test_a_lock_stays_that_of_its_directory_where_the_program_goes_to_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lock_module, "BEAT_SECONDS", 0.01)
+    monkeypatch.chdir(tmp_path)
+    lock = DirectoryLock("run")
+    lock.acquire()
+    here, there = tmp_path / "run" / LOCK_FILE, tmp_path / "other" / "run" / LOCK_FILE
+    there.parent.mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "other")
+    os.utime(here, (1, 1))
+    deadline = time.monotonic() + 10
+    while os.stat(here).st_mtime == 1 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert os.stat(here).st_mtime > 1
+    # The next save goes to the directory of that name that is there now.
+    lock.acquire()
+    assert (here.exists(), there.exists()) == (False, True)
+    monkeypatch.chdir(tmp_path)
+    lock.release()
+    assert not there.exists()
+
+
+def test_a_child_has_nothing_of_its_parents_lock(tmp_path: Path) -> None:
+    program = """
+import os, sys
+from mpidist.checkpoint.lock import DirectoryLock
+lock = DirectoryLock(sys.argv[1])
+lock.acquire()
+child = os.fork()
+if child == 0:
+    try:
+        lock.acquire()
+    except Exception as error:
+        print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+print("left:", os.listdir(sys.argv[1]), flush=True)
+lock.release()
+"""
+    # Python warns of a fork beside a thread; the lock has one.
+    command = [sys.executable, "-W", "ignore", "-c", program, str(tmp_path)]
+    error, left = subprocess.check_output(command, text=True, timeout=60).splitlines()
+    assert error.startswith("another job saves its checkpoints to")
+    assert "it is alive" in error
+    assert left == f"left: ['{LOCK_FILE}']"
+    assert not list(tmp_path.iterdir())

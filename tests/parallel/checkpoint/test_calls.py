@@ -20,6 +20,7 @@ from tests.calls import calls_of
 
 pytestmark = pytest.mark.mpi
 
+CALLS = "observe/calls.py"
 WALK = ("checkpoint/objects.py", "walk")
 # Each is one round of messages between the ranks.
 ROUNDS = {"all_gather_object", "all_reduce_max", "barrier", "broadcast_object"}
@@ -42,11 +43,13 @@ def rounds(calls: list[tuple[str, str]]) -> int:
 def test_a_save_enters_few_functions_and_stays_in_a_file(communicator: Communicator, mpi_tmp_path: Path) -> None:
     checkpoint = Checkpoint(**trained(communicator))
     checkpoint.save(mpi_tmp_path / "c")
-    calls = calls_of(lambda: checkpoint.save(mpi_tmp_path / "c"))
+    # Calls note themselves there; it is not on the way.
+    calls = [one for one in calls_of(lambda: checkpoint.save(mpi_tmp_path / "c")) if one[0] != CALLS]
     moves = sum(one[0] != other[0] for one, other in itertools.pairwise(calls))
     assert WALK in calls
-    assert len(set(calls)) <= 45, sorted(set(calls))
-    assert moves <= 123
+    # A third of them look after the directory: its lock, and the state file, which others may have written, too.
+    assert len(set(calls)) <= 81, sorted(set(calls))
+    assert moves <= 123, moves
 
 
 def test_the_ranks_agree_in_few_rounds(communicator: Communicator, mpi_tmp_path: Path) -> None:
@@ -58,7 +61,7 @@ def test_the_ranks_agree_in_few_rounds(communicator: Communicator, mpi_tmp_path:
     with CheckpointManager(checkpoint, mpi_tmp_path, 2) as manager:
         manager.save()
         # And before these, whether to save at all.
-        assert rounds(calls_of(manager.save)) == (5 if several else 1)
+        assert rounds(calls_of(manager.save)) == 5 * several
 
 
 def test_the_objects_are_walked_once(communicator: Communicator, mpi_tmp_path: Path) -> None:

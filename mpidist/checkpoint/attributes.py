@@ -1,0 +1,75 @@
+"""The contents of an object: its members or attributes, as far as a checkpoint looks into it."""
+
+from __future__ import annotations
+
+import array
+import contextlib
+import sys
+import types
+from collections import UserDict, UserList, deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+CONTAINERS = (dict, list, tuple, deque, types.MappingProxyType, UserDict, UserList)
+SETS = (set, frozenset)
+PLAIN = {str, bytes, bool, int, float, complex, types.NoneType}
+
+# The walk does not enter objects of these packages: none is the user's, and some lead to all that the program has.
+_OPAQUE = sys.stdlib_module_names | {"numpy", "h5py", "mpi4py"}
+_OPAQUE_HERE = {
+    "mpidist.comm", "mpidist.cluster", "mpidist.strategy", "mpidist.checkpoint", "mpidist.serving",
+    "mpidist.coordinator",
+}
+
+
+def is_array(value: object) -> bool:
+    """Local. Whether this is an array of any library, or of Python's own."""
+    return hasattr(type(value), "__dlpack__") or isinstance(value, array.array)
+
+
+def has_children(value: object) -> bool:
+    """Local. Whether a walk goes on in `value`: a container, or an object with attributes that may be the user's."""
+    if isinstance(value, (*CONTAINERS, *SETS)):
+        return True
+    kind = type(value)
+    package, *rest = kind.__module__.split(".")
+    is_opaque = package in _OPAQUE or ".".join((package, *rest[:1])) in _OPAQUE_HERE
+    # Classes are no objects to save, whatever their metaclass; an array is more than the attributes that it may have.
+    if isinstance(value, type) or is_array(value) or (is_opaque and kind is not types.SimpleNamespace):
+        return False
+    return isinstance(getattr(value, "__dict__", None), dict) or _slots(kind) != ()
+
+
+def is_number(value: object) -> bool:
+    """Local. Whether a plain value may count something: booleans do not."""
+    return isinstance(value, (int, float, complex, np.number)) and not isinstance(value, bool)
+
+
+def children_of(value: Any) -> list[tuple[Any, object]]:
+    """Local. The items of a container by index, or by key in the order of names; or the attributes of an object."""
+    content = value if isinstance(value, CONTAINERS) else _attributes_of(value)
+    if isinstance(content, Mapping):
+        return [(name, content[name]) for name in sorted(content, key=str)]
+    return list(enumerate(content))
+
+
+def _attributes_of(value: object) -> dict[str, object]:
+    """The attributes of an object by name, also those that its classes keep in slots."""
+    attributes = dict(getattr(value, "__dict__", {}))
+    for name in _slots(type(value)):
+        with contextlib.suppress(AttributeError):
+            attributes[name] = getattr(value, name)
+    return attributes
+
+
+def _slots(kind: type) -> tuple[str, ...]:
+    """The names in `__slots__` of a class and of those that it extends."""
+    names: list[str] = []
+    for owner in kind.__mro__:
+        slots = owner.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            is_private = name.startswith("__") and not name.endswith("__")
+            names.append(f"_{owner.__name__.lstrip('_')}{name}" if is_private else name)
+    return tuple(name for name in names if name not in ("__dict__", "__weakref__"))

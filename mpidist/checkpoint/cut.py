@@ -1,0 +1,231 @@
+"""The checkpoint of a job with parameter servers: the chief and the servers write it in parallel, while workers train.
+
+Servers save their variables as they are after one commit, and what the chief has is of the same moment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+
+from mpidist.checkpoint.directory import DirectoryWork
+from mpidist.checkpoint.hdf5 import Blank
+from mpidist.checkpoint.layout import PAGE_BYTES, Piece, Record, deal
+from mpidist.checkpoint.listing import arrays_to_write
+from mpidist.checkpoint.objects import Found
+from mpidist.checkpoint.transfer import (
+    ArrayToWrite,
+    Checksums,
+    create_blank,
+    publish,
+    write_arrays,
+    write_pieces,
+)
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.serving.cut import Block
+from mpidist.variables.served import ServedHome, ServedVariable
+from mpidist.variables.variable import Read
+
+T = TypeVar("T")
+
+
+class _Part(NamedTuple):
+    """A variable that a server saves.
+
+    Attributes:
+        variable: Its number on the server.
+        record: Its dataset.
+        offset: First byte of the dataset in the file.
+        pieces: All of the dataset.
+    """
+
+    variable: int
+    record: Record
+    offset: int
+    pieces: Sequence[Piece]
+
+    @property
+    def is_small(self) -> bool:
+        """Local. Whether the chief writes it, as other small datasets, which lie in the same pages of the file."""
+        return self.record.nbytes < PAGE_BYTES
+
+
+class _Outcome(NamedTuple):
+    """The work of one server.
+
+    Attributes:
+        checksums: Of the pieces that it has written.
+        small: The content of small variables, by number.
+    """
+
+    checksums: Checksums
+    small: dict[int, bytes]
+
+
+@dataclass(frozen=True)
+class ServerShare:
+    """The part of a checkpoint that one server writes; see `serving.cut.Share`.
+
+    Attributes:
+        path: The file, which has its structure already.
+        parts: The variables.
+    """
+
+    path: str
+    parts: Sequence[_Part]
+
+    def blocks(self) -> dict[Block, int]:
+        """Local. See `Share.blocks`: a piece each."""
+        blocks = {}
+        for variable, record, _, pieces in self.parts:
+            for _, start, stop in pieces:
+                block = Block(variable, start // record.dtype.itemsize, -(-stop // record.dtype.itemsize))
+                blocks[block] = stop - start
+        return blocks
+
+    def write(self, read: Callable[[int], Read]) -> _Outcome:
+        """Local. See `Share.write`.
+
+        Raises:
+            OSError: This host does not see the file, or the disk is full.
+        """
+        outcome = _Outcome({}, {})
+        if not any(not part.is_small for part in self.parts):
+            outcome.small.update({part.variable: _content(part, read) for part in self.parts})
+            return outcome
+        try:
+            descriptor = os.open(self.path, os.O_WRONLY)
+        except FileNotFoundError:
+            raise FileNotFoundError(
+                errno.ENOENT, f"the chief has made {self.path!r}, and a server does not see it: save checkpoints to a "
+                "file system that all hosts share"
+            ) from None
+        try:
+            for part in self.parts:
+                variable, record, offset, pieces = part
+                if part.is_small:
+                    outcome.small[variable] = _content(part, read)
+                else:
+                    write_pieces(descriptor, offset, record, read(variable), pieces, None, outcome.checksums)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+        return outcome
+
+
+def _content(part: _Part, read: Callable[[int], Read]) -> bytes:
+    return read(part.variable)(0, part.record.size).tobytes()
+
+
+def write_cut(
+    home: ServedHome, path: str, find: Callable[[], Found], count: int | None, work: DirectoryWork
+) -> float:
+    """Local. Write a checkpoint of variables of servers, and of what the chief has beside them.
+
+    Args:
+        home: Of the variables.
+        path: The file's name; a missing directory is made. A file that had the name keeps it until all is written.
+        find: Finds the objects; called twice.
+        count: See `arrays_to_write`.
+        work: See `write_checkpoint`.
+
+    Returns:
+        When the file got its name, in seconds since 1970.
+
+    Raises:
+        OSError: The chief, or a server, cannot write.
+        DeadRankError: A server is dead.
+        CheckpointError, ValueError: As `Checkpoint.save`.
+    """
+    communicator = SoloCommunicator()
+    plan = _Plan(find(), count)
+    blank = create_blank(path, plan.records, plan.shared, work.before)
+    home.communicator.share_directory(os.path.dirname(os.path.abspath(path)))
+    try:
+        # The disk may take its time for the file; no closure waits for that. Then all is of one moment.
+        with home.pause():
+            now = _Plan(find(), count)
+            if (now.records, now.shared) != (plan.records, plan.shared):
+                # The text of a generator's state may be longer now, for instance.
+                os.unlink(blank.path)
+                blank = create_blank(path, now.records, now.shared, None)
+            home.begin_cut(now.shares(blank))
+        try:
+            checksums = now.write_own(communicator, blank)
+        finally:
+            outcomes = home.end_cut()
+        small = now.write_small(communicator, blank, outcomes)
+        everyone = [checksums, small, *(outcome.checksums for outcome in outcomes.values())]
+        return publish(blank, everyone, path, work.after)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(blank.path)
+        raise
+
+
+class _Plan:
+    """The parts of a checkpoint, by their writers.
+
+    Args:
+        found: The objects.
+        count: See `arrays_to_write`.
+
+    Attributes:
+        records: All datasets.
+        shared: See `layout.encode_index`.
+    """
+
+    def __init__(self, found: Found, count: int | None) -> None:
+        self.shared = found.shared
+        self._arrays, _ = arrays_to_write(found, SoloCommunicator(), count)
+        self.records = [array.record for array in self._arrays]
+        self._dealt = deal(self.records, 0, 1)
+        self._served: dict[int, ServedVariable] = {}
+        for number, record in enumerate(self.records):
+            leaf = found.leaves.get(record.path)
+            if leaf is not None and isinstance(leaf.value, ServedVariable) and record.nbytes:
+                self._served[number] = leaf.value
+
+    def shares(self, blank: Blank) -> dict[int, ServerShare]:
+        """Local. The parts of the servers, by rank."""
+        parts: dict[int, list[_Part]] = {}
+        for number, variable in self._served.items():
+            part = _Part(variable.place.number, self.records[number], blank.offsets[number], self._dealt[number])
+            parts.setdefault(variable.place.server, []).append(part)
+        path = os.path.abspath(blank.path)
+        return {server: ServerShare(path, tuple(its)) for server, its in parts.items()}
+
+    def write_own(self, communicator: SoloCommunicator, blank: Blank) -> Checksums:
+        """Local. Write what is not on servers; see `write_cut`."""
+        own = [number for number in range(len(self.records)) if number not in self._served]
+        return self._write(communicator, blank, own, self._arrays)
+
+    def write_small(self, communicator: SoloCommunicator, blank: Blank, outcomes: Mapping[int, Any]) -> Checksums:
+        """Local. Write what the servers have left to the chief; see `write_cut`."""
+        arrays = list(self._arrays)
+        small = []
+        for number, variable in self._served.items():
+            record, place = self.records[number], variable.place
+            if record.nbytes < PAGE_BYTES:
+                content = np.frombuffer(outcomes[place.server].small[place.number], record.dtype)
+                arrays[number] = ArrayToWrite(record, content)
+                small.append(number)
+        return self._write(communicator, blank, small, arrays)
+
+    def _write(
+        self, communicator: SoloCommunicator, blank: Blank, numbers: Sequence[int], arrays: Sequence[ArrayToWrite]
+    ) -> Checksums:
+        def chosen(things: Sequence[T]) -> list[T]:
+            return [things[number] for number in numbers]
+
+        part = replace(blank, offsets=chosen(blank.offsets))
+        checksums, error = write_arrays(communicator, part, chosen(arrays), chosen(self._dealt))
+        if error is not None:
+            raise error
+        return checksums

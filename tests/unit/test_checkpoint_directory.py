@@ -1,0 +1,332 @@
+"""Directories that are not as the manager left them: lost state files, other programs, damaged files, odd arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import logging
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+import pytest
+
+from mpidist.checkpoint import lock as lock_module
+from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.checkpoint.directory import CheckpointEntry, DirectoryState, read_state, retire
+from mpidist.checkpoint.lock import LOCK_FILE, DirectoryLock
+from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.errors import CheckpointError, DamagedCheckpointError
+from mpidist.variables.arena import Arena
+from mpidist.variables.creation import create_variable
+from mpidist.variables.variable import Variable
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+ARENA = Arena(SoloCommunicator())
+
+
+def variable(value: Any) -> Variable:
+    return create_variable(ARENA, np.asarray(value))
+
+
+def files(directory: Path) -> list[str]:
+    return sorted(name for name in os.listdir(directory) if name.endswith(".h5"))
+
+
+def fill(directory: Path, count: int) -> Variable:
+    """Checkpoints 1 to `count` of a variable that holds their number."""
+    v = variable(0.0)
+    with CheckpointManager(Checkpoint(v=v), directory, None) as manager:
+        for number in range(1, count + 1):
+            v.assign(number)
+            manager.save()
+    return v
+
+
+def break_file(path: Path) -> None:
+    with h5py.File(path) as file:
+        at = file["v"].id.get_offset()
+    content = bytearray(path.read_bytes())
+    content[at] ^= 1
+    path.write_bytes(content)
+
+
+@pytest.mark.parametrize("damage", ["lost", "nonsense"])
+def test_without_a_state_file_the_numbers_go_on(
+    tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    fill(tmp_path, 3)
+    before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
+    (tmp_path / "checkpoint").unlink()
+    if damage == "nonsense":
+        (tmp_path / "checkpoint").write_text("{")
+    v = variable(9.0)
+    calls: list[int] = []
+    with CheckpointManager(Checkpoint(v=v), tmp_path, 1, init_fn=lambda: calls.append(1)) as manager:
+        assert manager.restore_or_initialize() is None
+        assert "ckpt-3.h5" in caplog.text
+        assert "fallback=True" in caplog.text
+        assert manager.save() == str(tmp_path / "ckpt-4.h5")
+        assert manager.save() == str(tmp_path / "ckpt-5.h5")
+    assert calls == [1]
+    assert {name: (tmp_path / name).read_bytes() for name in before} == before
+    assert files(tmp_path) == [*before, "ckpt-5.h5"]
+    again = Checkpoint(v=v)
+    with CheckpointManager(again, tmp_path, 1) as manager:
+        assert manager.restore_or_initialize() == str(tmp_path / "ckpt-5.h5")
+        assert again.save_counter == 5
+        assert manager.save() == str(tmp_path / "ckpt-6.h5")
+
+
+def test_without_a_state_file_fallback_restores_the_last(tmp_path: Path) -> None:
+    fill(tmp_path, 3)
+    (tmp_path / "checkpoint").unlink()
+    v = variable(0.0)
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, 1)
+    assert manager.restore_or_initialize(fallback=True) == str(tmp_path / "ckpt-3.h5")
+    assert v.numpy() == 3.0
+    assert latest_checkpoint(tmp_path) is None
+    assert latest_checkpoint(tmp_path, fallback=True) == str(tmp_path / "ckpt-3.h5")
+
+
+@pytest.mark.parametrize("prefix", ["other", "ckpt"])
+def test_a_manager_deletes_only_what_managers_have_saved(tmp_path: Path, prefix: str) -> None:
+    path = Checkpoint(v=variable(7.0)).save(tmp_path / prefix)
+    assert latest_checkpoint(tmp_path) == path
+    with CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path, 1) as manager:
+        assert manager.latest_checkpoint == path
+        saved = [manager.save() for _ in range(3)]
+        assert manager.checkpoints == [saved[-1]]
+        between = Checkpoint(v=variable(8.0)).save(tmp_path / "between")
+        assert latest_checkpoint(tmp_path) == between
+        last = manager.save()
+    assert latest_checkpoint(tmp_path) == last
+    assert set(files(tmp_path)) == {os.path.basename(str(name)) for name in (path, between, last)}
+    fresh = variable(0.0)
+    Checkpoint(v=fresh).restore(path).assert_consumed()
+    assert fresh.numpy() == 7.0
+
+
+def test_managers_of_several_names_share_a_directory(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(v=variable(0.0))
+    with (
+        CheckpointManager(checkpoint, tmp_path, 2) as usual,
+        CheckpointManager(checkpoint, tmp_path, 1, checkpoint_name="ckpt-best") as best,
+    ):
+        for _ in range(3):
+            usual.save()
+            best.save()
+        assert files(tmp_path) == ["ckpt-3.h5", "ckpt-5.h5", "ckpt-best-6.h5"]
+    names = [entry.name for entry in (read_state(str(tmp_path)) or DirectoryState((), 0, None)).entries]
+    assert sorted(names) == ["ckpt-3.h5", "ckpt-5.h5", "ckpt-best-6.h5"]
+    with CheckpointManager(checkpoint, tmp_path, 1) as later:
+        later.save()
+        assert files(tmp_path) == ["ckpt-7.h5", "ckpt-best-6.h5"]
+
+
+def test_the_number_may_be_a_variable(tmp_path: Path) -> None:
+    step = variable(np.int64(40))
+    with CheckpointManager(Checkpoint(step=step), tmp_path, None) as manager:
+        assert manager.save(checkpoint_number=step) == str(tmp_path / "ckpt-40.h5")
+        assert manager.save(checkpoint_number=np.int32(41)) == str(tmp_path / "ckpt-41.h5")
+        for number, kind in ((-1, ValueError), (2.5, TypeError), ("x", TypeError), (variable(2.5), TypeError)):
+            odd: Any = number
+            with pytest.raises(kind, match=r"`checkpoint_number` must be an integer"):
+                manager.save(checkpoint_number=odd)
+        assert files(tmp_path) == ["ckpt-40.h5", "ckpt-41.h5"]
+
+
+def test_a_clock_that_is_set_back_keeps_what_the_hours_keep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [1_000_000.0]
+    monkeypatch.setattr(time, "time", lambda: clock[0])
+    with CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path, 1, keep_checkpoint_every_n_hours=1) as manager:
+        for number in range(1, 12):
+            clock[0] += 1800
+            if number == 5:
+                clock[0] -= 500_000
+            manager.save()
+    # By the hours: 2, 4, 6, 8, 10. After the clock was set back nobody knows how long ago 4 was.
+    kept = {int(name.split("-")[1].split(".")[0]) for name in files(tmp_path)}
+    assert kept == {2, 4, 5, 7, 9, 11}
+    state = DirectoryState((CheckpointEntry("a", 50.0), CheckpointEntry("b", 51.0)), 100.0, "b")
+    assert retire(state, 1, 10.0)[1] == []
+    assert retire(state, 1, None)[1] == ["a"]
+
+
+def test_the_last_step_may_be_given(tmp_path: Path) -> None:
+    step = variable(10)
+    checkpoint = Checkpoint(s=step)
+    with CheckpointManager(
+        checkpoint, tmp_path, 1, step_counter=step, checkpoint_interval=5, last_checkpoint_step=8
+    ) as manager:
+        assert manager.save() is None
+        step.assign(13)
+        assert manager.save() is not None
+    with pytest.raises(ValueError, match="`last_checkpoint_step=3` needs a `step_counter`"):
+        CheckpointManager(checkpoint, tmp_path, 1, last_checkpoint_step=3)
+
+
+@pytest.mark.parametrize("name", ["../victim.h5", "/tmp/victim.h5", "sub/victim.h5", "..", "a\0b"])
+@pytest.mark.parametrize("place", ["all_model_checkpoint_paths", "model_checkpoint_path"])
+def test_a_state_file_names_no_files_outside(tmp_path: Path, name: str, place: str) -> None:
+    victim, directory = tmp_path / "victim.h5", tmp_path / "d"
+    fill(directory, 2)
+    victim.write_text("precious")
+    content = json.loads((directory / "checkpoint").read_text())
+    content[place] = [name, content[place][1]] if isinstance(content[place], list) else name
+    (directory / "checkpoint").write_text(json.dumps(content))
+    checkpoint = Checkpoint(v=variable(0.0))
+    for act in (lambda: latest_checkpoint(directory), lambda: CheckpointManager(checkpoint, directory, 1)):
+        with pytest.raises(CheckpointError, match="expected names of files in the same directory, got"):
+            act()
+    assert victim.read_text() == "precious"
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"all_model_checkpoint_paths": [], "x": 1e999}', "9" * 5000, "[]"])
+def test_a_forged_state_file_is_ignored(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "checkpoint").write_text(text)
+    assert latest_checkpoint(tmp_path) is None
+    assert "cannot be understood" in caplog.text
+
+
+def test_a_pipe_as_state_file_is_an_error(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "checkpoint")
+    with pytest.raises(CheckpointError, match="got no regular file"):
+        latest_checkpoint(tmp_path)
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_taken(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    v = fill(tmp_path, 4)
+    newest = tmp_path / "ckpt-4.h5"
+    break_file(newest)
+    os.truncate(tmp_path / "ckpt-3.h5", 3000)
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, 1)
+    with pytest.raises(DamagedCheckpointError, match=r"ckpt-4\.h5' is damaged: .*fallback=True"):
+        manager.restore_or_initialize()
+    assert v.numpy() == 4.0
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        assert manager.restore_or_initialize(fallback=True) == str(tmp_path / "ckpt-2.h5")
+    assert v.numpy() == 2.0
+    assert "ckpt-4.h5' is damaged" in caplog.text
+    assert "ckpt-3.h5'" in caplog.text
+    caplog.clear()
+    assert latest_checkpoint(tmp_path) == str(newest)
+    assert latest_checkpoint(tmp_path, fallback=True) == str(tmp_path / "ckpt-2.h5")
+    assert "ckpt-4.h5' is damaged" in caplog.text
+    newest.unlink()
+    assert latest_checkpoint(tmp_path) is None
+    assert latest_checkpoint(tmp_path, fallback=True) == str(tmp_path / "ckpt-2.h5")
+    for name in files(tmp_path):
+        os.truncate(tmp_path / name, 100)
+    with pytest.raises(DamagedCheckpointError, match="truncated"):
+        latest_checkpoint(tmp_path, fallback=True)
+    with pytest.raises(DamagedCheckpointError, match="truncated"):
+        manager.restore_or_initialize(fallback=True)
+    assert latest_checkpoint(tmp_path / "none", fallback=True) is None
+
+
+def test_fallback_does_not_pass_over_a_checkpoint_that_does_not_fit(tmp_path: Path) -> None:
+    fill(tmp_path, 1)
+    with CheckpointManager(Checkpoint(v=variable(np.zeros(3))), tmp_path, 5) as manager:
+        manager.save(checkpoint_number=2)
+    with pytest.raises(CheckpointError, match=r"'v' has shape \(\), but \(3,\) was saved"):
+        CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path, 5).restore_or_initialize(fallback=True)
+
+
+def test_arguments_of_another_kind_say_what_was_expected(tmp_path: Path) -> None:
+    v: Any = variable(1.0)
+    nothing: Any = None
+    with pytest.raises(TypeError, match=r"`checkpoint` must be a mpidist\.Checkpoint, got .*Manager\(mpidist"):
+        CheckpointManager(v, tmp_path, 1)
+    with pytest.raises(TypeError, match=r"`directory` must be a path .*, got None"):
+        CheckpointManager(Checkpoint(v=v), nothing, 1)
+    with pytest.raises(TypeError, match=r"`file_prefix` must be a path .*, got None"):
+        Checkpoint(v=v).save(nothing)
+    with pytest.raises(TypeError, match=r"`path` must be a path .*, got None"):
+        Checkpoint(v=v).write(nothing)
+    with pytest.raises(TypeError, match=r"`directory` must be a path .*, got None"):
+        latest_checkpoint(nothing)
+    with pytest.raises(IsADirectoryError, match=rf"got the directory '{tmp_path}'; .*latest_checkpoint"):
+        Checkpoint(v=v).restore(tmp_path)
+
+
+def test_a_file_that_h5py_holds_open_is_restored(tmp_path: Path) -> None:
+    v = variable(5.0)
+    path = Checkpoint(v=v).save(tmp_path / "c")
+    for mode in ("r", "r+"):
+        with h5py.File(path, mode):
+            v.assign(0.0)
+            Checkpoint(v=v).restore(path).assert_consumed()
+            assert v.numpy() == 5.0
+
+
+def test_save_takes_the_lock_of_the_directory(tmp_path: Path) -> None:
+    code = (
+        "import sys, time; from mpidist.checkpoint.lock import DirectoryLock; DirectoryLock(sys.argv[1]).acquire();"
+        "print('held', flush=True); sys.stdin.read()"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        assert child.stdout is not None
+        assert child.stdout.readline() == "held\n"
+        checkpoint = Checkpoint(v=variable(1.0))
+        with pytest.raises(CheckpointError, match=rf"another job saves .*process {child.pid} on"):
+            checkpoint.save(tmp_path / "c")
+        assert os.listdir(tmp_path) == [LOCK_FILE]
+        child.communicate("")
+    checkpoint.save(tmp_path / "c")
+    assert sorted(os.listdir(tmp_path)) == ["c-1.h5", "checkpoint"]
+
+
+def test_save_beside_a_manager_leaves_it_the_lock(tmp_path: Path) -> None:
+    checkpoint = Checkpoint(v=variable(1.0))
+    with CheckpointManager(checkpoint, tmp_path, 1) as manager:
+        manager.save()
+        checkpoint.save(tmp_path / "other")
+        assert (tmp_path / LOCK_FILE).exists()
+    assert not (tmp_path / LOCK_FILE).exists()
+
+
+def test_of_two_that_find_a_holder_dead_one_gets_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process takes over in the moment between the look at the dead holder and its replacement."""
+    with subprocess.Popen([sys.executable, "-c", ""]) as ended:
+        ended.wait()
+    me = lock_module.this_process()
+    dead = dataclasses.replace(me, process=ended.pid)
+    start = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19])
+    quicker = dataclasses.replace(me, process=os.getppid(), started=start)
+    path = tmp_path / LOCK_FILE
+    path.write_text(json.dumps(dataclasses.asdict(dead)))
+    is_dead = lock_module.is_dead
+
+    def look(holder: lock_module.Holder, mine: lock_module.Holder) -> bool | None:
+        answer = is_dead(holder, mine)
+        if holder == dead:
+            path.write_text(json.dumps(dataclasses.asdict(quicker)))
+        return answer
+
+    monkeypatch.setattr(lock_module, "is_dead", look)
+    with pytest.raises(CheckpointError, match=rf"process {os.getppid()} on .*; it is alive"):
+        DirectoryLock(str(tmp_path)).acquire()
+    assert json.loads(path.read_text()) == dataclasses.asdict(quicker)
+    assert os.listdir(tmp_path) == [LOCK_FILE]
+
+
+@pytest.mark.parametrize("text", ['{"job": 3}', "[" * 100_000, "null"])
+def test_a_forged_lock_is_a_clear_error(tmp_path: Path, text: str) -> None:
+    (tmp_path / LOCK_FILE).write_text(text)
+    with pytest.raises(CheckpointError, match="cannot be understood as a lock"):
+        DirectoryLock(str(tmp_path)).acquire()
+    odd = {**dataclasses.asdict(lock_module.this_process()), "process": "x"}
+    (tmp_path / LOCK_FILE).write_text(json.dumps(odd))
+    with pytest.raises(CheckpointError, match="cannot be understood as a lock"):
+        DirectoryLock(str(tmp_path)).acquire()

@@ -1,0 +1,122 @@
+"""Following a directory of checkpoints: each new one once, timeouts, and the end of the training."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.checkpoint.following import checkpoints_iterator
+from mpidist.checkpoint.manager import CheckpointManager
+from mpidist.chief import note_role
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.variables.arena import Arena
+from mpidist.variables.creation import create_variable
+
+ARENA = Arena(SoloCommunicator())
+
+
+def checkpoint() -> Checkpoint:
+    return Checkpoint(v=create_variable(ARENA, np.zeros(3)))
+
+
+def test_each_new_checkpoint_comes_once(tmp_path: Path) -> None:
+    folder = tmp_path / "later"
+    with CheckpointManager(checkpoint(), folder, max_to_keep=2) as manager:
+        found = checkpoints_iterator(folder, timeout=0)
+        assert list(found) == []
+        found = checkpoints_iterator(folder, timeout=10)
+        # Those before the latest are left out.
+        manager.save()
+        manager.save()
+        assert next(found) == str(folder / "ckpt-2.h5")
+        manager.save()
+        assert next(found) == str(folder / "ckpt-3.h5")
+    in_bytes: Any = os.fsencode(folder)
+    assert list(checkpoints_iterator(in_bytes, timeout=0)) == [str(folder / "ckpt-3.h5")]
+
+
+def test_a_checkpoint_that_is_saved_again_is_new(tmp_path: Path) -> None:
+    first, second = checkpoint(), checkpoint()
+    first.save(tmp_path / "c")
+    found = checkpoints_iterator(tmp_path, timeout=0.2)
+    assert next(found) == str(tmp_path / "c-1.h5")
+    second.save(tmp_path / "c")
+    assert list(found) == [str(tmp_path / "c-1.h5")]
+
+
+def test_it_waits_for_a_checkpoint_without_burning_a_core(tmp_path: Path) -> None:
+    saved = checkpoint()
+    timer = threading.Timer(2, lambda: saved.save(tmp_path / "c"))
+    timer.start()
+    begin, used = time.monotonic(), time.thread_time()
+    assert next(checkpoints_iterator(tmp_path)) == str(tmp_path / "c-1.h5")
+    assert time.monotonic() - begin > 1.9
+    assert time.thread_time() - used < 0.1
+    timer.join()
+
+
+def test_a_timeout_ends_it(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    assert list(checkpoints_iterator(tmp_path, timeout=0.3)) == []
+    assert 0.3 <= time.monotonic() - begin < 5
+
+
+@pytest.mark.parametrize("timeout", [0, 0.1])
+def test_a_function_decides_after_the_timeout(tmp_path: Path, timeout: float) -> None:
+    saved = checkpoint()
+    calls: list[int] = []
+
+    def is_done() -> bool:
+        calls.append(len(calls))
+        if len(calls) == 2:
+            saved.save(tmp_path / "c")
+        return len(calls) == 4
+
+    found = list(checkpoints_iterator(tmp_path, timeout=timeout, timeout_fn=is_done))
+    assert found == [str(tmp_path / "c-1.h5")]
+    assert calls == [0, 1, 2, 3]
+
+
+def test_an_interval_passes_between_two(tmp_path: Path) -> None:
+    saved = checkpoint()
+    found = checkpoints_iterator(tmp_path, min_interval_secs=2, timeout=5)
+    saved.save(tmp_path / "c")
+    begin = time.monotonic()
+    assert next(found) == str(tmp_path / "c-1.h5")
+    saved.save(tmp_path / "c")
+    assert next(found) == str(tmp_path / "c-2.h5")
+    assert time.monotonic() - begin >= 2
+
+
+def test_it_ends_with_the_training_after_the_last_checkpoint(tmp_path: Path) -> None:
+    saved = checkpoint()
+    has_ended = False
+    note_role(0, lambda: has_ended)
+    found = checkpoints_iterator(tmp_path, min_interval_secs=1000)
+    saved.save(tmp_path / "c")
+    assert next(found) == str(tmp_path / "c-1.h5")
+    saved.save(tmp_path / "c")
+    has_ended = True
+    assert list(found) == [str(tmp_path / "c-2.h5")]
+    assert list(checkpoints_iterator(tmp_path / "nothing")) == []
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"checkpoint_dir": 7}, TypeError, "`checkpoint_dir` must be a path .* got 7"),
+        ({"min_interval_secs": -1}, ValueError, "`min_interval_secs` must not be negative, got -1"),
+        ({"timeout": "1"}, TypeError, "`timeout` must be a number, got .*'1'"),
+        ({"timeout_fn": 5}, TypeError, "`timeout_fn` must be a function, or None, got .*5"),
+    ],
+)
+def test_wrong_arguments_are_said_at_once(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        checkpoints_iterator(**{"checkpoint_dir": ".", **arguments})
