@@ -13,6 +13,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mpidist import launch
+from mpidist.arguments import number, whole
 from mpidist.chief import is_chief
 
 
@@ -28,6 +29,10 @@ class Progress:
         initial: Number of steps done before, for example by an earlier run.
         interval_seconds: In a log file, the least time between two lines. The last step always gives a line.
         stream: The output; default: stderr.
+
+    Raises:
+        TypeError: A number of steps is no integer, or the interval no number.
+        ValueError: One of them is negative.
 
     Example:
         >>> with Progress(2, description="epoch 1", stream=sys.stdout) as progress:
@@ -45,10 +50,15 @@ class Progress:
         interval_seconds: float = 10.0,
         stream: TextIO | None = None,
     ) -> None:
-        self.total = total
+        self.total = None if total is None else whole("total", total, least=0)
         self.description = description
-        self.done = initial
-        self.interval_seconds = interval_seconds
+        self.done = whole("initial", initial, least=0)
+        self.interval_seconds = number("interval_seconds", interval_seconds, least=0)
+        if stream is not None and not (hasattr(stream, "write") and hasattr(stream, "isatty")):
+            raise TypeError(
+                f"`stream` must be a text file, for instance sys.stdout, or None, got {stream!r} of type "
+                f"{type(stream).__name__}"
+            )
         self._stream = sys.stderr if stream is None else stream
         self._is_shown = is_chief()
         self._values: dict[str, Any] = {}
@@ -68,7 +78,7 @@ class Progress:
             steps: Number of steps since the last call.
             values: Values to show behind the number; floats are rounded.
         """
-        self.done += steps
+        self.done += whole("steps", steps)
         if not self._is_shown:
             return
         self._values.update(values)

@@ -68,3 +68,12 @@ def test_other_ranks_are_silent(monkeypatch: pytest.MonkeyPatch, stream: io.Stri
         bar.write("a remark")
     assert stream.getvalue() == ""
     assert bar.done == 2
+
+
+def test_steps_are_counted_in_whole_numbers() -> None:
+    with pytest.raises(TypeError, match="`total` must be an integer of at least 0, got 'a' of type str"):
+        Progress("a")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`initial` must be an integer of at least 0, got -1"):
+        Progress(initial=-1)
+    with pytest.raises(TypeError, match=r"`steps` must be an integer, got 1.5"):
+        Progress(3).update(1.5)  # type: ignore[arg-type]

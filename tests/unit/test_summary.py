@@ -190,8 +190,8 @@ def test_recording_only_sometimes(tmp_path: Path) -> None:
             assert not summary.scalar("d", 0)
             flag.assign(True)
             assert summary.scalar("d", 1)
-        with pytest.raises(KeyError), summary.record_if(False):
-            raise KeyError
+        with pytest.raises(KeyError, match="of the program"), summary.record_if(False):
+            raise KeyError("of the program")
         assert summary.should_record_summaries(), "an error ends it too"
     assert thread_saw == [False], "that thread has no writer"
     assert len(asked) == 7

@@ -1,0 +1,169 @@
+"""The job directory: files in which ranks on different hosts see what the others do, and whether they live.
+
+Each rank has one file, and holds a lock on it (`man 2 fcntl`), which the kernel gives back however the process ends.
+The directory goes with the last file; after a kill its files stay.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from mpidist.observe.peers import Key, Peer, tell
+
+VARIABLE = "MPIDIST_JOB_DIR"
+# A rank that waits writes once in so many seconds, another one once in so many.
+WRITE_SECONDS = 1.0
+IDLE_SECONDS = 10.0
+# What has not been written for so long is old.
+_OLD_SECONDS = 4.0
+
+
+def wanted() -> str:
+    """Local. The directory that this rank's environment names, of all jobs; empty if it names none."""
+    slurm = os.environ.get("SLURM_SUBMIT_DIR", "") if "SLURM_JOB_ID" in os.environ else ""
+    return os.environ.get(VARIABLE, slurm)
+
+
+def folder_of(directory: str, job: str) -> Path:
+    """Local. The directory of one job.
+
+    Args:
+        directory: Of all jobs.
+        job: A name that no other job has, the same on all ranks.
+    """
+    return Path(directory) / f".mpidist-{job}"
+
+
+def _name_of(key: Key) -> str:
+    return f"{key.host}-{key.number}-{key.namespace.strip('pid:[]')}".replace(os.sep, "_")
+
+
+class OwnFile:
+    """The file of this rank.
+
+    Args:
+        folder: Of the job; made if it is missing.
+        key: This process.
+
+    Raises:
+        OSError: It cannot be made, or its file system has no locks.
+    """
+
+    def __init__(self, folder: Path, key: Key) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / _name_of(key)
+        self._count = 0
+        self._written = 0.0
+        # Not opened a second time: closing any descriptor of it would give the lock back.
+        self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+
+    def write(self, content: Mapping[str, Any], *, after: float = 0.0) -> None:
+        """Local. Write, unless the last time was less than `after` seconds ago; a full disk is no error."""
+        now = time.monotonic()
+        if now - self._written < after:
+            return
+        self._written = now
+        self._count += 1
+        text = json.dumps({**content, "count": self._count}).encode()
+        with contextlib.suppress(OSError):
+            # Who reads in between gets half a text, and takes it for none.
+            os.pwrite(self._descriptor, text, 0)
+            os.ftruncate(self._descriptor, len(text))
+
+    def close(self) -> None:
+        """Local. Take the file away, and the directory if it was the last one."""
+        os.close(self._descriptor)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+            self._path.parent.rmdir()
+
+
+class FarPeer(Peer):
+    """A rank whose file is all that this rank sees of it.
+
+    Args:
+        key: Its process.
+        name: What to call it.
+        order: Lower ones speak first.
+        folder: Of the job.
+    """
+
+    is_far = True
+
+    def __init__(self, key: Key, name: str, order: int, folder: Path) -> None:
+        super().__init__(key, name, order, None, "")
+        self._path_of_file = folder / _name_of(key)
+        self._content: dict[str, Any] = {}
+        self._read = self._changed = 0.0
+
+    def _look(self) -> dict[str, Any]:
+        now = time.monotonic()
+        if now - self._read > WRITE_SECONDS / 2:
+            self._read = now
+            with contextlib.suppress(OSError, ValueError):
+                content = json.loads(self._path_of_file.read_text())
+                if content != self._content:
+                    self._content, self._changed = content, now
+        return self._content
+
+    def state(self, identity: int) -> int | None:
+        """Local. See `Peer.state`."""
+        state = self._look().get("states", {}).get(str(identity))
+        return None if state is None else int(state)
+
+    def is_fresh(self) -> bool:
+        """Local. See `Peer.is_fresh`."""
+        self._look()
+        return time.monotonic() - self._changed < _OLD_SECONDS
+
+    def details(self) -> dict[str, Any]:
+        """Local. See `Peer.details`."""
+        content = self._look()
+        return dict(content.get("details", {})) if self.is_fresh() else {}
+
+    def has_ended(self) -> bool:
+        """Local. See `Peer.has_ended`."""
+        return bool(self._look().get("ended"))
+
+    def has_died(self) -> bool:
+        """Local. Whether its process has ended, and the program had not."""
+        try:
+            descriptor = os.open(self._path_of_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        else:
+            return not self.has_ended()
+        finally:
+            os.close(descriptor)
+
+    def why_gone(self) -> str:
+        """Local. See `Peer.why_gone`."""
+        return "has come to its end" if self.has_ended() else "has died" if self.has_died() else ""
+
+    def tell(self, identities: Iterable[int] = ()) -> str:
+        """Local. See `Peer.tell`. A rank writes what it is in while it waits."""
+        del identities
+        why_gone = self.why_gone()
+        if why_gone:
+            return f"{self.name} {why_gone}"
+        if not self._content:
+            return f"{self.name} has no file here yet"
+        if not self.is_fresh():
+            return f"{self.name} has not waited in any call for {time.monotonic() - self._changed:.0f} s"
+        return f"{self.name} {tell(self.details())}"

@@ -1,0 +1,35 @@
+"""Patience: how long a rank waits for others before that is reported, and before the job ends."""
+
+from __future__ import annotations
+
+import os
+
+WARN_VARIABLE = "MPIDIST_WARN_SECONDS"
+LIMIT_VARIABLE = "MPIDIST_TIMEOUT"
+_WARN_SECONDS = 30.0
+
+
+def warn_seconds() -> float:
+    """Local. The time after which a wait is reported.
+
+    Raises:
+        ValueError: The variable of the environment is not a number.
+    """
+    return _seconds(WARN_VARIABLE, _WARN_SECONDS)
+
+
+def limit_seconds() -> float:
+    """Local. The time after which a wait ends the job; 0: never.
+
+    Raises:
+        ValueError: The variable of the environment is not a number.
+    """
+    return _seconds(LIMIT_VARIABLE, 0.0)
+
+
+def _seconds(variable: str, default: float) -> float:
+    text = os.environ.get(variable)
+    try:
+        return float(text) if text else default
+    except ValueError:
+        raise ValueError(f"{variable} must be a number of seconds, got {text!r}: set for instance 60") from None

@@ -1,0 +1,195 @@
+"""Peers: the other ranks, as far as this one can see them."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpidist.observe.calls import CODES, NEXT
+from mpidist.observe.page import Page
+from mpidist.observe.stacks import stack_of_process
+
+# A watchdog that has not looked for so long cannot: its process is stopped, or holds the interpreter.
+STALE_SECONDS = 3.0
+
+
+class Key(NamedTuple):
+    """The process of a rank: its host, its number there, and the name space of that number."""
+
+    host: str
+    number: int
+    namespace: str
+
+
+class Peer:
+    """Another rank, of this node.
+
+    Args:
+        key: Its process.
+        name: What to call it: "rank 1 of 4 (process 77 on n3)".
+        order: Lower ones speak first.
+        page: What it shows; None where it cannot be seen.
+        path: Of the file behind the page.
+    """
+
+    # Whether it is on another host; what is seen of it there may be some seconds old.
+    is_far = False
+
+    def __init__(self, key: Key, name: str, order: int, page: Page | None, path: str) -> None:
+        self.key = key
+        self.name = name
+        self.order = order
+        self.page = page
+        self._path = path
+
+    def state(self, identity: int) -> int | None:
+        """Local. Its state on a communicator; None if that is not known."""
+        return None if self.page is None else self.page.state(identity)
+
+    def is_fresh(self) -> bool:
+        """Local. Whether its watchdog has looked a moment ago."""
+        return self.page is not None and time.monotonic_ns() - self.page.beat < STALE_SECONDS * 1e9
+
+    def details(self) -> dict[str, Any]:
+        """Local. The last words of its watchdog, empty if they are old."""
+        return self.page.read() if self.page is not None and self.is_fresh() else {}
+
+    def has_ended(self) -> bool:
+        """Local. Whether its program has come to its end."""
+        return self.page is not None and self.page.ended
+
+    def has_died(self) -> bool:
+        """Local. Whether its process has ended, and the program had not."""
+        return self.page is not None and not self.page.ended and _life(self.key.number) in ("", "Z", "X")
+
+    def has_died_at_end(self) -> bool:
+        """Local. Whether its process has ended after the program, and before MPI had."""
+        return self.page is not None and not self.page.left and _life(self.key.number) in ("", "Z", "X")
+
+    def why_gone(self) -> str:
+        """Local. The reason for which it can take part in nothing any more; empty if it can."""
+        return "has come to its end" if self.has_ended() else "has died" if self.has_died() else ""
+
+    def may_speak(self) -> bool:
+        """Local. Whether it may tell why the job ends: it waits, or it is dead, and its own word may have ended it."""
+        return self.has_died() or (bool(self.details().get("calls")) and not self.has_ended())
+
+    def ask(self) -> None:
+        """Local. Ask for its stack."""
+        if self.page is not None:
+            self.page.asked = time.monotonic_ns()
+
+    def tell(self, identities: Iterable[int] = ()) -> str:
+        """Local. Tell where it is: a line, and its stack below it where it is in no call.
+
+        Args:
+            identities: Of communicators. It may have entered a call on one of them and not have written about it yet.
+        """
+        if self.page is None:
+            return f"{self.name} cannot be seen from here"
+        why_gone = self.why_gone()
+        if why_gone:
+            return f"{self.name} {why_gone}"
+        if _life(self.key.number) in ("T", "t"):
+            return f"{self.name} is stopped: `kill -CONT {self.key.number}` lets it go on"
+        if not self.is_fresh():
+            number = self.page.signal
+            text = stack_of_process(self.key.number, number, self._path) if number else ""
+            return f"{self.name} holds the interpreter, or gets no core\n{text}".rstrip()
+        state = self.call_untold(identities)
+        if state:
+            names = [name for name, code in CODES.items() if code == state % NEXT]
+            return f"{self.name} is in {names[0] if names else 'another call'}, call {state // NEXT}"
+        return f"{self.name} {tell(self.details())}"
+
+    def call_untold(self, identities: Iterable[int]) -> int:
+        """Local. The state of a call that this rank is in on one of some communicators, and has not written about."""
+        if self.page is None or self.details().get("calls"):
+            return 0
+        states = (self.state(identity) for identity in identities)
+        return next((state for state in states if state is not None and state % NEXT), 0)
+
+
+def tell(details: Mapping[str, Any]) -> str:
+    """Local. Tell where a rank is, from the words of its watchdog."""
+    calls = details.get("calls", ())
+    if calls:
+        inner = f" ({calls[-1]['name']})" if len(calls) > 1 else f" ({calls[0]['inner']})" if calls[0]["inner"] else ""
+        where = f", {calls[0]['where']}" if calls[0]["where"] else ""
+        before = f" (before it: {'; '.join(calls[0]['before'])})" if calls[0].get("before") else ""
+        return f"waits in {calls[0]['name']}{inner}, call {calls[0]['number']}{where}{before}"
+    where = details.get("line", "")
+    return f"is outside any call{', ' + where if where else ''}\n{details.get('stack', '')}".rstrip()
+
+
+def missing(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
+    """Local. Those that have not come to a call yet.
+
+    Args:
+        state: The one in which this rank waits.
+        others: The other ranks of the communicator.
+        identity: Of the communicator.
+    """
+    late = []
+    for peer in others:
+        other = peer.state(identity)
+        if other is not None and other // NEXT < state // NEXT:
+            late.append(peer)
+    return late
+
+
+def elsewhere(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
+    """Local. Those that are in another call instead of this one; arguments as for `missing`."""
+    found = []
+    for peer in others:
+        other = peer.state(identity)
+        if other is not None and other // NEXT == state // NEXT and other % NEXT not in (0, state % NEXT):
+            found.append(peer)
+    return found
+
+
+def is_left_behind(me: Key, state: int, others: Sequence[Peer], identity: int) -> bool:
+    """Local. Whether those of the others that are not in this rank's call have left it, and wait for this rank.
+
+    They have sent all that the call needs, and are in MPI again. What has not come after a while went to another call.
+
+    Args:
+        me: This rank.
+        state: The call in which it waits.
+        others: The other ranks of the communicator.
+        identity: Of the communicator.
+    """
+    gone_on = [peer for peer in others if peer.state(identity) != state]
+    return bool(gone_on) and all(tuple(me) in map(tuple, peer.details().get("missing", ())) for peer in gone_on)
+
+
+def circle(me: Key, late: Sequence[Peer], peers: Mapping[Key, Peer]) -> list[Peer]:
+    """Local. Ranks that wait for one another and at last for this one: none of them can go on.
+
+    Args:
+        me: This rank.
+        late: For whom this rank waits.
+        peers: All others.
+    """
+    paths = [[peer] for peer in late]
+    seen: set[Key] = set()
+    while paths:
+        path = paths.pop()
+        for one in path[-1].details().get("missing", ()):
+            key = Key(*one)
+            if key == me:
+                return path
+            if key in peers and key not in seen:
+                seen.add(key)
+                paths.append([*path, peers[key]])
+    return []
+
+
+def _life(number: int) -> str:
+    """The state of a process (`man 5 proc`), empty if there is none."""
+    try:
+        return Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()[0]
+    except OSError:
+        return ""

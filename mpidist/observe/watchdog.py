@@ -1,0 +1,399 @@
+"""The watchdog: a thread that sees when this rank waits for others that can never come, and says so.
+
+It calls no MPI. While this rank waits it looks at the pages of the other ranks of the communicator:
+
+- One has ended, or is in another call of the same communicator, or waits for a rank that waits for this one: it can
+  never come. The job ends, with a report.
+- All others are alive, and some are in no call: they may compute for an hour. A report after `MPIDIST_WARN_SECONDS`,
+  then ever more rarely. `MPIDIST_TIMEOUT` ends the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpidist.observe import stacks, startup
+from mpidist.observe.calls import NEXT, START, STATE, Calls, byte_count
+from mpidist.observe.job_directory import IDLE_SECONDS, WRITE_SECONDS, OwnFile
+from mpidist.observe.output import flush, say
+from mpidist.observe.page import Page
+from mpidist.observe.patience import LIMIT_VARIABLE, limit_seconds, warn_seconds
+from mpidist.observe.peers import STALE_SECONDS, Key, Peer, circle, elsewhere, is_left_behind, missing, tell
+from mpidist.observe.recorder import RECORDER
+
+logger = logging.getLogger("mpidist")
+
+# Between two looks.
+TICK_SECONDS = 0.5
+# The ranks that see the same speak in turns: the first one ends the job, and the others stay silent.
+_TURN_SECONDS = 4.0
+# A rank that is asked for its stack may take so long.
+_ANSWER_SECONDS = 2 * TICK_SECONDS
+# So many ranks are listed in a report.
+_LISTED = 8
+# So many of a rank's calls before the one in which it waits are told.
+_TOLD_BEFORE = 3
+# What is seen in two looks counts; so many for a rank on another host, whose file may be a second old, and for messages
+# that went to another call: a rank may need time to come out of its own.
+_MANY_LOOKS = 5
+_LOST = "others have left its call and gone on, and wait for this rank: its messages went to another call"
+# No network was seen to move fewer bytes in a second.
+_SLOWEST = 1e7
+_RULE = (
+    "All ranks must make the same calls in the same order: look for a call under `if rank == 0`, a loop that ends "
+    "earlier on one rank, or an early exit"
+)
+_PATIENCE = f"A rank that computes comes later. {LIMIT_VARIABLE}=SECONDS ends a job that waits longer"
+
+
+class Watchdog:
+    """Looks after this rank. There is one object of a process, `WATCHDOG`."""
+
+    def __init__(self) -> None:
+        self._page: Page | None = None
+        self._me = Key("", 0, "")
+        self._place = ""
+        self._order = 0
+        self._end: Callable[[], None] | None = None
+        self._is_over: Callable[[], bool] = bool
+        self._peers: dict[Key, Peer] = {}
+        self._thread: threading.Thread | None = None
+        self._stops = threading.Event()
+        self._main = threading.main_thread().ident or 0
+        self._process = 0
+        # By communicator: the state in which this rank was seen to wait, since when, and when to warn of it.
+        self._waits: dict[int, tuple[int, float, float]] = {}
+        self._answered = 0
+        # Whether there is a text in the page, and whether it is that of a rank that waits.
+        self._writes = self._waited = False
+        self._seen: object = None
+        self._seen_times = 0
+        self._said: object = None
+        self._file: OwnFile | None = None
+        self._note_death: Callable[[Key, str], None] | None = None
+
+    def start(self, key: Key, place: str, order: int, page: Page, descriptor: int) -> None:
+        """Local. Begin to look; once it knows other ranks, later calls change nothing.
+
+        Args:
+            key: This process.
+            place: What to call this rank.
+            order: Its rank.
+            page: What the others see of it.
+            descriptor: Of the file behind the page, to which stacks are appended.
+
+        Raises:
+            ValueError: A variable of the environment is not a number.
+        """
+        if not self._peers:
+            # MPI may have another name for this host, and another rank.
+            self._me, self._place, self._order, self._page = key, place, order, page
+        if self._thread is not None:
+            return
+        warn_seconds()
+        limit_seconds()
+        self._process = os.getpid()
+        page.beat = time.monotonic_ns()
+        page.signal = stacks.write_at_signal(descriptor)
+        self._stops.clear()
+        self._thread = threading.Thread(target=self._work, name="mpidist-watchdog", daemon=True)
+        self._thread.start()
+
+    def end_by(
+        self, end: Callable[[], None], is_over: Callable[[], bool], note_death: Callable[[Key, str], None]
+    ) -> None:
+        """Local. Let it end the job; without this it only reports.
+
+        Args:
+            end: Ends all ranks.
+            is_over: Whether this rank ends already, for another reason.
+            note_death: Called with each rank of another host that is found dead.
+        """
+        self._end = end
+        self._is_over = is_over
+        self._note_death = note_death
+
+    def open_file(self, folder: Path) -> None:
+        """Local. Show other hosts what this rank does; later calls change nothing."""
+        if self._file is None and self._thread is not None:
+            try:
+                self._file = OwnFile(folder, self._me)
+            except OSError as error:
+                logger.warning("other hosts do not see what this rank does: %s", error)
+                return
+            self._tell_hosts({}, after=0.0)
+
+    def peers(self) -> list[Peer]:
+        """Local. The other ranks that it knows."""
+        return list(self._peers.values())
+
+    def tell_late(self) -> str:
+        """Local. Tell where the ranks are whose program has not come to its end, in indented lines."""
+        late = [peer for peer in self.peers() if not peer.why_gone()][:_LISTED]
+        for peer in late:
+            peer.ask()
+        time.sleep(_ANSWER_SECONDS)
+        return "".join(f"\n  {line}" for peer in late for line in peer.tell().split("\n"))
+
+    def others_are_inside(self, identity: int) -> bool:
+        """Local. Whether another rank is in a call on a communicator, as far as this rank sees it."""
+        return any((peer.state(identity) or 0) % NEXT for peer in self._peers.values())
+
+    def is_first_to_end(self) -> bool:
+        """Local. Whether no rank before this one has come to its end, as far as this rank sees it."""
+        return not any(peer.order < self._order and peer.has_ended() for peer in self._peers.values())
+
+    def end_others(self) -> None:
+        """Local. Let the watchdogs of the other ranks end their processes."""
+        for peer in self._peers.values():
+            if peer.page is not None:
+                peer.page.ends = True
+        time.sleep(2 * TICK_SECONDS)
+
+    def meet(self, peers: Sequence[Peer]) -> None:
+        """Local. Know other ranks, too."""
+        for peer in peers:
+            self._peers.setdefault(peer.key, peer)
+
+    def knows(self, key: Key) -> bool:
+        """Local. Whether it knows a rank."""
+        return key in self._peers or key == self._me
+
+    def note_end(self) -> None:
+        """Local. The program of this rank has come to its end: it makes no further call."""
+        if self._page is not None and self._process == os.getpid():
+            self._page.ended = True
+            self._tell_hosts({}, after=0.0)
+
+    def stop(self) -> None:
+        """Local. End the thread."""
+        if self._thread is None or self._process != os.getpid():
+            return
+        self._stops.set()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._page is not None:
+            self._page.left = True
+            number, self._page.signal = self._page.signal, 0
+            stacks.end_of_signal(number)
+
+    def _work(self) -> None:
+        page = self._page
+        while page is not None and not self._stops.wait(TICK_SECONDS):
+            page.beat = now = time.monotonic_ns()
+            if page.ends:
+                # Who has set it has printed why.
+                os._exit(1)
+            waiting = self._waiting(now / 1e9)
+            if waiting or page.asked > self._answered:
+                if page.asked > self._answered:
+                    self._answered = now
+                self._look(page, waiting, now / 1e9)
+                continue
+            self._tell_hosts({}, after=0.0 if self._waited else IDLE_SECONDS)
+            if self._writes and (self._waited or now - self._answered > STALE_SECONDS * 1e9):
+                # What it waited for may have come: the others must not go by that.
+                self._writes = self._waited = False
+                page.write({})
+
+    def _waiting(self, now: float) -> list[Calls]:
+        """The communicators on which this rank has been in one call since the last look, the outermost call first."""
+        before, self._waits = self._waits, {}
+        waiting = []
+        for calls in RECORDER.opened():
+            state = int(calls.words[STATE])
+            if state % NEXT == 0:
+                continue
+            known = before.get(calls.identity)
+            if known is not None and known[0] == state:
+                waiting.append(calls)
+                self._waits[calls.identity] = known
+            else:
+                self._waits[calls.identity] = (state, now, now + warn_seconds())
+        return sorted(waiting, key=lambda calls: self._waits[calls.identity][1])
+
+    def _look(self, page: Page, waiting: Sequence[Calls], now: float) -> None:
+        late: dict[Key, Peer] = {}
+        for calls in waiting:
+            if calls.thread == self._main:
+                late.update((peer.key, peer) for peer in self._missing(calls))
+        details = self._details(waiting, list(late))
+        page.write(details)
+        self._tell_hosts(details, after=WRITE_SECONDS if waiting else IDLE_SECONDS)
+        self._writes, self._waited = True, bool(waiting)
+        if self._is_over():
+            return
+        if self._note_death is not None:
+            # Who waits writes each second. What another one was in when it died it may not have written.
+            for peer in {one for calls in waiting for one in self._others(calls) if one.is_far}:
+                if not peer.is_fresh() and peer.has_died():
+                    self._note_death(peer.key, peer.name)
+        seen = self._find(waiting, late)
+        self._seen_times = self._seen_times + 1 if seen == self._seen else 1
+        self._seen = seen
+        if seen is not None and self._seen_times == 1:
+            flush()
+        many = seen is not None and (seen[0] == _LOST or any(self._peers[key].is_far for key in seen[1]))
+        if seen and self._seen_times >= (_MANY_LOOKS if many else 2) and seen != self._said:
+            self._said = seen
+            self._give_up(seen, waiting)
+        for calls in waiting:
+            self._keep_time(calls, waiting, now)
+
+    def _tell_hosts(self, details: dict[str, Any], *, after: float) -> None:
+        if self._file is not None:
+            states = {str(calls.identity): int(calls.words[STATE]) for calls in RECORDER.opened()}
+            ended = self._page is not None and self._page.ended
+            self._file.write({"ended": ended, "states": states, "details": details}, after=after)
+
+    def _others(self, calls: Calls) -> list[Peer]:
+        return [self._peers[key] for key in calls.members if key in self._peers]
+
+    def _waits_still(self, calls: Calls) -> bool:
+        return int(calls.words[STATE]) == self._waits[calls.identity][0]
+
+    def _missing(self, calls: Calls) -> list[Peer]:
+        return missing(self._waits[calls.identity][0], self._others(calls), calls.identity)
+
+    def _find(self, waiting: Sequence[Calls], late: dict[Key, Peer]) -> tuple[str, tuple[Key, ...], int] | None:
+        """The reason why this rank waits in vain, who is to blame, and a number that changes with the calls."""
+        for calls in waiting:
+            state, since, _ = self._waits[calls.identity]
+            wrong = elsewhere(state, self._others(calls), calls.identity)
+            if wrong:
+                states = hash(tuple(peer.state(calls.identity) for peer in wrong))
+                return "the ranks are in different calls", tuple(peer.key for peer in wrong), hash((state, states))
+            # Of deaths `end` takes care, if there is one.
+            gone = [
+                peer for peer in self._missing(calls)
+                if (peer.has_ended() if self._end is not None else peer.why_gone())
+            ]
+            if gone:
+                return "it waits for a rank that has ended", tuple(peer.key for peer in gone), state
+            # Its data may still be on their way.
+            patience = warn_seconds() + byte_count(calls.innermost) / _SLOWEST
+            if time.monotonic() - since > patience and self._is_lost(calls, state):
+                gone_on = (peer for peer in self._others(calls) if peer.state(calls.identity) != state)
+                return _LOST, tuple(peer.key for peer in gone_on), state
+        round_trip = circle(self._me, list(late.values()), self._peers)
+        if round_trip:
+            states = hash(tuple(self._waits.values()))
+            return "the ranks wait for one another in different calls", tuple(one.key for one in round_trip), states
+        return None
+
+    def _is_lost(self, calls: Calls, state: int) -> bool:
+        others = self._others(calls)
+        # All of them must be seen.
+        return (
+            calls.identity != START and calls.is_exchange and len(others) == len(calls.members) - 1
+            and is_left_behind(self._me, state, others, calls.identity)
+        )
+
+    def _details(self, waiting: Sequence[Calls], late: Sequence[Key]) -> dict[str, Any]:
+        """The facts about this rank that the others may want to know."""
+        calls = [
+            {"name": one.name, "number": one.number, "inner": one.inner, "before": one.before(_TOLD_BEFORE),
+             "where": stacks.line_of_call(one.thread)}
+            for one in waiting if one.thread == self._main or len(waiting) == 1
+        ]
+        details: dict[str, Any] = {"calls": calls, "missing": late}
+        if not calls:
+            details.update(line=stacks.line(self._main), stack=stacks.stack(self._main))
+        return details
+
+    def _give_up(self, seen: tuple[str, tuple[Key, ...], int], waiting: Sequence[Calls]) -> None:
+        why, blamed, _ = seen
+        others = [peer for calls in waiting for peer in self._others(calls)]
+        # Those that have gone on cannot see that messages for this one are lost.
+        speakers = [one for one in others if one.key not in blamed] if why == _LOST else others
+        if not self._take_turn(speakers, ends=True) or not all(map(self._waits_still, waiting)):
+            return
+        text = f"{self._place} can never go on, {'the job ends' if self._end else 'and waits'}: {why}"
+        self._report(text, list(dict.fromkeys([*(self._peers[key] for key in blamed), *others])), waiting, _RULE)
+        if self._end is not None:
+            self._end()
+
+    def _keep_time(self, calls: Calls, waiting: Sequence[Calls], now: float) -> None:
+        state, since, warn_at = self._waits[calls.identity]
+        limit = limit_seconds() or (None if calls.is_timed else calls.limit_seconds)
+        ends = bool(limit) and now - since > (limit or 0.0)
+        if (not ends and now < warn_at) or calls is not waiting[0]:
+            return
+        if calls.identity == START:
+            self._waits[calls.identity] = (state, since, now + 2 * (now - since))
+            self._report_start(calls, now - since, is_over=ends)
+            return
+        late = self._missing(calls)
+        self._waits[calls.identity] = (state, since, now + 2 * (now - since))
+        others = self._others(calls)
+        for peer in late or others:
+            peer.ask()
+        time.sleep(_ANSWER_SECONDS)
+        if ends:
+            flush()
+        speaks, had_come = self._take_turn(others, ends=ends), not late
+        late = self._missing(calls)
+        if not speaks or not self._waits_still(calls) or (not late and not had_come):
+            return
+        whom = f"for {len(late)} of {len(calls.members)} ranks" if late else "though all ranks have come"
+        text = f"{self._place} has waited {now - since:.0f} s {whom}"
+        if ends:
+            text += f", the limit is {limit:g} s, the job ends"
+        # A rank that has come may have been stopped in the call.
+        self._report(text, late or others, waiting, _RULE if ends else _PATIENCE)
+        if ends and self._end is not None:
+            self._end()
+
+    def _report_start(self, calls: Calls, seconds: float, *, is_over: bool) -> None:
+        size, me = len(calls.members), self._me.number
+        lines, ends = startup.judge(size, calls.name, me, self._wait_for_turn, is_over=is_over)
+        if not self._waits_still(calls):
+            return
+        if lines:
+            text = f"{self._place} has waited {seconds:.0f} s for all ranks{', the job ends' if ends else ''}"
+            self._report(text, [], [calls], lines)
+        if ends:
+            # There is nothing yet that could end the other ranks: the launcher does.
+            flush()
+            os._exit(1)
+
+    def _take_turn(self, others: Sequence[Peer], *, ends: bool) -> bool:
+        """Whether this rank is to speak: the first one that waits; another one where that has not ended the job."""
+        if all(peer.order > self._order for peer in others if peer.may_speak()):
+            return True
+        if not ends or self._end is None:
+            return False
+        self._wait_for_turn()
+        return not self._is_over()
+
+    def _wait_for_turn(self) -> None:
+        end = time.monotonic() + _TURN_SECONDS + TICK_SECONDS * self._order
+        while self._page is not None and time.monotonic() < end:
+            time.sleep(TICK_SECONDS)
+            # Others see that it looks after its rank.
+            self._page.beat = time.monotonic_ns()
+
+    def _report(self, text: str, others: Sequence[Peer], waiting: Sequence[Calls], advice: str) -> None:
+        identities = [calls.identity for calls in waiting]
+        for _ in range(2):
+            # A rank that has come a moment ago will write at its next look where it is.
+            if any(peer.call_untold(identities) for peer in others):
+                time.sleep(TICK_SECONDS)
+        told = [f"{self._place} {tell(self._details(waiting, ()))}"]
+        told += [peer.tell(identities) for peer in others[:_LISTED]]
+        if len(others) > _LISTED:
+            told.append(f"and {len(others) - _LISTED} more ranks")
+        lines = "\n".join(f"  {line}" for one in [*told, advice] for line in one.split("\n"))
+        say(f"{text}\n{lines}")
+
+
+WATCHDOG = Watchdog()

@@ -1,0 +1,236 @@
+"""The start of jobs in which not all ranks come to the library: a report names those that have not."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launching import (
+    find_mpirun,
+    finish,
+    is_open_mpi,
+    launch_environment,
+    read_until,
+    run_program,
+    start_program,
+)
+
+pytestmark = pytest.mark.timeout_seconds(120)
+
+ALONE = "from mpi4py import MPI\nimport time, sys\n"
+TRAIN = "import mpidist\nstrategy = mpidist.MultiWorkerMirroredStrategy()\nprint('trains')\n"
+
+
+def run(folder: Path, other: str, train: str, **environment: str) -> tuple[int, str]:
+    """Two programs in one job: two ranks of another one, which is not Python by its name, and two that train."""
+    programs = folder / "sim.py", folder / "train.py"
+    for program, code in zip(programs, (other, train), strict=True):
+        program.write_text(code)
+    copy = folder / "copy"
+    copy.write_bytes(Path(sys.executable).resolve().read_bytes())
+    copy.chmod(0o755)
+    paths = {
+        "PYTHONHOME": sys.base_prefix, "PYTHONPATH": ":".join(sys.path),
+        "LD_LIBRARY_PATH": str(Path(sys.prefix) / "lib"),
+    }
+    mpirun = find_mpirun()
+    options = ["--oversubscribe"] if is_open_mpi(mpirun) else []
+    command = [mpirun, *options]
+    command += ["-n", "2", str(copy), str(programs[0]), ":", "-n", "2", sys.executable, str(programs[1])]
+    result = subprocess.run(
+        command, env={**launch_environment(), **paths, **environment}, capture_output=True, text=True, timeout=60,
+        check=False,
+    )
+    return result.returncode, result.stdout + result.stderr
+
+
+def test_another_program_in_the_job_ends_it_with_the_explanation(tmp_path: Path) -> None:
+    begin = time.monotonic()
+    code, text = run(tmp_path, f"{ALONE}time.sleep(50)\n", TRAIN, MPIDIST_WARN_SECONDS="3")
+    assert code != 0
+    assert time.monotonic() - begin < 25, text
+    ends = r"mpidist: rank \d of 4 on \S+ has waited \d s for all ranks, the job ends"
+    assert len(re.findall(ends, text)) == 1, text
+    for rank in (0, 1):
+        assert re.search(rf"rank {rank} \(process \d+\) runs another program: \S*copy \S*sim.py", text), text
+    assert "passes the communicator of its own ranks" in text
+    assert "trains" not in text
+
+
+SLOW_LAUNCHER = f"""{ALONE}
+import os, signal
+if MPI.COMM_WORLD.rank == 0:
+    launcher = os.getppid()
+    while not os.path.exists("{{folder}}/process"):
+        time.sleep(0.1)
+    os.kill(launcher, signal.SIGSTOP)
+    process = open("{{folder}}/process").read()
+    while open(f"/proc/{{{{process}}}}/stat").read().rpartition(")")[2].split()[0] != "Z":
+        time.sleep(0.1)
+    time.sleep(3)
+    os.kill(launcher, signal.SIGCONT)
+time.sleep(50)
+"""
+# The second one looks a second after the first one.
+ONE_BY_ONE = """
+import os
+from mpidist import launch
+rank = launch.world_rank()
+os.environ["MPIDIST_WARN_SECONDS"] = str(rank)
+from mpi4py import MPI
+if rank == 2:
+    with open("{folder}/new", "w") as file:
+        file.write(str(os.getpid()))
+    os.rename("{folder}/new", "{folder}/process")
+"""
+
+
+def test_who_does_not_see_the_first_one_any_more_stays_silent(tmp_path: Path) -> None:
+    """The first one that had come has said why the job ends, and has ended, and the launcher ends the others later."""
+    code, text = run(tmp_path, SLOW_LAUNCHER.format(folder=tmp_path), ONE_BY_ONE.format(folder=tmp_path) + TRAIN)
+    assert code != 0
+    assert len(re.findall("mpidist: ", text)) == 1, text
+    assert re.search(r"mpidist: rank 2 of 4 on \S+ has waited \d s for all ranks, the job ends", text), text
+
+
+def test_a_rank_that_comes_late_is_named_and_waited_for(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"import os\n{ALONE}while MPI.COMM_WORLD.rank == 1 and not os.path.exists(sys.argv[1]):\n    time.sleep(0.1)\n"
+        f"{TRAIN}"
+    )
+    process = start_program(3, program, tmp_path / "come", MPIDIST_WARN_SECONDS="2", MPIDIST_TIMEOUT="40")
+    text = read_until(process, "rank 1 .*\n")
+    (tmp_path / "come").touch()
+    result = finish(process, program.name, 60)
+    assert result.returncode == 0, text + result.stderr
+    assert result.stdout.count("trains") == 3
+    assert re.search(r"mpidist: rank 0 of 3 on \S+ has waited \d s for all ranks\n", text), text
+    assert re.search(r"rank 1 \(process \d+\) has not come to mpidist yet: \S*python\S* \S*program.py", text), text
+    assert not re.search(r"rank [02] \(process \d+\) has not come", text)
+
+
+STOPS = """
+import os, signal, sys
+if int(os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]) == int(sys.argv[1]):
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+@pytest.mark.parametrize("stopped", [0, 2])
+def test_a_rank_that_is_stopped_before_mpi_starts_is_named_and_waited_for(tmp_path: Path, stopped: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"{STOPS}{TRAIN}")
+    # The limit ends a job in which nobody says so.
+    process = start_program(3, program, stopped, MPIDIST_WARN_SECONDS="2", MPIDIST_TIMEOUT="40")
+    text = read_until(process, "is stopped.*\n")
+    for number in re.findall(r"`kill -CONT (\d+)` lets it go on", text):
+        os.kill(int(number), signal.SIGCONT)
+    result = finish(process, program.name, 60)
+    assert result.returncode == 0, text + result.stderr
+    assert result.stdout.count("trains") == 3
+    first = 1 if stopped == 0 else 0
+    assert re.search(rf"mpidist: rank {first} of 3 on \S+ has waited \d s for all ranks\n", text), text
+    assert re.search(r"waits in starting MPI, call 1, \S*program.py:\d+ ", text), text
+    line = rf"rank {stopped} \(process (\d+)\) is stopped, `kill -CONT \1` lets it go on: \S+ \S*program"
+    assert re.search(line, text), text
+
+
+OPENS = """
+from mpidist import launch
+from mpidist.comm import shared_file
+if launch.world_rank() == 1:
+    opens = shared_file.shares_files
+
+    def stop(node):
+        import os, signal
+        shared_file.shares_files = opens
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return opens(node)
+
+    shared_file.shares_files = stop
+"""
+
+
+def test_a_rank_that_is_stopped_while_the_first_communicator_opens_is_named(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"{OPENS}{TRAIN}")
+    process = start_program(3, program, MPIDIST_WARN_SECONDS="2", MPIDIST_TIMEOUT="40")
+    text = read_until(process, "rank 1 .*\n")
+    stopped = re.search(r"rank 1 \(process (\d+)\) is stopped", text)
+    if stopped:
+        os.kill(int(stopped[1]), signal.SIGCONT)
+    result = finish(process, "program.py", 60)
+    assert result.returncode == 0, text + result.stderr
+    assert re.search(r"rank 0 of 3 on \S+ waits in opening a communicator", text), text
+    assert stopped, text
+    assert result.stdout.count("trains") == 3
+
+
+def test_a_time_limit_holds_for_the_start_of_mpi(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"{STOPS}{TRAIN}")
+    begin = time.monotonic()
+    result = run_program(3, program, 1, MPIDIST_TIMEOUT="2")
+    text = result.stdout + result.stderr
+    assert result.returncode != 0
+    assert time.monotonic() - begin < 25, text
+    assert re.search(r"mpidist: rank 0 of 3 on \S+ has waited \d s for all ranks, the job ends\n", text), text
+    assert "rank 1 (process" in text
+    assert "trains" not in text
+
+
+SHOWS = r"""
+import os
+import mpi4py
+from mpi4py import MPI
+handlers = [one.Get_errhandler() == MPI.ERRORS_RETURN for one in (MPI.COMM_SELF, MPI.COMM_WORLD)]
+os.write(1, f"MPI: {MPI.Query_thread()} {MPI.Is_thread_main()} {handlers} {vars(mpi4py.rc)}\n".encode())
+"""
+
+
+def test_mpi_starts_as_mpi4py_starts_it(tmp_path: Path) -> None:
+    said = []
+    asks = "import mpi4py\nmpi4py.rc.threads = False\n"
+    for name, first in (("ours.py", TRAIN), ("theirs.py", ""), ("asked.py", f"{asks}{TRAIN}")):
+        program = tmp_path / name
+        program.write_text(f"{first}{SHOWS}")
+        result = run_program(2, program)
+        assert result.returncode == 0, result.stdout + result.stderr
+        said.append([line for line in result.stdout.splitlines() if line.startswith("MPI:")])
+    ours, theirs, asked = said
+    assert len(ours) == 2
+    assert ours == theirs
+    assert all("{'threads': False}" in line for line in asked), asked
+
+
+STARTS_ANOTHER = """
+import os, subprocess, sys
+import mpidist
+alone = {name: value for name, value in os.environ.items() if not name.startswith(("PMI_", "OMPI_", "PMIX_"))}
+code = "import mpidist; print(mpidist.MultiWorkerMirroredStrategy().num_replicas_in_sync, 'replica')"
+strategy = mpidist.MultiWorkerMirroredStrategy()
+for environment in (os.environ, alone):
+    result = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, timeout=50)
+    if strategy.communicator.rank == 0:
+        print(result.stdout, result.stderr.strip().split("\\n")[-1])
+"""
+
+
+def test_a_process_that_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
+    if is_open_mpi(find_mpirun()):
+        pytest.skip("Open MPI lets it take the place of its parent")
+    program = tmp_path / "program.py"
+    program.write_text(STARTS_ANOTHER)
+    result = run_program(2, program)
+    assert result.returncode == 0, result
+    why = r"LauncherError: this process has the environment of rank 0 of 2 ranks, .*\(PMI_FD=\d+ is closed\).*env -u"
+    assert re.search(why, result.stdout), result
+    assert "1 replica" in result.stdout, result

@@ -1,0 +1,402 @@
+"""Ranks that wait for others that never come: the job ends, or a report says who waits where, and for whom."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.launching import (
+    NOTE_BEGIN,
+    finish,
+    read_until,
+    run_program,
+    seconds_since_begin,
+    start_program,
+)
+
+pytestmark = pytest.mark.timeout_seconds(120)
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+ranks = strategy.communicator
+rank = ranks.rank
+with strategy.scope():
+    variable = mpidist.Variable(np.zeros(3, "float32"))
+    optimizer = mpidist.optimizers.SGD(0.5)
+ranks.barrier()
+""" + NOTE_BEGIN
+# From the last call to the end of the job, with what the launcher takes to notice it. A rank has 2 s.
+SECONDS = 15
+
+
+def run(folder: Path, code: str, *, ranks: int = 3, **environment: str) -> tuple[int, str]:
+    """The exit code of the job, and what it wrote."""
+    program = folder / "program.py"
+    program.write_text(HEAD + code)
+    result = run_program(ranks, program, timeout_seconds=60, **environment)
+    text = result.stdout + result.stderr
+    assert seconds_since_begin(program) < SECONDS, text
+    return result.returncode, text
+
+
+def report(text: str) -> list[str]:
+    """The lines of the only report."""
+    lines = text.splitlines()
+    begins = [number for number, line in enumerate(lines) if line.startswith("mpidist:")]
+    assert len(begins) == 1, text
+    end = next((n for n, line in enumerate(lines) if n > begins[0] and not line.startswith("  ")), len(lines))
+    return lines[begins[0] : end]
+
+
+def line_of(call: str, code: str) -> int:
+    """The number of the first line below the head of the program that has this text."""
+    lines = (HEAD + code).splitlines()
+    return next(number for number, line in enumerate(lines, 1) if number > HEAD.count("\n") and call in line)
+
+
+def test_another_call_of_the_chief_ends_the_job(tmp_path: Path) -> None:
+    program = "if rank == 0:\n    ranks.all_gather_object(1)\nranks.barrier()\n"
+    code, text = run(tmp_path, program)
+    assert code != 0
+    first, *lines = report(text)
+    assert re.match(r"mpidist: rank \d of 3 on \S+ can never go on, the job ends: the ranks are in different", first)
+    chief = next(line for line in lines if "rank 0 of 3" in line)
+    assert re.search(rf"waits in exchange between ranks, call \d+, \S+py:{line_of('gather', program)}", chief), text
+    for other in (1, 2):
+        line = next(line for line in lines if f"rank {other} of 3" in line)
+        assert re.search(rf"waits in barrier, call \d+, \S+py:{line_of('barrier', program)}", line), text
+    assert "the same calls in the same order" in lines[-1]
+
+
+CHIEF_ALONE = {
+    "save": "mpidist.Checkpoint(v=variable).save(sys.argv[0])",
+    "restore": "mpidist.Checkpoint(v=variable).restore(saved)",
+    "assign": "variable.assign(np.ones(3, 'float32'))",
+    "building an optimizer": "optimizer.apply_gradients([(np.ones(3, 'float32'), variable)])",
+    "creating a variable": "with strategy.scope(): mpidist.Variable(1.0)",
+    "splitting a communicator": "ranks.split(0)",
+    "gather_object": "strategy.gather_object(1)",
+}
+CALLED = {
+    "building an optimizer": "apply_gradients", "creating a variable": "__call__", "splitting a communicator": "split",
+}
+
+
+@pytest.mark.parametrize("name", CHIEF_ALONE)
+@pytest.mark.parametrize("who", [0, 1])
+def test_what_one_rank_calls_alone_ends_the_job(tmp_path: Path, name: str, who: int) -> None:
+    program = (
+        f"saved = mpidist.Checkpoint(v=variable).save({str(tmp_path / 'before')!r})\n"
+        f"if rank == {who}:\n    {CHIEF_ALONE[name]}\nranks.barrier()\n"
+    )
+    code, text = run(tmp_path, program, ranks=2)
+    assert code != 0
+    first, *lines = report(text)
+    assert "the job ends: the ranks are in different calls" in first
+    alone = next(line for line in lines if f"rank {who} of 2" in line)
+    line = line_of(CHIEF_ALONE[name], program)
+    assert re.search(rf"waits in {name}(?: \(.*\))?, call \d+, \S+py:{line} ", alone), text
+    where, _, before = alone.partition(" (before it: ")
+    assert where.endswith(f"({CALLED.get(name, name)})")
+    assert before.endswith("barrier; save)"), text
+    other = next(line for line in lines if f"rank {1 - who} of 2" in line)
+    assert re.search(rf"waits in barrier, call \d+, \S+py:{line_of('barrier', program)}", other), text
+
+
+def test_a_save_of_the_chief_beside_a_step_ends_the_job(tmp_path: Path) -> None:
+    """Each of the two waits in a way of its own: in MPI, and in node memory."""
+    program = (
+        "step = lambda: optimizer.apply_gradients([(np.ones(3, 'float32'), variable)])\n"
+        "for _ in range(30):\n    step()\n"
+        f"if rank == 0:\n    mpidist.Checkpoint(v=variable).save({str(tmp_path / 'alone')!r})\nstep()\n"
+    )
+    code, text = run(tmp_path, program)
+    assert code != 0
+    first, *lines = report(text)
+    assert "the job ends: the ranks are in different calls" in first
+    assert re.search(r"rank 0 of 3.* in save", "\n".join(lines)), text
+    assert re.search(r"rank 1 of 3.* in apply_gradients", "\n".join(lines)), text
+    assert not list(tmp_path.glob("alone*"))
+
+
+@pytest.mark.parametrize(
+    "end", ["raise SystemExit(main())", "sys.exit(0)", "raise SystemExit(3)"], ids=["main", "exit", "code"]
+)
+@pytest.mark.parametrize("who", [0, 2])
+def test_an_early_exit_ends_the_job(tmp_path: Path, end: str, who: int) -> None:
+    code, text = run(tmp_path, f"def main():\n    return 0\nif rank == {who}:\n    {end}\nranks.barrier()\n")
+    assert code != 0
+    first, *lines = report(text)
+    assert first.endswith("it waits for a rank that has ended")
+    assert re.search(rf"rank {who} of 3 \(process \d+ on \S+\) has come to its end", "\n".join(lines)), text
+
+
+def test_calls_on_two_communicators_in_two_orders_end_the_job(tmp_path: Path) -> None:
+    code, text = run(
+        tmp_path, "other = ranks.split(0)\nfirst, second = (ranks, other) if rank else (other, ranks)\n"
+        "first.barrier()\nsecond.barrier()\n",
+    )
+    assert code != 0
+    assert "the ranks wait for one another in different calls" in report(text)[0]
+
+
+def test_ranks_of_different_communicators_do_not_wait_for_one_another(tmp_path: Path) -> None:
+    """The first rank works alone, the others in a group of their own, and none is blamed for it."""
+    code, text = run(
+        tmp_path,
+        "pair = ranks.split(int(rank > 0))\n"
+        "if rank == 2:\n    time.sleep(4)\n"
+        "if rank > 0:\n    pair.barrier()\n"
+        "else:\n    time.sleep(1)\n"
+        "ranks.barrier()\nprint('went on')\n",
+    )
+    assert code == 0, text
+    assert "mpidist:" not in text
+    assert text.count("went on") == 3
+
+
+def test_a_rank_that_computes_is_reported_and_waited_for(tmp_path: Path) -> None:
+    program = (
+        # Opening waits for the other end.
+        "def compute():\n    open(sys.argv[1]).close()\n"
+        "if rank == 1:\n    compute()\nranks.barrier()\nprint('went on')\n"
+    )
+    file, pipe = tmp_path / "program.py", tmp_path / "pipe"
+    file.write_text(HEAD + program)
+    os.mkfifo(pipe)
+    process = start_program(3, file, pipe, MPIDIST_WARN_SECONDS="2", MPIDIST_TIMEOUT="40")
+    text = read_until(process, "A rank that computes")
+    os.close(os.open(pipe, os.O_RDWR))
+    result = finish(process, file.name, 60)
+    text += result.stderr
+    assert result.returncode == 0, text
+    assert result.stdout.count("went on") == 3
+    first, *lines = report(text)
+    assert re.match(r"mpidist: rank 0 of 3 on \S+ has waited [2-4] s for 1 of 3 ranks", first)
+    told = "\n".join(lines)
+    assert re.search(rf"rank 0 of 3 on \S+ waits in barrier, call \d+, \S+py:{line_of('barrier', program)}", told), text
+    assert re.search(
+        rf"rank 1 of 3 \(.*\) is outside any call, \S+py:{line_of('open', program)} in compute", told
+    ), text
+    assert "    compute()" in told
+
+
+def test_a_rank_that_holds_the_interpreter_shows_its_line(tmp_path: Path) -> None:
+    # Such a call into C gives the interpreter to no other thread. The signal for the stack ends the sleep.
+    program = "import ctypes\nif rank == 1:\n    ctypes.PyDLL(None).sleep(30)\nranks.barrier()\n"
+    code, text = run(tmp_path, program, MPIDIST_WARN_SECONDS="4")
+    assert code == 0, text
+    told = "\n".join(report(text))
+    assert re.search(r"rank 1 of 3 \(.*\) holds the interpreter, or gets no core", told), text
+    assert f'program.py", line {line_of("sleep", program)} in <module>' in told, text
+
+
+def test_a_stopped_rank_is_named_and_goes_on_as_the_report_says(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"{HEAD}if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\nranks.barrier()\nprint('went on')\n"
+    )
+    # The limit ends a job in which nobody says so.
+    process = start_program(3, program, MPIDIST_WARN_SECONDS="1", MPIDIST_TIMEOUT="40")
+    told = read_until(process, "A rank that computes")
+    stopped = re.search(r"rank 1 of 3 \(process (\d+) on \S+\) is stopped: `kill -CONT \1` lets it go on\n", told)
+    if stopped:
+        os.kill(int(stopped[1]), signal.SIGCONT)
+    result = finish(process, program.name, 60)
+    assert stopped, told
+    assert result.returncode == 0, told + result.stderr
+    assert result.stdout.count("went on") == 3
+
+
+STOPS = """
+class Stops:
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGSTOP)
+        return Stops, ()
+"""
+
+
+def test_a_rank_that_is_stopped_within_a_call_is_named(tmp_path: Path) -> None:
+    """It has come, and does not go on."""
+    code, text = run(
+        tmp_path,
+        f"{STOPS}strategy.gather_object(Stops() if rank == 1 else 0)\n",
+        MPIDIST_WARN_SECONDS="60", MPIDIST_TIMEOUT="3",
+    )
+    assert code != 0
+    first, *_ = report(text)
+    assert re.search(r"has waited \d s though all ranks have come, the limit is 3 s, the job ends", first), text
+    assert re.search(r"rank 1 of 3 \(process (\d+) on \S+\) is stopped: `kill -CONT \1` lets it go on", text), text
+
+
+@pytest.mark.parametrize(("late", "told"), [
+    ("time.sleep(60)", r"rank 1 of 3 \(process \d+ on \S+\) is outside any call, \S+program.py:\d+"),
+    ("os.kill(os.getpid(), signal.SIGSTOP)", r"rank 1 of 3 \(process (\d+) on \S+\) is stopped: `kill -CONT \1`"),
+])
+def test_the_time_limit_holds_at_the_end_of_the_program(tmp_path: Path, late: str, told: str) -> None:
+    code, text = run(tmp_path, f"if rank == 1:\n    {late}\n", MPIDIST_TIMEOUT="2")
+    assert code != 0
+    first, *_ = report(text)
+    assert re.search("rank 0 of 3 .* has come to its end and has waited 2 s for other ranks, the job ends", first), text
+    assert re.search(told, text), text
+
+
+def test_a_time_limit_ends_the_job(tmp_path: Path) -> None:
+    code, text = run(tmp_path, "if rank == 1:\n    time.sleep(60)\nranks.barrier()\n", MPIDIST_TIMEOUT="2")
+    assert code != 0
+    assert re.match(
+        r"mpidist: rank \d of 3 on \S+ has waited \d s for 1 of 3 ranks, the limit is 2 s, the job ends",
+        report(text)[0],
+    )
+
+
+def test_a_job_goes_on_where_all_come_while_a_rank_waits_for_its_turn_to_end_it(tmp_path: Path) -> None:
+    """The last rank's limit is over before the others come, and the first rank, which has no limit, would speak."""
+    code, text = run(
+        tmp_path,
+        "if rank == 2:\n    os.environ['MPIDIST_TIMEOUT'] = '2'\n"
+        "if rank == 1:\n    time.sleep(4.5)\n"
+        "ranks.barrier()\nos.environ.pop('MPIDIST_TIMEOUT', None)\n"
+        # Longer than the turn.
+        "time.sleep(4.5)\nprint('went on')\n",
+    )
+    assert code == 0, text
+    assert text.count("went on") == 3
+    assert "mpidist:" not in text
+
+
+def test_a_rank_that_waits_for_its_turn_to_end_the_job_is_seen_where_it_waits(tmp_path: Path) -> None:
+    """The first rank, which has no limit, would speak, and at last the second one does."""
+    code, text = run(
+        tmp_path,
+        f"{STOPS}if rank in (1, 2):\n    os.environ['MPIDIST_TIMEOUT'] = '2'\n"
+        "strategy.gather_object(Stops() if rank == 3 else 0)\n",
+        ranks=4,
+    )
+    assert code != 0
+    first, *lines = report(text)
+    assert re.match(r"mpidist: rank 1 of 4 on \S+ has waited \d s though all ranks have come, the limit is 2 s", first)
+    assert re.search(r"rank 2 of 4 \(.*\) waits in gather_object", "\n".join(lines)), text
+
+
+LIMITED = {name: call for name, call in CHIEF_ALONE.items() if name != "splitting a communicator"}
+
+
+@pytest.mark.parametrize("name", LIMITED)
+def test_the_time_limit_of_a_strategy_covers_all_it_does(tmp_path: Path, name: str) -> None:
+    program = (
+        "from mpidist.experimental import CommunicationOptions\n"
+        "options = CommunicationOptions(timeout_seconds=2)\n"
+        "strategy = mpidist.MultiWorkerMirroredStrategy(communication_options=options)\n"
+        "with strategy.scope():\n    variable = mpidist.Variable(np.zeros(3, 'float32'))\n"
+        f"saved = mpidist.Checkpoint(v=variable).save({str(tmp_path / 'before')!r})\n"
+        f"if rank == 1:\n    time.sleep(60)\n{LIMITED[name]}\n"
+    )
+    code, text = run(tmp_path, program, ranks=2)
+    assert code != 0
+    first, *lines = report(text)
+    assert re.search(r"has waited \d s for 1 of 2 ranks, the limit is 2 s, the job ends", first), text
+    assert re.search(rf"rank 0 of 2 on \S+ waits in {name}\b", "\n".join(lines)), text
+
+
+def test_the_time_limit_of_a_strategy_is_not_that_of_another_one(tmp_path: Path) -> None:
+    code, text = run(
+        tmp_path,
+        "from mpidist.experimental import CommunicationOptions\n"
+        "options = CommunicationOptions(timeout_seconds=1)\n"
+        "impatient = mpidist.MultiWorkerMirroredStrategy(communication_options=options)\n"
+        "if rank == 1:\n    time.sleep(3)\n"
+        "variable.assign(np.ones(3, 'float32'))\nstrategy.gather_object(1)\nprint('went on')\n",
+    )
+    assert code == 0, text
+    assert text.count("went on") == 3
+    assert "mpidist:" not in text
+
+
+def test_without_hooks_there_is_a_report_alone(tmp_path: Path) -> None:
+    code, text = run(
+        tmp_path, "import threading\nthreading.Timer(6, os._exit, (7,)).start()\n"
+        "if rank == 0:\n    ranks.all_gather_object(1)\nranks.barrier()\n", MPIDIST_ABORT="0",
+    )
+    assert code != 0
+    assert re.match(r"mpidist: rank 0 of 3 on \S+ can never go on, and waits: the ranks are in", report(text)[0])
+
+
+def test_output_before_the_end_is_not_lost(tmp_path: Path) -> None:
+    _, text = run(
+        tmp_path, "print('before the end', rank)\nif rank == 0:\n    ranks.all_gather_object(1)\nranks.barrier()\n",
+        PYTHONUNBUFFERED="",
+    )
+    assert "before the end 0" in text
+
+
+def test_a_limit_that_is_no_number_is_an_error(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(HEAD)
+    result = run_program(3, program, MPIDIST_TIMEOUT="soon")
+    text = result.stdout + result.stderr
+    assert result.returncode != 0, text
+    assert "ValueError: MPIDIST_TIMEOUT must be a number of seconds, got 'soon': set for instance 60" in text
+
+
+def test_one_rank_alone_has_no_thread(tmp_path: Path) -> None:
+    _, text = run(tmp_path, "import threading\nprint([one.name for one in threading.enumerate()])\n", ranks=1)
+    assert "['MainThread']" in text
+
+
+def test_a_rank_whose_messages_went_to_another_call_ends_the_job(tmp_path: Path) -> None:
+    """The first rank has sent a broadcast and gone on: it waits for the others, and they for nobody.
+
+    It begins to do so when the other one has waited for so long that it asks why.
+    """
+    program = (
+        "collective = strategy.arena.collective\nfor _ in range(20):\n    collective.broadcast(np.ones(1))\n"
+        "if rank == 1:\n    ranks.all_gather_object(1)\nelse:\n    collective.broadcast(np.ones(1))\n"
+        "    time.sleep(3.5)\nranks.barrier()\n"
+    )
+    code, text = run(tmp_path, program, ranks=2, MPIDIST_WARN_SECONDS="3", MPIDIST_COLLECTIVE="MPI")
+    assert code != 0
+    assert re.search("rank 1 of 2 .* can never go on, the job ends: .* its messages went to another call", text), text
+    assert re.search(rf"rank 1 .* waits in exchange between ranks, call \d+, \S+py:{line_of('gather', program)}", text)
+    assert re.search(rf"rank 0 .* waits in barrier, call \d+, \S+py:{line_of('barrier', program)}", text)
+
+
+LEFT_BEHIND = {
+    # A call without a meeting has the number of the one in which the others are.
+    "all_reduce": (
+        "accumulating.apply_gradients([(np.ones(3, 'float32'), variable)])\n    ranks.barrier()",
+        "strategy.reduce('SUM', 1.0, axis=None)",
+    ),
+    "value of variable number": (
+        "accumulating.apply_gradients([(np.ones(3, 'float32'), variable)])\n    ranks.barrier()",
+        "mean.result()",
+    ),
+    "agreement between ranks": (
+        "accumulating.apply_gradients([(np.ones(3, 'float32'), variable)])\n"
+        "    mpidist.Checkpoint(v=variable).save(sys.argv[0])",
+        "ranks.all_reduce_max(1)",
+    ),
+}
+
+
+@pytest.mark.parametrize("call", LEFT_BEHIND)
+def test_ranks_in_a_call_that_the_others_have_passed_end_the_job(tmp_path: Path, call: str) -> None:
+    """Some are one call behind for ever: no rank waits for one that could still come."""
+    ahead, behind = LEFT_BEHIND[call]
+    program = (
+        "for _ in range(20):\n    strategy.reduce('SUM', np.ones(2), axis=None)\n"
+        "with strategy.scope():\n    mean = mpidist.metrics.Mean()\n"
+        "accumulating = mpidist.optimizers.SGD(0.5, gradient_accumulation_steps=2)\naccumulating.build([variable])\n"
+        f"if rank == 0:\n    {ahead}\nelse:\n    {behind}\n"
+    )
+    code, text = run(tmp_path, program, MPIDIST_WARN_SECONDS="1")
+    assert code != 0
+    assert "its messages went to another call" in text, text
+    assert re.search(rf"rank [12] .* waits in {call}[^,]*, call \d+, \S+py:{line_of(behind, program)}", text), text

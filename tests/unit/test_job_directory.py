@@ -1,0 +1,168 @@
+"""The job directory: what ranks on different hosts see of each other."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpidist.observe.job_directory import FarPeer, OwnFile, folder_of, wanted
+from mpidist.observe.page import PAGE_BYTES, Page
+from mpidist.observe.peers import Key
+from mpidist.observe.recorder import Recorder
+from mpidist.observe.watchdog import Watchdog
+
+KEY = Key("n1", 7, "pid:[1]")
+HOLDER = """
+import sys, time
+from pathlib import Path
+from mpidist.observe.job_directory import OwnFile
+from mpidist.observe.peers import Key
+file = OwnFile(Path(sys.argv[1]), Key("n1", 7, "pid:[1]"))
+file.write({"states": {"5": 12}, "details": {"calls": []}, "ended": len(sys.argv) > 2})
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+def start_holder(folder: Path, *arguments: str) -> subprocess.Popen[str]:
+    # A lock is that of a process: a second one is needed to see it.
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder), *arguments], stdout=subprocess.PIPE, text=True
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    return process
+
+
+def end(process: subprocess.Popen[str]) -> None:
+    process.send_signal(signal.SIGKILL)
+    process.communicate(timeout=30)
+
+
+def test_a_file_tells_states_and_the_death(tmp_path: Path) -> None:
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path)
+    assert peer.tell() == "rank 1 has no file here yet"
+    assert not peer.has_died()
+    process = start_holder(tmp_path)
+    time.sleep(0.6)
+    assert peer.state(5) == 12
+    assert peer.state(6) is None
+    assert peer.details() == {"calls": []}
+    assert not peer.has_died()
+    end(process)
+    assert peer.has_died()
+    assert peer.tell() == "rank 1 has died"
+
+
+def test_who_has_ended_is_not_dead(tmp_path: Path) -> None:
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path)
+    end(start_holder(tmp_path, "ended"))
+    assert peer.has_ended()
+    assert not peer.has_died()
+    assert peer.tell() == "rank 1 has come to its end"
+
+
+def test_half_a_text_is_none(tmp_path: Path) -> None:
+    own = OwnFile(tmp_path, KEY)
+    own.write({"states": {"5": 12}})
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path)
+    assert peer.state(5) == 12
+    path = next(tmp_path.iterdir())
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) // 2])
+    time.sleep(0.6)
+    assert peer.state(5) == 12
+    own.close()
+
+
+def test_a_file_is_written_once_in_a_while(tmp_path: Path) -> None:
+    own = OwnFile(tmp_path / "job", KEY)
+    own.write({"ended": False})
+    own.write({"ended": True}, after=10)
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path / "job")
+    assert not peer.has_ended()
+    own.close()
+    assert not (tmp_path / "job").exists()
+
+
+def test_a_file_that_another_process_holds_is_refused(tmp_path: Path) -> None:
+    process = start_holder(tmp_path)
+    with pytest.raises(OSError, match="temporarily unavailable"):
+        OwnFile(tmp_path, KEY)
+    # It is the other's file.
+    assert len(list(tmp_path.iterdir())) == 1
+    end(process)
+
+
+def test_the_directory_is_that_of_the_variable_or_of_slurm(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MPIDIST_JOB_DIR", "SLURM_JOB_ID", "SLURM_SUBMIT_DIR"):
+        monkeypatch.delenv(name, raising=False)
+    assert wanted() == ""
+    monkeypatch.setenv("SLURM_SUBMIT_DIR", "/submit")
+    assert wanted() == ""
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    assert wanted() == "/submit"
+    monkeypatch.setenv("MPIDIST_JOB_DIR", "/jobs")
+    assert wanted() == "/jobs"
+    assert folder_of("/jobs", "5-ab") == Path("/jobs/.mpidist-5-ab")
+    assert os.sep not in folder_of("/jobs", "5-ab").name
+
+
+def test_a_rank_that_waits_notes_a_death_whose_call_was_never_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A rank writes once in ten seconds while it does not wait: its file may tell of no call on the communicator."""
+    page, recorder = Page(memoryview(bytearray(PAGE_BYTES))), Recorder()
+    recorder.show(page.places)
+    monkeypatch.setattr("mpidist.observe.watchdog.RECORDER", recorder)
+    monkeypatch.setattr("mpidist.observe.stacks.write_at_signal", lambda _: 0)
+    process = start_holder(tmp_path)
+    dead: list[Key] = []
+    watchdog, mine = Watchdog(), Key("n0", os.getpid(), "pid:[1]")
+    watchdog.start(mine, "rank 0 of 2", 0, page, -1)
+    try:
+        watchdog.meet([FarPeer(KEY, "rank 1", 1, tmp_path)])
+        watchdog.end_by(lambda: None, bool, lambda key, _: dead.append(key))
+        calls = recorder.open(77, [mine, KEY], 0)
+        calls.enter("all_reduce")
+        time.sleep(2)
+        assert not dead
+        end(process)
+        limit = time.monotonic() + 30
+        while not dead and time.monotonic() < limit:
+            time.sleep(0.1)
+        assert set(dead) == {KEY}
+    finally:
+        watchdog.stop()
+
+
+def test_a_rank_speaks_only_where_the_word_of_a_dead_one_has_not_ended_the_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who speaks ends all ranks, and itself among the first: others see a death, and are about to end, too."""
+    monkeypatch.setattr("mpidist.observe.watchdog._TURN_SECONDS", 0.1)
+    watchdog, peer = Watchdog(), FarPeer(KEY, "rank 0", 0, tmp_path)
+    is_over = False
+    watchdog.end_by(lambda: None, lambda: is_over, lambda *_: None)
+    watchdog._order = 1
+    process = start_holder(tmp_path)
+    assert not peer.may_speak()
+    assert watchdog._take_turn([peer], ends=False)
+    end(process)
+    assert peer.may_speak()
+    assert not watchdog._take_turn([peer], ends=False)
+    assert watchdog._take_turn([peer], ends=True)
+    is_over = True
+    assert not watchdog._take_turn([peer], ends=True)
+
+
+def test_who_has_come_to_its_end_does_not_speak(tmp_path: Path) -> None:
+    peer = FarPeer(KEY, "rank 0", 0, tmp_path)
+    end(start_holder(tmp_path, "ended"))
+    assert not peer.may_speak()

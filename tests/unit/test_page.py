@@ -1,0 +1,90 @@
+"""Pages: what a rank shows, and what the others conclude from it."""
+
+from __future__ import annotations
+
+import os
+import time
+
+from mpidist.observe.calls import CODES, NEXT, STATE, Calls
+from mpidist.observe.page import PAGE_BYTES, Page
+from mpidist.observe.peers import Key, Peer, circle, elsewhere, missing
+from mpidist.observe.recorder import Recorder
+
+IDENTITY = 77
+
+
+class Rank:
+    """A rank of this process: its calls, and what the others see of them."""
+
+    def __init__(self, number: int) -> None:
+        self.page = Page(memoryview(bytearray(PAGE_BYTES)))
+        self.page.beat = time.monotonic_ns()
+        self.recorder = Recorder()
+        self.recorder.show(self.page.places)
+        self.key = Key("host", os.getpid() + number, "")
+        self.peer = Peer(self.key, f"rank {number}", number, self.page, "")
+        self.calls: Calls = self.recorder.open(IDENTITY, [], number)
+
+    def call(self, name: str) -> int:
+        self.calls.enter(name)
+        return int(self.calls.words[STATE])
+
+
+def test_who_has_not_come_is_missing() -> None:
+    here, late, ahead = (Rank(number) for number in range(3))
+    state = here.call("barrier")
+    ahead.call("barrier")
+    assert missing(state, [late.peer, ahead.peer], IDENTITY) == [late.peer]
+    ahead.calls.leave()
+    ahead.call("barrier")
+    late.call("barrier")
+    assert missing(state, [late.peer, ahead.peer], IDENTITY) == []
+    # Of another communicator nothing is known.
+    assert missing(state, [late.peer], IDENTITY + 1) == []
+
+
+def test_who_is_in_another_call_is_elsewhere() -> None:
+    here, same, other = (Rank(number) for number in range(3))
+    state = here.call("save")
+    same.call("save")
+    other.call("barrier")
+    assert elsewhere(state, [same.peer, other.peer], IDENTITY) == [other.peer]
+    # A rank that has left the call, or is ahead, was in it or not: nobody knows.
+    other.calls.leave()
+    assert elsewhere(state, [other.peer], IDENTITY) == []
+
+
+def test_ranks_that_wait_for_one_another_are_a_circle() -> None:
+    first, second, third = (Rank(number) for number in range(3))
+    peers = {one.key: one.peer for one in (second, third)}
+    second.page.write({"missing": [third.key]})
+    third.page.write({"missing": [second.key]})
+    assert circle(first.key, [second.peer], peers) == []
+    third.page.write({"missing": [second.key, first.key]})
+    assert circle(first.key, [second.peer], peers) == [second.peer, third.peer]
+    # What a rank wrote long ago does not count.
+    third.page.beat = 1
+    assert circle(first.key, [second.peer], peers) == []
+
+
+def test_a_text_is_whole_or_empty() -> None:
+    page = Page(memoryview(bytearray(PAGE_BYTES)))
+    assert page.read() == {}
+    page.write({"line": "a.py:1"})
+    assert page.read() == {"line": "a.py:1"}
+    page.write({"line": "a.py:2", "stack": "x" * PAGE_BYTES})
+    assert page.read()["line"] == "a.py:2"
+    page.write({})
+    assert page.read() == {}
+
+
+def test_a_communicator_keeps_its_state_where_its_place_has_moved() -> None:
+    rank = Rank(0)
+    state = rank.call("barrier")
+    assert rank.page.state(IDENTITY) == state == NEXT + CODES["barrier"]
+    del rank.calls
+    other = rank.recorder.open(5, [], 0)
+    assert rank.page.state(IDENTITY) is None
+    again = rank.recorder.open(IDENTITY, [], 0)
+    assert (rank.page.state(5), rank.page.state(IDENTITY)) == (0, 0)
+    assert other.identity, again.identity
