@@ -1,0 +1,85 @@
+"""The ranks of a window that are dead, or thought dead."""
+
+from __future__ import annotations
+
+import threading
+
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.deaths import WATCH
+from mpidist.errors import DeadRankError
+
+
+class Losses:
+    """The losses of a group of ranks, as far as this rank knows.
+
+    Deaths on this host are the kernel's news (`WATCH`); others come from MPI, or from a connection, by `note`.
+
+    Args:
+        communicator: The ranks.
+
+    Attributes:
+        forgotten: The ranks that the window's user has given up, dead or not.
+    """
+
+    def __init__(self, communicator: Communicator) -> None:
+        self._communicator = communicator
+        # Threads of ours take note, too.
+        self._lock = threading.Lock()
+        self._dead: frozenset[int] = frozenset()
+        self._known = 0
+        self.forgotten: frozenset[int] = frozenset()
+        self._left: frozenset[int] = frozenset()
+
+    def dead(self) -> frozenset[int]:
+        """Local. The ranks that are known to be dead."""
+        known = len(WATCH.dead)
+        if known != self._known:
+            processes = self._communicator.processes
+            dead = WATCH.dead.copy()
+            with self._lock:
+                self._known = known
+                self._dead |= {rank for rank, process in enumerate(processes) if process in dead}
+        return self._dead
+
+    def gone(self) -> frozenset[int]:
+        """Local. The ranks that are dead, forgotten or without a window: nothing is sent to them or awaited."""
+        others = self.forgotten | self._left
+        return self.dead() | others if others else self.dead()
+
+    def note(self, rank: int) -> None:
+        """Local. Take note of a death."""
+        if rank not in self.dead():
+            with self._lock:
+                self._dead |= {rank}
+            process = self._communicator.processes[rank]
+            size = self._communicator.size
+            WATCH.note(process, f"rank {rank} of {size} (process {process.number} on {process.host})")
+
+    def cut(self, rank: int) -> None:
+        """Local. Take note that a connection has ended: of a death, unless the kernel tells of that rank's.
+
+        A rank on this host may have dropped its window, and live.
+        """
+        if WATCH.watches(self._communicator.processes[rank]):
+            self.leave(rank)
+        else:
+            self.note(rank)
+
+    def leave(self, rank: int) -> None:
+        """Local. Take note that a rank has ended its window; what it has sent before is still delivered."""
+        with self._lock:
+            self._left |= {rank}
+
+    def forget(self, rank: int) -> None:
+        """Local. Give a rank up."""
+        self.forgotten |= {rank}
+
+    def require_alive(self, rank: int) -> None:
+        """Local. Raise DeadRankError if a rank is gone."""
+        if rank in self.gone():
+            process = self._communicator.processes[rank]
+            why = "is dead" if rank in self.dead() else "is given up" if rank in self.forgotten else "has left"
+            raise DeadRankError(
+                f"rank {rank} of {self._communicator.size} (process {process.number} on {process.host}) {why}: its "
+                "heap cannot be reached any more. Restore what it held from the last checkpoint"
+            )

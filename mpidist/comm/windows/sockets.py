@@ -1,0 +1,291 @@
+"""The window by sockets: Unix sockets within a host, TCP between hosts.
+
+A dead rank is the end of its connection, and no call of MPI is made but to begin and to end. Gets and puts need their
+target's help: it serves them in the calls of its window. A rank calls another one when it first sends something; what
+it asks and is answered goes over that connection, and what the other one asks over another.
+"""
+
+from __future__ import annotations
+
+import logging
+import selectors
+import time
+import weakref
+from collections import deque
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.window import (
+    MAX_MESSAGE_BYTES,
+    Window,
+    checked_message,
+    part_of_heap,
+    require_open,
+    require_rank,
+)
+from mpidist.comm.windows.connection import NOTHING, BrokenConnectionError, Connection, Kind
+from mpidist.comm.windows.door import Door, open_door
+from mpidist.comm.windows.handshake import LIMIT_SECONDS
+from mpidist.comm.windows.losses import Losses
+from mpidist.options import WindowOptions
+
+logger = logging.getLogger("mpidist")
+
+# After the last message; then the kernel wakes it.
+SPIN_SECONDS = 2e-4
+# Between two looks at who has died, while this rank waits for an answer.
+_LOOK_SECONDS = 0.05
+
+
+class SocketWindow(Window):
+    """Heaps in each rank's own memory, and everything by sockets.
+
+    Collective. Args:
+        communicator: Of nobody else; it is closed with the window.
+        heap_bytes: The size of this rank's heap.
+        options: Its ports, and the limit of a host that says nothing.
+
+    Raises:
+        OSError: No port is free on a host; on every rank.
+    """
+
+    def __init__(self, communicator: Communicator, heap_bytes: int, options: WindowOptions) -> None:
+        self.communicator = communicator
+        self.rank = communicator.rank
+        self.size = communicator.size
+        self.memory = np.empty(heap_bytes, np.uint8)
+        self.heap_sizes = tuple(communicator.all_gather_object(heap_bytes))
+        self._losses = Losses(communicator)
+        self._door, _ = open_door(communicator, options)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._door.bell, selectors.EVENT_READ)
+        # By rank those that this rank has opened, and all that are open.
+        self._ours: dict[int, Connection] = {}
+        self._open: set[Connection] = set()
+        self._messages: deque[tuple[int, bytes]] = deque()
+        self._heard = 0.0
+        self._is_leaving = False
+        self._finalizer = weakref.finalize(self, _shut, self._door, self._selector, self._open)
+
+    def get(self, rank: int, offset: int, into: AnyArray) -> None:
+        """Local. See `Window.get`."""
+        view = part_of_heap(self, rank, offset, into, writes=True)
+        self._losses.require_alive(rank)
+        if rank == self.rank:
+            view[:] = self.memory[offset : offset + view.size]
+        elif view.size:
+            connection = self._connection(rank)
+            connection.expected.append(view.data)
+            self._send(connection, Kind.GET, offset, view.size)
+
+    def put(self, rank: int, offset: int, array: AnyArray) -> None:
+        """Local. See `Window.put`."""
+        view = part_of_heap(self, rank, offset, array)
+        self._losses.require_alive(rank)
+        if rank == self.rank:
+            self.memory[offset : offset + view.size] = view
+        elif view.size:
+            connection = self._connection(rank)
+            connection.is_synced = False
+            self._send(connection, Kind.PUT, offset, view.size, view.data)
+
+    def flush(self, rank: int) -> None:
+        """Local. See `Window.flush`."""
+        require_rank(self, rank)
+        self._losses.require_alive(rank)
+        connection = self._ours.get(rank)
+        if connection is None:
+            return
+        if not connection.is_synced:
+            connection.is_synced = True
+            connection.expected.append(None)
+            self._send(connection, Kind.SYNC)
+        while connection.expected and rank not in self._losses.gone():
+            self._turn(_LOOK_SECONDS)
+        self._losses.require_alive(rank)
+
+    def ring(self, rank: int, message: bytes) -> None:
+        """Local. See `Window.ring`."""
+        data = checked_message(self, rank, message)
+        if rank in self._losses.gone():
+            return
+        if rank == self.rank:
+            self._messages.append((rank, data))
+            return
+        self._send(self._connection(rank), Kind.MESSAGE, 0, len(data), memoryview(data))
+
+    def poll(self, seconds: float = 0.0) -> tuple[int, bytes] | None:
+        """Local. See `Window.poll`."""
+        require_open(self)
+        self._turn(0)
+        now = time.monotonic()
+        end = now + seconds
+        while not self._messages and now < end:
+            if now - self._heard < SPIN_SECONDS:
+                self._turn(0)
+            else:
+                self._turn(end - now)
+            now = time.monotonic()
+        if not self._messages:
+            return None
+        self._heard = now
+        return self._messages.popleft()
+
+    def lost(self) -> frozenset[int]:
+        """Local. See `Window.lost`."""
+        return self._losses.dead()
+
+    def forget(self, rank: int) -> None:
+        """Local. See `Window.forget`."""
+        require_rank(self, rank)
+        self._losses.forget(rank)
+        self._messages = deque(one for one in self._messages if one[0] != rank)
+        # It may be alive, and wait for an answer. What it has not read yet stays there for it to read.
+        for connection in [one for one in self._open if one.rank == rank]:
+            self._send(connection, Kind.LEAVE)
+
+    def _connection(self, rank: int) -> Connection:
+        """The connection that this rank has opened, or begins to open."""
+        connection = self._ours.get(rank)
+        if connection is None:
+            connection = self._ours[rank] = Connection(rank, self._place, self._take)
+            self._door.call(rank)
+            # It is there within this time where the other process is not stopped. Else what is sent waits for it.
+            end = time.monotonic() + LIMIT_SECONDS
+            while connection.link is None and rank not in self._losses.gone() and time.monotonic() < end:
+                self._turn(_LOOK_SECONDS)
+        return connection
+
+    def _send(
+        self, connection: Connection, kind: Kind, at: int = 0, size: int = 0, body: memoryview = NOTHING
+    ) -> None:
+        try:
+            connection.send(kind, at, size, body)
+        except BrokenConnectionError as error:
+            self._break(connection, error)
+        if connection.has_more():
+            self._watch(connection)
+
+    def _watch(self, connection: Connection) -> None:
+        """Wait for what can be done with a connection now."""
+        if connection in self._open and connection.link is not None:
+            events = selectors.EVENT_READ | (selectors.EVENT_WRITE if connection.has_more() else 0)
+            self._selector.modify(connection.link, events, connection)
+
+    def _turn(self, seconds: float) -> None:
+        """Receive, serve and send whatever can go on now; wait so long until something can."""
+        for key, events in self._selector.select(seconds):
+            connection: Connection | None = key.data
+            if connection is None:
+                self._take_opened()
+                continue
+            try:
+                if events & selectors.EVENT_READ:
+                    connection.read()
+                if events & selectors.EVENT_WRITE:
+                    connection.write()
+                    if not connection.has_more():
+                        self._watch(connection)
+            except BrokenConnectionError as error:
+                self._break(connection, error)
+
+    def _take_opened(self) -> None:
+        while (opened := self._door.take()) is not None:
+            connection = self._ours.get(opened.rank) if opened.is_ours else None
+            if opened.link is None:
+                # Its host cannot be reached, or it waits for nobody any more.
+                self._losses.cut(opened.rank)
+            else:
+                connection = connection or Connection(opened.rank, self._place, self._take)
+                connection.link = opened.link
+                self._open.add(connection)
+                self._selector.register(opened.link, selectors.EVENT_READ, connection)
+                if opened.rank in self._losses.forgotten:
+                    # It would wait for answers for ever.
+                    self._send(connection, Kind.LEAVE)
+                self._watch(connection)
+
+    def _place(self, connection: Connection, kind: Kind, at: int, size: int) -> memoryview:
+        """The memory for what follows a header; see `connection.Place`."""
+        if connection.rank in self._losses.forgotten and kind in (Kind.PUT, Kind.GET):
+            # It may not write here any more, whatever it believes.
+            return memoryview(bytearray(size if kind is Kind.PUT else 0))
+        if kind is Kind.MESSAGE and size <= MAX_MESSAGE_BYTES:
+            return memoryview(bytearray(size))
+        if kind in (Kind.GET, Kind.PUT) and at + size <= self.memory.size:
+            return self.memory.data[at : at + size] if kind is Kind.PUT else NOTHING
+        if kind is Kind.DATA and connection.expected and connection.expected[0] is not None:
+            if connection.expected[0].nbytes == size:
+                return connection.expected[0]
+        elif kind in (Kind.SYNC, Kind.LEAVE) or (kind is Kind.SYNCED and connection.expected):
+            return NOTHING
+        raise BrokenConnectionError(f"a frame {kind.name} of {size} bytes at {at} does not fit")
+
+    def _take(self, connection: Connection, kind: Kind, at: int, size: int, body: memoryview) -> None:
+        """A whole frame; see `connection.Take`."""
+        if kind in (Kind.DATA, Kind.SYNCED):
+            connection.expected.popleft()
+        elif connection.rank in self._losses.forgotten:
+            return
+        elif kind is Kind.MESSAGE:
+            self._messages.append((connection.rank, bytes(body)))
+        elif kind is Kind.GET:
+            self._send(connection, Kind.DATA, 0, size, self.memory.data[at : at + size])
+        elif kind is Kind.SYNC:
+            self._send(connection, Kind.SYNCED)
+        elif kind is Kind.LEAVE:
+            self._losses.leave(connection.rank)
+
+    def _break(self, connection: Connection, error: BrokenConnectionError) -> None:
+        """A connection has ended: the other rank is dead, unless it has said that it leaves."""
+        if connection not in self._open:
+            return
+        is_death = connection.was_used or connection is self._ours.get(connection.rank)
+        self._close(connection)
+        if is_death and not self._is_leaving and connection.rank not in self._losses.gone():
+            logger.warning("window: rank %d has lost its connection to rank %d: %s", self.rank, connection.rank, error)
+            self._losses.cut(connection.rank)
+
+    def _close(self, connection: Connection) -> None:
+        if connection.link is not None:
+            self._selector.unregister(connection.link)
+            connection.link.close()
+        connection.link = None
+        self._open.discard(connection)
+
+    def _is_whole(self) -> bool:
+        return not self._losses.gone() and self.communicator.is_whole()
+
+    def _end(self, *, is_collective: bool) -> None:
+        self.memory, heap = np.empty(0, np.uint8), self.memory
+        if is_collective and self._leave(heap):
+            self.communicator.close()
+        else:
+            self._take_opened()
+            for connection in list(self._open):
+                self._send(connection, Kind.LEAVE)
+            self.communicator.drop()
+        self._finalizer()
+
+    def _leave(self, heap: AnyArray) -> bool:
+        """Collective. Serve until all ranks close the window; False after a death."""
+        self.memory, empty = heap, self.memory
+        self._is_leaving = True
+        barrier = self.communicator.mpi.Ibarrier()
+        while not barrier.Test():
+            self._turn(1e-3)
+            if not self.communicator.is_whole():
+                return False
+        self.memory = empty
+        return True
+
+
+def _shut(door: Door, selector: selectors.BaseSelector, connections: set[Connection]) -> None:
+    selector.close()
+    for connection in connections:
+        if connection.link is not None:
+            connection.link.close()
+    connections.clear()
+    door.close()

@@ -1,0 +1,400 @@
+"""Windows: what is put is read, messages keep their order, and every way does the same."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from typing import Any, cast
+
+import numpy as np
+import pytest
+
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.window import OVERRIDE, Window, open_window
+from mpidist.errors import DeadRankError, MismatchError
+from mpidist.options import WindowOptions
+from mpidist.testing.plugin import fake_nodes
+
+pytestmark = [pytest.mark.mpi, pytest.mark.timeout_seconds(120)]
+
+HEAP = 17 << 20
+WAYS = ("RMA", "RMA between nodes", "SOCKETS", "SOCKETS between hosts")
+# A message has to come within this time, also where the machine does much else.
+SOON = 60.0
+
+
+def opened(way: str, communicator: Communicator, heap_bytes: int) -> Window:
+    """A window. Between nodes and hosts each rank counts as one."""
+    name, _, between = way.partition(" between ")
+    if communicator.size > 1 and between == "nodes":
+        module: Any = importlib.import_module("mpidist.comm.windows.rma")
+        nodes: Window = module.RmaWindow(fake_nodes(communicator, 1), heap_bytes, WindowOptions())
+        return nodes
+    with pytest.MonkeyPatch.context() as patch:
+        if between == "hosts":
+            patch.setattr("mpidist.comm.windows.door.place", lambda: (str(communicator.rank), ""))
+            patch.setattr("mpidist.comm.windows.door.interfaces", lambda: ("127.0.0.1/8",))
+        return open_window(communicator, heap_bytes, WindowOptions(way=name))
+
+
+@pytest.fixture(params=WAYS)
+def window(request: pytest.FixtureRequest, communicator: Communicator) -> Iterator[Window]:
+    """Every rank offers a heap but the last one, unless it is alone."""
+    offers = communicator.rank < max(communicator.size - 1, 1)
+    with opened(request.param, communicator, HEAP if offers else 0) as window:
+        window.memory[:] = 0
+        communicator.barrier()
+        yield window
+
+
+def serve(window: Window, communicator: Communicator) -> None:
+    """Collective. Wait for all ranks, and help those that still read, write and send."""
+    if communicator.size > 1:
+        barrier = communicator.mpi.Ibarrier()
+        while not barrier.Test():
+            assert window.poll(0.001) is None
+
+
+def served(test: Callable[..., None]) -> Callable[..., None]:
+    """A test at whose end each rank helps the others until all are there."""
+
+    @functools.wraps(test)
+    def run(window: Window, communicator: Communicator, **others: object) -> None:
+        if "communicator" in inspect.signature(test).parameters:
+            others["communicator"] = communicator
+        test(window=window, **others)
+        serve(window, communicator)
+
+    parameters = inspect.signature(test).parameters
+    run.__signature__ = inspect.Signature(  # type: ignore[attr-defined]  # what pytest reads
+        [*(one for name, one in parameters.items() if name != "communicator"),
+         inspect.Parameter("communicator", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
+    )
+    return run
+
+
+def awaited(window: Window) -> tuple[int, bytes]:
+    """The next message, which has to come."""
+    found = window.poll(SOON)
+    assert found is not None, "no message came"
+    return found
+
+
+def pattern(size: int, seed: int) -> np.ndarray:
+    """Bytes that differ from place to place, and between ranks."""
+    return np.random.default_rng(seed).integers(0, 256, size, np.uint8)
+
+
+def test_it_says_who_is_there(window: Window, communicator: Communicator) -> None:
+    last = communicator.size - 1
+    assert (window.rank, window.size) == (communicator.rank, communicator.size)
+    assert window.heap_sizes == tuple(0 if rank == last and last else HEAP for rank in range(communicator.size))
+    assert window.memory.dtype == np.uint8
+    assert window.memory.shape == (window.heap_sizes[window.rank],)
+    assert window.lost() == frozenset()
+
+
+@served
+def test_what_is_put_is_read_back(window: Window) -> None:
+    """Each rank in turn, into the first rank's heap, at odd offsets; the others poll."""
+    if window.rank:
+        assert awaited(window) == (window.rank - 1, b"your turn")
+    for size in (0, 1, 3, 8, 4096, 65_537, 1 << 20, (16 << 20) + 5):
+        given, back = pattern(size, window.rank), np.ones(size, np.uint8)
+        window.put(0, 7 + window.rank, given)
+        window.flush(0)
+        window.get(0, 7 + window.rank, back)
+        window.flush(0)
+        np.testing.assert_array_equal(back, given)
+    if window.rank + 1 < window.size:
+        window.ring(window.rank + 1, b"your turn")
+
+
+@served
+def test_every_dtype_and_shape_moves_as_bytes(window: Window) -> None:
+    for number, dtype in enumerate(["int8", "float16", "float32", "complex128", "datetime64[s]", "bool", "S3"]):
+        given = np.arange(6).reshape(2, 1, 3).astype("int64").astype(dtype)
+        back, scalar = np.zeros_like(given), np.zeros((), "float64")
+        at = 1 + 200 * (window.rank + window.size * number)
+        window.put(0, at, given)
+        window.put(0, at + 150, np.array(2.5))
+        window.flush(0)
+        window.get(0, at, back)
+        window.get(0, at + 150, scalar)
+        window.flush(0)
+        np.testing.assert_array_equal(back, given)
+        assert scalar[()] == 2.5
+
+
+@served
+def test_many_gets_and_puts_are_completed_by_one_flush(window: Window) -> None:
+    first = 1000 * window.rank
+    given = pattern(1000, window.rank)
+    for at in range(0, 1000, 10):
+        window.put(0, first + at, given[at : at + 10])
+    window.flush(0)
+    back = np.zeros(1000, np.uint8)
+    for at in range(990, -1, -10):
+        window.get(0, first + at, back[at : at + 10])
+    window.flush(0)
+    np.testing.assert_array_equal(back, given)
+
+
+@served
+def test_an_array_that_nobody_else_has_is_kept_until_the_flush(window: Window) -> None:
+    for number in range(20):
+        given = np.full(50_000, 10 * window.rank + number, np.uint8)
+        window.put(0, 50_000 * (window.rank * 20 + number), given)
+        kept = weakref.ref(given)
+        del given
+        # Sockets may have sent it already.
+        assert kept() is not None or not type(window).__name__.startswith("Rma")
+    window.flush(0)
+    assert kept() is None
+    back = np.empty((20, 50_000), np.uint8)
+    window.get(0, 50_000 * window.rank * 20, back)
+    window.flush(0)
+    assert (back == 10 * window.rank + np.arange(20)[:, None]).all()
+
+
+@served
+def test_messages_of_a_rank_keep_their_order(window: Window) -> None:
+    """Large ones among small ones: a small one does not overtake."""
+    sizes = [0, 1, 100, 1 << 20, 3, 70_000, 5, 1 << 20, 2]
+    for number, size in enumerate(sizes):
+        for rank in range(window.size):
+            window.ring(rank, bytes([window.rank, number]) + pattern(size, number).tobytes())
+    came: dict[int, int] = dict.fromkeys(range(window.size), 0)
+    while sum(came.values()) < len(sizes) * window.size:
+        sender, message = awaited(window)
+        number = came[sender]
+        assert message[:2] == bytes([sender, number])
+        assert message[2:] == pattern(sizes[number], number).tobytes()
+        came[sender] += 1
+    assert window.poll() is None
+
+
+@served
+def test_many_ranks_ring_one(window: Window) -> None:
+    count = 300
+    for number in range(count):
+        window.ring(0, number.to_bytes(4, "little") * (1 + number % 7))
+    if window.rank == 0:
+        came: dict[int, int] = dict.fromkeys(range(window.size), 0)
+        for _ in range(count * window.size):
+            sender, message = awaited(window)
+            number = came[sender]
+            assert message == number.to_bytes(4, "little") * (1 + number % 7)
+            came[sender] += 1
+
+
+@served
+def test_a_put_is_seen_after_the_ring(window: Window) -> None:
+    """The receiver of a message reads in its own memory what was put before; and back."""
+    rounds = 50
+    if window.rank == 0:
+        for _ in range(rounds * (window.size - 1)):
+            sender, message = awaited(window)
+            at = 100_000 * sender
+            assert (window.memory[at : at + 50_001] == message[0]).all()
+            window.memory[at : at + 50_001] = 255 - message[0]
+            window.ring(sender, message)
+    else:
+        back = np.zeros(50_001, np.uint8)
+        for number in range(rounds):
+            window.put(0, 100_000 * window.rank, np.full(50_001, number, np.uint8))
+            window.flush(0)
+            window.ring(0, bytes([number]))
+            assert awaited(window) == (0, bytes([number]))
+            window.get(0, 100_000 * window.rank, back)
+            window.flush(0)
+            assert (back == 255 - number).all()
+
+
+@served
+def test_a_ring_does_not_wait_for_the_receiver(window: Window) -> None:
+    """Everybody sends 4 MB to everybody before anybody receives."""
+    for rank in range(window.size):
+        window.ring(rank, bytes(4 << 20))
+    assert sorted(awaited(window)[0] for _ in range(window.size)) == list(range(window.size))
+
+
+def test_a_poll_ends_with_its_time(window: Window, communicator: Communicator) -> None:
+    begin = time.monotonic()
+    assert window.poll() is None
+    assert window.poll(0.2) is None
+    # One rank that is alone knows that nothing can come.
+    assert communicator.size == 1 or time.monotonic() - begin >= 0.2
+    assert time.monotonic() - begin < SOON
+
+
+@served
+def test_a_poll_returns_when_a_message_comes(window: Window) -> None:
+    if window.rank == 0:
+        time.sleep(0.3)
+        for rank in range(window.size):
+            window.ring(rank, b"now")
+    begin = time.monotonic()
+    assert window.poll(2 * SOON) == (0, b"now")
+    assert time.monotonic() - begin < SOON
+
+
+def test_waiting_costs_little(window: Window, communicator: Communicator) -> None:
+    """An idle server takes less than a twentieth of a core."""
+    window.poll(0.1)
+    # What the others still did with the window is over.
+    serve(window, communicator)
+    begin, began = time.process_time(), time.thread_time()
+    assert window.poll(2.0) is None
+    assert time.thread_time() - began < 0.05 * 2.0
+    assert time.process_time() - begin < 0.3 * 2.0
+
+
+WRONG: tuple[tuple[Callable[[Window], None], type[Exception], str], ...] = (
+    (lambda w: w.get(w.size, 0, np.zeros(1)), ValueError, r"`rank` must be from 0 to \d, .* got \d"),
+    (lambda w: w.ring(-1, b""), ValueError, r"`rank` must be from 0 to \d, .* got -1"),
+    (lambda w: w.flush(cast(Any, "0")), TypeError, r"`rank` must be an integer, got '0'"),
+    (lambda w: w.put(0, HEAP - 7, np.zeros(1)), ValueError,
+     rf"bytes {HEAP - 7} to {HEAP + 1} are not in the heap of rank 0, which has {HEAP} bytes"),
+    (lambda w: w.put(0, -1, np.zeros(1)), ValueError, r"bytes -1 to 7 are not in the heap"),
+    (lambda w: w.get(0, cast(Any, 0.5), np.zeros(1)), TypeError, r"`offset` must be an integer, got 0.5"),
+    (lambda w: w.put(0, 0, cast(Any, [1.0])), TypeError, r"`array` must be a NumPy array of numbers, .* got list"),
+    (lambda w: w.put(0, 0, np.array([None])), TypeError, r"`array` must be .* got one of dtype object"),
+    (lambda w: w.get(0, 0, np.zeros((4, 4))[:, :2]), ValueError, r"`into` must be a C-contiguous array"),
+    (lambda w: w.get(0, 0, np.broadcast_to(np.zeros(1), 1)), ValueError, r"`into` must be a writable array"),
+    (lambda w: w.ring(0, cast(Any, "text")), TypeError, r"`message` must be bytes, got str"),
+)
+
+
+def test_wrong_arguments_are_refused(window: Window) -> None:
+    for call, error, text in WRONG:
+        with pytest.raises(error, match=text):
+            call(window)
+
+
+def test_a_rank_without_a_heap_says_so(window: Window) -> None:
+    if window.size > 1:
+        with pytest.raises(ValueError, match=rf"not in the heap of rank {window.size - 1}, which has 0 bytes"):
+            window.put(window.size - 1, 0, np.zeros(1))
+
+
+def test_a_message_has_a_limit(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mpidist.comm.window.MAX_MESSAGE_BYTES", 1000)
+    window.ring(window.rank, bytes(1000))
+    assert awaited(window) == (window.rank, bytes(1000))
+    with pytest.raises(ValueError, match="a message has at most 1000 bytes, got 1001"):
+        window.ring(window.rank, bytes(1001))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_nothing_is_sent_to_a_forgotten_rank_or_taken_from_it(window: Window, communicator: Communicator) -> None:
+    """A rank that was thought dead speaks again."""
+    if window.rank == 0:
+        window.forget(1)
+        window.ring(1, b"not sent")
+        with pytest.raises(DeadRankError, match=r"rank 1 of \d \(process \d+ on \S+\) is given up"):
+            window.put(1, 0, np.zeros(0))
+        with pytest.raises(DeadRankError, match="rank 1 of"):
+            window.flush(1)
+        assert window.lost() == frozenset()
+    communicator.barrier()
+    if window.rank == 1:
+        window.ring(0, b"a zombie's")
+        if type(window).__name__ == "SocketWindow":
+            # What MPI puts cannot be refused: who forgets a rank never uses its slot again.
+            window.put(0, 0, np.ones(100))
+            with pytest.raises(DeadRankError, match=r"rank 0 of \d \(process \d+ on \S+\) has left"):
+                window.flush(0)
+        assert window.poll(0.3) is None
+    if window.rank == 0:
+        assert window.poll(0.6) is None
+        assert (window.memory == 0).all()
+    # The window ends like others.
+    window.__dict__["_losses"].__init__(window.__dict__["communicator"])
+    communicator.barrier()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_closed_window_refuses_calls(communicator: Communicator, way: str) -> None:
+    window = opened(way, communicator, 100)
+    window.ring(0, b"nobody reads it")
+    window.close()
+    window.close()
+    for call in (window.poll, lambda: window.ring(0, b""), lambda: window.put(0, 0, np.zeros(1)),
+                 lambda: window.get(0, 0, np.zeros(1)), lambda: window.flush(0)):
+        with pytest.raises(RuntimeError, match="this window is closed: open another one"):
+            call()
+    assert window.memory.size == 0
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_close_waits_for_ranks_that_still_read(communicator: Communicator, way: str) -> None:
+    """The first rank closes while the others still read its heap."""
+    window = opened(way, communicator, 1 << 20)
+    window.memory[:] = 9
+    communicator.barrier()
+    if communicator.rank:
+        back = np.zeros(1 << 20, np.uint8)
+        for _ in range(5):
+            time.sleep(0.02)
+            window.get(0, 0, back)
+            window.flush(0)
+            assert (back == 9).all()
+    window.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_dropped_window_disturbs_nobody(communicator: Communicator, way: str) -> None:
+    for _ in range(3):
+        window = opened(way, communicator, 1000)
+        window.ring((communicator.rank + 1) % communicator.size, bytes(200_000))
+        window.drop()
+    with opened(way, communicator, 1000) as window:
+        window.memory[:] = communicator.rank
+        serve(window, communicator)
+    assert not [one for one in threading.enumerate() if one.name == "mpidist-window"]
+
+
+def test_two_windows_do_not_meet(communicator: Communicator) -> None:
+    with open_window(communicator, 10) as one, open_window(communicator, 20) as other:
+        one.ring(0, b"one")
+        other.ring(0, b"other")
+        if communicator.rank == 0:
+            for _ in range(communicator.size):
+                assert awaited(other)[1] == b"other"
+                assert awaited(one)[1] == b"one"
+        communicator.barrier()
+
+
+def test_a_wrong_size_is_everybodys_error(communicator: Communicator) -> None:
+    with pytest.raises(ValueError, match="`heap_bytes` must"):
+        open_window(communicator, -1 if communicator.rank == communicator.size - 1 else 0)
+
+
+def test_a_way_that_does_not_exist_is_everybodys_error(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if communicator.rank == communicator.size - 1:
+        monkeypatch.setenv(OVERRIDE, "PIGEONS")
+    with pytest.raises(ValueError, match=r"MPIDIST_WINDOW.*'PIGEONS' is not a valid WindowWay; expected one of AUTO"):
+        open_window(communicator)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ways_that_differ_are_everybodys_error(communicator: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
+    if communicator.rank == 1:
+        monkeypatch.setenv(OVERRIDE, "sockets")
+    with pytest.raises(MismatchError, match=r"the way of a window.*'SOCKETS'.* on rank 1"):
+        open_window(communicator)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_heaps_that_do_not_fit_are_everybodys_error(communicator: Communicator) -> None:
+    """No page is touched: MPICH would allocate it, and end the process at the first write."""
+    with pytest.raises(OSError, match=r"the 1 heaps? of its ranks.* bytes together, and \d+ bytes are free"):
+        open_window(communicator, 1 << 50 if communicator.rank == 1 else 0, WindowOptions(way="RMA"))
