@@ -142,7 +142,7 @@ def require_same(values: list[T], subject: str, hint: str) -> None:
     Raises:
         MismatchError: The values differ. The text lists the ranks by value.
     """
-    if all(value == values[0] for value in values):
+    if values.count(values[0]) == len(values):
         return
     groups: list[tuple[T, list[int]]] = []
     for rank, value in enumerate(values):

@@ -13,6 +13,7 @@ from typing import NoReturn, cast
 
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.deaths import WATCH
 from mpidist.errors import CollectiveTimeoutError, MismatchError, mark_shared
 
 _HERE, _GO, _LATE, _DIFFERENT, _WAITING, _ASKED = "here", "go", "late", "different", "waiting", "asked"
@@ -34,6 +35,7 @@ class Arrival:
         self._rank, self._size = communicator.rank, communicator.size
         self._timeout = timeout_seconds
         self._hosts = [process.host for process in communicator.processes]
+        self._calls = communicator.calls
         self._channel = communicator.open_channel()
         self._mpi = self._channel.mpi
         self._count = 0
@@ -56,6 +58,7 @@ class Arrival:
                 raises it, and so does the late rank when it comes. Messages may still be on their way, so the ranks
                 cannot go on together and should end.
             MismatchError: The ranks make different calls.
+            DeadRankError: A rank has died.
         """
         if self._size == 1:
             return
@@ -63,11 +66,17 @@ class Arrival:
             raise mark_shared(CollectiveTimeoutError(
                 f"{call}: not begun, since the ranks no longer meet after an earlier failure: {self._broken}"
             ))
+        if WATCH.dead:
+            self._channel.communicator.require_whole(call)
         self._count += 1
-        if self._rank == 0:
-            self._lead(call)
-        else:
-            self._follow(call)
+        self._calls.is_timed = True
+        try:
+            if self._rank == 0:
+                self._lead(call)
+            else:
+                self._follow(call)
+        finally:
+            self._calls.is_timed = False
 
     def _lead(self, call: str) -> None:
         calls = {0: call}

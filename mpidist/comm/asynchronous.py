@@ -1,107 +1,36 @@
 """Asynchronous reduction: it begins now, the program computes, and waits for the result later.
 
 One thread of the library does the work, in the order of issue and on a communicator of its own. It hides communication
-where a core is free for it, above all while a GPU computes. Communication needs a core here as in a blocking call:
-without a free core nothing is hidden, and a step took 1 to 7 % longer than with blocking calls (fastest rounds).
-
-Measured by `benchmarks/overlap.py` (records in `benchmarks/results/`): 2 ranks on 2 cores without other load, 8 buckets
-of 4 MB. The numbers are milliseconds of the fastest step: computation; communication alone; one after the other; with
-the thread; with `MPI_Iallreduce` in chunks and `Test` between pieces of computation.
-
-- All cores busy with short NumPy calls. MPICH 5.0.2, MPI: 6.2; 7.0; 12.9; 13.3; 20.1. AUTO: 6.2; 3.8; 9.4; 9.7.
-  Open MPI 5.0.11, MPI: 5.1; 4.6; 9.7; 9.8; 19.5. AUTO: 5.1; 2.9; 8.1; 8.2.
-- Cores idle, as while a GPU computes. MPICH, MPI: 8.7; 8.2; 17.0; 9.9; 25.1. AUTO: 8.7; 3.8; 12.5; 9.5.
-  Open MPI, MPI: 4.7; 4.6; 9.0; 5.4; 18.6. AUTO: 4.7; 3.0; 7.6; 5.2. The thread hides 79 to 85 % of the communication.
-
-`MPI_Iallreduce` was slower than one after the other in every case, and is not used.
+where a core is free for it, above all while a GPU computes: 79 to 85 % of it. Communication needs a core here as in a
+blocking call: without a free core nothing is hidden, and a step takes 1 to 7 % longer than with blocking calls.
+`MPI_Iallreduce` in chunks, with `Test` between pieces of computation, was slower than one after the other in every
+case, and is not used. All numbers are of the fastest steps of `benchmarks/overlap.py`, whose records are in
+`benchmarks/results/`.
 """
 
 from __future__ import annotations
 
-import atexit
 import functools
 import importlib
 import logging
-import os
-import queue
-import threading
-import time
 from collections import deque
-from collections.abc import Callable
 from typing import Any
 
 from mpidist import arrays
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import check_in_place, check_reducible
+from mpidist.comm.communication_thread import Handle, communication_thread
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.user_backend import UserBackend
-from mpidist.comm.deaths import WATCH
-from mpidist.comm.ending import FORWARD_SECONDS
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.resource import Resource
+from mpidist.errors import is_shared
 from mpidist.options import CommunicationOptions, ReduceOp
 
 logger = logging.getLogger("mpidist")
 
 # Of the communicator on which the communication thread works: one beside each communicator.
 PURPOSE = "asynchronous reductions"
-
-# At the program's end the thread may go on as long as reductions are completed. If none is for this time, the ranks
-# have begun different numbers of them, and the job ends.
-STALLED_SECONDS = 30.0
-
-
-class Handle:
-    """A reduction that has begun; `AsyncCollective.all_reduce_async` makes it.
-
-    Args:
-        name: The operation, for `repr`.
-        reduce: Does the work and raises nothing. Returns the result and None, or an error that `wait` is to raise.
-        finish: Called by `wait` with this handle; returns when `run` has ended.
-
-    Attributes:
-        is_waited: Whether `wait` was called.
-    """
-
-    __slots__ = ("_error", "_finish", "_is_done", "_name", "_reduce", "_result", "is_waited")
-
-    def __init__(
-        self, name: str, reduce: Callable[[], tuple[Any, BaseException | None]], finish: Callable[[Handle], None]
-    ) -> None:
-        self.is_waited = False
-        self._name = name
-        self._reduce = reduce
-        self._finish = finish
-        self._result: Any = None
-        self._error: BaseException | None = None
-        self._is_done = False
-
-    def run(self) -> None:
-        """Collective. Do the work and keep its result or its error for `wait`. Called once; raises nothing."""
-        self._result, self._error = self._reduce()
-        # Set last: `wait` in another thread reads this flag without a lock, and then the result.
-        self._is_done = True
-
-    def done(self) -> bool:
-        """Local. Whether `wait` would return or raise at once. Without a thread only `wait` makes it true."""
-        return self._is_done
-
-    def wait(self) -> Any:
-        """Collective. Return when the reduction is done. May be called any number of times and in any order.
-
-        Returns:
-            The given array if `in_place`, otherwise a new one.
-
-        Raises:
-            Exception: The error of this reduction or of an earlier one: after a failure no further reduction is made.
-        """
-        self._finish(self)
-        if self._error is not None:
-            raise self._error
-        return self._result
-
-    def __repr__(self) -> str:
-        return f"<Handle of {self._name}, {'done' if self._is_done else 'in progress'}>"
 
 
 class AsyncCollective(Resource):
@@ -150,6 +79,8 @@ class AsyncCollective(Resource):
             check_in_place(lent, op)
         handle = Handle(op.name, functools.partial(self._reduce, array, op, in_place), self._finish)
         if self.has_thread:
+            # The thread may be late to find out that ranks have begun different reductions: their next call shows it.
+            self.communicator.order.sign("all_reduce_async", op, lent)
             # The thread has a current CUDA stream of its own, which does not wait for the kernels that fill the array.
             arrays.wait_for_device(lent)
             # Reductions of all AsyncCollective objects pass through one queue, in the order in which the program
@@ -177,6 +108,8 @@ class AsyncCollective(Resource):
     def _finish(self, handle: Handle) -> None:
         if self.has_thread:
             communication_thread().wait_for(handle)
+            if self._error is not None and is_shared(self._error):
+                self.communicator.order.restart()
             return
         while not handle.done():
             self._pending.popleft().run()
@@ -195,94 +128,6 @@ class AsyncCollective(Resource):
 
     def __repr__(self) -> str:
         return f"AsyncCollective({self._collective!r}, has_thread={self.has_thread})"
-
-
-class CommunicationThread:
-    """The only thread beside the program's own that calls MPI. It lives until the program ends.
-
-    Local. At the program's end it first completes all reductions that have begun, since other ranks may wait for them.
-    """
-
-    def __init__(self) -> None:
-        self._queue: queue.SimpleQueue[Handle | None] = queue.SimpleQueue()
-        self._changed = threading.Condition()
-        self._done_count = 0
-        self._begun_count = 0
-        self._waited_count = 0
-        self._process = os.getpid()
-        # A daemon: otherwise the interpreter would join it before `atexit` runs, and `_end` could never end it.
-        self._thread = threading.Thread(target=self._work, name="mpidist-communication", daemon=True)
-        self._thread.start()
-        # Hooks run in reverse order of registration. The hook of `ending`, by which ranks leave together, was
-        # registered when the communicator was opened, and so it runs after this one.
-        atexit.register(self._end)
-
-    def put(self, handle: Handle) -> None:
-        """Local. Hand over a reduction. Called by the program's thread only."""
-        self._begun_count += 1
-        self._queue.put(handle)
-
-    def wait_for(self, handle: Handle) -> None:
-        """Local. Return when a reduction is done. Called by the program's thread only."""
-        if not handle.is_waited:
-            handle.is_waited = True
-            self._waited_count += 1
-        if not handle.done():
-            with self._changed:
-                self._changed.wait_for(handle.done)
-
-    def wait_until_idle(self) -> None:
-        """Collective. Return when all reductions that have begun are done. Called by the program's thread only."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._done_count == self._begun_count)
-
-    def _work(self) -> None:
-        while (handle := self._queue.get()) is not None:
-            handle.run()
-            # It refers to its collective, which nobody else may need while this thread waits for the next one.
-            del handle
-            with self._changed:
-                self._done_count += 1
-                self._changed.notify_all()
-
-    def _end(self) -> None:
-        mpi: Any = importlib.import_module("mpidist.comm.mpi_communicator").MPI
-        # A forked child inherits the hook but not the thread. A program that has finalized MPI itself needs none.
-        if os.getpid() != self._process or mpi.Is_finalized():
-            return
-        left = self._begun_count - self._waited_count
-        place = f"rank {mpi.COMM_WORLD.rank} of {mpi.COMM_WORLD.size}"
-        if left:
-            logger.warning(
-                "%s comes to its end, and %d of %d asynchronous reductions were not waited for: their results and "
-                "errors are lost. Call `wait()` on every handle", place, left, self._begun_count,
-            )
-        self._queue.put(None)
-        seen, since = -1, time.monotonic()
-        while self._thread.is_alive():
-            self._thread.join(0.1)
-            if WATCH.dead:
-                # The thread may wait for the dead rank for ever, and nobody waits for the results any more.
-                return
-            if self._done_count != seen:
-                seen, since = self._done_count, time.monotonic()
-            elif time.monotonic() - since > STALLED_SECONDS:
-                # A thread inside MPI cannot be stopped, and MPI must not be finalized while it is there (MPI 4.1,
-                # section 11.2.2: all communication must be complete).
-                os.write(
-                    2,
-                    f"mpidist: {place} comes to its end, and its asynchronous reduction number {seen + 1} has waited "
-                    f"{STALLED_SECONDS:g} s for other ranks, which began fewer of them; the job ends\n".encode(),
-                )
-                # MPICH's launcher Hydra was seen to drop output written just before an abort.
-                time.sleep(FORWARD_SECONDS)
-                mpi.COMM_WORLD.Abort(1)
-
-
-@functools.cache
-def communication_thread() -> CommunicationThread:
-    """Local. The process's communication thread, started at the first call."""
-    return CommunicationThread()
 
 
 def open_asynchronous(collective: CollectiveFront, options: CommunicationOptions | None = None) -> AsyncCollective:

@@ -30,12 +30,17 @@ class Backend(Resource, Protocol):
         takes_device_arrays: Whether the backend takes CuPy arrays as well as NumPy's.
         divides_means: Whether the backend divides by the number of ranks under MEAN. Otherwise MEAN is a SUM here, and
             the front divides.
+        compares_calls: Whether the backend lets the ranks of a node compare their calls, by the barrier of the node or
+            by `CallOrder.look_ahead`. Otherwise the front does.
+        makes_calls: Whether it may make further calls over the same ranks, since it runs code of the program's.
     """
 
     communicator: Communicator
     combines_halves: bool = False
     takes_device_arrays: bool = False
     divides_means: bool = False
+    compares_calls: bool = False
+    makes_calls: bool = False
 
     def _is_whole(self) -> bool:
         return self.communicator.is_whole()

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+import numpy as np
+
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import require_same
 from mpidist.comm.communicator import Communicator
@@ -35,7 +37,8 @@ class Collective(Protocol):
 
         Args:
             array: Same shape and dtype on every rank. Not changed, unless `in_place`.
-            op: The operation. `MEAN` divides the sum by the number of ranks; the `MEAN` of integers is float64.
+            op: The operation. `MEAN` divides the sum by the number of ranks; the `MEAN` of integers is float64. `MIN`
+                and `MAX` give NaN where any rank has one.
             in_place: Write the result into `array`, which must be C-contiguous. Not for `MEAN` of integers.
 
         Returns:
@@ -174,7 +177,7 @@ def check_in_place(array: AnyArray, op: ReduceOp) -> None:
 
 def check_root(root: int, size: int) -> None:
     """Local. Raise ValueError unless `root` is a rank."""
-    if not 0 <= root < size:
+    if isinstance(root, bool) or not isinstance(root, (int, np.integer)) or not 0 <= root < size:
         raise ValueError(f"`root` must be a rank, 0 to {size - 1}, got {root!r}")
 
 
@@ -188,6 +191,15 @@ def check_axis(shape: tuple[int, ...], axis: int) -> int:
     return axis % ndim
 
 
+def require_axis(axis: object) -> None:
+    """Local. Raise TypeError unless `axis` is a whole number."""
+    if isinstance(axis, bool) or not isinstance(axis, (int, np.integer)):
+        raise TypeError(
+            "gather: `axis` must be an int, the dimension along which to concatenate, got "
+            f"{type(axis).__name__}: {axis!r}. Use axis=0 to put rows one after another"
+        )
+
+
 def check_gatherable(described: list[tuple[tuple[int, ...], str, int]]) -> int:
     """Local. The gathered axis as a number from 0. All ranks raise the same error or none does.
 
@@ -197,7 +209,13 @@ def check_gatherable(described: list[tuple[tuple[int, ...], str, int]]) -> int:
     Raises:
         MismatchError: They differ in more than the sizes along the axis.
         ValueError: The arrays are scalars, or the axis is out of range.
+        TypeError: An axis is no int.
     """
+    try:
+        for _, _, axis in described:
+            require_axis(axis)
+    except TypeError as error:
+        raise mark_shared(error) from None
     require_same(
         [(len(shape), dtype, axis + len(shape) if axis < 0 else axis) for shape, dtype, axis in described],
         "gather: number of dimensions, dtype and axis", "Only sizes along the axis may differ.",

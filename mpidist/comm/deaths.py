@@ -4,7 +4,7 @@ A thread watches the processes of all ranks on this host by their process descri
 kernel makes readable when a process ends, however it ends. Linux before 5.3 has none; there it looks into `/proc` twice
 a second. It needs no MPI: after a death a call of MPI may never return. Ranks take leave of each other before they end
 (`ending.py`), so who ends without that is dead. Deaths on other hosts are known where MPI reports them (Open MPI with
-fault tolerance) or the launcher does (Hydra, by SIGUSR1).
+fault tolerance), the launcher does (Hydra, by SIGUSR1), or the files of a job directory (`observe/job_directory.py`).
 """
 
 from __future__ import annotations
@@ -21,10 +21,24 @@ from types import FrameType
 from typing import NamedTuple
 
 from mpidist.errors import DeadRankError
+from mpidist.observe.watchdog import WATCHDOG
 
 # An error of MPI may come before the news of the death that is its cause.
 _NEWS_SECONDS = 1.0
 _UNKNOWN = "a rank on another host"
+# In `dead`, where this process itself makes no calls with others any more.
+_APART = "this process"
+_FORKED = (
+    "this process was forked from a rank, and is none itself: it would meet the other ranks in its parent's place. "
+    "Let the parent make all collective calls, or start the child anew (`multiprocessing` with the method \"spawn\")"
+)
+_LEFT = (
+    "the program has come to its end on all ranks. An exit function that makes collective calls must be registered "
+    "after `import mpidist`; a `__del__` at the end of the interpreter can make none"
+)
+# After a death the program's own thread has so long to find out and to raise an error, where it can be caught. Then a
+# thread of ours ends the process: the program's thread may be in a call of MPI that never returns.
+DISCOVERY_SECONDS = 3.0
 # Between two looks at processes that have no descriptor.
 _LOOK_SECONDS = 0.5
 
@@ -62,11 +76,13 @@ class DeathWatch:
 
     Attributes:
         dead: The names of the dead, such as "rank 2 of 4 (process 77 on n3)"; empty as long as all are alive.
+        needed: The processes whose deaths are told even if they are not the first.
         was_raised: Whether the program's own thread was told by an error.
     """
 
     def __init__(self) -> None:
         self.dead: dict[Process | str, str] = {}
+        self.needed: frozenset[Process] = frozenset()
         self.was_raised = False
         self._on_death: Callable[[], None] | None = None
         self._ask_mpi: Callable[[BaseException], Sequence[str]] = lambda _: ()
@@ -77,12 +93,14 @@ class DeathWatch:
         self._poll: select.epoll | None = None
         self._handler: Callable[[int, FrameType | None], None] | None = None
         self._bell = -1
+        self._heard: dict[int, Callable[[], None]] = {}
+        self._has_hook = False
 
     def start(self, on_death: Callable[[], None], ask_mpi: Callable[[BaseException], Sequence[str]]) -> None:
         """Local. Begin to care.
 
         Args:
-            on_death: Called in a thread of its own after the first death.
+            on_death: Called in a thread of its own after the first death, and after each one of `needed`.
             ask_mpi: Returns the names of ranks whose death an error of MPI reports; empty for any other error.
         """
         self._on_death = on_death
@@ -91,6 +109,25 @@ class DeathWatch:
     def stop(self) -> None:
         """Local. End it: whoever ends from now on has taken leave."""
         self._on_death = None
+
+    def refuse_calls(self) -> None:
+        """Local. From now on this process makes no calls with others: the program has come to its end on all ranks."""
+        self.dead.setdefault(_APART, _LEFT)
+
+    def refuse_children(self) -> None:
+        """Local. Let no process that is forked from this one make collective calls; later calls change nothing."""
+        if not self._has_hook:
+            self._has_hook = True
+            os.register_at_fork(after_in_child=self._be_child)
+
+    def _be_child(self) -> None:
+        self._on_death = None
+        self.dead = {_APART: _FORKED}
+        # Signals of the child are not its parent's.
+        if self._bell != -1:
+            signal.set_wakeup_fd(-1)
+        if self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
     def watch(self, processes: Sequence[Process], rank: int) -> None:
         """Local. Watch the processes of a group that are on this host; each is watched once.
@@ -122,11 +159,28 @@ class DeathWatch:
             self._watched[descriptor] = (process, name)
             self._open_poll().register(descriptor, select.EPOLLIN)
 
+    def watches(self, process: Process) -> bool:
+        """Local. Whether the kernel tells of the end of a process."""
+        return self._on_death is not None and process in self._known
+
+    def end(self, process: Process) -> None:
+        """Local. Kill a process that is watched and has not ended; nothing if it is none."""
+        for descriptor, (watched, _) in self._watched.copy().items():
+            if watched == process:
+                # The descriptor is of this process, and of no later one with its number.
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
     def lost(self, processes: Iterable[Process]) -> list[str]:
-        """Local. The names of the dead among some processes, and of dead ranks whose process is not known."""
+        """Local. The names of the dead among some processes, and of dead ranks whose process is not known.
+
+        This process is one of them; where it is the only one, nobody is lost.
+        """
         if not self.dead:
             return []
         chosen = set(processes)
+        if len(chosen) < 2:
+            return []
         return [name for process, name in self.dead.items() if process in chosen or isinstance(process, str)]
 
     def require_alive(self, processes: Iterable[Process], what: str) -> None:
@@ -135,8 +189,13 @@ class DeathWatch:
         Args:
             processes: Of the ranks that take part.
             what: The thing that cannot be done then, for the text.
+
+        Raises:
+            RuntimeError: This process itself is a rank no more: it was forked from one, or has come to its end.
         """
         lost = self.lost(processes)
+        if lost and _APART in self.dead:
+            raise RuntimeError(f"{what} cannot be done: {self.dead[_APART]}")
         if lost:
             self.was_raised = True
             raise DeadRankError(f"{what} cannot be done: {describe(lost)}")
@@ -173,10 +232,22 @@ class DeathWatch:
             signal.signal(signal.SIGUSR1, take)
             self._handler = take
             if has_other_hosts:
-                self._open_bell()
+                # Not in our thread itself: it brings the news that the notice waits for.
+                self.hear(signal.SIGUSR1, self._take_notice)
+
+    def hear(self, number: int, function: Callable[[], None]) -> None:
+        """Local. Call a function at each signal, also while the main thread is in a call of MPI and runs no handlers.
+
+        Args:
+            number: Of a signal that has a handler.
+            function: Called in a thread of its own.
+        """
+        self._heard[number] = function
+        if self._bell == -1:
+            self._open_bell()
 
     def _open_bell(self) -> None:
-        """Let signals wake our thread: the main thread does not run its handlers while it is in a call of MPI."""
+        """Let signals wake our thread."""
         bell, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
         if previous == -1:
@@ -192,18 +263,38 @@ class DeathWatch:
         if signal.getsignal(signal.SIGUSR1) is self._handler and not self._wait_for_news():
             self._note(_UNKNOWN, _UNKNOWN)
 
+    def note(self, process: tuple[str, int, str], name: str) -> None:
+        """Local. Take note of a death that somebody else has seen.
+
+        Args:
+            process: As `Process`.
+            name: "rank 2 of 4 (process 77 on n3)".
+        """
+        if Process(*process) not in self.dead:
+            self._note(Process(*process), name)
+
     def _wait_for_news(self) -> bool:
         end = time.monotonic() + _NEWS_SECONDS
         while not self.dead and time.monotonic() < end:
+            for peer in WATCHDOG.peers():
+                if peer.is_far and peer.has_died():
+                    self.note(peer.key, peer.name)
             time.sleep(0.01)
         return bool(self.dead)
 
-    def ignore_notices(self) -> None:
-        """Local. Ignore Hydra's notices from now on: at the end of the program, whose own handler runs no more, either.
+    def ignore_notices(self, *, at_end: bool = True) -> None:
+        """Local. Ignore Hydra's notices from now on.
 
         Hydra also sends them while ranks end in good order. Python gives signals back to the system when it ends, and
         SIGUSR1 would then end the process; an ignored signal stays ignored.
+
+        Args:
+            at_end: The program has come to its end, where its own handler runs no more, either. Else that one stays.
         """
+        if at_end or signal.getsignal(signal.SIGUSR1) is self._handler:
+            self._ignore_notices()
+
+    def _ignore_notices(self) -> None:
         if _is_under_hydra():
             with contextlib.suppress(ValueError):
                 signal.signal(signal.SIGUSR1, signal.SIG_IGN)
@@ -218,9 +309,9 @@ class DeathWatch:
         while True:
             for descriptor, _ in poll.poll(_LOOK_SECONDS if self._looked_at else None):
                 if descriptor == self._bell:
-                    if signal.SIGUSR1 in os.read(descriptor, 4096):
-                        # Not here: this thread brings the news that the notice waits for.
-                        threading.Thread(target=self._take_notice, name="mpidist-notice", daemon=True).start()
+                    for number in os.read(descriptor, 4096):
+                        if number in self._heard:
+                            threading.Thread(target=self._heard[number], name="mpidist-notice", daemon=True).start()
                     continue
                 process, name = self._watched.pop(descriptor)
                 poll.unregister(descriptor)
@@ -233,11 +324,11 @@ class DeathWatch:
                     self._note(one, name)
 
     def _note(self, process: Process | str, name: str) -> None:
-        is_first = not self.dead
+        is_told = not self.dead or process in self.needed
         if self._on_death is None:
             return
         self.dead[process] = name
-        if is_first:
+        if is_told:
             threading.Thread(target=self._on_death, name="mpidist-survivor", daemon=True).start()
 
 

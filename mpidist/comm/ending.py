@@ -4,7 +4,7 @@
   ever.
 - A rank dies, and the launcher lets the others live: they end with an error that names it. Nothing collective is done
   any more, MPI is not finalized, and the program's exit functions run before the process ends.
-- All ranks come to their end: they wait for each other, and mpi4py finalizes MPI.
+- All ranks come to their end: they wait for each other, and MPI is finalized.
 
 `MPIDIST_ABORT=0` in the environment of any rank switches all of this off, for all of them.
 """
@@ -13,10 +13,8 @@ from __future__ import annotations
 
 import atexit
 import builtins
-import contextlib
 import functools
 import inspect
-import itertools
 import logging
 import os
 import sys
@@ -24,12 +22,18 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
-from typing import Any
 
-from mpidist.comm.deaths import WATCH, describe
+from mpidist.comm.deaths import DISCOVERY_SECONDS, WATCH, Process, describe
+from mpidist.comm.farewell import FAREWELLS, leave_together
+from mpidist.comm.interrupts import INTERRUPTED, INTERRUPTS
+from mpidist.comm.mpi_start import end_mpi
 from mpidist.errors import is_shared
+from mpidist.observe.output import flush, say
+from mpidist.observe.patience import limit_seconds, warn_seconds
+from mpidist.observe.trace import TRACE
+from mpidist.observe.watchdog import WATCHDOG
 
 # Where all ranks raise the same error, rank 0 prints it. The others wait so long for rank 0 to end the job, and then do
 # it themselves.
@@ -39,12 +43,10 @@ FORWARD_SECONDS = 0.3
 # A mistake in the program often raises on every rank. Rank 0 prints first and ends the job; the other ranks wait one to
 # two times this long, in the order of ranks, so that most of them print nothing.
 TURN_SECONDS = 1.0
-# A rank that has ended and still waits for other ranks after so long prints a line: they may wait for this rank in a
-# collective call.
-EXPLAIN_SECONDS = 30.0
-# After a death the program's own thread has so long to find out and to raise an error, where it can be caught. Then a
-# thread of ours ends the process: the program's thread may be in a call of MPI that never returns.
-DISCOVERY_SECONDS = 3.0
+# Ranks that wait for a rank that has left a call in the middle, and ended, have so long to end themselves.
+LEFT_SECONDS = 5.0
+# A rank that is not the first to speak waits so long for that one to end the job.
+LATER_SECONDS = 4.0
 # An error that was raised for a death may be handled for so long.
 HANDLING_SECONDS = 60.0
 # Exit functions may take so long after a death.
@@ -80,31 +82,42 @@ class _Ending:
         # After a death: the program's own thread ends the process, or a thread of ours does.
         self.ends_itself = False
         self.survivor_ends = False
+        self.has_explained = False
 
     def on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
     ) -> None:
         """Print an uncaught exception and end the job; after a death, end this process alone."""
         if os.getpid() != self.process:
+            self.code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
             self.previous_hook(kind, error, trace)
             return
         if WATCH.learn(error) or self.tolerates_deaths:
             self.ends_itself = True
-            if WATCH.dead:
+            mourned = self.mourned()
+            if mourned:
                 # A rank that has failed and printed why ends before the launcher ends the others: they stay silent.
                 time.sleep(TURN_SECONDS)
             text = self._traceback(kind, error, trace)
-            why = f"cannot go on: {describe(WATCH.dead.values())}" if WATCH.dead else "failed, and ends alone"
-            self._print(f"{self.place} {why}\n{text}")
+            why = f"cannot go on: {describe(mourned)}" if mourned else "failed, and ends alone"
+            say(f"{self.place} {why}\n{text}")
             # `at_exit` ends the process, after the program's exit functions.
             self.code = 1
             end_later(HANDLING_SECONDS)
             return
         if isinstance(error, KeyboardInterrupt):
-            self._end(130, "interrupted" if self.rank == 0 else "")
+            # On the rank that ends the job: one of them says so.
+            time.sleep(TURN_SECONDS if self.rank else 0)
+            self._end(INTERRUPTED, "interrupted")
         if self.rank != 0:
-            time.sleep(GRACE_SECONDS if is_shared(error) else TURN_SECONDS * (1 + self.rank / self.size))
+            # In the order of ranks; the first one that waits here ends the job.
+            turn = TURN_SECONDS * (1 + self.rank / self.size)
+            time.sleep(GRACE_SECONDS + turn if is_shared(error) else turn)
         self._end(1, f"{self.place} failed, the job ends\n{self._traceback(kind, error, trace)}")
+
+    def mourned(self) -> list[str]:
+        """The names of the dead without whom this rank cannot go on."""
+        return [name for one, name in WATCH.dead.copy().items() if not self.tolerates_deaths or one in WATCH.needed]
 
     def _traceback(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
         """The text of an exception; empty where a hook of the user's prints it."""
@@ -136,9 +149,12 @@ class _Ending:
 
     def at_exit(self) -> None:
         """Leave together with the other ranks, or end the job if this rank leaves with an exit code."""
-        if os.getpid() != self.process or self.is_finalized() or self.survivor_ends:
+        if self.is_finalized() or self.survivor_ends:
             # Where the program has finalized MPI itself, no rank can wait for this one any more.
             return
+        if os.getpid() != self.process:
+            # mpi4py would finalize the MPI of this child's parent.
+            self.end_process(self.code or 0)
         WATCH.ignore_notices()
         mourns = not self.ends_itself and not self.tolerates_deaths
         self.ends_itself = True
@@ -147,15 +163,57 @@ class _Ending:
                 self.end_process(self.code)
             if self.code:
                 self._end(self.code, f"{self.place} exited with {self.code}, the job ends")
-            if leave_together([one.mpi for one in list(_farewells.values())], self.place):
+            INTERRUPTS.show_calls()
+            if leave_together([one.mpi for one in list(FAREWELLS.values())], self.wait_at_end):
+                for difference in INTERRUPTS.differences():
+                    self._end(1, f"{self.place} has come to its end, and results are wrong: {difference}")
                 # Whoever ends from now on has taken leave.
                 WATCH.stop()
+                # Not by mpi4py after the last exit function: no thread runs there that would see a death.
+                self.end_mpi()
                 return
         if mourns:
             time.sleep(TURN_SECONDS)
-            self._print(f"{self.place} has come to its end without other ranks: {describe(WATCH.dead.values())}")
+            say(f"{self.place} has come to its end without other ranks: {describe(WATCH.dead.values())}")
             self.code = self.code or 1
         self.end_process(self.code or 0)
+
+    def end_mpi(self) -> None:
+        """End MPI, and this process alone if a rank dies meanwhile: MPI_Finalize would wait for it for ever."""
+        if any(thread.daemon and not thread.name.startswith("mpidist") for thread in threading.enumerate()):
+            # It may call MPI until the interpreter has stopped it; mpi4py ends MPI after that.
+            return
+        done = threading.Event()
+        threading.Thread(target=self._watch_end_of_mpi, args=(done,), name="mpidist-end", daemon=True).start()
+        end_mpi()
+        done.set()
+
+    def _watch_end_of_mpi(self, done: threading.Event) -> None:
+        while not done.wait(TURN_SECONDS):
+            dead = [peer.name for peer in WATCHDOG.peers() if peer.has_died_at_end()]
+            # MPI may see it, and go on.
+            if dead and not done.wait(DISCOVERY_SECONDS):
+                say(f"{self.place} leaves MPI_Finalize: {', '.join(dead)} died in it, after the end of the program")
+                self.end_process(1)
+
+    def wait_at_end(self, seconds: float) -> None:
+        """Say why this rank waits at its end, once, or end the job.
+
+        Args:
+            seconds: The time since it has begun to wait.
+        """
+        limit, place = limit_seconds(), f"{self.place} has come to its end"
+        if seconds > LEFT_SECONDS and (why := INTERRUPTS.why_awaited()):
+            self._end(1, f"{place}, other ranks still wait for it, the job ends: {why}")
+        # The first of those that wait speaks. Another one does where that has not ended the job.
+        if limit and seconds > limit + (0 if WATCHDOG.is_first_to_end() else LATER_SECONDS):
+            self._end(1, f"{place} and has waited {limit:g} s for other ranks, the job ends{WATCHDOG.tell_late()}")
+        if not self.has_explained and seconds > warn_seconds() and WATCHDOG.is_first_to_end():
+            self.has_explained = True
+            say(
+                f"{place} and still waits for other ranks. If they wait for this rank in a collective call, the ranks "
+                f"have made different calls{WATCHDOG.tell_late()}"
+            )
 
     def on_death(self) -> None:
         """End this process if its own thread does not: it may be in a call of MPI that never returns.
@@ -165,11 +223,13 @@ class _Ending:
         time.sleep(DISCOVERY_SECONDS)
         if WATCH.was_raised:
             time.sleep(HANDLING_SECONDS)
-        if not self.ends_itself and not self.tolerates_deaths:
+        mourned = self.mourned()
+        if mourned and not self.ends_itself and not self.survivor_ends:
             self.survivor_ends = True
+            self.code = self.code or 1
             frames = sys._current_frames()  # noqa: SLF001 - documented; private only to say "for debuggers"
             stack = "".join(traceback.format_stack(frames.get(threading.main_thread().ident or 0)))
-            self._print(f"{self.place} cannot go on: {describe(WATCH.dead.values())}\nThis rank was here:\n{stack}")
+            say(f"{self.place} cannot go on: {describe(mourned)}\nThis rank was here:\n{stack}")
             end_later(EXIT_SECONDS)
             # The program's exit functions: the thread that should run them cannot.
             atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
@@ -178,24 +238,33 @@ class _Ending:
     def end_process(self, code: int) -> None:
         """End this process without MPI_Finalize, which would wait for the dead for ever."""
         logging.shutdown()
-        for stream in (sys.stdout, sys.stderr):
-            with contextlib.suppress(OSError, ValueError):
-                stream.flush()
+        flush()
         time.sleep(FORWARD_SECONDS)
         os._exit(code)
 
+    def end_interrupted(self, aborts: bool, text: str) -> None:
+        """End the job, since this rank was interrupted and does not come out of a call."""
+        say(f"{self.place} {text}")
+        self.give_up(aborts, INTERRUPTED)
+
+    def give_up(self, aborts: bool, code: int = 1) -> None:
+        """End the job, since this rank waits in vain. Called in a thread of our own, after the report."""
+        # Another thread may hold the lock of a stream for ever.
+        end_later(EXIT_SECONDS)
+        flush()
+        time.sleep(FORWARD_SECONDS)
+        if aborts:
+            self.abort(code)
+        WATCHDOG.end_others()
+        os._exit(code)
+
     def _end(self, code: int, text: str) -> None:
-        sys.stdout.flush()
-        sys.stderr.flush()
+        flush()
         if text:
-            self._print(text)
+            say(text)
             time.sleep(FORWARD_SECONDS)
         if not self.is_finalized():
             self.abort(code)
-
-    def _print(self, text: str) -> None:
-        # One system call, so that the lines of several ranks do not mix.
-        os.write(2, f"mpidist: {text}".rstrip("\n").encode(errors="replace") + b"\n")
 
 
 def end_later(seconds: float) -> None:
@@ -203,65 +272,6 @@ def end_later(seconds: float) -> None:
     timer = threading.Timer(seconds, os._exit, (1,))
     timer.daemon = True
     timer.start()
-
-
-class Farewell:
-    """The promise of some ranks to leave the program together. It ends with this object, on all of them alike.
-
-    Args:
-        mpi: An MPI communicator that is used for no other collective operation.
-    """
-
-    def __init__(self, mpi: Any) -> None:
-        self.mpi = mpi
-        # By number, and not in a set: all ranks must go through the farewells in the order of their creation.
-        _farewells[next(_numbers)] = self
-
-
-_numbers = itertools.count()
-_farewells: weakref.WeakValueDictionary[int, Farewell] = weakref.WeakValueDictionary()
-
-
-def leave_together(communicators: Sequence[Any], place: str) -> bool:
-    """Collective. Wait for the other ranks before MPI is finalized, without spinning; a long wait is explained.
-
-    Args:
-        communicators: MPI communicators that are used for no other collective operation.
-        place: This rank, for messages.
-
-    Returns:
-        False if another rank has died instead.
-    """
-    # MPI_Finalize may wait for the other ranks, and MPI libraries spin there: this rank would take a core from them.
-    begin = time.monotonic()
-    explained = False
-    pause = 1e-4
-    died = None
-    try:
-        waiting = [communicator.Ibarrier() for communicator in communicators]
-        while waiting := [request for request in waiting if not request.Test()]:
-            time.sleep(pause)
-            pause = min(pause * 2, 0.05)
-            now = time.monotonic()
-            if WATCH.dead:
-                # A rank whose farewell is complete may end before this rank sees that its own is.
-                died = died or now
-                if now - died > DISCOVERY_SECONDS:
-                    return False
-            if not explained and now - begin > EXPLAIN_SECONDS:
-                explained = True
-                os.write(
-                    2,
-                    f"mpidist: {place} has come to its end and still waits for other ranks. If they wait for this rank "
-                    "in a collective call, the ranks have made different calls; `py-spy dump` shows where they "
-                    "are\n".encode(),
-                )
-    except Exception as error:
-        # Open MPI with fault tolerance reports a death where it is asked about messages.
-        if WATCH.learn(error):
-            return False
-        raise
-    return True
 
 
 _installed: list[_Ending] = []
@@ -279,6 +289,8 @@ def install(
     abort: Callable[[int], None],
     is_finalized: Callable[[], bool],
     ask_mpi: Callable[[BaseException], Sequence[str]],
+    *,
+    aborts_in_threads: bool,
 ) -> None:
     """Local. Hook into exceptions and exits of this process. Calls after the first one change nothing.
 
@@ -289,12 +301,15 @@ def install(
         abort: Ends all ranks: `MPI.COMM_WORLD.Abort`.
         is_finalized: Returns whether the program has finalized MPI itself.
         ask_mpi: Returns the names of ranks whose death an error of MPI reports.
+        aborts_in_threads: Whether a thread of ours may call `abort` while the program's is in MPI.
     """
     if _installed:
         return
     ending = _Ending(rank, size, host, abort, is_finalized)
     _installed.append(ending)
     WATCH.start(ending.on_death, ask_mpi)
+    WATCHDOG.end_by(functools.partial(ending.give_up, aborts_in_threads), lambda: bool(WATCH.dead), WATCH.note)
+    INTERRUPTS.share(functools.partial(ending.end_interrupted, aborts_in_threads))
     sys.excepthook = ending.on_exception
     # `raise SystemExit(1)` does not pass through these: such a rank waits for the others in `at_exit`, and explains it.
     sys.exit = ending.exit  # type: ignore[assignment]  # typeshed: NoReturn; ours always raises
@@ -302,16 +317,32 @@ def install(
         setattr(builtins, name, ending.exit)
 
 
-def tolerate_deaths() -> None:
+def tolerate_deaths(needed: Iterable[Process] = ()) -> None:
     """Local. Let this rank live when another one dies, and end alone when it fails: a rank that serves, or coordinates.
 
     The rank looks for deaths itself (`deaths.WATCH.lost`), and communicates only in groups whose ranks are alive.
+
+    Args:
+        needed: The processes whose deaths end this rank, whatever it does; they replace those of the last call.
     """
+    WATCH.needed = frozenset(needed)
     for ending in _installed:
         ending.tolerates_deaths = True
+    # They do not say who has died, and the answer to that would take a second.
+    WATCH.ignore_notices(at_end=False)
+
+
+def exit_code() -> int:
+    """Local. The code with which this process ends, as far as that is known: 0 until it has failed."""
+    return sum(ending.code or 0 for ending in _installed)
 
 
 def leave() -> None:
     """Collective. The end of the program; called by the exit function that `import mpidist` registers."""
+    WATCHDOG.note_end()
+    TRACE.write()
     for ending in _installed:
         ending.at_exit()
+        WATCH.refuse_calls()
+    WATCHDOG.stop()
+    TRACE.finish()

@@ -7,6 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from mpidist import launch
+from mpidist.errors import LauncherError
+
 
 @dataclass(frozen=True)
 class Library:
@@ -80,3 +83,42 @@ def device_limit(library: Library) -> str | None:
         if row.library == library.name and row.since <= library.version < row.before:
             return f"{library}: {row.why}"
     return None
+
+
+def check_launcher(size: int, version: str) -> None:
+    """Local. Raise LauncherError if the launcher has started several ranks, and MPI sees one.
+
+    Args:
+        size: The number of ranks that MPI sees.
+        version: What the library says of itself.
+    """
+    place = launch.read()
+    if place is not None and place.size > 1 and size == 1:
+        # MPICH's text has many lines, Open MPI's ends in a NUL.
+        library = " ".join(version.splitlines()[0].strip("\0").split())
+        raise LauncherError(
+            f"launcher and MPI library do not match: {place.launcher} started {place.size} ranks, but {library} sees "
+            "1. Start the program with the mpirun of the MPI that mpi4py loads (`python -c 'from mpi4py import MPI; "
+            "print(MPI.Get_library_version())'`); under srun choose the --mpi= of that library (pmix for Open MPI, "
+            "pmi2 for MPICH)"
+        )
+
+
+def check_process_manager(version: str) -> None:
+    """Local. Raise LauncherError if MPI is about to end this process, since it cannot speak with srun.
+
+    To be called before MPI starts. MPICH under `srun --mpi=pmix` ends with "unsupported PMI version PMIx" in its own
+    start, which no program can catch.
+
+    Args:
+        version: What the library says of itself; MPICH tells how it was built.
+    """
+    place = launch.read()
+    if place is None or place.launcher != "srun --mpi=pmix" or read_library(version).name != "MPICH":
+        return
+    if "pmix" not in version.lower():
+        raise LauncherError(
+            f"launcher and MPI library do not match: {place.launcher} started {place.size} ranks, and "
+            f"{read_library(version)} is built without PMIx and would end them at its start. Start the program by "
+            "srun --mpi=pmi2, or by MPICH's mpirun (after: export SLURM_MPI_TYPE=none)"
+        )

@@ -11,10 +11,31 @@ import errno
 import os
 import secrets
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
+
+DIRECTORY_VARIABLE = "MPIDIST_SHARED_MEMORY"
 
 # The answers of file systems and kernels that have no files without a name.
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
+
+
+def directory() -> Path:
+    """Local. The directory in which node memory is made: /dev/shm, or the one that `MPIDIST_SHARED_MEMORY` names."""
+    return Path(os.environ.get(DIRECTORY_VARIABLE, "") or "/dev/shm")
+
+
+def require_directory() -> None:
+    """Local. Raise OSError if `MPIDIST_SHARED_MEMORY` names a directory in which no file can be made."""
+    if not os.environ.get(DIRECTORY_VARIABLE):
+        return
+    try:
+        SharedFile(directory()).close()
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"{DIRECTORY_VARIABLE} must name a directory in memory (tmpfs) in which this user can make files, got "
+            f"{directory()}: {error.strerror}. Make it, or leave the variable out to use /dev/shm",
+        ) from error
 
 
 class Shown(NamedTuple):
@@ -35,7 +56,7 @@ class SharedFile:
     """A new empty file, open for reading and writing. `close` also takes away its name.
 
     Args:
-        folder: Its directory.
+        folder: Its directory; None for memory without one (`man 2 memfd_create`).
         has_name: Whether it has to have a name; it has one where there is no other way.
 
     Attributes:
@@ -46,10 +67,13 @@ class SharedFile:
         OSError: It cannot be made.
     """
 
-    def __init__(self, folder: Path, *, has_name: bool = False) -> None:
+    def __init__(self, folder: Path | None, *, has_name: bool = False) -> None:
         self._path: Path | None = None
-        self.descriptor = -1 if has_name else _open_nameless(folder)
-        if self.descriptor < 0:
+        if folder is None:
+            self.descriptor = os.memfd_create("mpidist")
+        else:
+            self.descriptor = -1 if has_name else _open_nameless(folder)
+        if folder is not None and self.descriptor < 0:
             self._path = folder / f"mpidist-{secrets.token_hex(8)}"
             self.descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         status = os.fstat(self.descriptor)
@@ -64,12 +88,12 @@ class SharedFile:
                 self._path.unlink()
 
 
-def open_shared(shown: Shown, folder: Path) -> int:
+def open_shared(shown: Shown, folder: Path | None) -> int:
     """Local. Open a file that another process of this node has made.
 
     Args:
         shown: What that process shows.
-        folder: The directory of a file with a name.
+        folder: The directory of a file with a name, None where it has none.
 
     Returns:
         A descriptor for reading and writing.
@@ -77,7 +101,7 @@ def open_shared(shown: Shown, folder: Path) -> int:
     Raises:
         OSError: It cannot be opened; FileNotFoundError if it is another file here.
     """
-    descriptor = os.open(folder / shown.name if shown.name else shown.through, os.O_RDWR)
+    descriptor = os.open(folder / shown.name if folder and shown.name else shown.through, os.O_RDWR)
     status = os.fstat(descriptor)
     if (status.st_dev, status.st_ino) != shown.identity:
         os.close(descriptor)
@@ -96,3 +120,31 @@ def _open_nameless(folder: Path) -> int:
         if error.errno in _UNSUPPORTED:
             return -1
         raise
+
+
+def shares_files(node: Any) -> bool:
+    """Collective. Whether every rank of the node can open a file that the node's first rank has made in shared memory.
+
+    Args:
+        node: The mpi4py communicator of ranks that may share memory.
+    """
+    # The last way needs no directory: where none can be written to, variables are private, and nodes are still nodes.
+    for folder, has_name in ((directory(), False), (directory(), True), (None, False)):
+        file = None
+        # If the file cannot be made, the other ranks cannot open it.
+        with contextlib.suppress(OSError):
+            file = SharedFile(folder, has_name=has_name) if node.rank == 0 else None
+        shown = node.bcast(None if file is None else file.shown)
+        is_seen = shown is not None
+        try:
+            if shown is not None:
+                os.close(open_shared(shown, folder))
+        except OSError:
+            is_seen = False
+        # Not `allreduce`: mpi4py holds the interpreter's lock in it.
+        everywhere = all(node.allgather(is_seen))
+        if file is not None:
+            file.close()
+        if everywhere:
+            return True
+    return False

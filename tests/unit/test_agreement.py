@@ -35,7 +35,7 @@ def test_one_rank_raises_its_own_error() -> None:
     def fail() -> None:
         raise mine
 
-    with pytest.raises(KeyError) as caught:
+    with pytest.raises(KeyError, match="mine") as caught:
         together(solo, "doing it", fail)
     assert caught.value is mine
     assert not is_shared(mine)
@@ -45,15 +45,15 @@ def test_one_rank_raises_its_own_error() -> None:
 
 def test_one_rank_lets_interrupts_through() -> None:
     def interrupt() -> None:
-        raise KeyboardInterrupt
+        raise KeyboardInterrupt("by the user")
 
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(KeyboardInterrupt, match="by the user"):
         together(SoloCommunicator(), "doing it", interrupt)
 
 
 def test_differences_are_grouped_by_value() -> None:
     require_same([{"a": 1}] * 3, "the options", "No hint.")
-    with pytest.raises(MismatchError) as caught:
+    with pytest.raises(MismatchError, match="the shape must be the same") as caught:
         require_same([(2,), (3,), (2,), (2,), (3,)], "the shape", "Pass the same.")
     assert str(caught.value) == (
         "the shape must be the same on all ranks, got (2,) on ranks 0, 2-3; (3,) on ranks 1, 4. Pass the same."

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.compression.compression import with_error
+from mpidist.comm.choice.selection import choose
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.comm.compression.compression import ERROR, CompressionState, with_error
 from mpidist.comm.compression.power_sgd import PowerSGD, matrix_shape
 from mpidist.comm.compression.top_k import TopK
 from mpidist.options import CommunicationOptions
@@ -67,3 +69,19 @@ def test_gradients_that_cannot_be_compressed() -> None:
         with_error(np.ones(3, "int64"), {})
     with pytest.raises(ValueError, match="C-contiguous"):
         with_error(np.ones((3, 4)).T, {})
+
+
+@pytest.mark.parametrize("ratio", [1.0, 0.5])
+def test_what_rounding_leaves_out_is_sent_later(ratio: float) -> None:
+    """Of float16: 1e-4 is too little to be seen beside 1, and would be lost at each step."""
+    collective, steps = choose(SoloCommunicator(), CommunicationOptions()), 40
+    state: CompressionState = {ERROR: np.full(4096, 1e-4, np.float32)}
+    gradient = np.ones(4096, np.float16)
+    TopK(ratio).all_reduce(collective, gradient, state)
+    sent = gradient.astype(np.float64)
+    np.testing.assert_allclose(sent + state[ERROR], 1 + 1e-4, rtol=1e-7)
+    for _ in range(steps):
+        gradient[...] = 0.1
+        TopK(ratio).all_reduce(collective, gradient, state)
+        sent += gradient
+    np.testing.assert_allclose(sent + state[ERROR], 1 + 1e-4 + steps * float(np.float16(0.1)), rtol=1e-6)

@@ -93,8 +93,9 @@ def test_an_error_of_mpi_brings_the_news(child: subprocess.Popen[bytes]) -> None
     assert not watch.learn(ValueError("of the program"))
     assert watch.learn(ConnectionError("of MPI, of a rank on another host"))
     assert happened.wait(SECONDS)
-    # Its process is not known: the group of every rank may be its group.
-    assert watch.lost(processes[:1]) == ["rank 1 of 2"]
+    # Its process is not known: each group may be its group, but that of this process alone.
+    assert watch.lost(processes) == ["rank 1 of 2"]
+    assert watch.lost(processes[:1]) == []
 
 
 def test_an_error_of_mpi_names_nobody_twice(child: subprocess.Popen[bytes]) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from mpidist.comm import ending
+from mpidist.comm import ending, farewell
 from mpidist.comm.deaths import DeathWatch
 from mpidist.errors import mark_shared
 
@@ -68,13 +68,20 @@ def test_a_failure_is_printed_whole_and_ends_the_job(
     assert "raise error" in text
 
 
-@pytest.mark.parametrize(("rank", "text"), [(0, "mpidist: interrupted\n"), (1, "")])
+@pytest.mark.parametrize("rank", [0, 1])
 def test_an_interrupt_has_no_traceback(
-    make: Callable[..., ending._Ending], capfd: pytest.CaptureFixture[str], rank: int, text: str
+    make: Callable[..., ending._Ending],
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    rank: int,
 ) -> None:
+    """The first rank says so at once; another one only if the first has not ended the job until its turn."""
+    slept: list[float] = []
+    monkeypatch.setattr(time, "sleep", slept.append)
     with pytest.raises(AbortedError, match="130"):
         make(rank).on_exception(*caught(KeyboardInterrupt()))
-    assert capfd.readouterr().err == text
+    assert capfd.readouterr().err == "mpidist: interrupted\n"
+    assert slept[0] == (ending.TURN_SECONDS if rank else 0)
 
 
 def test_a_rank_leaves_the_printing_of_a_shared_error_to_rank_0(
@@ -84,13 +91,13 @@ def test_a_rank_leaves_the_printing_of_a_shared_error_to_rank_0(
     hooks = make(1)
     monkeypatch.setattr(ending, "GRACE_SECONDS", 5.0)
     monkeypatch.setattr(time, "sleep", slept.append)
-    with pytest.raises(AbortedError):
+    with pytest.raises(AbortedError, match="1"):
         hooks.on_exception(*caught(mark_shared(ValueError("shared"))))
-    assert 5.0 in slept
+    assert 5.0 < slept[0] < 5.0 + 2 * ending.TURN_SECONDS
     slept.clear()
-    with pytest.raises(AbortedError):
+    with pytest.raises(AbortedError, match="1"):
         hooks.on_exception(*caught(ValueError("lone")))
-    assert 5.0 not in slept
+    assert max(slept) < 5.0
 
 
 def test_exit_with_a_code_is_noticed_only_if_nobody_catches_it(make: Callable[..., ending._Ending]) -> None:
@@ -119,19 +126,31 @@ def test_leaving_with_a_code_ends_the_job(
 
 def test_nothing_is_asked_of_an_mpi_that_has_ended(make: Callable[..., ending._Ending]) -> None:
     hooks = make(finalized=True)
-    farewell = ending.Farewell(None)
+    one = farewell.Farewell(None)
     hooks.at_exit()
-    del farewell
+    del one
     hooks.on_exception(*caught(ValueError("late")))
 
 
 def test_a_long_wait_is_explained_once(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., ending._Ending], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ending, "EXPLAIN_SECONDS", -1.0)
-    assert ending.leave_together([Farewell(), Farewell(5)], "rank 1 of 2 on host")
+    monkeypatch.setenv("MPIDIST_WARN_SECONDS", "-1")
+    assert farewell.leave_together([Farewell(), Farewell(5)], make(1).wait_at_end)
     text = capfd.readouterr().err
-    assert text.count("mpidist: rank 1 of 2 on host has come to its end and still waits for other ranks") == 1
+    assert text.count("mpidist: rank 1 of 3 on host has come to its end and still waits for other ranks") == 1
+
+
+def test_a_wait_at_the_end_has_the_limit_of_all_waits(
+    make: Callable[..., ending._Ending], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPIDIST_TIMEOUT", "7")
+    hooks = make(1)
+    hooks.wait_at_end(6.9)
+    with pytest.raises(AbortedError, match="1"):
+        hooks.wait_at_end(7.1)
+    text = capfd.readouterr().err
+    assert text == "mpidist: rank 1 of 3 on host has come to its end and has waited 7 s for other ranks, the job ends\n"
 
 
 def test_it_is_installed_once_and_not_when_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -143,7 +162,7 @@ def test_it_is_installed_once_and_not_when_switched_off(monkeypatch: pytest.Monk
         monkeypatch.setattr(builtins, name, None, raising=False)
 
     def install() -> None:
-        ending.install(0, 2, "host", lambda _: None, lambda: False, lambda _: [])
+        ending.install(0, 2, "host", lambda _: None, lambda: False, lambda _: [], aborts_in_threads=True)
 
     monkeypatch.setenv("MPIDIST_ABORT", "0")
     assert ending.is_switched_off()

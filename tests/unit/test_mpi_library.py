@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 
-from mpidist.comm.mpi_library import Library, device_limit, read_library
+from mpidist.comm.mpi_library import Library, check_process_manager, device_limit, read_library
+from mpidist.errors import LauncherError
+from tests.launch_environments import ranks_of
+from tests.launching import find_mpirun, is_open_mpi, launch_environment
 
 
 @pytest.mark.parametrize(
@@ -41,3 +49,42 @@ def test_limits_hold_for_their_versions(library: Library, limit: str | None) -> 
     found = device_limit(library)
     assert (found is None) is (limit is None), found
     assert limit is None or (found is not None and limit in found)
+
+
+@pytest.mark.parametrize(
+    ("run", "version", "is_refused"),
+    [
+        ("srun pmix", "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi", True),
+        ("srun pmix", "MPICH Version:      4.2.0\nMPICH configure:    --with-pmix=/usr", False),
+        ("srun pmix", "Open MPI v5.0.11, package", False),
+        ("srun pmi2", "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi", False),
+        ("Open MPI in sbatch", "MPICH Version:      5.0.2\nMPICH configure:    --with-device=ch4:ucx,ofi", False),
+    ],
+)
+def test_mpich_without_pmix_is_refused_under_srun_pmix(
+    run: str, version: str, is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", ranks_of(run)[0])
+    if not is_refused:
+        check_process_manager(version)
+        return
+    with pytest.raises(
+        LauncherError, match=r"srun --mpi=pmix started 5 ranks, and MPICH 5.0.2 is built without PMIx.*srun --mpi=pmi2"
+    ):
+        check_process_manager(version)
+
+
+@pytest.mark.parametrize("rank", [0, 4])
+def test_mpich_under_srun_pmix_ends_with_one_line_that_says_so(rank: int, tmp_path: Path) -> None:
+    """The real library: it would abort in its start."""
+    if is_open_mpi(find_mpirun()):
+        pytest.skip("Open MPI speaks PMIx")
+    program = tmp_path / "program.py"
+    program.write_text("import mpidist\nmpidist.MultiWorkerMirroredStrategy()\nprint('built')\n")
+    environment = {**launch_environment(), **ranks_of("srun pmix")[rank], "PYTHONPATH": os.pathsep.join(sys.path)}
+    result = subprocess.run(
+        [sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (result.returncode, result.stdout) == (1, "")
+    expected = "mpidist: launcher and MPI library do not match: srun --mpi=pmix started 5 ranks, and MPICH "
+    assert result.stderr.startswith(expected) if rank == 0 else result.stderr == "", "the first rank speaks for all"

@@ -26,6 +26,7 @@ class AutomaticBackend(Backend):
     """
 
     takes_device_arrays = True
+    compares_calls = True
 
     def __init__(
         self,
@@ -56,6 +57,8 @@ class AutomaticBackend(Backend):
         is_device = arrays.is_cupy(array)
         if byte_count < self.limit and not is_device:
             return self._small
+        if is_device:
+            self.communicator.order.show_call()
         kind = "device" if is_device else "large"
         if kind not in self._opened:
             self._opened[kind] = self._open[kind]()

@@ -61,6 +61,7 @@ class NodeBackend(Backend):
     """
 
     combines_halves = True
+    compares_calls = True
 
     def __init__(
         self, communicator: Communicator, options: CommunicationOptions, direct_from: int = DIRECT_FROM
@@ -180,9 +181,9 @@ class NodeBackend(Backend):
         memory = self._blocks
         blocks = views[memory.turn]
         blocks[self._rank][...] = source
-        # Why one barrier is enough: see `SharedBlocks`.
-        memory.turn = 1 - memory.turn
+        # Why one barrier is enough, and why the turn ends behind it: see `SharedBlocks`.
         self._barrier()
+        memory.turn = 1 - memory.turn
         if not self._is_in_order or (source.dtype.itemsize == 2 and is_half(source.dtype)):
             # The tree order changes its sources, and other ranks still read the blocks.
             self._combine([block.copy() for block in blocks], total, op)

@@ -33,10 +33,13 @@ class RingBackend(Backend):
         options: `bytes_per_pack` is the size of a message.
     """
 
+    compares_calls = True
+
     def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
         self.communicator = communicator
         self._messages = Messages(communicator, options.bytes_per_pack)
         self._rank, self._size = communicator.rank, communicator.size
+        self._look_ahead, self._show_call = communicator.order.look_ahead, communicator.order.show_call
         self._right, self._left = (self._rank + 1) % self._size, (self._rank - 1) % self._size
 
     @property
@@ -46,6 +49,7 @@ class RingBackend(Backend):
 
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         """Collective. See `Backend.all_reduce`."""
+        self._look_ahead()
         if total is not source:
             total[...] = source
         slices = cut_evenly(total.size, self._size)
@@ -55,6 +59,7 @@ class RingBackend(Backend):
 
     def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
         """Collective. See `Backend.reduce_scatter`."""
+        self._look_ahead()
         total = source.copy()
         slices = slices_of(counts)
         # Beginning one slice earlier than in `all_reduce`, it ends with this rank's own.
@@ -63,6 +68,7 @@ class RingBackend(Backend):
 
     def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
         """Collective. See `Backend.reduce`."""
+        self._look_ahead()
         summed = source.copy()
         slices = cut_evenly(summed.size, self._size)
         self._reduce_around(summed, slices, op, first=self._rank - 1)
@@ -76,6 +82,7 @@ class RingBackend(Backend):
 
     def broadcast(self, data: AnyArray, root: int) -> None:
         """Collective. See `Backend.broadcast`."""
+        self._look_ahead()
         data = as_bytes(data)
         # A chain: a rank sends each piece on to its right neighbor as soon as it has it.
         messages = self._messages
@@ -95,6 +102,7 @@ class RingBackend(Backend):
 
     def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
         """Collective. See `Backend.all_gather`."""
+        self._show_call()
         slices = slices_of(counts)
         gathered[slices[self._rank]] = mine
         self._gather_around(gathered, slices, first=self._rank)
@@ -103,6 +111,7 @@ class RingBackend(Backend):
         self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
     ) -> None:
         """Collective. See `Backend.all_to_all`."""
+        self._show_call()
         outgoing, incoming = slices_of(sent_counts), slices_of(got_counts)
         got[incoming[self._rank]] = sent[outgoing[self._rank]]
         for step in range(1, self._size):

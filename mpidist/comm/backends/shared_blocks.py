@@ -13,8 +13,8 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import Combine
 from mpidist.comm.arithmetic.slices import cut_by_length, cut_evenly, slices_of
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.memory.node_barrier import NodeBarrier, open_node_barrier
 from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES, NodeMemory
+from mpidist.comm.memory.show_calls import open_node_barrier
 from mpidist.errors import UnavailableError
 from mpidist.options import ReduceOp
 
@@ -55,7 +55,7 @@ class SharedBlocks:
         self.block_bytes = -(-asked // CACHE_LINE_BYTES) * CACHE_LINE_BYTES
         blocks_bytes, tables_bytes = 2 * (largest + 1) * self.block_bytes, (largest + 1) * CACHE_LINE_BYTES
         try:
-            memory = NodeMemory(communicator, blocks_bytes + tables_bytes + NodeBarrier.byte_count(largest)).bytes
+            memory = NodeMemory(communicator, blocks_bytes + tables_bytes).bytes
         except OSError as error:
             raise UnavailableError(f"the backend NODE needs memory that ranks share: {error}") from error
         blocks = memory[:blocks_bytes].reshape(2, largest + 1, self.block_bytes)
@@ -64,7 +64,7 @@ class SharedBlocks:
         self._results = [blocks[turn, largest] for turn in range(2)]
         tables = memory[blocks_bytes : blocks_bytes + 32 * size].view(np.int64)
         self.places, self.addresses = tables[:size], tables[size:].reshape(-1, 3)
-        self.barrier = open_node_barrier(communicator, memory[blocks_bytes + tables_bytes :])
+        self.barrier = open_node_barrier(communicator)
 
     def pieces(self, array: AnyArray) -> list[slice]:
         """Local. The slices of an array that pass through the blocks one after another."""
@@ -129,8 +129,7 @@ class SharedBlocks:
             block = self.blocks[turn][root][: mine.nbytes]
             if self._rank == root:
                 block[...] = mine
-            self.turn = 1 - turn
-            self.barrier()
+            self._meet()
             if self._rank != root:
                 mine[...] = block
 
@@ -141,11 +140,16 @@ class SharedBlocks:
             turn = self.turn
             piece = mine[begin : begin + self.block_bytes]
             self.blocks[turn][self._rank][: piece.size] = piece
-            self.turn = 1 - turn
-            self.barrier()
+            self._meet()
             for one, block in zip(slices, self.blocks[turn], strict=True):
                 target = gathered[one][begin : begin + self.block_bytes]
                 target[...] = block[: target.size]
+
+    def _meet(self) -> None:
+        """Collective over the node. End a turn."""
+        self.barrier()
+        # Not before: ranks that meet in different calls raise an error there, and their turns stay the same.
+        self.turn = 1 - self.turn
 
     def _fill(self, source: AnyArray, pieces: Sequence[slice], number: int) -> None:
         if number < len(pieces):

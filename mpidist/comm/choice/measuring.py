@@ -17,13 +17,13 @@ from mpidist.comm.choice.tuning import (
     MachineProfile,
     Tuning,
     cache_path,
-    core_count,
     keep_tuning,
     processor_name,
     read_tuning,
     usual_tuning,
 )
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.cores import node_cores
 from mpidist.comm.mpi_library import loaded_library
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
@@ -60,8 +60,8 @@ def find_tuning(communicator: Communicator, open_backend: Opener) -> Tuning:
         The sizes, the same on every rank: ranks that chose different backends would wait for each other forever.
     """
     profile = MachineProfile(
-        str(loaded_library()), max(communicator.node_sizes), len(communicator.node_sizes), core_count(),
-        processor_name(),
+        str(loaded_library()), max(communicator.node_sizes), len(communicator.node_sizes),
+        node_cores(communicator.node), processor_name(),
     )
     wants, known = False, None
     if communicator.rank == 0:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpidist.arguments import number
 from mpidist.arrays import AnyArray
 from mpidist.comm.collective import Collective
 from mpidist.comm.compression.compression import ERROR, CompressionState, is_compressible, with_error
@@ -35,7 +36,7 @@ class TopK:
     ratio: float
 
     def __post_init__(self) -> None:
-        if not 0 < self.ratio <= 1:
+        if not 0 < number("ratio", self.ratio) <= 1:
             raise ValueError(f"`ratio` must be above 0 and at most 1, got {self.ratio!r}")
 
     def count(self, size: int) -> int:

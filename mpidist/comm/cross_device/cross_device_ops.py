@@ -171,7 +171,8 @@ class CrossDeviceOps:
         Returns:
             An array of the same shape, with the same bits on every rank.
         """
-        raise NotImplementedError(f"{type(self).__name__} must have a method `reduce_implementation`")
+        del reduce_op, per_replica_value, destinations, options  # there is no default
+        raise mark_shared(NotImplementedError(f"{type(self).__name__} must have a method `reduce_implementation`"))
 
     def batch_reduce_implementation(
         self,

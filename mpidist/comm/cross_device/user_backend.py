@@ -11,7 +11,6 @@ from typing_extensions import override
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.slices import slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.collective import Collective, check_reducible
@@ -64,6 +63,7 @@ class UserBackend(Backend):
 
     takes_device_arrays = True
     divides_means = True
+    makes_calls = True
 
     def __init__(self, communicator: Communicator, maker: object) -> None:
         self.communicator = communicator
@@ -195,6 +195,8 @@ class HookBackend(UserBackend):
         """
         shape = getattr(result, "shape", None)
         if shape != shown.shape:
+            # The hook has done its work: ranks have met, and nothing is left in the middle.
+            self.communicator.order.is_under_way = False
             raise ValueError(
                 f"a hook of {type(self.ops).__name__} must return an array of the shape of its argument, "
                 f"{shown.shape}, got {type(result).__name__}" + ("" if shape is None else f" of shape {tuple(shape)}")
@@ -229,14 +231,25 @@ class HookCollective(CollectiveFront):
         results: list[Any] = [
             reduce_slices(self, op, value) if isinstance(value, IndexedSlices) else None for value, _ in pairs
         ]
-        dense = [number for number, (value, _) in enumerate(pairs) if not isinstance(value, IndexedSlices)]
-        lent = {number: self.lend(pairs[number][0]) for number in dense}
-        self.log.note("reduce", op, next(iter(lent.values()), np.empty(0)))
-        same_on_all(
-            self.communicator, "the values of cross_device_ops",
-            (op.name, [(array.shape, array.dtype.name) for array in lent.values()]),
-            "Make the same calls with arrays of the same shapes and dtypes on all ranks.",
-        )
+        lent = {
+            number: self.lend(value) for number, (value, _) in enumerate(pairs) if not isinstance(value, IndexedSlices)
+        }
+        described = op.name, *((array.shape, array.dtype.name) for array in lent.values())
+        with self.log.begin("values of cross_device_ops:", described, None, meets=False):
+            return self._reduce_values(op, pairs, options, results, lent, batch=batch)
+
+    def _reduce_values(
+        self,
+        op: ReduceOp,
+        pairs: Sequence[tuple[Any, Any]],
+        options: CommunicationOptions | None,
+        results: list[Any],
+        lent: dict[int, AnyArray],
+        *,
+        batch: bool,
+    ) -> list[Any]:
+        # A rank that is alone cannot leave others behind.
+        self.communicator.order.is_under_way = self.communicator.size > 1
         given: list[tuple[AnyArray, Any]] = []
         for number, array in lent.items():
             check_reducible(array, op)
@@ -244,7 +257,7 @@ class HookCollective(CollectiveFront):
             given.append((self.hooks.show(own.reshape(array.shape)), pairs[number][1]))
         calls = [pair for pair in given if pair[0].size]
         made = iter(self._call(op, calls, options or self.hooks.options, batch=batch))
-        for number, (shown, _) in zip(dense, given, strict=True):
+        for number, (shown, _) in zip(lent, given, strict=True):
             result = self.hooks.take(next(made), shown, lent[number]) if shown.size else shown
             if not (result.flags.owndata and result.flags.c_contiguous):
                 # A hook may return its argument, or a view of it: the user gets an array of its own.

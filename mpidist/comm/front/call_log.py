@@ -1,22 +1,30 @@
-"""The call log: a collective's calls are numbered, the last ones are kept, and some are compared between ranks."""
+"""The call log: the calls of a collective, the first of which are compared before they begin."""
 
 from __future__ import annotations
 
-from collections import deque
-from typing import NoReturn
+from typing import NoReturn, Protocol
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arrival import Arrival
+from mpidist.comm.call_order import CallOrder
+from mpidist.comm.call_text import HINT
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.deaths import WATCH
 from mpidist.options import CommunicationOptions, ReduceOp
 
-# Shapes and dtypes are compared in so many first calls, then at powers of two. All ranks must compare or none, so only
-# something that all ranks share may decide it: the number of calls.
+# So many first calls of a collective are compared before they begin: most mistakes show there, and every rank can raise
+# an error before anything has gone wrong. All ranks must compare or none, so only the number of calls may decide it.
 CHECKED_CALLS = 16
-HINT = "Give `axis=0` to reduce a batch whose size differs between ranks, and make the same calls on all ranks."
-_NEVER = 1 << 62
+
+
+class Begin(Protocol):
+    """The beginning of a call, whose end is `leave` or `fail` of the result, or that of a `with` block over it."""
+
+    def __call__(
+        self, name: str, detail: object, array: AnyArray | None, *, meets: bool = True, only_dtype: bool = False
+    ) -> CallOrder:
+        """Collective. Begin a call; see `CallOrder.enter`."""
+        ...
 
 
 class CallLog:
@@ -27,76 +35,56 @@ class CallLog:
         options: `check` compares at every call, `timeout_seconds` limits the wait for late ranks.
 
     Attributes:
-        recent: The last calls, newest last: number, name, detail (operation or root), bytes of this rank's array.
+        begin: Begins a call. At first, and always under these options, it raises `MismatchError` before anything is
+            moved, on every rank; then it is `CallOrder.enter`.
     """
 
     def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
-        self.recent: deque[tuple[int, str, ReduceOp | int | None, int]] = deque(maxlen=64)
         self._communicator = communicator
+        self._order = communicator.order
         self._checks = options.check
-        self._arrival: Arrival | _Closed | None = (
-            Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
-        )
+        self._arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
         self._count = 0
-        self._next_comparison = 0 if communicator.size > 1 else _NEVER
+        self.begin: Begin = self._begin_checked if communicator.size > 1 else self._order.enter
 
-    def enter(self, call: str, detail: ReduceOp | int, array: AnyArray) -> None:
-        """Collective. Note a call, and in some calls compare it between the ranks.
-
-        Raises:
-            MismatchError: The ranks' calls differ; on every rank.
-            CollectiveTimeoutError: A rank has not come in time.
-        """
-        self._count = count = self._count + 1
-        self.recent.append((count, call, detail, array.nbytes))
-        # A call of MPI in a group that has lost a rank may never return.
-        if WATCH.dead:
-            self._communicator.require_whole(call)
+    def _begin_checked(
+        self, name: str, detail: object, array: AnyArray | None, *, meets: bool = True, only_dtype: bool = False
+    ) -> CallOrder:
         if self._arrival is not None:
-            self._arrival.wait(call)
-        if count >= self._next_comparison:
-            same_on_all(
-                self._communicator, "the collective call, its shape and dtype",
-                (f"{call} {detail.name if isinstance(detail, ReduceOp) else detail}", array.shape, array.dtype.name),
-                HINT,
-            )
-            self._next_comparison = count + 1 if self._checks or count < CHECKED_CALLS else 1 << count.bit_length()
+            # A rank that waits here in vain has not entered the call.
+            self._arrival.wait(name)
+        order = self._order.enter(name, detail, array, meets=meets, only_dtype=only_dtype)
+        try:
+            self._check(name, detail, array, compares_itself=only_dtype)
+        except BaseException as error:
+            order.fail(error)
+            raise
+        return order
 
-    def note(self, call: str, detail: ReduceOp | int | None, array: AnyArray) -> None:
-        """Collective. Note a call that does its own comparison."""
+    def _check(self, name: str, detail: object, array: AnyArray | None, *, compares_itself: bool) -> None:
         self._count += 1
-        self.recent.append((self._count, call, detail, array.nbytes))
-        self.wait(call)
-
-    def wait(self, call: str) -> None:
-        """Collective. Wait for late ranks if the options limit that time.
-
-        Raises:
-            DeadRankError: A rank has died.
-            CollectiveTimeoutError: A rank has not come in time.
-        """
-        if WATCH.dead:
-            self._communicator.require_whole(call)
-        if self._arrival is not None:
-            self._arrival.wait(call)
+        if compares_itself:
+            return
+        if self._checks or self._count <= CHECKED_CALLS:
+            call = f"{name} {detail.name if isinstance(detail, ReduceOp) else detail}"
+            described = (call,) if array is None else (call, array.shape, array.dtype.name)
+            same_on_all(self._communicator, "the collective call, its shape and dtype", described, HINT)
+        elif self._arrival is None:
+            self.begin = self._order.enter
 
     def refuse_calls(self) -> None:
         """Local. From now on every call raises RuntimeError: the collective is closed."""
-        self._arrival = _Closed()
+        self.begin = _refuse
 
     def is_broken(self) -> bool:
         """Local. Whether ranks no longer meet, since one of them came too late."""
-        return isinstance(self._arrival, Arrival) and self._arrival.is_broken
-
-    def compares_soon(self) -> bool:
-        """Local. Whether one of the next 16 calls will compare shapes and dtypes; the same on every rank."""
-        return self._next_comparison - self._count <= CHECKED_CALLS
+        return self._arrival is not None and self._arrival.is_broken
 
 
-class _Closed:
-    """Stands where ranks meet before a call, in a collective that is closed."""
-
-    def wait(self, call: str) -> NoReturn:
-        raise RuntimeError(
-            f"{call}: this collective is closed, or its strategy is. Call it before `close()`, or make a new strategy"
-        )
+def _refuse(
+    name: str, detail: object, array: AnyArray | None, *, meets: bool = True, only_dtype: bool = False
+) -> NoReturn:
+    del detail, array, meets, only_dtype  # any call is refused
+    raise RuntimeError(
+        f"{name}: this collective is closed, or its strategy is. Call it before `close()`, or make a new strategy"
+    )

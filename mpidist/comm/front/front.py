@@ -10,9 +10,10 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import require_same
-from mpidist.comm.arithmetic.combine import add_halves, combined_dtype, half_dtype
+from mpidist.comm.arithmetic.combine import combined_dtype, half_dtype
 from mpidist.comm.arithmetic.slices import even_sizes, in_bytes, slices_of
 from mpidist.comm.backend import Backend
+from mpidist.comm.call_text import AT_ONCE, HINT
 from mpidist.comm.collective import (
     check_axis,
     check_gatherable,
@@ -22,7 +23,9 @@ from mpidist.comm.collective import (
     check_root,
 )
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.front.call_log import HINT, CallLog
+from mpidist.comm.front.call_log import CallLog
+from mpidist.comm.front.halves import all_reduce_in_halves, is_halved
+from mpidist.comm.memory.show_calls import show_calls
 from mpidist.comm.resource import Resource, end_all
 from mpidist.options import CommunicationOptions, ReduceOp
 
@@ -39,7 +42,7 @@ class CollectiveFront(Resource):
     Args:
         backend: Gets contiguous one-dimensional arrays of native dtypes, after all checks.
         options: `check` compares the ranks' calls each time, `timeout_seconds` limits the wait for late ranks, and
-            `wire_dtype` halves the bytes that are sent.
+            `wire_dtype` halves the bytes that `all_reduce` sends of large float32 arrays; see `halves.is_halved`.
 
     Attributes:
         communicator: The ranks.
@@ -49,11 +52,14 @@ class CollectiveFront(Resource):
 
     def __init__(self, backend: Backend, options: CommunicationOptions) -> None:
         self.communicator: Communicator = backend.communicator
+        show_calls(backend.communicator)
         self.backend = backend
         self.log = CallLog(backend.communicator, options)
         # Bound once: looking up attributes takes most of the time of a small call.
-        self._enter = self.log.enter
+        self._order = backend.communicator.order
         self._backend_all_reduce = backend.all_reduce
+        self._shows_calls = not backend.compares_calls
+        self._under_way = AT_ONCE if backend.communicator.size > 1 and not backend.makes_calls else True
         self._wire_dtype = None if options.wire_dtype is None else half_dtype(options.wire_dtype)
 
     def _is_whole(self) -> bool:
@@ -76,23 +82,33 @@ class CollectiveFront(Resource):
             dtype.char in "fdlqiILQ" and op is not _MEAN and self._wire_dtype is None
             and array.flags.c_contiguous and dtype.isnative and array.size
         ):
-            self._enter("all_reduce", op, array)
-            if in_place:
-                check_in_place(array, op)
-                result = array
-            elif array.nbytes <= _COPIED_BYTES:
-                result = array.copy()
-            else:
-                result = np.empty(array.shape, dtype)
-                self._backend_all_reduce(array.reshape(-1), result.reshape(-1), op)
-                return result
-            total = result if result.ndim == 1 else result.reshape(-1)
-            self._backend_all_reduce(total, total, op)
+            order = self.log.begin("all_reduce", op, array)
+            try:
+                if in_place:
+                    check_in_place(array, op)
+                    result = array
+                elif array.nbytes <= _COPIED_BYTES:
+                    result = array.copy()
+                else:
+                    result = np.empty(array.shape, dtype)
+                source = array if result.nbytes > _COPIED_BYTES else result
+                total = result if result.ndim == 1 else result.reshape(-1)
+                order.is_under_way = self._under_way
+                if self._shows_calls:
+                    order.show_call()
+                self._backend_all_reduce(total if source is result else source.reshape(-1), total, op)
+            except BaseException as error:
+                order.fail(error)
+                raise
+            order.leave()
             return result
         return self._all_reduce_any(array, op, in_place)
 
     def _all_reduce_any(self, array: AnyArray, op: ReduceOp, in_place: bool) -> AnyArray:
-        self._enter("all_reduce", op, array)
+        with self.log.begin("all_reduce", op, array):
+            return self._all_reduce_converted(array, op, in_place)
+
+    def _all_reduce_converted(self, array: AnyArray, op: ReduceOp, in_place: bool) -> AnyArray:
         check_reducible(array, op)
         if in_place:
             check_in_place(array, op)
@@ -103,11 +119,15 @@ class CollectiveFront(Resource):
         source = (xp.ascontiguousarray(array, dtype) if is_copy else array).reshape(-1)
         # A converted or contiguous copy is our own, so it may take the result.
         total = source if is_copy or in_place else xp.empty_like(source)
+        self._begin_moving()
         if array.size:
-            if self._wire_dtype is not None and op in (ReduceOp.SUM, ReduceOp.MEAN) and array.dtype.kind == "f":
-                self._all_reduce_in_wire_dtype(source, total, self._wire_dtype)
+            wire_dtype = self._wire_dtype if op is ReduceOp.SUM or op is _MEAN else None
+            if wire_dtype is not None and is_halved(array.dtype, array.nbytes, wire_dtype):
+                all_reduce_in_halves(self.backend, source, total, wire_dtype)
             else:
                 self._backend_all_reduce(source, total, op)
+        else:
+            self._meet_empty(dtype, op)
         result: AnyArray = self._divided(total, op).reshape(array.shape)
         if op is ReduceOp.MEAN and array.dtype.kind in "iu":
             return result
@@ -117,56 +137,77 @@ class CollectiveFront(Resource):
             return array
         return result.astype(array.dtype) if converts else result
 
-    # A value too large for the wire dtype becomes an infinity in silence. A warning would come on one rank only.
-    @np.errstate(over="ignore", invalid="ignore")
-    def _all_reduce_in_wire_dtype(self, source: AnyArray, total: AnyArray, wire_dtype: np.dtype[Any]) -> None:
-        """Send in the wire dtype: each rank gets its slice of all arrays, adds them in float32, and sends the sum."""
-        xp, size, rank = arrays.namespace(source), self.communicator.size, self.communicator.rank
-        counts = even_sizes(source.size, size)
-        byte_counts = in_bytes(counts, wire_dtype.itemsize)
-        got = xp.empty(counts[rank] * size, wire_dtype)
-        self.backend.all_to_all(
-            as_bytes(source.astype(wire_dtype)), byte_counts, as_bytes(got), [byte_counts[rank]] * size
-        )
-        mine = add_halves(got.reshape(size, counts[rank]))
-        gathered = xp.empty(source.size, wire_dtype)
-        self.backend.all_gather(as_bytes(mine.astype(wire_dtype)), as_bytes(gathered), byte_counts)
-        # This rank, too, takes its own slice rounded to the wire dtype: all ranks get the same bits.
-        total[...] = gathered
+    def sum_in_halves(self, array: AnyArray, wire_dtype: np.dtype[Any]) -> None:
+        """Collective. Sum a flat contiguous array in place, sent in `wire_dtype` whatever its size."""
+        with self.log.begin("all_reduce", ReduceOp.SUM, array):
+            self._begin_moving()
+            if array.size:
+                all_reduce_in_halves(self.backend, array, array, wire_dtype)
+            else:
+                self._meet_empty(array.dtype, ReduceOp.SUM)
+
+    def _begin_moving(self) -> None:
+        """Note that the call cannot be undone from here on."""
+        self._order.is_under_way = self._under_way
+        if self._shows_calls:
+            self._order.show_call()
+
+    def _meet_empty(self, dtype: np.dtype[Any], op: ReduceOp) -> None:
+        """Collective. Combine one element: an array is empty here, and the other ranks' may have elements."""
+        one = np.zeros(1, dtype)
+        self._backend_all_reduce(one, one, op)
 
     def reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, root: int = 0) -> AnyArray | None:
         """Collective. See `Collective.reduce`."""
-        array, like = self.lend(array), array
-        self._enter(f"reduce {op.name} to rank", root, array)
+        lent = self.lend(array)
         check_root(root, self.communicator.size)
+        with self.log.begin(f"reduce {op.name} to rank", root, lent, meets=False):
+            total = self._reduce(lent, op, root)
+        return None if total is None else cast(AnyArray, arrays.give_back(total, array))
+
+    def _reduce(self, array: AnyArray, op: ReduceOp, root: int) -> AnyArray | None:
         check_reducible(array, op)
         xp = arrays.namespace(array)
         source = xp.ascontiguousarray(array, self.dtype_combined(array.dtype, op)).reshape(-1)
         is_root = self.communicator.rank == root
         total = xp.empty_like(source) if is_root else source
+        self._begin_moving()
         if array.size:
             self.backend.reduce(source, total, op, root)
-        if not is_root:
-            return None
-        return cast(AnyArray, arrays.give_back(self.finished(total.reshape(array.shape), op, array.dtype), like))
+        else:
+            self._meet_empty(source.dtype, op)
+        return self.finished(total.reshape(array.shape), op, array.dtype) if is_root else None
 
     def broadcast(self, array: AnyArray, root: int = 0) -> AnyArray:
         """Collective. See `Collective.broadcast`."""
-        array, like = self.lend(array), array
-        self._enter("broadcast from rank", root, array)
+        lent = self.lend(array)
         check_root(root, self.communicator.size)
+        with self.log.begin("broadcast from rank", root, lent, meets=False):
+            result = self._broadcast(lent, root)
+        return cast(AnyArray, array if self.communicator.rank == root else arrays.give_back(result, array))
+
+    def _broadcast(self, array: AnyArray, root: int) -> AnyArray:
         xp = arrays.namespace(array)
         is_root = self.communicator.rank == root
         dtype = array.dtype.newbyteorder("=")
-        result = xp.ascontiguousarray(array, dtype).reshape(array.shape) if is_root else xp.empty(array.shape, dtype)
+        result: AnyArray = xp.empty(array.shape, dtype)
+        if is_root:
+            result = xp.ascontiguousarray(array, dtype).reshape(array.shape)
+        self._begin_moving()
         if array.size:
             self.backend.broadcast(result.reshape(-1), root)
-        return like if is_root else cast(AnyArray, arrays.give_back(result, like))
+        else:
+            self._meet_empty(np.dtype(np.uint8), ReduceOp.MAX)
+        return result
 
     def all_gather(self, array: AnyArray, axis: int = 0) -> AnyArray:
         """Collective. See `Collective.all_gather`."""
-        array, like = self.lend(array), array
-        self.log.note("all_gather", axis, array)
+        lent = self.lend(array)
+        with self.log.begin("all_gather", None, lent, only_dtype=True):
+            gathered = self._all_gather(lent, axis)
+        return cast(AnyArray, arrays.give_back(gathered, array))
+
+    def _all_gather(self, array: AnyArray, axis: int) -> AnyArray:
         calls = self.communicator.all_gather_object(("all_gather", array.shape, array.dtype.name, axis))
         require_same([call[0] for call in calls], "the collective call", HINT)
         axis = check_gatherable([call[1:] for call in calls])
@@ -175,15 +216,20 @@ class CollectiveFront(Resource):
         mine = xp.ascontiguousarray(xp.moveaxis(array, axis, 0), dtype)
         lengths = [call[1][axis] for call in calls]
         gathered = xp.empty((sum(lengths), *mine.shape[1:]), dtype)
+        self._begin_moving()
         if gathered.size:
             row_bytes = gathered.nbytes // gathered.shape[0]
             self.backend.all_gather(as_bytes(mine), as_bytes(gathered), in_bytes(lengths, row_bytes))
-        return cast(AnyArray, arrays.give_back(xp.moveaxis(gathered, 0, axis), like))
+        return cast(AnyArray, xp.moveaxis(gathered, 0, axis))
 
     def reduce_scatter(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM) -> AnyArray:
         """Collective. See `Collective.reduce_scatter`."""
-        array, like = self.lend(array), array
-        self._enter("reduce_scatter", op, array)
+        lent = self.lend(array)
+        with self.log.begin("reduce_scatter", op, lent):
+            mine = self._reduce_scatter(lent, op)
+        return cast(AnyArray, arrays.give_back(mine, array))
+
+    def _reduce_scatter(self, array: AnyArray, op: ReduceOp) -> AnyArray:
         check_axis(array.shape, 0)
         check_reducible(array, op)
         xp = arrays.namespace(array)
@@ -191,20 +237,26 @@ class CollectiveFront(Resource):
         rows = even_sizes(array.shape[0], self.communicator.size)
         row_size = array.size // array.shape[0] if array.shape[0] else 0
         mine = xp.empty(rows[self.communicator.rank] * row_size, source.dtype)
+        self._begin_moving()
         if array.size:
             self.backend.reduce_scatter(source, mine, [count * row_size for count in rows], op)
-        mine = mine.reshape((rows[self.communicator.rank], *array.shape[1:]))
-        return cast(AnyArray, arrays.give_back(self.finished(mine, op, array.dtype), like))
+        else:
+            self._meet_empty(source.dtype, op)
+        return self.finished(mine.reshape((rows[self.communicator.rank], *array.shape[1:])), op, array.dtype)
 
     def all_to_all(self, parts: Sequence[AnyArray]) -> list[AnyArray]:
         """Collective. See `Collective.all_to_all`."""
-        like, parts = parts, [self.lend(part) for part in parts]
+        lent = [self.lend(part) for part in parts]
+        with self.log.begin("all_to_all", None, lent[0] if lent else np.empty(0), only_dtype=True):
+            got = self._all_to_all(lent)
+        return [arrays.give_back(piece, parts[0]) for piece in got]
+
+    def _all_to_all(self, parts: Sequence[AnyArray]) -> list[AnyArray]:
         size = self.communicator.size
         described = (
             (len(parts), parts[0].dtype.name, parts[0].shape[1:], tuple(part.shape[:1] for part in parts))
             if parts else (0, "", (), ())
         )
-        self.log.note("all_to_all", None, parts[0] if parts else np.empty(0))
         calls = self.communicator.all_gather_object(("all_to_all", *described))
         require_same([call[0] for call in calls], "the collective call", HINT)
         require_same(
@@ -218,10 +270,11 @@ class CollectiveFront(Resource):
         lengths = [call[4][self.communicator.rank][0] for call in calls]
         got = xp.empty((sum(lengths), *sent.shape[1:]), dtype)
         row_bytes = dtype.itemsize * int(np.prod(sent.shape[1:], dtype=np.int64))
+        self._begin_moving()
         self.backend.all_to_all(
             as_bytes(sent), [len(part) * row_bytes for part in parts], as_bytes(got), in_bytes(lengths, row_bytes)
         )
-        return [arrays.give_back(got[piece], like[0]) for piece in slices_of(lengths)]
+        return [got[piece] for piece in slices_of(lengths)]
 
     def allocate(self, shape: Sequence[int], dtype: Any = np.float32) -> AnyArray:
         """Collective. Allocate zeros on each rank, placed where the backend combines arrays with the fewest copies.
@@ -245,8 +298,9 @@ class CollectiveFront(Resource):
 
     def barrier(self) -> None:
         """Collective. Return when every rank has called."""
-        self.log.wait("barrier")
-        self.communicator.barrier()
+        with self.log.begin("barrier", None, None):
+            self._order.show_call()
+            self.communicator.barrier()
 
     def dtype_combined(self, dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
         """Local. The dtype in which the backend combines arrays of the dtype `dtype`."""

@@ -14,7 +14,6 @@ import numpy as np
 
 from mpidist import arrays, tree
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.slices import slices_of
 from mpidist.comm.collective import check_in_place, check_reducible
 from mpidist.comm.front.front import CollectiveFront
@@ -62,7 +61,10 @@ def all_reduce_nest(
     """
     leaves, spec = tree.flatten(nest)
     return tree.unflatten(
-        spec, all_reduce_list(collective, leaves, op, in_place=in_place, bytes_per_pack=bytes_per_pack)
+        spec,
+        all_reduce_list(
+            collective, leaves, op, in_place=in_place, bytes_per_pack=bytes_per_pack, keys=tree.keys(spec)
+        ),
     )
 
 
@@ -73,8 +75,18 @@ def all_reduce_list(
     *,
     in_place: bool = False,
     bytes_per_pack: int = 0,
+    keys: tuple[str, ...] = (),
 ) -> list[Any]:
-    """Collective. Combine a list of arrays and IndexedSlices over all ranks; see `all_reduce_nest`."""
+    """Collective. Combine a list of arrays and IndexedSlices over all ranks; see `all_reduce_nest`.
+
+    Args:
+        collective: As of `all_reduce_nest`.
+        leaves: The arrays and IndexedSlices.
+        op: As of `all_reduce_nest`.
+        in_place: As of `all_reduce_nest`.
+        bytes_per_pack: As of `all_reduce_nest`.
+        keys: What else must be the same on all ranks, where there are several leaves; see `tree.keys`.
+    """
     if len(leaves) == 1 or collective.communicator.size == 1:
         return [_one(collective, leaf, op, in_place=in_place) for leaf in leaves]
     results = list(leaves)
@@ -84,20 +96,24 @@ def all_reduce_list(
     if in_place:
         for array in lent.values():
             check_in_place(array, op)
-    _compare(collective, leaves, lent, op)
-    for n, leaf in enumerate(leaves):
-        if isinstance(leaf, IndexedSlices):
-            results[n] = reduce_slices(collective, op, leaf)
-    numbers = list(lent)
-    given = list(lent.values())
-    if in_place:
-        _reduce_in_place(collective, _joined(collective, given), op, bytes_per_pack or PACK_BYTES)
-        return results
-    for pack in _packs(given, bytes_per_pack or PACK_BYTES):
-        reduced = _reduce_pack(collective, [given[index] for index in pack], op)
-        for index, one in zip(pack, reduced, strict=True):
-            number = numbers[index]
-            results[number] = arrays.give_back(one, leaves[number])
+    # The collective compares packs only, in which different shapes can look alike.
+    described = op.name, *keys, *(
+        (lent[n].shape, lent[n].dtype.name) if n in lent else type(leaf).__name__ for n, leaf in enumerate(leaves)
+    )
+    with collective.log.begin("arrays reduced together:", described, None, meets=False):
+        for n, leaf in enumerate(leaves):
+            if isinstance(leaf, IndexedSlices):
+                results[n] = reduce_slices(collective, op, leaf)
+        numbers = list(lent)
+        given = list(lent.values())
+        if in_place:
+            _reduce_in_place(collective, _joined(collective, given), op, bytes_per_pack or PACK_BYTES)
+            return results
+        for pack in _packs(given, bytes_per_pack or PACK_BYTES):
+            reduced = _reduce_pack(collective, [given[index] for index in pack], op)
+            for index, one in zip(pack, reduced, strict=True):
+                number = numbers[index]
+                results[number] = arrays.give_back(one, leaves[number])
     return results
 
 
@@ -105,20 +121,6 @@ def _one(collective: CollectiveFront, leaf: Any, op: ReduceOp, *, in_place: bool
     if isinstance(leaf, IndexedSlices):
         return reduce_slices(collective, op, leaf)
     return collective.all_reduce(leaf, op, in_place=in_place)
-
-
-def _compare(collective: CollectiveFront, leaves: Sequence[Any], lent: dict[int, AnyArray], op: ReduceOp) -> None:
-    """Compare the nests of the ranks. The collective compares packs only, in which different shapes can look alike."""
-    # About as often as the collective compares its calls.
-    if not collective.log.compares_soon():
-        return
-    described = [
-        (lent[n].shape, lent[n].dtype.name) if n in lent else type(leaf).__name__ for n, leaf in enumerate(leaves)
-    ]
-    same_on_all(
-        collective.communicator, "the operation, shapes and dtypes of arrays that are reduced together",
-        (op.name, described), "Pass nests of the same structure, shapes and dtypes on all ranks.",
-    )
 
 
 def _packs(given: Sequence[AnyArray], limit: int) -> list[list[int]]:

@@ -17,7 +17,8 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import together
-from mpidist.comm.arithmetic.combine import FUNCTIONS
+from mpidist.comm.arithmetic.combine import FUNCTIONS, is_half
+from mpidist.comm.arithmetic.ordered import from_ordered, to_ordered
 from mpidist.comm.arithmetic.slices import slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
@@ -51,7 +52,8 @@ _WIDER = {"int16": np.dtype(np.int32), "uint16": np.dtype(np.uint32), "bfloat16"
 class NcclBackend(Backend):
     """NCCL's collective operations on the current stream.
 
-    NCCL adds float16 and bfloat16 in that precision. The option `wire_dtype` adds them in float32.
+    NCCL adds float16 and bfloat16 in that precision. The option `wire_dtype` adds large
+    ones of its dtype in float32.
 
     Collective. Args:
         communicator: The ranks, each with a GPU of its own, which is current.
@@ -86,7 +88,7 @@ class NcclBackend(Backend):
         if source.dtype.kind == "c" and op is ReduceOp.PROD:
             self._multiply_gathered(source, total)
             return
-        wide, out, kind = self._in_nccls_type(source, total)
+        wide, out, kind = self._in_nccls_type(source, total, op)
         operation = getattr(self._nccl, _OPERATIONS[op])
         self._ranks.allReduce(self._address(wide), self._address(out), wide.size, kind, operation, self._stream())
         _write_back(out, total)
@@ -96,7 +98,7 @@ class NcclBackend(Backend):
         if source.dtype.kind == "c" and op is ReduceOp.PROD:
             self._multiply_gathered(source, total if self.communicator.rank == root else source.copy())
             return
-        wide, out, kind = self._in_nccls_type(source, total)
+        wide, out, kind = self._in_nccls_type(source, total, op)
         operation = getattr(self._nccl, _OPERATIONS[op])
         self._ranks.reduce(
             self._address(wide), self._address(out), wide.size, kind, operation, root, self._stream()
@@ -112,7 +114,7 @@ class NcclBackend(Backend):
             self._multiply_gathered(source, total)
             mine[...] = total[slices[self.communicator.rank]]
             return
-        wide, out, kind = self._in_nccls_type(source, mine)
+        wide, out, kind = self._in_nccls_type(source, mine, op)
         operation = getattr(self._nccl, _OPERATIONS[op])
         # A complex number is a pair of elements here.
         factor = wide.size // source.size
@@ -170,8 +172,12 @@ class NcclBackend(Backend):
                 if got_counts[other]:
                     self._ranks.recv(self._address(got[incoming[other]]), got_counts[other], kind, other, stream)
 
-    def _in_nccls_type(self, source: AnyArray, total: AnyArray) -> tuple[AnyArray, AnyArray, int]:
+    def _in_nccls_type(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> tuple[AnyArray, AnyArray, int]:
         """The source and an array for the result in a type that NCCL has, and the number of that type."""
+        if op in (ReduceOp.MIN, ReduceOp.MAX) and (source.dtype.kind == "f" or is_half(source.dtype)):
+            # NCCL's own operations on these drop a NaN if some rank has a number.
+            source = to_ordered(source.astype(np.float32) if is_half(source.dtype) else source, op)
+            total = arrays.namespace(source).empty(total.size, source.dtype)
         if source.dtype.kind == "c":
             half = np.dtype(f"f{source.itemsize // 2}")
             source, total = source.view(half), total.view(half)
@@ -247,5 +253,7 @@ atexit.register(abort_all)
 
 
 def _write_back(out: AnyArray, total: AnyArray) -> None:
-    if out.dtype.itemsize > total.dtype.itemsize and total.dtype.kind != "c":
+    if out.dtype.kind == "i" and total.dtype.kind in "fV":
+        total[...] = from_ordered(out, np.dtype(f"f{out.itemsize}")).astype(total.dtype, copy=False)
+    elif out.dtype.itemsize > total.dtype.itemsize and total.dtype.kind != "c":
         total[...] = out.astype(total.dtype)

@@ -1,13 +1,15 @@
 """Node memory: a file in /dev/shm that all ranks of a node have mapped.
 
 All pages of the file are allocated when it is made: if /dev/shm is full, that is an error there and not a SIGBUS later.
-The file has no name where the system allows that, so a killed job leaves nothing behind (`shared_file.py`).
+Each rank allocates its share of them, so that they lie in memory near its cores (`man 7 numa`). The file has no name
+where the system allows that, so a killed job leaves nothing behind (`shared_file.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
+import logging
 import mmap
 import os
 from pathlib import Path
@@ -18,19 +20,16 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.memory.numa import domain_count, pages_by_domain
 from mpidist.comm.resource import Resource
-from mpidist.comm.shared_file import SharedFile, Shown, open_shared
+from mpidist.comm.shared_file import SharedFile, Shown, directory, open_shared
+
+logger = logging.getLogger("mpidist")
 
 # Memory of different ranks begins on different cache lines, so that no two cores write to one line. The size is also a
 # multiple of the alignment of every dtype.
 CACHE_LINE_BYTES = 64
-DIRECTORY_VARIABLE = "MPIDIST_SHARED_MEMORY"
 PROTECT_VARIABLE = "MPIDIST_PROTECT"
-
-
-def directory() -> Path:
-    """Local. The directory in which node memory is made: /dev/shm, or the one that `MPIDIST_SHARED_MEMORY` names."""
-    return Path(os.environ.get(DIRECTORY_VARIABLE, "/dev/shm"))
 
 
 class NodeMemory(Resource):
@@ -71,50 +70,79 @@ class NodeMemory(Resource):
 
 
 def _share(communicator: Communicator, byte_count: int, *, has_name: bool) -> tuple[mmap.mmap, mmap.mmap]:
-    """Collective. Make a file on each node and map it on all ranks."""
-    folder = directory()
+    """Collective. Make a file on each node and map it on all ranks: the memory to write to, and that to read from."""
+    folder, node = directory(), communicator.node
     with contextlib.ExitStack() as opened:
         def create() -> Shown | None:
-            if communicator.node.rank > 0:
+            if node.rank > 0:
                 return None
-            file = _create(folder, byte_count, has_name=has_name)
+            file = SharedFile(folder, has_name=has_name)
             opened.callback(file.close)
+            os.ftruncate(file.descriptor, byte_count)
             return file.shown
+
+        def open_it() -> int:
+            descriptor = open_shared(way, folder)
+            # The mappings stay valid without the descriptor.
+            opened.callback(os.close, descriptor)
+            return descriptor
 
         # A rank can open the file only after the first rank of its node has made it. A failed step raises on every
         # rank: no rank may go on alone.
-        shown = together(communicator, f"reserving {byte_count} bytes of node memory in {folder}", create)
-        way = cast(Shown, communicator.node.broadcast_object(shown))
-        # No rank leaves `together` before every rank has entered it: by then each has mapped the file or failed, and
-        # the file can be closed. The mapped memory stays until the last rank unmaps it or ends.
-        return together(communicator, "opening node memory", lambda: _map(way, folder, byte_count))
+        shown = together(communicator, f"making a file for node memory in {folder}", create)
+        way = cast(Shown, node.broadcast_object(shown))
+        descriptor = together(communicator, "opening node memory", open_it)
+        # No rank leaves `together` before every rank has entered it: by then each has opened the file or failed, and
+        # the first one's descriptor can be closed. The mapped memory stays until the last rank unmaps it or ends.
+        share = own_share(byte_count, node.rank, node.size)
+        together(
+            communicator, f"reserving {byte_count} bytes of node memory in {folder}",
+            lambda: _reserve(descriptor, share, folder, byte_count),
+        )
+        maps = together(communicator, "mapping node memory", lambda: _map(descriptor, byte_count))
+    if domain_count() > 1:
+        _log_domains(maps[0], share)
+    return maps
 
 
-def _create(folder: Path, byte_count: int, *, has_name: bool) -> SharedFile:
-    file = SharedFile(folder, has_name=has_name)
+def _log_domains(memory: mmap.mmap, share: tuple[int, int]) -> None:
+    """Log on which NUMA domains the pages lie that this rank has allocated: near its cores, if it is bound to some."""
+    array: AnyArray = np.frombuffer(memory, np.uint8)
+    # The system counts pages that this process has touched. Until another rank's are, all are this rank's own.
+    array[slice(*share, mmap.PAGESIZE)].max(initial=0)
+    logger.info(
+        "pages of this rank's share of node memory by NUMA domain: %s (cores %s)", pages_by_domain(array.ctypes.data),
+        sorted(os.sched_getaffinity(0)),
+    )
+
+
+def own_share(byte_count: int, rank: int, size: int) -> tuple[int, int]:
+    """Local. The first byte and the end of the pages that a rank of a node allocates; they may be none."""
+    pages = -(-byte_count // mmap.PAGESIZE)
+    begin, end = (min(-(-pages * at // size) * mmap.PAGESIZE, byte_count) for at in (rank, rank + 1))
+    return begin, end
+
+
+def _reserve(descriptor: int, share: tuple[int, int], folder: Path, byte_count: int) -> None:
+    begin, end = share
     try:
-        # Not `ftruncate`: it would reserve no pages, and the first write to a full /dev/shm would be a SIGBUS.
-        os.posix_fallocate(file.descriptor, 0, byte_count)
+        # Until its pages are reserved, the first write to a full /dev/shm would be a SIGBUS.
+        if end > begin:
+            os.posix_fallocate(descriptor, begin, end - begin)
     except OSError as error:
-        file.close()
         if error.errno == errno.ENOSPC:
             free = os.statvfs(folder)
             raise OSError(
                 errno.ENOSPC,
-                f"expected {byte_count} bytes free in {folder}, got {free.f_bavail * free.f_frsize} bytes free. "
-                "Enlarge it (a container's --shm-size), or build the strategy with shared=False",
+                f"expected {byte_count} bytes free in {folder}, each rank reserving its share, and got no room for the "
+                f"{end - begin} bytes of this rank: {free.f_bavail * free.f_frsize} bytes free. Enlarge it (a "
+                "container's --shm-size), or build the strategy with shared=False",
             ) from error
         raise
-    return file
 
 
-def _map(shown: Shown, folder: Path, byte_count: int) -> tuple[mmap.mmap, mmap.mmap]:
+def _map(descriptor: int, byte_count: int) -> tuple[mmap.mmap, mmap.mmap]:
     """The memory to write to, and the memory to read from."""
-    descriptor = open_shared(shown, folder)
-    try:
-        writable = mmap.mmap(descriptor, byte_count)
-        protect = os.environ.get(PROTECT_VARIABLE) == "1"
-        return writable, mmap.mmap(descriptor, byte_count, prot=mmap.PROT_READ) if protect else writable
-    # The mappings stay valid without the descriptor.
-    finally:
-        os.close(descriptor)
+    writable = mmap.mmap(descriptor, byte_count)
+    protect = os.environ.get(PROTECT_VARIABLE) == "1"
+    return writable, mmap.mmap(descriptor, byte_count, prot=mmap.PROT_READ) if protect else writable

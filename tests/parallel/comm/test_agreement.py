@@ -75,7 +75,7 @@ def test_different_failures_are_all_told(communicator: Communicator) -> None:
 @pytest.mark.mpi(min_size=2)
 def test_ones_own_failure_is_the_cause(communicator: Communicator) -> None:
     mine = RuntimeError(f"on rank {communicator.rank}")
-    with pytest.raises(RuntimeError) as caught:
+    with pytest.raises(RuntimeError, match=r"doing it failed on rank 1 .*on rank 1") as caught:
         together(communicator, "doing it", lambda: fail(mine) if communicator.rank == 1 else None)
     assert caught.value.__cause__ is (mine if communicator.rank == 1 else None)
 

@@ -9,12 +9,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpidist.comm.arithmetic.combine import half_dtype
 from mpidist.comm.backends.direct_copies import DIRECT_FROM
 from mpidist.comm.backends.node import NodeBackend
+from mpidist.comm.call_page import PAGE_BYTES, CallPage
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.memory.node_barrier import NodeBarrier, open_node_barrier
+from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.comm.memory.node_memory import NodeMemory
+from mpidist.comm.memory.show_calls import open_node_barrier
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.amounts import amount
 from tests.leftovers import mapped_node_memory
@@ -102,6 +105,20 @@ def test_an_allocated_array_is_combined_where_it_lies(communicator: Communicator
     assert not np.shares_memory(again, mine)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("count", [3, 100_000], ids=["at once", "in blocks"])
+@pytest.mark.parametrize("reproducible", [False, True])
+def test_a_sum_of_halves_is_rounded_once(
+    communicator: Communicator, dtype: str, count: int, reproducible: bool
+) -> None:
+    """In half precision the ones would be lost, one after another."""
+    collective = open_node(communicator, CommunicationOptions(reproducible=reproducible))
+    large = 2048 if dtype == "float16" else 256
+    mine = np.full(count, large if communicator.rank == 0 else 1).astype(half_dtype(dtype))
+    expected = np.array(large + communicator.size - 1, np.float32).astype(mine.dtype)
+    np.testing.assert_array_equal(collective.all_reduce(mine), expected)
+
+
 def test_ranks_with_different_arrays_agree_on_the_way(communicator: Communicator) -> None:
     collective = open_layout(communicator, "node")
     rank, size = communicator.rank, communicator.size
@@ -156,8 +173,8 @@ def test_mpi_goes_on_while_a_rank_waits(communicator: Communicator) -> None:
 def test_the_barrier_keeps_everyone_until_the_last(communicator: Communicator) -> None:
     node = communicator.node
     counters = NodeMemory(communicator, 8 * node.size).bytes.view(np.int64)
-    memories = [NodeMemory(communicator, NodeBarrier.byte_count(node.size)).bytes for _ in range(2)]
-    for barrier in (NodeBarrier(node, memories[0]), open_node_barrier(communicator, memories[1])):
+    page = CallPage(NodeMemory(communicator, PAGE_BYTES * node.size).bytes.data.cast("B"), range(node.size), node.rank)
+    for barrier in (NodeBarrier(node, page, communicator.order), open_node_barrier(communicator)):
         for step in range(200):
             if step % 50 == node.rank:
                 time.sleep(0.002)

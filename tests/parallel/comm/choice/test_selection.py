@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.backends.automatic import AutomaticBackend
+from mpidist.comm.backends.mpi import MpiBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.front.front import CollectiveFront
 from mpidist.errors import MismatchError
 from mpidist.experimental import PowerSGD
 from mpidist.options import CommunicationOptions
@@ -64,3 +69,43 @@ def test_options_of_a_call_beside_a_compression_of_the_users(communicator: Commu
     strategy = Strategy(communicator, options=CommunicationOptions(compression=Uncompressed()))
     options = CommunicationOptions(implementation="MPI")
     assert strategy.extended.reduce_to("SUM", 1.0, "cpu:0", options=options) == communicator.size
+
+
+class Noting(MpiBackend):
+    """MPI, which both backends here are: ranks that choose differently do not wait for each other for ever."""
+
+    def __init__(self, communicator: Communicator, name: str, chosen: list[str]) -> None:
+        super().__init__(communicator, CommunicationOptions())
+        self._name, self._chosen = name, chosen
+
+    def all_gather(self, mine: AnyArray, gathered: AnyArray, counts: Sequence[int]) -> None:
+        self._chosen.append(self._name)
+        super().all_gather(mine, gathered, counts)
+
+    def all_to_all(
+        self, sent: AnyArray, sent_counts: Sequence[int], got: AnyArray, got_counts: Sequence[int]
+    ) -> None:
+        self._chosen.append(self._name)
+        super().all_to_all(sent, sent_counts, got, got_counts)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("many", ["first", "last"])
+def test_all_ranks_choose_alike_where_their_sizes_differ(communicator: Communicator, many: str) -> None:
+    """AUTO chooses by size: here one rank is above the limit, and the others are below."""
+    rank, size = communicator.rank, communicator.size
+    sizes = [100_000 if other == (0 if many == "first" else size - 1) else 10 for other in range(size)]
+    chosen: list[str] = []
+    backend = AutomaticBackend(
+        communicator, Noting(communicator, "small", chosen), lambda: Noting(communicator, "large", chosen),
+        lambda: Noting(communicator, "device", chosen), limit=1 << 12,
+    )
+    collective = CollectiveFront(backend, CommunicationOptions())
+    gathered = collective.all_gather(np.full(sizes[rank], rank))
+    np.testing.assert_array_equal(gathered, np.repeat(np.arange(size), sizes))
+    received = collective.all_to_all([np.full(sizes[rank], rank)] * size)
+    assert [part.size for part in received] == sizes
+    assert len(set(communicator.all_gather_object(tuple(chosen)))) == 1
+    assert chosen[0] == "large", "the limit lies between the sizes"
+    by_choice = selection.choose(communicator, CommunicationOptions())
+    np.testing.assert_array_equal(by_choice.all_gather(np.full(sizes[rank], rank)), gathered)

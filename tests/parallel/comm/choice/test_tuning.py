@@ -14,8 +14,9 @@ import pytest
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import measuring, selection
 from mpidist.comm.choice.measuring import find_tuning, measure
-from mpidist.comm.choice.tuning import NEVER, MachineProfile, Tuning, core_count, processor_name
+from mpidist.comm.choice.tuning import NEVER, MachineProfile, Tuning, processor_name
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.cores import node_cores
 from mpidist.comm.mpi_library import loaded_library
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from tests.parallel.layouts import lay_out
@@ -111,7 +112,7 @@ def test_without_time_the_usual_sizes_stay(communicator: Communicator, folder: P
 def test_measured_sizes_decide_which_backend_is_taken(
     communicator: Communicator, folder: Path, monkeypatch: pytest.MonkeyPatch, node_from: int
 ) -> None:
-    place = MachineProfile(str(loaded_library()), communicator.size, 1, core_count(), processor_name())
+    place = MachineProfile(str(loaded_library()), communicator.size, 1, node_cores(communicator.node), processor_name())
     monkeypatch.setattr(measuring, "_measured", {place.key: Tuning(node_from, 1 << 18)})
     collective = selection.choose(communicator, CommunicationOptions())
     automatic = collective.backend

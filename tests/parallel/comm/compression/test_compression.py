@@ -121,7 +121,7 @@ def test_what_is_left_out_is_sent_later(collective: Collective, compression: Com
         left = collective.all_reduce(memory.get("error", np.zeros(SHAPE)).astype("float64"))
         kept.append(float(np.linalg.norm(left)))
     # Sums are rounded to the dtype of the gradient once, and the sum of 100 roundings is about 10 of them.
-    rounding = {"float16": 2e-2, "bfloat16": 2e-1, "float32": 1e-5, "float64": 1e-10}[dtype]
+    rounding = {"float16": 2e-2, "bfloat16": 2e-1, "float32": 2e-6, "float64": 4e-15}[dtype]
     np.testing.assert_allclose(sent + left, true, atol=12 * rounding * max(1.0, float(np.abs(sent).max()) / 100))
     assert max(kept[70:]) <= 1.5 * max(kept[:70]) + rounding
 
@@ -407,7 +407,7 @@ def test_each_rank_has_its_error_in_the_file(communicator: Communicator, mpi_tmp
     path = run.checkpoint.write(mpi_tmp_path / "c")
     with h5py.File(path) as file:
         for number, error in errors.items():
-            saved = file[f"o/compression_error/{number}"]
+            saved = file[f"o/compression_error/v%2F{number}"]
             assert saved.shape == (communicator.size, *SHAPES[number])
             assert np.array_equal(saved[communicator.rank], error.component)
 
@@ -485,6 +485,16 @@ def test_what_waits_for_a_gradient_is_saved_again(communicator: Communicator, mp
     kept = again.optimizer.state()["compression_error"]
     assert list(kept) == [0]
     np.testing.assert_array_equal(kept[0].component, errors[0])
+
+
+@pytest.mark.mpi(min_size=2)
+def test_errors_that_wait_for_build_are_saved_again(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    run = Eighths(communicator, TopK(0.05)).step(0, 1)
+    waiting, last = Eighths(communicator, TopK(0.05)), Eighths(communicator, TopK(0.05))
+    waiting.checkpoint.read(run.checkpoint.write(mpi_tmp_path / "c")).assert_consumed()
+    last.checkpoint.read(waiting.checkpoint.write(mpi_tmp_path / "d")).assert_consumed()
+    last.optimizer.build(last.variables)
+    assert last.bits() == run.bits()
 
 
 def test_a_factor_of_another_rank_begins_anew(communicator: Communicator, mpi_tmp_path: Path) -> None:

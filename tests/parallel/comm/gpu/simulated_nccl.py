@@ -15,7 +15,8 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
 
 TYPES = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
-FUNCTIONS: dict[int, np.ufunc] = {0: np.add, 1: np.multiply, 2: np.maximum, 3: np.minimum}
+# NCCL drops a NaN if some rank has a number.
+FUNCTIONS: dict[int, np.ufunc] = {0: np.add, 1: np.multiply, 2: np.fmax, 3: np.fmin}
 
 
 def at(address: int, count: int, kind: int) -> AnyArray:

@@ -99,7 +99,7 @@ def test_what_only_moves(collective: CollectiveFront, dtype_name: str) -> None:
 def test_sums_on_the_wire_in_half_precision(communicator: Communicator) -> None:
     options = CommunicationOptions(wire_dtype="float16")
     collective = CollectiveFront(NcclBackend(communicator, SimulatedCuda(communicator)), options)
-    values = np.linspace(1, 2, 101, dtype=np.float32)
+    values = np.linspace(1, 2, 20_001, dtype=np.float32)
     result = collective.all_reduce(values * (communicator.rank + 1))
     assert result.dtype == np.float32
     np.testing.assert_allclose(result, values * sum(range(1, communicator.size + 1)), rtol=2e-3)
@@ -146,3 +146,25 @@ def test_nccl_without_a_gpu_says_why_on_every_rank(communicator: Communicator) -
         choose(communicator, CommunicationOptions(implementation="NCCL"))
     assert len(set(communicator.all_gather_object(str(caught.value)))) == 1
     assert "STAGED" in str(caught.value)
+
+
+@pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+@pytest.mark.parametrize("dtype_name", ["float16", "bfloat16", "float32", "float64"])
+def test_a_nan_of_any_rank_is_one_on_every_rank(collective: CollectiveFront, dtype_name: str, op: ReduceOp) -> None:
+    """NCCL itself drops it, as its simulation does."""
+    rank, size = collective.communicator.rank, collective.communicator.size
+    arrays = [make(dtype_name, other, (3 * size, 2)) - 2 for other in range(size)]
+    for other, array in enumerate(arrays):
+        array[other] = np.nan if other % 2 else -np.nan
+        array[size + 1] = (-1) ** other * np.inf
+    expected = FUNCTIONS[op](np.stack(arrays).astype("float64"), axis=0)
+    assert np.isnan(expected[:size]).all()
+    result = collective.all_reduce(arrays[rank], op)
+    assert result.dtype == arrays[rank].dtype
+    np.testing.assert_array_equal(result.astype("float64"), expected)
+    reduced = collective.reduce(arrays[rank], op, 0)
+    if reduced is not None:
+        np.testing.assert_array_equal(reduced.astype("float64"), expected)
+    for rows in (3 * size, 3 * size - 1):
+        mine = collective.reduce_scatter(np.ascontiguousarray(arrays[rank][:rows]), op)
+        np.testing.assert_array_equal(mine.astype("float64"), np.array_split(expected[:rows], size)[rank])

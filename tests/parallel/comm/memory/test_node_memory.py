@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import errno
+import logging
+import mmap
 import os
+import re
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +15,8 @@ import pytest
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.memory import node_memory
 from mpidist.comm.memory.node_memory import NodeMemory
-from mpidist.comm.shared_file import Shown, open_shared
+from mpidist.comm.memory.numa import domain_count
+from mpidist.comm.shared_file import DIRECTORY_VARIABLE, Shown, open_shared
 from tests.leftovers import files_left_behind, held_node_memory
 from tests.parallel.layouts import LAYOUTS, lay_out
 
@@ -108,10 +112,50 @@ def test_ranks_that_do_not_see_each_others_processes_share_a_file_with_a_name(
     assert files_left_behind() == []
 
 
-@pytest.mark.parametrize("folder", ["/nonexistent/folder", "/dev/null/folder"])
+@pytest.mark.parametrize("parent", ["missing", "/dev/null"])
 def test_a_missing_directory_is_an_error_on_all(
-    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, folder: str
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, mpi_tmp_path: Path, parent: str
 ) -> None:
-    monkeypatch.setenv(node_memory.DIRECTORY_VARIABLE, folder)
+    folder = str(mpi_tmp_path / parent / "folder")
+    monkeypatch.setenv(DIRECTORY_VARIABLE, folder)
     with pytest.raises(OSError, match=folder):
         NodeMemory(communicator, 4096)
+
+
+@pytest.mark.parametrize("byte_count", [1, 4096, 4097, 1 << 20, 12345678])
+def test_each_rank_allocates_its_share(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, byte_count: int
+) -> None:
+    """So that the pages are near its cores."""
+    reserved: list[tuple[int, int]] = []
+    reserve = os.posix_fallocate
+
+    def note(descriptor: int, begin: int, count: int) -> None:
+        reserved.append((begin, begin + count))
+        reserve(descriptor, begin, count)
+
+    monkeypatch.setattr(os, "posix_fallocate", note)
+    memory = NodeMemory(communicator, byte_count)
+    assert memory.bytes.size == byte_count
+    everywhere = [share for shares in communicator.node.all_gather_object(reserved) for share in shares]
+    assert [begin for begin, _ in everywhere] == [0, *(end for _, end in everywhere[:-1])], "without a gap"
+    assert everywhere[-1][1] == byte_count
+    sizes = [end - begin for begin, end in everywhere]
+    assert max(sizes) - min(sizes) < 2 * mmap.PAGESIZE
+
+
+def test_pages_of_a_share_are_counted_by_domain(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On a node with one domain all are there; the system's own file of it is read."""
+    if not Path("/proc/self/numa_maps").exists():
+        pytest.skip("this system does not say where pages lie")
+    monkeypatch.setattr(node_memory, "domain_count", lambda: 2)
+    size = 64 * mmap.PAGESIZE * communicator.node.size
+    with caplog.at_level(logging.INFO):
+        NodeMemory(communicator, size)
+    (text,) = [message for message in caplog.messages if "by NUMA domain" in message]
+    found = re.findall(r"(\d+): (\d+)", text)
+    # Reading a page may map some of its neighbours, too.
+    assert sum(int(pages) for _, pages in found) >= 64
+    assert {int(domain) for domain, _ in found} <= set(range(domain_count() if domain_count() > 1 else 1))

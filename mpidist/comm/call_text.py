@@ -1,0 +1,119 @@
+"""The texts about calls: what a rank calls, where, and how the ranks differ."""
+
+from __future__ import annotations
+
+import inspect
+import pickle
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from threading import get_ident
+from typing import Any, NoReturn, cast
+
+from mpidist.errors import InterruptedCallError, MismatchError, mark_shared
+from mpidist.observe.calls import THREADS, Calls, describe
+
+# Checksums of so many different calls are kept.
+_KEPT = 1024
+HINT = "Give `axis=0` to reduce a batch whose size differs between ranks, and make the same calls on all ranks."
+
+# `CallOrder.is_under_way` in a call that makes no others.
+AT_ONCE = 2
+_NESTED = (
+    "this rank is in the middle of another call. A signal handler, a `__del__` or a callback of the garbage collector "
+    "runs at any moment, and on each rank at another one: let it set a flag, and make the call where all ranks look at "
+    "the flag together"
+)
+
+
+def refuse_inside(name: str, thread: int) -> NoReturn:
+    """Local. Raise RuntimeError: a call begins where it would meet the middle of another one.
+
+    Args:
+        name: Of the call.
+        thread: That is in the other one.
+    """
+    raise RuntimeError(f"{name}: {_NESTED if thread == get_ident() else THREADS}")
+
+
+def left_in_the_middle(name: str, broken: str, last_checkpoint: str) -> InterruptedCallError:
+    """Local. The error of a call after another one that was left in the middle.
+
+    Args:
+        name: Of the call.
+        broken: Which one was left, and why.
+        last_checkpoint: The last one that these ranks have saved; empty if there is none.
+    """
+    good = f"The last good checkpoint is {last_checkpoint}. " if last_checkpoint else ""
+    return InterruptedCallError(
+        f"{name} is refused: {broken}. Variables and results may hold the half of it, and ranks may be one call apart. "
+        f"{good}Start the program again, and let it restore a checkpoint that was saved before"
+    )
+
+
+class Checksums(dict[tuple[Any, ...], int]):
+    """The checksums of calls, the same on every rank."""
+
+    def __missing__(self, key: tuple[Any, ...]) -> int:
+        if len(self) >= _KEPT:
+            self.clear()
+        value = self[key] = zlib.crc32(describe(key).encode())
+        return value
+
+
+def user_line() -> str:
+    """Local. The line of the program that has called the library: the first one outside the package."""
+    frame = inspect.currentframe()
+    while frame is not None and frame.f_globals.get("__name__", "").startswith("mpidist."):
+        frame = frame.f_back
+    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: str) -> MismatchError:
+    """Local. The error of ranks whose calls differ.
+
+    Args:
+        key: Of this rank's call. Its detail may have a `subject`, which names it.
+        number: Of the call.
+        texts: Of the ranks' calls.
+        what: Where they differ.
+    """
+    by_text: dict[str, list[int]] = {}
+    for rank, text in texts.items():
+        by_text.setdefault(text, []).append(rank)
+    listed = "; ".join(
+        f"{text} on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
+        for text, ranks in list(by_text.items())[:4]
+    )
+    subject = getattr(key[1], "subject", "the collective call, its shape and dtype")
+    return MismatchError(
+        f"{subject} must be the same on all ranks, got {listed} (call {number} of these ranks; they differ in {what}). "
+        f"{HINT}"
+    )
+
+
+def differing_calls(calls: Calls, gather: Callable[[str], Sequence[str]]) -> MismatchError:
+    """Collective. The error of ranks whose exchange belongs to other calls of the program on some of them.
+
+    Args:
+        calls: This rank's calls.
+        gather: Collective. Gives each rank the texts of all.
+    """
+    try:
+        texts = dict(enumerate(gather(_text(calls))))
+    except (pickle.UnpicklingError, EOFError):
+        return other_call(calls)
+    return cast(MismatchError, mark_shared(_mismatch(calls, texts, "this call")))
+
+
+def other_call(calls: Calls) -> MismatchError:
+    """Local. The error of a rank that got, as MPI matches messages by their order, those of a call it did not make."""
+    texts = {rank: _text(calls) if rank == calls.rank else "another call" for rank in range(len(calls.members))}
+    return _mismatch(calls, texts, "this call, or one before it")
+
+
+def _mismatch(calls: Calls, texts: Mapping[int, str], what: str) -> MismatchError:
+    return mismatch((calls.name, None), calls.number, texts, what)
+
+
+def _text(calls: Calls) -> str:
+    return f"{calls.name} at {user_line()}"

@@ -1,0 +1,36 @@
+"""MPI's communicators, which their ranks free together, now or when they next create one."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+from mpidist.comm.resource import Claim, Identity
+
+
+class Handles:
+    """Communicators of mpi4py that are freed together, in the order of creation; alive as long as one of them is used.
+
+    Collective. Args:
+        identity: See `Claim`.
+        mpi: The communicators. `append` takes more.
+
+    Attributes:
+        requests: Of mpi4py, under way on them: they hold their buffers until they are complete.
+    """
+
+    def __init__(self, identity: Identity, mpi: Sequence[Any]) -> None:
+        handles = list(mpi)
+        self.requests: list[Any] = []
+        self._claim = Claim(self, identity, mpi[0].size, functools.partial(_free, handles, self.requests))
+        self.append = handles.append
+        self.free = self._claim.give_back
+        self.drop = self._claim.drop
+
+
+def _free(handles: Sequence[Any], requests: Sequence[Any]) -> None:
+    for request in requests:
+        request.Wait()
+    for handle in handles:
+        handle.Free()

@@ -1,0 +1,55 @@
+"""The beginning of comparing calls: the ranks of a communicator get a page on each node, or a way to send."""
+
+from __future__ import annotations
+
+import contextlib
+import platform
+from collections.abc import Callable
+
+from mpidist.comm.call_messages import CallMessages
+from mpidist.comm.call_page import PAGE_BYTES, CallPage
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.memory.node_barrier import NodeBarrier
+from mpidist.comm.memory.node_memory import NodeMemory
+
+# On x86 all ranks see a rank's stores in their order, and loads are done in theirs (Intel SDM 3A, 9.2.2). On other
+# machines a rank could see a counter before the data that were written ahead of it.
+_ORDERED_MACHINES = ("x86_64", "AMD64")
+
+
+def show_calls(communicator: Communicator) -> None:
+    """Collective at the first call for a communicator, then Local. Let its ranks compare their calls.
+
+    Where ranks share no memory, or would not see each other's writes in their order, they send messages.
+
+    Args:
+        communicator: The ranks.
+    """
+    order, node = communicator.order, communicator.node
+    if order.is_shown or communicator.size == 1:
+        return
+    page = barrier = messages = None
+    if _keeps_order(communicator):
+        # Without node memory the error comes on every rank.
+        with contextlib.suppress(OSError):
+            memory = NodeMemory(communicator, PAGE_BYTES * max(communicator.node_sizes)).bytes
+            page = CallPage(memory.data.cast("B"), node.all_gather_object(communicator.rank), node.rank)
+            barrier = NodeBarrier(node, page, order)
+    if page is None or len(communicator.node_sizes) > 1:
+        messages = CallMessages(communicator.open_max(), communicator.all_gather_object)
+    order.show(page, barrier, messages)
+
+
+def open_node_barrier(communicator: Communicator) -> Callable[[], None]:
+    """Collective at the first call for a communicator, then Local. The fastest barrier of this rank's node.
+
+    Args:
+        communicator: All ranks.
+    """
+    show_calls(communicator)
+    return communicator.order.barrier or communicator.node.barrier
+
+
+def _keeps_order(communicator: Communicator) -> bool:
+    """Collective. Whether the ranks of a node see each other's writes in their order; the same on all nodes."""
+    return not communicator.all_reduce_max(int(platform.machine() not in _ORDERED_MACHINES))

@@ -1,0 +1,130 @@
+"""The pages of the ranks of a node: what each shows of its calls to the others (`mpidist.observe.page`)."""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import mmap
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from mpidist.comm.deaths import Process
+from mpidist.comm.resource import Identity
+from mpidist.comm.shared_file import Shown, open_shared
+from mpidist.observe import job_directory
+from mpidist.observe.calls import START, Calls, LoneCalls
+from mpidist.observe.job_directory import FarPeer
+from mpidist.observe.page import PAGE_BYTES, Page
+from mpidist.observe.peers import Key, Peer
+from mpidist.observe.recorder import RECORDER
+from mpidist.observe.startup import PAGE_NAME
+from mpidist.observe.watchdog import WATCHDOG
+
+
+class _Own(NamedTuple):
+    """The page of this process.
+
+    Attributes:
+        page: The page.
+        descriptor: Of its file, open as long as the process lives: the others open the file through it.
+        shown: The way to the file.
+        process: Whose page it is: a forked child inherits this object.
+    """
+
+    page: Page
+    descriptor: int
+    shown: Shown
+    process: int
+
+
+@functools.cache
+def _own(process: int) -> _Own | None:
+    try:
+        descriptor = os.memfd_create(PAGE_NAME, os.MFD_CLOEXEC)
+        # Not on the file system: a page is also there where node memory is full.
+        os.ftruncate(descriptor, PAGE_BYTES)
+        # Stacks are appended.
+        os.lseek(descriptor, 0, os.SEEK_END)
+        page = Page(memoryview(mmap.mmap(descriptor, PAGE_BYTES)))
+    except OSError:
+        return None
+    status = os.fstat(descriptor)
+    shown = Shown("", f"/proc/{process}/fd/{descriptor}", (status.st_dev, status.st_ino))
+    RECORDER.show(page.places)
+    return _Own(page, descriptor, shown, process)
+
+
+def show() -> Shown | None:
+    """Local. The way to this process's page, for the other ranks; None if it has none."""
+    own = _own(os.getpid())
+    return None if own is None else own.shown
+
+
+def begin(process: Process, rank: int, size: int) -> Calls:
+    """Local. Watch the start: until the first communicator is there, nobody knows the other ranks.
+
+    Args:
+        process: This one.
+        rank: This rank.
+        size: The number of ranks.
+
+    Returns:
+        The calls that open a communicator.
+    """
+    own = _own(os.getpid())
+    if own is None:
+        return LoneCalls()
+    here = Key(*process)
+    WATCHDOG.start(here, f"rank {rank} of {size} on {here.host}", rank, own.page, own.descriptor)
+    return RECORDER.open(START, [here] * size, rank)
+
+
+def look(
+    processes: Sequence[Process], rank: int, shown: Sequence[Shown | None], directory: str, job: str
+) -> None:
+    """Local. See other ranks from now on: those of this host by their pages, others by their files.
+
+    Args:
+        processes: Of all ranks of a communicator.
+        rank: This rank.
+        shown: What each rank's `show` returned.
+        directory: For the files; empty if there is none.
+        job: A name for this group of ranks, the same on all of them.
+    """
+    here = Key(*processes[rank])
+    if _own(os.getpid()) is None:
+        return
+    peers: list[Peer] = []
+    folder = job_directory.folder_of(directory, job) if directory else None
+    for other, (process, way) in enumerate(zip(processes, shown, strict=True)):
+        key = Key(*process)
+        if WATCHDOG.knows(key):
+            continue
+        name = f"rank {other} of {len(processes)} (process {process.number} on {process.host})"
+        if (key.host, key.namespace) == (here.host, here.namespace):
+            peers.append(Peer(key, name, other, _open(way), way.through if way else ""))
+        elif folder is not None:
+            WATCHDOG.open_file(folder)
+            peers.append(FarPeer(key, name, other, folder))
+    WATCHDOG.meet(peers)
+
+
+def _open(way: Shown | None) -> Page | None:
+    if way is None:
+        return None
+    try:
+        descriptor = open_shared(way, Path())
+    except OSError:
+        return None
+    try:
+        return Page(memoryview(mmap.mmap(descriptor, PAGE_BYTES)))
+    finally:
+        os.close(descriptor)
+
+
+def open_calls(identity: Identity, part: int, processes: Sequence[Process], rank: int) -> Calls:
+    """Local. The calls on a communicator, or on a part of it, which its ranks show each other."""
+    digest = hashlib.sha256(repr((identity, part)).encode()).digest()
+    return RECORDER.open((int.from_bytes(digest[:8], "little") >> 1) | 1, processes, rank)

@@ -1,0 +1,367 @@
+"""The order of calls: what differs between ranks is an error, at any call; what was left in the middle is refused."""
+
+from __future__ import annotations
+
+import signal
+import threading
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.arrays import AnyArray
+from mpidist.comm.backends.automatic import AutomaticBackend
+from mpidist.comm.call_order import COMPARED_EVERY
+from mpidist.comm.call_text import AT_ONCE
+from mpidist.comm.choice import selection
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.front.front import CollectiveFront
+from mpidist.errors import InterruptedCallError, MismatchError, is_shared
+from mpidist.optimizers import SGD
+from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
+from mpidist.strategy.base import Strategy
+from tests.parallel.layouts import lay_out
+
+pytestmark = [pytest.mark.mpi(min_size=2)]
+
+# There ranks whose calls differ come out of them.
+IN_NODE_MEMORY = CommunicationOptions(implementation=CommunicationImplementation.NODE)
+
+def in_node_memory(strategy: Strategy) -> Strategy:
+    """AUTO passes small arrays to MPI on some machines."""
+    backend = strategy.arena.collective.backend
+    assert isinstance(backend, AutomaticBackend)
+    backend.limit = 0
+    return strategy
+
+
+@pytest.fixture
+def collective(communicator: Communicator) -> CollectiveFront:
+    """A collective that has long made more calls than are compared before they begin.
+
+    In node memory ranks whose calls differ come out of them. What MPI makes of such calls is for whole programs.
+    """
+    collective = selection.choose(communicator, IN_NODE_MEMORY)
+    for _ in range(40):
+        collective.all_reduce(np.ones(3))
+    return collective
+
+
+Call = Callable[[CollectiveFront], Any]
+DIFFERENCES: dict[str, tuple[Call, Call, str]] = {
+    "shape": (
+        lambda c: c.all_reduce(np.ones(4)), lambda c: c.all_reduce(np.ones(2)),
+        r"all_reduce SUM of float64 \(4,\).*all_reduce SUM of float64 \(2,\)",
+    ),
+    "dtype": (
+        lambda c: c.all_reduce(np.ones(4)), lambda c: c.all_reduce(np.ones(4, np.float32)),
+        r"of float64 \(4,\).*of float32 \(4,\)",
+    ),
+    "operation": (
+        lambda c: c.all_reduce(np.ones(4)), lambda c: c.all_reduce(np.ones(4), ReduceOp.MAX), "all_reduce SUM.*MAX",
+    ),
+    "no elements": (
+        lambda c: c.all_reduce(np.ones(4)), lambda c: c.all_reduce(np.ones(0)), r"\(4,\).*\(0,\)",
+    ),
+    "large": (
+        lambda c: c.all_reduce(np.ones(300_000)), lambda c: c.all_reduce(np.ones(250_000)), r"300000.*250000",
+    ),
+}
+
+
+@pytest.mark.parametrize("difference", DIFFERENCES)
+def test_a_late_call_that_differs_is_an_error_on_every_rank(collective: CollectiveFront, difference: str) -> None:
+    usual, other, text = DIFFERENCES[difference]
+    is_last = collective.communicator.rank == collective.communicator.size - 1
+    with pytest.raises(MismatchError, match=text) as caught:
+        (other if is_last else usual)(collective)
+    assert is_shared(caught.value)
+    assert "test_call_order.py" in str(caught.value)
+    # The ranks agree again.
+    for _ in range(3):
+        assert collective.all_reduce(np.ones(2)).tolist() == [collective.communicator.size] * 2
+
+
+def test_rooted_calls_that_differ_are_an_error_there_or_at_the_next_call_of_all(collective: CollectiveFront) -> None:
+    communicator = collective.communicator
+    odd = communicator.rank == communicator.size - 1
+
+    def calls() -> None:
+        # As many bytes, so that a broadcast by MPI passes.
+        collective.broadcast(np.ones(2, np.float32) if odd else np.ones(1, np.float64))
+        collective.all_reduce(np.ones(1))
+
+    with pytest.raises(MismatchError, match="they differ in this call, or one before it"):
+        calls()
+    assert collective.all_reduce(np.ones(1)) == communicator.size
+
+
+def test_ranks_that_are_one_call_apart_meet_in_an_error(communicator: Communicator) -> None:
+    """One rank alone has made a call in which ranks do not meet: sums that look alike belong to different calls."""
+    own = communicator.split(0)
+    collective = selection.choose(own, IN_NODE_MEMORY)
+    for _ in range(20):
+        collective.all_reduce(np.ones(2))
+    if own.rank == own.size - 1:
+        with own.order.enter("a call of one rank", None, None, meets=False):
+            pass
+    with pytest.raises(MismatchError, match=r"all_reduce SUM of float64 \(2,\) at \S*test_call_order.py:\d+ on rank"):
+        collective.all_reduce(np.ones(2))
+    # Nobody can tell which numbers belong together.
+    with pytest.raises(InterruptedCallError, match="ranks have made other calls"):
+        collective.all_reduce(np.ones(2))
+    own.order.broken = ""
+    communicator.barrier()
+    own.close()
+
+
+@pytest.mark.parametrize("layout", ["pairs", "each"])
+def test_ranks_of_different_nodes_compare_now_and_then(communicator: Communicator, layout: str) -> None:
+    laid_out = lay_out(communicator, layout)
+    if len(laid_out.node_sizes) == 1:
+        pytest.skip("these ranks are on one node")
+    collective = selection.choose(laid_out, CommunicationOptions())
+    for _ in range(40):
+        collective.all_reduce(np.ones(3))
+    # All ranks of the last node: among the ranks of one node a difference ends the job at once.
+    is_last = laid_out.node_index == len(laid_out.node_sizes) - 1
+
+    def calls() -> None:
+        # As many bytes, so that the call itself passes.
+        collective.all_reduce(np.ones(4, np.int32) if is_last else np.ones(4, np.uint32))
+        for _ in range(2 * COMPARED_EVERY):
+            collective.all_reduce(np.ones(3))
+
+    with pytest.raises(MismatchError, match="this call, or one shortly before it") as caught:
+        calls()
+    assert is_shared(caught.value)
+    assert collective.all_reduce(np.ones(2)).tolist() == [communicator.size] * 2
+
+
+def test_a_last_batch_that_is_empty_on_one_rank(communicator: Communicator) -> None:
+    """The last of 41 rows in batches of 2 gives the first rank a row and the others none."""
+    strategy = in_node_memory(Strategy(communicator))
+    rows = [np.ones((2, 1)), np.ones((1 if communicator.rank == 0 else 0, 1))]
+    for _ in range(20):
+        strategy.reduce("SUM", rows[0], axis=None)
+    assert strategy.reduce("SUM", rows[1], axis=0) == 1
+    with pytest.raises(MismatchError, match=r"\(1, 1\).*\(0, 1\)"):
+        strategy.reduce("SUM", rows[1], axis=None)
+    assert strategy.reduce("SUM", 1.0, axis=None) == communicator.size
+
+
+@pytest.mark.parametrize("what", ["rate", "step"])
+def test_numbers_of_a_step_that_differ(communicator: Communicator, what: str) -> None:
+    """A rank's own schedule, or a step that it has made alone: no parameter changes."""
+    strategy = Strategy(communicator)
+    odd = communicator.rank == communicator.size - 1
+    with strategy.scope():
+        variable: Any = mpidist.Variable(np.zeros(100, np.float32), name="w")
+        optimizer = SGD(lambda step: 0.5 if odd and what == "rate" and step == 30 else 0.25)
+    gradient = np.ones(100, np.float32)
+    for _ in range(30):
+        optimizer.apply_gradients([(gradient, variable)])
+    if what == "step":
+        optimizer.iterations += odd
+    before = variable.numpy()
+    with pytest.raises(MismatchError, match=r"learning_rate=0.25.*(learning_rate=0.5|step=32)"):
+        optimizer.apply_gradients([(gradient, variable)])
+    np.testing.assert_array_equal(variable.numpy(), before)
+
+
+def test_an_accumulated_call_that_differs(communicator: Communicator) -> None:
+    """A gradient that one rank leaves out in one of the calls is missed, although the last call has them all."""
+    strategy = Strategy(communicator)
+    with strategy.scope():
+        variables: list[Any] = [mpidist.Variable(np.zeros(5, np.float32)) for _ in range(2)]
+        optimizer = SGD(1.0, gradient_accumulation_steps=2)
+    gradients = [np.ones(5, np.float32)] * 2
+    optimizer.build(variables)
+    odd = communicator.rank == communicator.size - 1
+    optimizer.apply_gradients([(None if odd and n else gradients[n], variables[n]) for n in range(2)])
+    with pytest.raises(MismatchError, match="calls="):
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    assert all((variable.numpy() == 0).all() for variable in variables)
+
+
+@pytest.mark.parametrize("on", ["all", "one"])
+def test_a_call_left_in_the_middle_is_refused_from_then_on(communicator: Communicator, tmp_path: Path, on: str) -> None:
+    """An update that raises and is caught: step, reduction, write and save refuse, also on ranks that it waited for."""
+    own = communicator.split(0)
+    strategy = Strategy(own)
+    with strategy.scope():
+        variable: Any = mpidist.Variable(np.full(4000, 1e38, np.float32), name="w")
+        optimizer = SGD(1.0)
+    optimizer.apply_gradients([(np.ones(4000, np.float32), variable)])
+    gradient = np.zeros(4000, np.float32)
+    gradient[slice(None) if on == "all" else slice(0, 1)] = -3e38
+    with np.errstate(over="raise"), pytest.raises(
+        (FloatingPointError, InterruptedCallError), match="overflow" if own.rank == 0 or on == "all" else "on rank 0"
+    ):
+        optimizer.apply_gradients([(gradient, variable)])
+    for call in (
+        lambda: optimizer.apply_gradients([(gradient, variable)]),
+        lambda: strategy.reduce("SUM", 1.0, axis=None),
+        lambda: variable.assign(np.zeros(4000)),
+        lambda: mpidist.Checkpoint(variable=variable).save(tmp_path / "never"),
+    ):
+        with pytest.raises(InterruptedCallError, match="apply_gradients was left in the middle by FloatingPointError"):
+            call()
+    assert not list(tmp_path.iterdir())
+    own.order.broken = ""
+    communicator.barrier()
+    own.close()
+
+
+def test_a_handler_that_raises_where_a_step_waits_for_others(communicator: Communicator) -> None:
+    """The others take this rank for one that has come, and would wait for it in the middle of the step."""
+    own = communicator.split(0)
+    strategy = Strategy(own)
+    with strategy.scope():
+        variable: Any = mpidist.Variable(np.zeros(4000, np.float32), name="w")
+        optimizer = SGD(1.0)
+    gradient = np.ones(4000, np.float32)
+    # The first steps compare by messages, too.
+    for _ in range(5):
+        optimizer.apply_gradients([(gradient, variable)])
+    if own.rank == 0:
+        before = signal.signal(signal.SIGALRM, raise_from_handler)
+        signal.setitimer(signal.ITIMER_REAL, 0.5)
+    else:
+        time.sleep(2)
+    with pytest.raises(
+        (ArithmeticError, InterruptedCallError), match="handler of its own" if own.rank == 0 else "on rank 0"
+    ):
+        optimizer.apply_gradients([(gradient, variable)])
+    if own.rank == 0:
+        signal.signal(signal.SIGALRM, before)
+    with pytest.raises(InterruptedCallError, match="apply_gradients was left in the middle by ArithmeticError"):
+        own.all_gather_object(1)
+    own.order.broken = ""
+    communicator.barrier()
+    own.close()
+
+
+def raise_from_handler(_: int, __: object) -> None:
+    """Handle a signal."""
+    raise ArithmeticError("the program has a handler of its own")
+
+
+def test_writes_to_other_variables_and_other_metrics_are_errors(communicator: Communicator) -> None:
+    """They look alike, and would leave one variable unchanged, or add up what does not belong together."""
+    strategy = in_node_memory(Strategy(communicator))
+    odd = communicator.rank == communicator.size - 1
+    with strategy.scope():
+        first, second = (mpidist.Variable(np.zeros(3, np.float32)) for _ in range(2))
+        loss, accuracy = (mpidist.metrics.Mean() for _ in range(2))
+    for _ in range(20):
+        strategy.reduce("SUM", 1.0, axis=None)
+    with pytest.raises(MismatchError, match=r"assign to variable number 1 at .*assign to variable number 2 at"):
+        (second if odd else first).assign(np.ones(3))
+    with pytest.raises(MismatchError, match=r"assign_add to variable number 1 at .*assign to variable number 1 at"):
+        (first.assign if odd else first.assign_add)(np.ones(3))
+    loss.update_state(1.0)
+    accuracy.update_state(5.0)
+    with pytest.raises(MismatchError, match=r"after value of variable number 3 .*after value of variable number 4"):
+        (accuracy if odd else loss).result()
+    assert loss.result() == 1
+
+
+def test_exchanges_of_different_calls_are_an_error_on_every_rank(communicator: Communicator) -> None:
+    """Both send objects, which would be taken for what the other call waits for."""
+    odd = communicator.rank == communicator.size - 1
+    for one, other in (
+        (communicator.calls.during("gather_object"), communicator.calls.during("save")),
+        (communicator.calls.during("save"), communicator.calls.during("restore")),
+    ):
+        with pytest.raises(MismatchError, match=r"got .* at \S*test_call_order.py:\d+ on rank.*; .* on rank") as caught:
+            exchange(communicator, other if odd else one)
+        assert is_shared(caught.value)
+    # The root of a broadcast needs nothing from the others: its bytes would wait for a call that takes them.
+    with pytest.raises(MismatchError, match=r"got load at .*; agreement between ranks at .* on rank") as caught:
+        broadcast(communicator, 3) if communicator.rank == 0 else communicator.all_reduce_max(3)
+    assert is_shared(caught.value)
+    with pytest.raises(MismatchError, match="broadcast of an object at") as caught:
+        communicator.broadcast_object(1, root=int(odd))
+    assert is_shared(caught.value)
+    assert communicator.broadcast_object({communicator.rank}, root=1) == {1}
+    assert communicator.all_gather_object(1) == [1] * communicator.size
+    assert communicator.all_reduce_max(-5) == -5
+
+
+def exchange(communicator: Communicator, call: AbstractContextManager[None]) -> None:
+    """Exchange objects inside a call."""
+    with call:
+        communicator.all_gather_object({"rank": communicator.rank})
+
+
+def broadcast(communicator: Communicator, value: int) -> int:
+    """Broadcast an object inside a call."""
+    with communicator.calls.during("load"):
+        return communicator.broadcast_object(value)
+
+
+def test_two_threads_in_one_strategy(communicator: Communicator) -> None:
+    own = communicator.split(0)
+    collective = selection.choose(own, CommunicationOptions())
+    for _ in range(20):
+        collective.all_reduce(np.ones(1))
+    begun, ended = threading.Event(), threading.Event()
+
+    def stay() -> None:
+        with own.order.enter("a long call", None, None, meets=False):
+            begun.set()
+            ended.wait(20)
+
+    thread = threading.Thread(target=stay)
+    thread.start()
+    begun.wait(20)
+    with pytest.raises(RuntimeError, match="another thread of this program is in a call on the same ranks"):
+        collective.all_reduce(np.ones(1))
+    with pytest.raises(RuntimeError, match="exchange between ranks: another thread of this program is in a call"):
+        own.all_gather_object(1)
+    ended.set()
+    thread.join()
+    # Handing over between calls is allowed.
+    results: list[AnyArray] = []
+    thread = threading.Thread(target=lambda: results.append(collective.all_reduce(np.ones(1))))
+    thread.start()
+    thread.join()
+    assert results == [own.size]
+    assert collective.all_reduce(np.ones(1)) == own.size
+    own.close()
+
+
+def test_a_save_of_another_thread_is_told_what_it_meets(communicator: Communicator, tmp_path: Path) -> None:
+    strategy = Strategy(communicator)
+    with strategy.scope():
+        checkpoint = mpidist.Checkpoint(value=mpidist.Variable(1.0))
+    texts = []
+
+    def save() -> None:
+        try:
+            checkpoint.save(tmp_path / "c")
+        except RuntimeError as error:
+            texts.append(str(error))
+
+    with communicator.order.enter("a long call", None, None, meets=False) as order:
+        order.is_under_way = AT_ONCE
+        thread = threading.Thread(target=save)
+        thread.start()
+        thread.join(20)
+    assert [text.partition(" is in")[0] for text in texts] == ["save: another thread of this program"]
+    assert strategy.reduce("SUM", 1.0, axis=None) == communicator.size
+
+
+def test_errors_that_touch_nothing_leave_the_strategy_usable(collective: CollectiveFront) -> None:
+    for _ in range(3):
+        with pytest.raises(TypeError, match="booleans"):
+            collective.all_reduce(np.array([True]))
+        with pytest.raises(ValueError, match="root"):
+            collective.broadcast(np.ones(1), 99)
+    assert collective.all_reduce(np.ones(1)) == collective.communicator.size

@@ -1,0 +1,259 @@
+"""Programs that are interrupted at random moments, and save: nothing is torn, and no rank is left behind."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import h5py
+import numpy as np
+import pytest
+
+from tests.amounts import amount
+from tests.launching import NOTE_BEGIN, run_program, seconds_since_begin
+
+pytestmark = pytest.mark.timeout_seconds(120)
+
+SIZE = 200_000
+TRAINING = f"""
+import os, random, signal, sys, threading, time
+import numpy as np
+import mpidist
+folder, seed, which = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+strategy = mpidist.MultiWorkerMirroredStrategy()
+rank, size = strategy.communicator.rank, strategy.num_replicas_in_sync
+chance = random.Random(seed)
+delay, chosen = chance.uniform(0, 0.6), chance.randrange(size)
+with strategy.scope():
+    large = mpidist.Variable(np.zeros({SIZE}, "float32"), name="large")
+    small = mpidist.Variable(np.zeros(3, "float32"), name="small")
+    optimizer = mpidist.optimizers.SGD(1.0, momentum=0.0, gradient_accumulation_steps=2 if seed % 2 else None)
+optimizer.build([large, small])
+checkpoint = mpidist.Checkpoint(large=large, small=small, optimizer=optimizer)
+gradients = np.ones({SIZE}, "float32"), np.ones(3, "float32")
+{NOTE_BEGIN}
+def interrupt():
+    time.sleep(delay)
+    os.kill(os.getpid(), signal.SIGINT)
+
+if which == "all" or rank == chosen:
+    threading.Thread(target=interrupt, daemon=True).start()
+try:
+    begin = time.monotonic()
+    while time.monotonic() < begin + 30:
+        optimizer.apply_gradients(zip(gradients, (large, small)))
+        if chance.random() < 0.3:
+            strategy.reduce("SUM", 1.0, axis=None)
+except KeyboardInterrupt:
+    checkpoint.save(folder + "/interrupted")
+    print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize("which", ["all", "one"])
+@pytest.mark.parametrize("seed", range(amount(3, 100)))
+def test_what_is_saved_after_an_interrupt_is_whole(tmp_path: Path, which: str, seed: int) -> None:
+    """Each of the saved checkpoints is one that an undisturbed program could have saved."""
+    program = tmp_path / "program.py"
+    program.write_text(TRAINING)
+    result = run_program(2, program, tmp_path, seed, which, timeout_seconds=60)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert result.stdout.count("saved") == 2, text
+    assert seconds_since_begin(program) < 30, text
+    (saved,) = tmp_path.glob("interrupted*.h5")
+    with h5py.File(saved) as file:
+        large, small = file["large"][...], file["small"][...]
+        iterations = int(file["optimizer/iterations"][()])
+    updates = iterations // (2 if seed % 2 else 1)
+    assert (large == large[0]).all(), set(large)
+    assert (small == large[0]).all(), (small, large[0])
+    # The mean over accumulated calls, and the sum over ranks.
+    np.testing.assert_allclose(large[0], -2 * updates)
+
+
+ALONE = """
+import os, signal, sys, threading, time
+import numpy as np
+# A shell lets what it starts in the background ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import mpidist
+strategy = mpidist.get_strategy()
+variables = [mpidist.Variable(np.zeros(100_000, "float32")) for _ in range(20)]
+optimizer = mpidist.optimizers.SGD(1.0)
+gradients = [np.ones(100_000, "float32")] * 20
+threading.Thread(
+    target=lambda: (time.sleep(float(sys.argv[1])), os.kill(os.getpid(), signal.SIGINT)), daemon=True
+).start()
+try:
+    while True:
+        optimizer.apply_gradients(zip(gradients, variables))
+except KeyboardInterrupt:
+    values = {float(value) for variable in variables for value in (variable.numpy().min(), variable.numpy().max())}
+    assert values == {-float(optimizer.iterations)}, (values, optimizer.iterations)
+    print("whole")
+"""
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.15, 0.2])
+def test_one_process_finishes_its_step(tmp_path: Path, delay: float) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(ALONE)
+    result = run_program(1, program, delay, timeout_seconds=60)
+    assert "whole" in result.stdout, result.stdout + result.stderr
+
+
+WAITING = f"""
+import os, signal, threading, time
+import mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+{NOTE_BEGIN}if strategy.communicator.rank == 1:
+    time.sleep(60)
+threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+strategy.reduce("SUM", 1.0, axis=None)
+"""
+
+
+@pytest.mark.parametrize("implementation", ["NODE", "MPI"])
+def test_a_call_that_does_not_end_after_an_interrupt_ends_the_job(tmp_path: Path, implementation: str) -> None:
+    """Rank 0 waits in a call when it is interrupted: it says where, and the job ends."""
+    program = tmp_path / "program.py"
+    program.write_text(WAITING)
+    result = run_program(2, program, timeout_seconds=60, MPIDIST_COLLECTIVE=implementation)
+    text = result.stdout + result.stderr
+    assert result.returncode != 0, text
+    assert "was interrupted, and its call has not ended within 5 s" in text, text
+    assert "program.py" in text, text
+    assert seconds_since_begin(program) < 30, text
+
+
+OUTSIDE = """
+import os, signal, time
+import mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+os.kill(os.getpid(), signal.SIGINT)
+begin = time.monotonic()
+try:
+    time.sleep(30)
+except KeyboardInterrupt:
+    print(f"raised {time.monotonic() - begin < 10}", flush=True)
+strategy.communicator.barrier()
+"""
+
+
+def test_outside_of_calls_an_interrupt_comes_after_five_seconds(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(OUTSIDE)
+    result = run_program(2, program, timeout_seconds=60)
+    assert result.stdout.count("raised True") == 2, result.stdout + result.stderr
+
+
+ASYNCHRONOUS = """
+import os, signal, sys, threading
+import numpy as np
+import mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+array = np.ones(200_000, "float32")
+strategy.extended.all_reduce_async("SUM", array.copy()).wait()
+if strategy.communicator.rank == 1:
+    threading.Timer(float(sys.argv[1]), lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+caught = turns = after = 0
+while after < 50 and turns < 20_000:
+    turns += 1
+    after += caught
+    try:
+        handles = [strategy.extended.all_reduce_async("SUM", array, in_place=False) for _ in range(3)]
+        strategy.reduce("SUM", 1.0, axis=None)
+        for handle in handles:
+            assert (handle.wait() == 2).all()
+    except KeyboardInterrupt:
+        caught += 1
+print(f"caught {caught}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize("delay", [0.1, 0.3])
+def test_an_interrupt_comes_once_while_asynchronous_reductions_are_under_way(tmp_path: Path, delay: float) -> None:
+    """The communication thread takes no part: it would raise the same interrupt again, and for ever."""
+    program = tmp_path / "program.py"
+    program.write_text(ASYNCHRONOUS)
+    result = run_program(2, program, delay, timeout_seconds=60)
+    assert result.stdout.count("caught 1\n") == 2, result.stdout + result.stderr
+
+
+def test_an_interrupt_of_another_rank_than_the_first_says_so(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import time, mpidist\n"
+        "strategy = mpidist.MultiWorkerMirroredStrategy()\n"
+        "if strategy.communicator.rank == 1:\n"
+        "    raise KeyboardInterrupt\n"
+        "time.sleep(30)\n"
+    )
+    result = run_program(2, program, timeout_seconds=60)
+    assert result.returncode != 0
+    assert "mpidist: interrupted" in result.stderr, result.stdout + result.stderr
+
+
+OWN_HANDLER = """
+import os, signal, sys, threading, time
+import mpidist
+seen = []
+if sys.argv[1] == "before":
+    signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+strategy = mpidist.MultiWorkerMirroredStrategy()
+if sys.argv[1] == "after":
+    signal.signal(signal.SIGINT, lambda *_: seen.append(1))
+
+def interrupt():
+    for _ in range(3):
+        time.sleep(0.5)
+        os.kill(os.getpid(), signal.SIGINT)
+
+threading.Thread(target=interrupt, daemon=True).start()
+begin = time.monotonic()
+while strategy.reduce("MAX", time.monotonic() - begin, axis=None) < 7.5:
+    pass
+print(f"seen {len(seen)}\\n", end="", flush=True)
+"""
+
+
+@pytest.mark.parametrize("moment", ["before", "after"])
+def test_a_handler_of_the_programs_own_is_the_only_one(tmp_path: Path, moment: str) -> None:
+    """It may only set a flag: neither a second interrupt nor five seconds end the job."""
+    program = tmp_path / "program.py"
+    program.write_text(OWN_HANDLER)
+    result = run_program(2, program, moment, timeout_seconds=60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("seen 3\n") == 2, result.stdout + result.stderr
+
+
+OPENING = """
+import signal, sys, time
+import numpy as np
+import mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+rank = strategy.communicator.rank
+def handle(*_):
+    raise InterruptedError("by a handler")
+signal.signal(signal.SIGALRM, handle)
+if rank == 1:
+    signal.setitimer(signal.ITIMER_REAL, 0.5)
+else:
+    time.sleep(1)
+try:
+    strategy.communicator.open_sibling("tests")
+except InterruptedError:
+    print("caught", flush=True)
+print("sum", strategy.reduce("SUM", 1.0, axis=None), flush=True)
+"""
+
+
+def test_a_rank_that_leaves_the_opening_of_a_communicator_ends_the_job(tmp_path: Path) -> None:
+    """The others wait inside of it, in no call that was noted before."""
+    program = tmp_path / "program.py"
+    program.write_text(OPENING)
+    result = run_program(3, program, timeout_seconds=40)
+    text = result.stdout + result.stderr
+    assert result.returncode != 0, text
+    assert "sum" not in result.stdout, text
+    assert "opening a communicator was left in the middle by InterruptedError: by a handler" in text, text

@@ -1,0 +1,107 @@
+"""Signal handlers, which Python runs in the middle of a call: one makes another call, one raises."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.launching import run_program
+
+pytestmark = pytest.mark.timeout_seconds(120)
+
+HEAD = """
+import os, signal, sys, threading, time
+import numpy as np
+import mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+rank = strategy.communicator.rank
+with strategy.scope():
+    variable = mpidist.Variable(np.zeros(1000, "float32"))
+    optimizer = mpidist.optimizers.SGD(1.0)
+ones = np.ones(1000, "float32")
+"""
+# Gradients are reduced in node memory where no implementation is asked for.
+WAYS = {"NODE": {}, "MPI": {"MPIDIST_COLLECTIVE": "MPI"}}
+CALLING = """
+outer, inner = sys.argv[1:3]
+calls = {
+    "reduce": lambda: strategy.reduce("SUM", ones, axis=None)[0],
+    "step": lambda: optimizer.apply_gradients([(ones, variable)]),
+    "assign": lambda: variable.assign(5 * ones),
+    "save": lambda: mpidist.Checkpoint(variable=variable).save(sys.argv[0]),
+}
+for _ in range(20):
+    calls["reduce"]()
+    calls["step"]()
+
+def handle(*_):
+    try:
+        print("done", calls[inner](), flush=True)
+    except RuntimeError as error:
+        print("refused", error, flush=True)
+
+signal.signal(signal.SIGUSR2, handle)
+if rank == 0:
+    time.sleep(1)
+else:
+    # While it waits in the call.
+    threading.Timer(0.4, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+result = calls[outer]()
+assert outer != "reduce" or result == 2, result
+for _ in range(20):
+    assert calls["reduce"]() == 2
+    calls["step"]()
+steps = 40 + (outer == "step")
+expected = -2 * steps if outer != "assign" else 5 - 2 * 20
+assert (variable.numpy() == expected).all(), variable.numpy()
+print("right", flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize(
+    ("outer", "inner"),
+    [("reduce", "reduce"), ("reduce", "step"), ("reduce", "save"), ("step", "reduce"), ("assign", "save")],
+)
+def test_a_call_within_a_call_is_refused(tmp_path: Path, outer: str, inner: str, way: str) -> None:
+    """A signal handler of one rank makes a call while that rank waits in another one, whose result is right."""
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + CALLING)
+    result = run_program(2, program, outer, inner, timeout_seconds=60, **WAYS[way])
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert "done" not in text, text
+    assert text.count("this rank is in the middle of another call") == 1, text
+    assert text.count("right") == 2, text
+
+
+RAISING = """
+def handle(*_):
+    raise InterruptedError("by a handler")
+signal.signal(signal.SIGUSR2, handle)
+if rank == 0:
+    threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGUSR2)).start()
+try:
+    while True:
+        optimizer.apply_gradients([(ones, variable)])
+except InterruptedError:
+    print("caught", flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_rank_that_leaves_a_step_in_the_middle_and_ends_ends_the_job(tmp_path: Path, way: str) -> None:
+    """The others may be in the next step already, which never comes."""
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + RAISING)
+    result = run_program(2, program, timeout_seconds=40, MPIDIST_TIMEOUT="12", **WAYS[way])
+    text = result.stdout + result.stderr
+    assert result.returncode != 0, text
+    # The other rank is either in this call, or in the next one. Where the handler has raised before the call was
+    # noted, nothing but the limit ends the job.
+    told = (
+        "was left in the middle by InterruptedError: by a handler", "was left by InterruptedError: by a handler",
+        "it waits for a rank that has ended", "has waited 12 s",
+    )
+    assert any(one in text for one in told), text
