@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from typing import NamedTuple
 
 from mpidist.cluster.mpi import MPIClusterResolver
 from mpidist.cluster.resolver import ClusterResolver
+from mpidist.cluster.slurm import DEFAULT_COMPONENTS, SlurmClusterResolver, named_components
+from mpidist.cluster.slurm_step import is_own_step, read_step
 from mpidist.cluster.tf_config import TFConfigClusterResolver, read_tf_config
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
@@ -20,32 +23,66 @@ class DetectionRow(NamedTuple):
 
     Attributes:
         name: A name for the log.
-        applies: Returns whether this process's environment describes a cluster; local.
-        resolve: Makes the resolver; collective.
+        applies: Returns whether this process's environment describes a cluster of these ranks; local.
+        enough: `any` or `all`: whether one rank is enough to which it applies.
+        resolve: Makes the resolver for the ranks; the second argument says whether they take servers; collective.
     """
 
     name: str
-    applies: Callable[[], bool]
-    resolve: Callable[[Communicator], ClusterResolver]
+    applies: Callable[[Communicator], bool]
+    enough: Callable[[list[bool]], bool]
+    resolve: Callable[[Communicator, bool], ClusterResolver]
+
+
+def _is_slurm_step(communicator: Communicator) -> bool:
+    """Whether the ranks are the tasks of this process's Slurm step, in their order."""
+    place = (str(communicator.rank), str(communicator.size))
+    # A process alone is all roles at once, as everywhere.
+    if communicator.size == 1 or not is_own_step(os.environ):
+        return False
+    return place == (os.environ["SLURM_PROCID"], os.environ["SLURM_STEP_NUM_TASKS"])
+
+
+def _resolve_slurm(communicator: Communicator, takes_servers: bool) -> ClusterResolver:
+    # MPI knows where each rank runs; Slurm's variables tell it of some distributions only.
+    hosts = communicator.all_gather_object(communicator.host)
+
+    def resolve() -> ClusterResolver:
+        names = named_components(read_step(os.environ, hosts=hosts))
+        return SlurmClusterResolver(
+            components=names or (DEFAULT_COMPONENTS if takes_servers else ("worker",)), hosts=hosts
+        )
+
+    return together(communicator, "reading Slurm's variables", resolve)
 
 
 RESOLVERS: tuple[DetectionRow, ...] = (
-    DetectionRow("TF_CONFIG", lambda: bool(read_tf_config().cluster), lambda _: TFConfigClusterResolver()),
-    DetectionRow("the ranks of the job", lambda: True, MPIClusterResolver),
+    # A launcher may pass TF_CONFIG to some ranks only.
+    DetectionRow("TF_CONFIG", lambda _: bool(read_tf_config().cluster), any, lambda *_: TFConfigClusterResolver()),
+    DetectionRow("the step of a Slurm job", _is_slurm_step, all, _resolve_slurm),
+    DetectionRow("the ranks of the job", lambda _: True, all, lambda ranks, _: MPIClusterResolver(ranks)),
 )
 
 
-def detect(communicator: Communicator) -> ClusterResolver:
-    """Collective. Make the resolver of the first row that applies on any rank.
+def detect(communicator: Communicator, *, takes_servers: bool = False) -> ClusterResolver:
+    """Collective. Make the resolver of the first row that applies.
+
+    Args:
+        communicator: The ranks that take part.
+        takes_servers: Whether the components of a heterogeneous Slurm job that nobody has named are servers and
+            workers; otherwise all are workers.
 
     Raises:
-        ValueError: TF_CONFIG is malformed on some rank.
+        ValueError: TF_CONFIG or a variable of Slurm is malformed on some rank.
+        LauncherError: Slurm's variables contradict one another.
     """
-    # A launcher may pass TF_CONFIG to some ranks only. If each rank chose by its own environment, their resolvers would
-    # make different collective calls and wait for each other for ever.
-    applies = together(communicator, "reading the cluster", lambda: [row.applies() for row in RESOLVERS])
-    on_any = [any(flags) for flags in zip(*communicator.all_gather_object(applies), strict=True)]
-    row = RESOLVERS[on_any.index(True)]
+    # If each rank chose by its own environment, their resolvers would make different collective calls and wait for
+    # each other for ever.
+    applies = together(
+        communicator, "reading the cluster", lambda: [row.applies(communicator) for row in RESOLVERS]
+    )
+    flags = zip(*communicator.all_gather_object(applies), strict=True)
+    row = next(row for row, of_ranks in zip(RESOLVERS, flags, strict=True) if row.enough(list(of_ranks)))
     if communicator.rank == 0:
         _logger.info("the cluster is described by %s", row.name)
-    return row.resolve(communicator)
+    return row.resolve(communicator, takes_servers)

@@ -86,6 +86,11 @@ def node_device(devices: Sequence[str], node_rank: int, node_size: int) -> Devic
     """
     if isinstance(devices, str):
         raise TypeError(f"`devices` must be a list of device names, got the string {devices!r}. Use [{devices!r}]")
+    if not isinstance(devices, Sequence):
+        raise TypeError(
+            f"`devices` must be a list of device names, for instance ['GPU:0', 'GPU:1'], got {devices!r} of type "
+            f"{type(devices).__name__}"
+        )
     parsed = [parse_device(name) for name in devices]
     if len(set(parsed)) < len(parsed) and not _may_share(parsed):
         twice = sorted({str(device) for device in parsed if parsed.count(device) > 1})

@@ -156,6 +156,8 @@ def why_no_gpu(environment: Mapping[str, str] | None = None) -> str | None:
 
 def _named(devices: Sequence[str] | str | None, node_rank: int) -> Device | None:
     """The device that is named for this rank."""
+    if not isinstance(devices or (), (str, list, tuple)):
+        return None
     names = [devices] * (node_rank + 1) if isinstance(devices, str) else devices or ()
     if node_rank >= len(names):
         return None

@@ -16,19 +16,19 @@ from mpidist.errors import LauncherError, MismatchError, mark_shared
 JOB_ORDER = ("chief", "worker", "ps", "evaluator")
 """The order in which ranks get the tasks of a cluster, where no rank is told its task."""
 
-SYNCHRONOUS_GROUP = 0
+TRAINING_GROUP = 0
 EVALUATOR_GROUP = 1
 
 
 @dataclass(frozen=True)
 class Placement:
-    """This rank's place under a synchronous strategy.
+    """A rank's place in the job.
 
     Attributes:
-        task_type: This rank's job: "chief", "worker" or "evaluator".
+        task_type: The rank's job: "chief", "worker", "ps" or "evaluator".
         task_id: Its index in the job.
-        group: The color for `split`: chief and workers train together, an evaluator is alone.
-        replica_key: The key for `split`: in the group, replicas are in the order of their tasks, the chief first.
+        group: The color for `split`: an evaluator is alone, all others train together.
+        replica_key: The key for `split`: in the group, ranks are in the order of their tasks, the chief first.
         as_launched: Whether the communicator already is the group in its order. Then there is nothing to split.
     """
 
@@ -144,13 +144,22 @@ def placements(tasks: list[Task]) -> list[Placement]:
             raise ValueError(f"there must be at most one {job} in the cluster, got {jobs.count(job)}")
     if "chief" not in jobs and "worker" not in jobs:
         raise ValueError(f"the cluster must have a chief or a worker, got only the jobs {sorted(set(jobs))!r}")
+    return arrange(tasks)
+
+
+def arrange(tasks: list[Task]) -> list[Placement]:
+    """Local. The place of every rank: an evaluator apart, all others together in the order of their tasks.
+
+    Args:
+        tasks: The task of each rank; each task once.
+    """
     order = _in_order(tasks)
-    as_launched = order == tasks and "evaluator" not in jobs
+    as_launched = order == tasks and all(task.job != "evaluator" for task in tasks)
     return [
         Placement(
             task_type=task.job,
             task_id=task.index,
-            group=EVALUATOR_GROUP if task.job == "evaluator" else SYNCHRONOUS_GROUP,
+            group=EVALUATOR_GROUP if task.job == "evaluator" else TRAINING_GROUP,
             replica_key=order.index(task),
             as_launched=as_launched,
         )
@@ -161,8 +170,8 @@ def placements(tasks: list[Task]) -> list[Placement]:
 def _refuse_servers(jobs: list[str]) -> None:
     if "ps" in jobs:
         raise ValueError(
-            f"the cluster has parameter servers (job 'ps' with {jobs.count('ps')} task(s)), which a synchronous "
-            "strategy cannot use. Use ParameterServerStrategy, or take the job out of the cluster"
+            f"the cluster has parameter servers (job 'ps' with {jobs.count('ps')} task(s)), which only a "
+            "ParameterServerStrategy uses. Build that strategy, or take the job out of the cluster"
         )
 
 

@@ -41,6 +41,11 @@ class SimpleClusterResolver(ClusterResolver):
             )
         if not isinstance(master, str):
             raise TypeError(f"`master` must be a string, got {type(master).__name__}: {master!r}")
+        if num_accelerators is not None and not isinstance(num_accelerators, Mapping):
+            raise TypeError(
+                '`num_accelerators` must be a dict from kind to number, for instance {"GPU": 2}, or None, got '
+                f"{type(num_accelerators).__name__}: {num_accelerators!r}"
+            )
         self._cluster_spec = cluster_spec
         self._master = master
         self._task_type = task_type

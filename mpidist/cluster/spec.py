@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from mpidist.arguments import whole
+
 Addresses = Mapping[int, str] | Mapping[str, str] | Sequence[str]
 """The tasks of one job: addresses in the order of their indices, or by index."""
 
@@ -156,9 +158,10 @@ def _addresses(job: str, tasks: Addresses) -> dict[int, str]:
 
 def _index(job: str, key: object) -> int:
     try:
-        index = int(key)  # type: ignore[call-overload]  # JSON has string keys; the except says what else came
+        # JSON has string keys.
+        index = int(key) if isinstance(key, str) else whole("index", key)
     except (TypeError, ValueError):
         raise TypeError(f"the keys of job {job!r} of a cluster must be task indices, got {key!r}") from None
     if index < 0:
         raise ValueError(f"task indices must not be negative, got {index} in job {job!r}")
-    return int(index)
+    return index

@@ -73,13 +73,12 @@ def _text(value: Any) -> str | None:
 def _index(value: Any) -> int | None:
     if value is None:
         return None
-    try:
-        index = int(value)
-    except (TypeError, ValueError):
-        index = -1
-    if index < 0:
+    # A text is taken as the number that it spells, as in tf.distribute; 1.7 and true are no index of a task.
+    if isinstance(value, str) and value.strip().isdecimal():
+        return int(value)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f'"index" of "task" in TF_CONFIG must be an integer from 0, got {value!r}')
-    return index
+    return value
 
 
 class TFConfigClusterResolver(ClusterResolver):

@@ -8,7 +8,7 @@ from mpidist.cluster.detect import detect
 from mpidist.cluster.mpi import MPIClusterResolver
 from mpidist.cluster.placement import (
     EVALUATOR_GROUP,
-    SYNCHRONOUS_GROUP,
+    TRAINING_GROUP,
     Placement,
     assign_tasks,
     place,
@@ -72,23 +72,23 @@ def test_several_tasks_and_no_launcher_prints_the_command() -> None:
 
 def test_replicas_are_in_the_order_of_tasks() -> None:
     assert placements([SECOND, CHIEF, FIRST]) == [
-        Placement("worker", 1, SYNCHRONOUS_GROUP, 2, as_launched=False),
-        Placement("chief", 0, SYNCHRONOUS_GROUP, 0, as_launched=False),
-        Placement("worker", 0, SYNCHRONOUS_GROUP, 1, as_launched=False),
+        Placement("worker", 1, TRAINING_GROUP, 2, as_launched=False),
+        Placement("chief", 0, TRAINING_GROUP, 0, as_launched=False),
+        Placement("worker", 0, TRAINING_GROUP, 1, as_launched=False),
     ]
     assert all(placement.as_launched for placement in placements([CHIEF, FIRST, SECOND]))
 
 
 def test_an_evaluator_is_a_group_of_its_own() -> None:
     placed = placements([EVALUATOR, FIRST, SECOND])
-    assert [placement.group for placement in placed] == [EVALUATOR_GROUP, SYNCHRONOUS_GROUP, SYNCHRONOUS_GROUP]
+    assert [placement.group for placement in placed] == [EVALUATOR_GROUP, TRAINING_GROUP, TRAINING_GROUP]
     assert not any(placement.as_launched for placement in placed)
 
 
 @pytest.mark.parametrize(
     ("tasks", "text"),
     [
-        ([FIRST, PS], "Use ParameterServerStrategy"),
+        ([FIRST, PS], "only a ParameterServerStrategy uses. Build that strategy"),
         ([FIRST, Task("foobar", 0)], r"the cluster has \['foobar'\]"),
         ([CHIEF, Task("chief", 1)], "at most one chief"),
         ([EVALUATOR], "a chief or a worker"),
@@ -107,7 +107,7 @@ def test_without_tf_config_the_ranks_are_the_cluster(monkeypatch: pytest.MonkeyP
     communicator = SoloCommunicator()
     resolver = detect(communicator)
     assert isinstance(resolver, MPIClusterResolver)
-    assert place(communicator, resolver) == Placement("worker", 0, SYNCHRONOUS_GROUP, 0, as_launched=True)
+    assert place(communicator, resolver) == Placement("worker", 0, TRAINING_GROUP, 0, as_launched=True)
 
 
 def test_tf_config_of_several_tasks_alone_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,4 +127,4 @@ def test_malformed_tf_config_is_said_at_detection(monkeypatch: pytest.MonkeyPatc
 
 def test_a_resolver_of_one_task_places_one_rank() -> None:
     resolver = SimpleClusterResolver(ClusterSpec({"chief": ["a:1"]}), task_type="chief", task_id=0)
-    assert place(SoloCommunicator(), resolver) == Placement("chief", 0, SYNCHRONOUS_GROUP, 0, as_launched=True)
+    assert place(SoloCommunicator(), resolver) == Placement("chief", 0, TRAINING_GROUP, 0, as_launched=True)

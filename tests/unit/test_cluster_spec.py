@@ -161,6 +161,8 @@ def test_tf_config_master(monkeypatch: pytest.MonkeyPatch) -> None:
         ('{"task": "worker"}', '"task" in TF_CONFIG must be'),
         ('{"task": {"type": "worker", "index": "x"}}', "must be an integer from 0, got 'x'"),
         ('{"task": {"type": "worker", "index": -1}}', "must be an integer from 0, got -1"),
+        ('{"task": {"type": "worker", "index": 1.7}}', "must be an integer from 0, got 1.7"),
+        ('{"task": {"type": "worker", "index": true}}', "must be an integer from 0, got True"),
     ],
 )
 def test_tf_config_says_what_is_wrong(text: str, message: str) -> None:

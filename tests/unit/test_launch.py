@@ -10,6 +10,7 @@ import pytest
 
 import mpidist
 from mpidist import launch
+from tests.launch_environments import ranks_of
 from tests.launching import launch_environment
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
@@ -28,6 +29,9 @@ SRUN = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
         ({"PALS_RANKID": "3", "PMI_SIZE": "4"}, ("PALS mpiexec", 3, 4, None)),
         ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "1"}, ("Flux", 0, 1, None)),
         ({"JSM_NAMESPACE_RANK": "1", "JSM_NAMESPACE_SIZE": "2"}, ("jsrun", 1, 2, None)),
+        # `srun --mpi=pmi2` and Hydra set the same variables, and only Hydra the rank within the node.
+        ({**SRUN, "PMI_RANK": "5", "PMI_SIZE": "8", "PMI_FD": "9"}, ("srun --mpi=pmi2", 5, 8, 1)),
+        ({"PMI_RANK": "5", "PMI_SIZE": "8"}, ("a launcher over PMI", 5, 8, None)),
         # The batch step's own variables, inherited by ranks of an mpirun: the inner launcher counts.
         ({**OPEN_MPI, **SRUN, "SLURM_PROCID": "0"}, ("Open MPI mpirun", 2, 4, 1)),
         ({**HYDRA, **SRUN, "SLURM_PROCID": "0"}, ("MPICH mpirun (Hydra)", 1, 3, 1)),
@@ -40,6 +44,39 @@ SRUN = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
 def test_innermost_launcher_counts(environment: dict[str, str], expected: tuple[object, ...] | None) -> None:
     place = launch.read(environment)
     assert place == (None if expected is None else launch.Launch(*expected))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("name", "launcher", "node_ranks"),
+    [
+        ("Open MPI", "Open MPI mpirun", [0, 2, 1]),
+        ("Hydra", "MPICH mpirun (Hydra)", [0, 1, 2]),
+        ("Intel MPI", "Intel MPI mpirun (Hydra)", [0, 1]),
+        ("srun pmi2", "srun --mpi=pmi2", [0, 1, 2, 0, 1]),
+        ("srun pmix", "srun --mpi=pmix", [0, 1, 2, 0, 1]),
+        ("srun none", "srun", [0, 1, 2, 0, 1]),
+        ("srun cyclic", "srun", [0, 0, 1, 1, 2]),
+        ("het", "srun --mpi=pmi2", [0, 1, 0, 1, 0]),
+        # SLURM_LOCALID is 0 on all of these ranks: it is that of the script, or of mpirun's daemon.
+        ("Hydra in sbatch", "MPICH mpirun (Hydra)", [0, 1, 2, 0, 1]),
+        ("Open MPI in sbatch", "Open MPI mpirun", [0, 1, 2, 0, 1]),
+        ("MVAPICH2", "MVAPICH mpirun", [0, 1]),
+        ("MVAPICH 3", "MVAPICH mpirun", [0, 1]),
+        ("PALS", "PALS mpiexec", [0, 0]),
+        ("srun on a Cray", "PALS mpiexec", [0, 0]),
+        ("Flux", "Flux", [0, 1]),
+        ("jsrun", "jsrun", [0, 1]),
+    ],
+)
+def test_each_rank_of_a_recorded_run_knows_its_place(name: str, launcher: str, node_ranks: list[int]) -> None:
+    places = [launch.read(environment) for environment in ranks_of(name)]
+    size = len(node_ranks)
+    assert places == [launch.Launch(launcher, rank, size, node_rank) for rank, node_rank in enumerate(node_ranks)]
+
+
+@pytest.mark.parametrize("name", ["sbatch script", "salloc", "het script"])
+def test_a_job_without_a_step_has_no_ranks(name: str) -> None:
+    assert [launch.read(environment) for environment in ranks_of(name)] == [None]
 
 
 def test_world_is_this_process_without_a_launcher(monkeypatch: pytest.MonkeyPatch) -> None:

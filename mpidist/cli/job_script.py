@@ -1,0 +1,165 @@
+"""A job script of Slurm as text: its options and its commands, each with its line."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import PurePath
+
+_LONG_NAMES = {
+    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "a": "array", "J": "job-name", "o": "output",
+    "t": "time", "K": "kill-on-bad-exit", "m": "distribution", "w": "nodelist", "p": "partition",
+}
+_SRUN = ("srun",)
+_MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option of `#SBATCH`, or of a command.
+
+    Attributes:
+        line: Its line, from 1.
+        name: Its long name, without dashes.
+        value: "" where it has none.
+        component: The component of a heterogeneous job, from 0.
+    """
+
+    line: int
+    name: str
+    value: str
+    component: int = 0
+
+
+@dataclass(frozen=True)
+class Command:
+    """One line of the shell, with those that continue it.
+
+    Attributes:
+        line: Its first line, from 1.
+        text: The line.
+        words: Its words, without quotes.
+    """
+
+    line: int
+    text: str
+    words: tuple[str, ...]
+
+    @property
+    def is_srun(self) -> bool:
+        """Local. Whether srun starts a Python program here."""
+        return self._starts(_SRUN) and self.is_python
+
+    @property
+    def is_mpirun(self) -> bool:
+        """Local. Whether mpirun starts a Python program here."""
+        return self._starts(_MPIRUN) and self.is_python
+
+    @property
+    def is_python(self) -> bool:
+        """Local. Whether the line starts a Python program."""
+        return any(_base(word).startswith(("python", "pytest")) or word.endswith(".py") for word in self.words)
+
+    @property
+    def options(self) -> dict[str, str]:
+        """Local. The options that stand between srun and the program, by their long names."""
+        begin = next((at for at, word in enumerate(self.words) if _base(word) in _SRUN), 0) + 1
+        end = next((at for at, word in enumerate(self.words) if at >= begin and _is_program(word)), len(self.words))
+        return {option.name: option.value for option in _options(self.words[begin:end], self.line)}
+
+    def _starts(self, names: tuple[str, ...]) -> bool:
+        return any(_base(word) in names for word in self.words)
+
+
+@dataclass(frozen=True)
+class JobScript:
+    """A script for `sbatch`.
+
+    Attributes:
+        options: Those that Slurm reads.
+        late_options: The lines of those that stand below the first command, which Slurm ignores.
+        commands: The lines of the shell, without comments.
+    """
+
+    options: list[Option] = field(default_factory=list)
+    late_options: list[int] = field(default_factory=list)
+    commands: list[Command] = field(default_factory=list)
+
+    def find(self, name: str) -> Option | None:
+        """Local. The last option of this name, as for Slurm."""
+        return next((option for option in reversed(self.options) if option.name == name), None)
+
+    def count(self, name: str, component: int = 0) -> int | None:
+        """Local. The number that an option of a component has; None where it is missing or no number."""
+        found = [o.value for o in self.options if (o.name, o.component) == (name, component)]
+        return int(found[-1]) if found and found[-1].isdecimal() else None
+
+    @property
+    def components(self) -> int:
+        """Local. The number of components of the job."""
+        return 1 + max((option.component for option in self.options), default=0)
+
+    def sets(self, variable: str) -> bool:
+        """Local. Whether a command sets the variable."""
+        return any(re.search(rf"\b{variable}=", command.text) for command in self.commands)
+
+
+def read_job_script(text: str) -> JobScript:
+    """Local. Read a script; what cannot be read as words of a shell is cut at its blanks."""
+    script = JobScript()
+    component = 0
+    for line, content in _logical_lines(text):
+        stripped = content.strip()
+        if stripped.startswith("#SBATCH"):
+            words = _words(stripped.removeprefix("#SBATCH"))
+            if script.commands:
+                script.late_options.append(line)
+                continue
+            if words[:1] in (["hetjob"], ["packjob"]):
+                component += 1
+            script.options.extend(_options(words, line, component))
+        elif stripped and not stripped.startswith("#"):
+            script.commands.append(Command(line, stripped, tuple(_words(stripped))))
+    return script
+
+
+def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
+    begin, joined = 1, ""
+    for number, line in enumerate(text.splitlines(), 1):
+        begin = begin if joined else number
+        if line.endswith("\\") and not line.lstrip().startswith("#"):
+            joined += line[:-1] + " "
+            continue
+        yield begin, joined + line
+        joined = ""
+    if joined:
+        yield begin, joined
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:
+        # A quote that goes on over several lines.
+        return text.split()
+
+
+def _options(words: Sequence[str], line: int, component: int = 0) -> Iterator[Option]:
+    """`--name=value`, `--name value`, `-n 4` and `-n4`."""
+    for at, word in enumerate(words):
+        following = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("-") else ""
+        if word.startswith("--") and word != "--":
+            name, _, value = word[2:].partition("=")
+            yield Option(line, name, value if "=" in word else following, component)
+        elif len(word) > 1 and word[0] == "-" and word[1] in _LONG_NAMES:
+            yield Option(line, _LONG_NAMES[word[1]], word[2:].removeprefix("=") or following, component)
+
+
+def _base(word: str) -> str:
+    return PurePath(word).name
+
+
+def _is_program(word: str) -> bool:
+    return _base(word).startswith(("python", "pytest")) or word.endswith(".py")

@@ -1,0 +1,175 @@
+"""Mistakes in a job script: the traps that cost people a night, each with the line that mends it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import NamedTuple
+
+from mpidist.cli.job_script import Command, JobScript, read_job_script
+
+
+class Finding(NamedTuple):
+    """One trap in a script.
+
+    Attributes:
+        line: Its line, from 1.
+        text: What happens, and the way out.
+    """
+
+    line: int
+    text: str
+
+
+def lint(text: str) -> list[Finding]:
+    """Local. The known traps in a script for `sbatch`, in the order of its lines; the script is not run.
+
+    Args:
+        text: The script.
+    """
+    script = read_job_script(text)
+    return sorted({finding for rule in _RULES for finding in rule(script)})
+
+
+def _late_options(script: JobScript) -> Iterator[Finding]:
+    for line in script.late_options:
+        yield Finding(line, "Slurm ignores #SBATCH below the first command: move the line up, above all commands")
+
+
+def _mpi(script: JobScript) -> Iterator[Finding]:
+    for command in _sruns(script):
+        kind = command.options.get("mpi")
+        if kind is None and not script.sets("SLURM_MPI_TYPE"):
+            yield Finding(
+                command.line,
+                "srun without --mpi: where the site's default is another library's, each task is a program of one "
+                "rank, or MPI aborts. Write srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for MPICH",
+            )
+        elif kind in ("none", "openmpi"):
+            yield Finding(
+                command.line,
+                f"--mpi={kind} starts each task as a program of one rank. Write --mpi=pmix for Open MPI, --mpi=pmi2 "
+                "for MPICH",
+            )
+
+
+def _bad_exit(script: JobScript) -> Iterator[Finding]:
+    for command in _sruns(script):
+        if "kill-on-bad-exit" not in command.options and not script.sets("SLURM_KILL_BAD_EXIT"):
+            yield Finding(
+                command.line,
+                "srun lets the other ranks wait for one that has died, with MPICH for ever. Write srun "
+                "--kill-on-bad-exit=1; for parameter servers, which go on, export SLURM_KILL_BAD_EXIT=0",
+            )
+
+
+def _components(script: JobScript) -> Iterator[Finding]:
+    groups = {"het-group", "pack-group"}
+    for command in _sruns(script):
+        if script.components > 1 and not groups & set(command.options):
+            yield Finding(
+                command.line,
+                f"the job has {script.components} components, and srun starts the first one only. Write srun "
+                f"--het-group=0-{script.components - 1}",
+            )
+
+
+def _cores(script: JobScript) -> Iterator[Finding]:
+    option = script.find("cpus-per-task")
+    if option is None or script.sets("SRUN_CPUS_PER_TASK"):
+        return
+    for command in _sruns(script):
+        if "cpus-per-task" not in command.options:
+            yield Finding(
+                command.line,
+                f"since Slurm 22.05 srun does not take --cpus-per-task={option.value} from the job, and each task gets "
+                "one core. Write above it: export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK",
+            )
+
+
+def _gpus(script: JobScript) -> Iterator[Finding]:
+    lines = [option.line for option in script.options if option.name == "gpus-per-task"]
+    lines += [command.line for command in _sruns(script) if "gpus-per-task" in command.options]
+    for line in lines:
+        yield Finding(
+            line,
+            "--gpus-per-task hides a task's GPUs from the node's other tasks: NCCL and CUDA-aware MPI then copy over "
+            "the host, or fail. Write --gpus-per-node=N --ntasks-per-node=N, and srun --gpu-bind=none",
+        )
+    for component in range(script.components):
+        tasks, gpus = script.count("ntasks-per-node", component), script.count("gpus-per-node", component)
+        if tasks is not None and gpus and tasks > gpus:
+            line = next(
+                option.line for option in script.options
+                if (option.name, option.component) == ("ntasks-per-node", component)
+            )
+            yield Finding(
+                line, f"{tasks} tasks on a node with {gpus} GPUs: one rank is one replica, on a GPU of its own. Write "
+                f"--ntasks-per-node={gpus}",
+            )
+
+
+def _requeue(script: JobScript) -> Iterator[Finding]:
+    option = script.find("requeue")
+    asks = [command.line for command in script.commands if re.search(r"\bscontrol\s+requeue\b", command.text)]
+    mode = script.find("open-mode")
+    if (option is not None or asks) and (mode is None or mode.value != "append"):
+        yield Finding(
+            asks[0] if option is None else option.line,
+            "the log begins anew when the job is queued again. Write: #SBATCH --open-mode=append",
+        )
+
+
+def _signals(script: JobScript) -> Iterator[Finding]:
+    option = script.find("signal")
+    if option is None:
+        return
+    starts = [command for command in script.commands if command.is_srun or command.is_mpirun]
+    is_shells = re.match(r"[RH]*B[RH]*:", option.value) is not None
+    signal = option.value.rpartition(":")[2].partition("@")[0].removeprefix("SIG")
+    if not is_shells:
+        for command in starts:
+            if command.is_mpirun:
+                yield Finding(
+                    option.line,
+                    f"Slurm sends the signal to mpirun's daemons, and Open MPI's end by it, with all ranks. Write "
+                    f"#SBATCH --signal=B:{option.value}, and trap it in the script",
+                )
+        return
+    traps = [command.words[2:] for command in script.commands if command.words[:1] == ("trap",)]
+    is_trapped = any(word.removeprefix("SIG") == signal for words in traps for word in words)
+    if not is_trapped:
+        yield Finding(
+            option.line,
+            f"only the script's shell gets the signal, and has no trap for it. Write above the program: trap 'scontrol "
+            f"requeue $SLURM_JOB_ID' {signal}",
+        )
+    for command in starts:
+        if is_trapped and not command.text.rstrip().endswith("&"):
+            yield Finding(
+                command.line,
+                "the shell runs its trap when this command has ended, which is too late. End the line with &, and "
+                "write below it: wait $!",
+            )
+
+
+def _no_launcher(script: JobScript) -> Iterator[Finding]:
+    counts = [script.count(name) or 1 for name in ("nodes", "ntasks", "ntasks-per-node")]
+    if max(counts) == 1 or any(command.is_srun or command.is_mpirun for command in script.commands):
+        return
+    for command in script.commands:
+        if command.is_python:
+            yield Finding(
+                command.line,
+                "the job has several tasks, and this line starts one process on its first node. Write srun --mpi=pmix "
+                "(Open MPI) or srun --mpi=pmi2 (MPICH) in front of it",
+            )
+
+
+def _sruns(script: JobScript) -> list[Command]:
+    return [command for command in script.commands if command.is_srun]
+
+
+_RULES: tuple[Callable[[JobScript], Iterator[Finding]], ...] = (
+    _late_options, _mpi, _bad_exit, _components, _cores, _gpus, _requeue, _signals, _no_launcher,
+)

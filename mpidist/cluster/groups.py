@@ -1,0 +1,102 @@
+"""Groups: the ranks that train together, and the evaluator, which is alone and hears when they have ended."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import time
+
+from mpidist.chief import note_role
+from mpidist.cluster.placement import EVALUATOR_GROUP, TRAINING_GROUP, Placement
+from mpidist.comm.communicator import Channel, Communicator
+from mpidist.comm.deaths import WATCH, Process
+
+# The word of the end is a small message: it is on its way at once, or its receiver is gone.
+_SENT_SECONDS = 1.0
+
+
+def enter_group(communicator: Communicator, placement: Placement) -> Communicator:
+    """Collective. The communicator of this rank's group; its rank 0 is the chief.
+
+    Args:
+        communicator: All ranks that have a place.
+        placement: This rank's.
+
+    Returns:
+        `communicator` itself where it is the group in its order already; otherwise the caller closes it.
+    """
+    if placement.as_launched:
+        return communicator
+    group = communicator.split(placement.group, placement.replica_key)
+    places = communicator.all_gather_object((placement.group, placement.replica_key))
+    # The first by key.
+    _, chief = min((key, rank) for rank, (color, key) in enumerate(places) if color == TRAINING_GROUP)
+    evaluators = [rank for rank, (color, _) in enumerate(places) if color == EVALUATOR_GROUP]
+    if not evaluators:
+        note_role(group.rank)
+        return group
+    channel = communicator.open_channel()
+    if communicator.rank == chief:
+        atexit.register(_tell_end, channel, evaluators, os.getpid())
+    is_evaluator = placement.group == EVALUATOR_GROUP
+    note_role(group.rank, _End(channel, chief) if is_evaluator else None)
+    return group
+
+
+class _End:
+    """Answers an evaluator's question whether the chief has come to its end, by its message or its death.
+
+    Args:
+        channel: Between the chief and the evaluators.
+        chief: Its rank in the channel's communicator.
+    """
+
+    def __init__(self, channel: Channel, chief: int) -> None:
+        self._channel = channel
+        self._chief = chief
+        self._has_come = False
+
+    def __call__(self) -> bool:
+        if not self._has_come:
+            self._has_come = self._look()
+        return self._has_come
+
+    def _look(self) -> bool:
+        communicator, mpi, tag = self._channel
+        if communicator.is_closed or communicator.processes[self._chief] in WATCH.dead:
+            return True
+        try:
+            # Of one sender: after the death of another rank a look at all senders may be an error.
+            if not mpi.iprobe(source=self._chief, tag=tag):
+                return False
+            for process, name in mpi.recv(source=self._chief, tag=tag):
+                WATCH.note(process, name)
+        except Exception as error:
+            # After a death the chief ends without a farewell, perhaps before this rank has read its message.
+            if not WATCH.learn(error):
+                raise
+        return True
+
+
+def _tell_end(channel: Channel, evaluators: list[int], process: int) -> None:
+    """Local. Tell the evaluators that this program has come to its end, and who has died.
+
+    Nobody else tells an evaluator on another host, and at its own end it would wait for the dead.
+
+    Args:
+        channel: Between the chief and the evaluators.
+        evaluators: Their ranks in the channel's communicator.
+        process: The chief's; a child that was forked from it has nothing to tell.
+    """
+    communicator, mpi, tag = channel
+    if communicator.is_closed or os.getpid() != process:
+        return
+    alive = [rank for rank in evaluators if communicator.processes[rank] not in WATCH.dead]
+    dead = [(tuple(process), name) for process, name in WATCH.dead.items() if isinstance(process, Process)]
+    # An evaluator may have died on another host, where this rank has not heard of it.
+    with contextlib.suppress(Exception):
+        waiting = [mpi.isend(dead, rank, tag) for rank in alive]
+        end = time.monotonic() + _SENT_SECONDS
+        while (waiting := [request for request in waiting if not request.test()[0]]) and time.monotonic() < end:
+            time.sleep(1e-3)

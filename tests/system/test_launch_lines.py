@@ -1,0 +1,80 @@
+"""Launch lines, really launched: with the fault-tolerant one the others live on after a death, and know that before."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mpidist.cli.main import main
+from tests.hosts.virtual_hosts import VirtualHosts
+from tests.launching import find_mpirun, is_open_mpi, launch_environment
+
+pytestmark = pytest.mark.timeout_seconds(120)
+
+ROOT = str(Path(__file__).resolve().parent.parent.parent)
+
+PROGRAM = """
+import os, signal, time
+from mpidist.cluster.launch_line import survives_deaths, warn_of_deaths
+from mpidist.comm.communicator import open_communicator
+from mpidist.comm.ending import tolerate_deaths
+
+ranks = open_communicator()
+tolerate_deaths()
+os.write(1, f"rank {ranks.rank}: {survives_deaths()}, together {warn_of_deaths(ranks)}\\n".encode())
+ranks.barrier()
+time.sleep(1)
+if ranks.rank == 1:
+    os.kill(os.getpid(), signal.SIGKILL)
+time.sleep(4)
+os.write(1, f"rank {ranks.rank} lives\\n".encode())
+"""
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_the_line_keeps_its_word(tmp_path: Path, survives: bool) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    options = ["--fault-tolerant"] if survives else []
+    printed = CliRunner().invoke(main, ["launch-line", *options, "-n", "3", sys.executable, str(program)])
+    assert printed.exit_code == 0, printed.output
+    result = subprocess.run(
+        shlex.split(printed.output), env={**launch_environment(), "PYTHONPATH": ROOT}, capture_output=True, text=True,
+        timeout=60, check=False,
+    )
+    text = result.stdout + result.stderr
+    assert sorted(re.findall(r"rank (\d): (True|False|None), together (True|False)", text)) == [
+        (str(rank), str(survives), str(survives)) for rank in range(3)
+    ], text
+    assert sorted(re.findall(r"rank (\d) lives", text)) == (["0", "2"] if survives else []), text
+    warnings = re.findall(r"the death of ranks 0-2 ends the whole job; to let the others go on, start it by: .*", text)
+    assert len(warnings) == (0 if survives else 1), text
+    if warnings:
+        # The line that is printed is that of the command, but for the program's name.
+        line = CliRunner().invoke(main, ["launch-line", "--fault-tolerant", "-n", "3", "python", "program.py"])
+        assert warnings[0].split("start it by: ")[1].split()[1:] == line.output.split()[1:]
+
+
+@pytest.mark.parametrize("survives", [True, False])
+def test_ranks_on_several_hosts_know_it_together(
+    tmp_path: Path, survives: bool, virtual_hosts: Callable[[int], VirtualHosts]
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM.split("ranks.barrier()", maxsplit=1)[0])
+    hosts = virtual_hosts(2)
+    hosts.survivors_live = survives
+    result = hosts.run((1, 1), program)
+    text = result.stdout + result.stderr
+    # With MPICH only the rank on the launcher's host sees how it was started.
+    assert re.findall(r"rank 0: (True|False|None), together (True|False)", text) == [(str(survives),) * 2], text
+    alone = "None" if not is_open_mpi(find_mpirun()) else str(survives)
+    assert re.findall(r"rank 1: (True|False|None), together (True|False)", text) == [(alone, str(survives))], text
+    lines = re.findall("the whole job; to let the others go on, start it by: .*-hosts? n1:1,n2:1 -n 2 python", text)
+    assert len(lines) == (0 if survives else 1), text

@@ -1,0 +1,136 @@
+"""Launch lines as texts, and what the environment says about the line of this job."""
+
+from __future__ import annotations
+
+import configparser
+import importlib
+import shlex
+import sys
+
+import pytest
+from click.testing import CliRunner
+
+from mpidist.cli.main import main
+from mpidist.cluster import launch_line as module
+from mpidist.cluster.launch_line import Starter, find_starter, launch_line, survives_deaths
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.errors import LauncherError, UnavailableError
+from tests.markdown import ROOT
+
+OPEN_MPI, MPICH = Starter("Open MPI", "mpirun", False), Starter("MPICH", "/opt/bin/mpirun", False)
+COMMAND = ["python", "a b.py", "--x"]
+
+
+@pytest.fixture(autouse=True)
+def _two_cores_and_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_count_cores", lambda: 2)
+    monkeypatch.setattr("os.geteuid", lambda: 1000)
+
+
+@pytest.mark.parametrize(
+    ("starter", "ranks", "hosts", "survives", "line"),
+    [
+        (OPEN_MPI, 2, "", False, "mpirun -n 2"),
+        (OPEN_MPI, 3, "", False, "mpirun --oversubscribe -n 3"),
+        (OPEN_MPI, 3, "", True, "mpirun --with-ft ulfm --oversubscribe -n 3"),
+        (OPEN_MPI, 3, "a,b", True, "mpirun --with-ft ulfm --host a:2,b:1 -n 3"),
+        (OPEN_MPI, 1, "a,b", False, "mpirun --host a:1 -n 1"),
+        (OPEN_MPI._replace(in_slurm=True), 9, "", True, "mpirun --with-ft ulfm -n 9"),
+        (MPICH, 3, "", False, "/opt/bin/mpirun -n 3"),
+        (MPICH, 3, "a,b", False, "/opt/bin/mpirun -hosts a:2,b:1 -n 3"),
+        (MPICH, 2, "", True,
+         "/opt/bin/mpirun -disable-auto-cleanup -launcher fork -hosts 127.0.0.1:1,127.0.0.2:1 -n 2"),
+        (MPICH, 2, "a,b,c", True, "/opt/bin/mpirun -disable-auto-cleanup -hosts a:1,b:1 -n 2"),
+        (MPICH._replace(in_slurm=True), 4, "", True, "SLURM_KILL_BAD_EXIT=0 srun --mpi=pmi2 -n 4"),
+        (Starter("Other MPI 3", "mpirun", False), 4, "", False, "mpirun -n 4"),
+    ],
+)
+def test_lines(starter: Starter, ranks: int, hosts: str, survives: bool, line: str) -> None:
+    names = hosts.split(",") if hosts else []
+    assert launch_line(starter, ranks, COMMAND, names, survives=survives) == f"{line} python 'a b.py' --x"
+
+
+def test_more_ranks_than_a_network_has_addresses_of_one_byte() -> None:
+    assert "127.0.0.255:1,127.0.1.0:1" in launch_line(MPICH, 300, COMMAND, survives=True)
+
+
+def test_root_is_allowed_to_run_open_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("os.geteuid", lambda: 0)
+    assert launch_line(OPEN_MPI, 2, ["x"]) == "mpirun --allow-run-as-root -n 2 x"
+
+
+@pytest.mark.parametrize(
+    ("starter", "hosts", "text"),
+    [
+        (MPICH, ["a", "b"], "expected a host for each of 3 ranks, got 2: .* die together"),
+        (MPICH, ["a", "b", "a"], "expected a host for each of 3 ranks, got 2"),
+        (Starter("Other MPI 3", "mpirun", False), [], "expected Open MPI or MPICH, got 'Other MPI 3'"),
+    ],
+)
+def test_what_cannot_survive_says_why(starter: Starter, hosts: list[str], text: str) -> None:
+    with pytest.raises(UnavailableError, match=text):
+        launch_line(starter, 3, COMMAND, hosts, survives=True)
+
+
+def test_no_mpirun_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nowhere/python")
+    monkeypatch.setenv("PATH", "/nowhere")
+    with pytest.raises(LauncherError, match="expected mpirun beside /nowhere/python or on the PATH, found none"):
+        find_starter()
+    result = CliRunner().invoke(main, ["launch-line", "-n", "2"])
+    assert result.exit_code == 1
+    assert "expected mpirun beside" in result.output
+
+
+OPEN_MPI_RANK = {"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "4"}
+HYDRA_RANK = {"PMI_RANK": "0", "PMI_SIZE": "3", "MPI_LOCALRANKID": "0", "MPI_LOCALNRANKS": "1"}
+SRUN_RANK = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1"}
+
+
+@pytest.mark.parametrize(
+    ("environment", "expected"),
+    [
+        ({}, True),
+        ({**OPEN_MPI_RANK, "OMPI_COMM_WORLD_SIZE": "1"}, True),
+        (OPEN_MPI_RANK, False),
+        ({**OPEN_MPI_RANK, "OMPI_MCA_mpi_ft_enable": "0"}, False),
+        ({**OPEN_MPI_RANK, "OMPI_MCA_mpi_ft_enable": "1"}, True),
+        # Several ranks behind one proxy; and a proxy on a host where `mpirun` is not.
+        ({**HYDRA_RANK, "MPI_LOCALNRANKS": "3"}, False),
+        (HYDRA_RANK, None),
+        (SRUN_RANK, None),
+        ({**SRUN_RANK, "SLURM_KILL_BAD_EXIT": "0"}, True),
+        ({**SRUN_RANK, "SLURM_KILL_BAD_EXIT": "1"}, False),
+        ({"FLUX_TASK_RANK": "0", "FLUX_JOB_SIZE": "2"}, None),
+    ],
+)
+def test_the_environment_says_whether_deaths_are_survived(
+    environment: dict[str, str], expected: bool | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mpidist.launch.launcher_processes", list)
+    assert survives_deaths(environment) is expected
+
+
+def test_a_process_alone_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
+    assert module.warn_of_deaths(SoloCommunicator())
+    assert not caplog.records
+
+
+def test_the_console_script_prints_a_line() -> None:
+    parser = configparser.ConfigParser()
+    parser.read(ROOT / "setup.cfg")
+    name, place = parser["options.entry_points"]["console_scripts"].strip().split(" = ")
+    path, function = place.split(":")
+    assert (name, getattr(importlib.import_module(path), function)) == ("mpidist", main)
+    result = CliRunner().invoke(main, ["launch-line", "-n", "2", "python", "train.py", "--flag", "-n", "7"])
+    assert result.exit_code == 0, result.output
+    assert shlex.split(result.output)[-7:] == ["-n", "2", "python", "train.py", "--flag", "-n", "7"]
+    result = CliRunner().invoke(main, ["launch-line", "-n", "2"])
+    assert shlex.split(result.output)[-4:] == ["-n", "2", "python", "train.py"]
+
+
+@pytest.mark.parametrize("arguments", [[], ["-n", "0"], ["-n", "two"]])
+def test_a_number_of_ranks_is_needed(arguments: list[str]) -> None:
+    result = CliRunner().invoke(main, ["launch-line", *arguments])
+    assert result.exit_code == 2
+    assert "'-n'" in result.output

@@ -1,0 +1,101 @@
+"""The traps that `mpidist lint` finds in job scripts, and the scripts in slurm/, which have none."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from mpidist.cli.job_script import read_job_script
+from mpidist.cli.lint import lint
+from mpidist.cli.main import main
+
+SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "slurm").glob("*.sbatch"))
+SRUN = "srun --mpi=pmix -K python train.py"
+
+
+@pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
+def test_our_own_scripts_are_short_and_have_no_trap(script: Path) -> None:
+    text = script.read_text()
+    assert lint(text) == []
+    assert len(text.splitlines()) < 40
+
+
+def test_our_own_scripts_are_there() -> None:
+    names = {script.stem for script in SCRIPTS}
+    assert {"train", "parameter_server", "array", "requeue", "tests"} <= names
+
+
+@pytest.mark.parametrize(
+    ("lines", "line", "expected"),
+    [
+        ([f"{SRUN} &", "#SBATCH --nodes=2"], 3, "ignores #SBATCH below the first command"),
+        (["srun -K python train.py"], 2, "srun without --mpi.*srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for MPICH"),
+        # Options after the program are the program's.
+        (["srun -K python train.py --mpi=pmix"], 2, "srun without --mpi"),
+        (["x=1", "exec /usr/bin/srun -K \\", "  --mpi=none \\", "  python train.py"], 3, "--mpi=none starts each task"),
+        (["srun --mpi pmix python train.py"], 2, "lets the other ranks wait.*--kill-on-bad-exit=1"),
+        (["#SBATCH -n 1", "#SBATCH hetjob", "#SBATCH -n 2", "#SBATCH packjob", "#SBATCH -n 2", SRUN], 7,
+         "has 3 components, and srun starts the first one only. Write srun --het-group=0-2"),
+        (["#SBATCH -c4", SRUN], 3, "does not take --cpus-per-task=4 from the job.*export SRUN_CPUS_PER_TASK"),
+        (["#SBATCH --gpus-per-task=1", SRUN], 2, "--gpus-per-task hides a task's GPUs.*--gpu-bind=none"),
+        ([SRUN.replace("-K", "-K --gpus-per-task=1")], 2, "--gpus-per-task hides"),
+        (["#SBATCH --ntasks-per-node=8 --gpus-per-node=4", SRUN], 2, "8 tasks on a node with 4 GPUs.*-per-node=4"),
+        (["#SBATCH --requeue", SRUN], 2, "log begins anew.*--open-mode=append"),
+        (["#SBATCH --requeue --open-mode=truncate", SRUN], 2, "log begins anew"),
+        ([SRUN, "scontrol requeue $SLURM_JOB_ID"], 3, "log begins anew"),
+        (["#SBATCH --signal=B:USR1@60", SRUN], 2, "only the script's shell gets the signal.*trap .* USR1"),
+        (["#SBATCH --signal=B:USR1@60", "trap 'echo USR1' TERM", f"{SRUN} &"], 2, "has no trap for it"),
+        (["#SBATCH --signal=RB:SIGUSR1@60", "trap 'echo' USR1", SRUN], 4, "trap when this command has ended.*wait"),
+        (["#SBATCH --signal=USR1@60", "mpirun python train.py"], 2, "mpirun's daemons.*--signal=B:USR1@60"),
+        (["#SBATCH -N 2", "python train.py"], 3, "several tasks, and this line starts one process"),
+        (["#SBATCH --ntasks-per-node 4", "python -m train"], 3, "several tasks"),
+    ],
+)
+def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: str) -> None:
+    (finding,) = lint("\n".join(["#!/bin/bash", *lines, ""]))
+    assert finding.line == line
+    assert re.search(expected, finding.text)
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [SRUN],
+        ["export SLURM_MPI_TYPE=pmi2 SLURM_KILL_BAD_EXIT=1", "srun python train.py"],
+        ["#SBATCH --signal=USR1@60", SRUN],
+        ["#SBATCH --signal=B:USR1@60", "trap 'scontrol show job' TERM SIGUSR1", f"{SRUN} &", "wait $!"],
+        ["#SBATCH --cpus-per-task=2", "srun --mpi=pmix -K -c 2 python train.py"],
+        ["#SBATCH --ntasks-per-node=4 --gpus-per-node=4", SRUN],
+        ["#SBATCH -N 2", "python prepare.py", "mpirun python train.py"],
+        ["#SBATCH -n 1", "python train.py"],
+        ["#SBATCH -N 2", "srun hostname", "# srun python train.py", SRUN],
+        ["#SBATCH -n 1", "#SBATCH hetjob", "#SBATCH -n 2", SRUN.replace("-K", "-K --het-group=0,1")],
+        ["cat <<'END'", "it's", "END", SRUN],
+    ],
+)
+def test_what_is_right_is_not_found(lines: list[str]) -> None:
+    assert lint("\n".join(["#!/bin/bash", *lines])) == []
+
+
+def test_options_are_read_in_every_form() -> None:
+    script = read_job_script("#SBATCH --nodes=2 -n 8 -c4 --job-name 'a b'  # words\n#SBATCH hetjob\n#SBATCH -N=3\n")
+    assert [(o.line, o.name, o.value, o.component) for o in script.options] == [
+        (1, "nodes", "2", 0), (1, "ntasks", "8", 0), (1, "cpus-per-task", "4", 0), (1, "job-name", "a b", 0),
+        (3, "nodes", "3", 1),
+    ]
+    assert (script.components, script.count("nodes"), script.count("nodes", 1), script.count("time")) == (2, 2, 3, None)
+
+
+def test_the_command_prints_lines_and_ends_with_1(tmp_path: Path) -> None:
+    bad, good = tmp_path / "bad.sbatch", tmp_path / "good.sbatch"
+    bad.write_text("#!/bin/bash\nsrun -K python train.py\n")
+    good.write_text(f"#!/bin/bash\n{SRUN}\n")
+    result = CliRunner().invoke(main, ["lint", str(good), str(bad)])
+    assert result.exit_code == 1
+    assert result.output.startswith(f"{bad}:2: srun without --mpi: ")
+    assert len(result.output.splitlines()) == 1
+    result = CliRunner().invoke(main, ["lint", str(good)])
+    assert (result.exit_code, result.output) == (0, "")
