@@ -1,5 +1,7 @@
 """Metrics over all replicas. A new metric is one module with its measure, and one line here."""
 
+from typing import TYPE_CHECKING, NoReturn
+
 from mpidist.metrics.accuracy import Accuracy, BinaryAccuracy, CategoricalAccuracy, SparseCategoricalAccuracy
 from mpidist.metrics.auc import AUC
 from mpidist.metrics.confusion_matrix import ConfusionMatrix
@@ -8,6 +10,7 @@ from mpidist.metrics.metric import Measure, Metric
 from mpidist.metrics.precision_recall import Precision, Recall
 from mpidist.metrics.regression import MeanAbsoluteError, MeanSquaredError, RootMeanSquaredError
 from mpidist.metrics.top_k import SparseTopKCategoricalAccuracy, TopKCategoricalAccuracy
+from mpidist.missing import no_attribute
 
 __all__ = [
     "AUC",
@@ -28,3 +31,10 @@ __all__ = [
     "Sum",
     "TopKCategoricalAccuracy",
 ]
+
+
+# Hidden from type checkers, which would take any name for one of the module's.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        no_attribute(__name__, name)

@@ -8,6 +8,7 @@ from typing import ClassVar, Literal
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.arguments import number
 from mpidist.arrays import AnyArray
 from mpidist.metrics.argument import as_classes, as_floats, as_one_hot, as_pair
 from mpidist.metrics.mean import ratio, weighted_sums
@@ -75,7 +76,7 @@ def BinaryAccuracy(name: str = "binary_accuracy", dtype: npt.DTypeLike | None = 
     Raises:
         ValueError: The threshold is not between 0 and 1.
     """
-    if not 0 < threshold < 1:
+    if not 0 < number("threshold", threshold) < 1:
         raise ValueError(f"`threshold` must be a number between 0 and 1, both excluded, got {threshold!r}")
     return Metric(AccuracyMeasure("binary", float(threshold)), name=name, dtype=dtype)
 

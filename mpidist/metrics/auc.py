@@ -182,7 +182,7 @@ def AUC(  # noqa: PLR0913  # tf.keras.metrics.AUC's arguments
         count = positive("num_thresholds", num_thresholds, least=2)
         inner = [(n + 1) / (count - 1) for n in range(count - 2)]
     else:
-        inner = sorted(as_thresholds(thresholds)) if len(thresholds) else []
+        inner = sorted(as_thresholds(thresholds)) if np.size(thresholds) else []
     labels = None if num_labels is None else positive("num_labels", num_labels)
     return Metric(
         AucMeasure(

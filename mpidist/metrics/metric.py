@@ -61,6 +61,11 @@ class Metric:
     """
 
     def __init__(self, measure: Measure, *, name: str, dtype: npt.DTypeLike | None = None) -> None:
+        if not hasattr(measure, "contribution"):
+            raise TypeError(
+                f"`measure` must be the arithmetic of a metric (mpidist.metrics.Measure), got {measure!r} of type "
+                f"{type(measure).__name__}. Use mpidist.metrics.Mean() or another metric that is there"
+            )
         self.measure = measure
         self.name = name
         self._dtype = None if dtype is None else as_float_dtype(dtype)
@@ -124,6 +129,8 @@ class Metric:
         Raises:
             ValueError: A metric has another kind or other arguments. Nothing is added then.
         """
+        if not isinstance(metrics, Iterable):
+            raise TypeError(f"metric {self.name!r}: merge_state takes a list of metrics, got {metrics!r}. Use [metric]")
         others = list(metrics)
         for other in others:
             if not isinstance(other, Metric) or other.measure != self.measure:

@@ -13,7 +13,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.update.kernel import Schedule, Update, fraction
+from mpidist.variables.update.kernel import Schedule, Update, fraction, positive
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,6 +96,7 @@ def Adadelta(
         ValueError: A hyperparameter out of range.
     """
     fraction(rho=rho)
+    positive(epsilon=epsilon)
     if not epsilon > 0:
         raise ValueError(f"`epsilon` must be above 0, got {epsilon!r}: the first step would divide by 0")
     return Optimizer(AdadeltaKernel(rho, epsilon), learning_rate, name=name, **options)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arguments import number
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.update.kernel import Schedule, Update, positive
@@ -125,6 +126,6 @@ def Ftrl(  # noqa: PLR0913  # the arguments of tf.keras
         l2_shrinkage_regularization_strength, beta,
     )
     positive(**{key: value for key, value in asdict(strengths).items() if key != "learning_rate_power"})
-    if not learning_rate_power <= 0:
+    if number("learning_rate_power", learning_rate_power) > 0:
         raise ValueError(f"`learning_rate_power` must not be above 0, got {learning_rate_power!r}")
     return Optimizer(strengths, learning_rate, name=name, **options)

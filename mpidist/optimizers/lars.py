@@ -13,7 +13,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.update.kernel import LayerKernel, Schedule, Update, positive
+from mpidist.variables.update.kernel import LayerKernel, Schedule, Update, positive, share
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -96,7 +96,7 @@ def LARS(
 
     Args:
         learning_rate: A number or a schedule.
-        momentum: Of the steps.
+        momentum: Of the steps, 0 to 1.
         weight_decay_rate: Enters the gradient and the ratio of norms; `weight_decay` is decoupled from both.
         eeta: The trust coefficient: the length of a variable's step as a fraction of the variable's norm.
         nesterov: Nesterov momentum; needs `momentum`.
@@ -109,7 +109,8 @@ def LARS(
     Raises:
         ValueError: A hyperparameter out of range.
     """
-    positive(momentum=momentum, weight_decay_rate=weight_decay_rate, eeta=eeta)
+    share(momentum=momentum)
+    positive(weight_decay_rate=weight_decay_rate, eeta=eeta)
     if nesterov and not momentum:
         raise ValueError("`nesterov=True` needs a `momentum` above 0")
     return Optimizer(LARSKernel(momentum, weight_decay_rate, eeta, nesterov), learning_rate, name=name, **options)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.arguments import whole
 from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
 from mpidist.optimizers.optimizer import Optimizer
@@ -32,6 +33,7 @@ class LossScaleOptimizer:
 
     Raises:
         ValueError: A scale or number of steps out of range.
+        TypeError: No optimizer of this package, or no numbers.
 
     Attributes:
         dynamic_scale: The present scale, the same on every rank.
@@ -47,12 +49,11 @@ class LossScaleOptimizer:
     ) -> None:
         if not isinstance(inner_optimizer, Optimizer):
             raise TypeError(f"`inner_optimizer` must be an optimizer of mpidist, got {inner_optimizer!r}")
+        if not isinstance(initial_scale, (int, float, np.number)):
+            raise TypeError(f"`initial_scale` must be a number, got {initial_scale!r}")
         if not 0 < initial_scale <= LARGEST_SCALE:
             raise ValueError(f"`initial_scale` must be above 0 and at most 2**126, got {initial_scale!r}")
-        if isinstance(dynamic_growth_steps, bool) or not isinstance(dynamic_growth_steps, int) or (
-            dynamic_growth_steps < 1
-        ):
-            raise ValueError(f"`dynamic_growth_steps` must be an integer of at least 1, got {dynamic_growth_steps!r}")
+        whole("dynamic_growth_steps", dynamic_growth_steps, least=1)
         self.inner_optimizer = inner_optimizer
         self.dynamic_growth_steps = dynamic_growth_steps
         self.name = name
@@ -90,11 +91,14 @@ class LossScaleOptimizer:
         self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], *, skip_gradients_aggregation: bool = False
     ) -> None:
         """Collective. Unscale the gradients and apply them, or skip the step; see `Optimizer.apply_gradients`."""
-        was_applied = self.inner_optimizer.apply_scaled_gradients(
-            grads_and_vars, self.dynamic_scale, skip_gradients_aggregation=skip_gradients_aggregation
-        )
-        if was_applied is None:
-            return
+        with self.inner_optimizer.uninterrupted():
+            was_applied = self.inner_optimizer.apply_scaled_gradients(
+                grads_and_vars, self.dynamic_scale, skip_gradients_aggregation=skip_gradients_aggregation
+            )
+            if was_applied is not None:
+                self._adjust(was_applied=was_applied)
+
+    def _adjust(self, *, was_applied: bool) -> None:
         if not was_applied:
             self.dynamic_scale = max(self.dynamic_scale / 2, self._smallest)
             self._good_steps = 0
@@ -107,6 +111,11 @@ class LossScaleOptimizer:
     def finalize_variable_values(self, variables: Iterable[Variable] | None = None) -> None:
         """Collective. See `Optimizer.finalize_variable_values`."""
         self.inner_optimizer.finalize_variable_values(variables)
+
+    @property
+    def built_on(self) -> Sequence[Variable]:
+        """Local. See `Optimizer.built_on`."""
+        return self.inner_optimizer.built_on
 
     def state(self) -> dict[str, Any]:
         """Local. The tree that a checkpoint stores."""

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from mpidist import context
+from mpidist.arguments import flag, number
 from mpidist.arrays import AnyArray
-from mpidist.optimizers.requirements import require_updatable
-from mpidist.optimizers.saving import detach, load_list, require_names
+from mpidist.optimizers.requirements import listed, refuse_unknown, require_pairs, require_updatable
+from mpidist.optimizers.saving import load_slot, numbered, require_names, require_slots
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule, positive
-from mpidist.variables.update.options import COMPRESSION, OptimizerOptions
+from mpidist.variables.update.options import ACCUMULATES, COMPRESSION, OptimizerOptions
 from mpidist.variables.variable import Gradient, UpdatePlan, Variable, common_home
 
 if TYPE_CHECKING:
@@ -44,6 +47,12 @@ class Optimizer:
             if isinstance(learning_rate, bool) or not isinstance(learning_rate, (int, float, np.number)):
                 raise TypeError(f"`learning_rate` must be a number or a schedule, got {learning_rate!r}")
             positive(learning_rate=float(learning_rate))
+        refuse_unknown(options, name)
+        if not hasattr(kernel, "prepare"):
+            raise TypeError(
+                f"`kernel` must be the arithmetic of an optimizer (mpidist.optimizers.Kernel), got {kernel!r} of type "
+                f"{type(kernel).__name__}. Use mpidist.optimizers.SGD() or another optimizer that is there"
+            )
         self.kernel = kernel
         self.learning_rate: float | Schedule = learning_rate
         self.name = name
@@ -71,7 +80,10 @@ class Optimizer:
         self._build(variables)
 
     def _build(self, variables: Iterable[Variable]) -> UpdatePlan:
-        chosen = [require_updatable(variable, self.kernel, self.options, self.name) for variable in variables]
+        chosen = [
+            require_updatable(variable, self.kernel, self.options, self.name)
+            for variable in listed(variables, "variables", self.name)
+        ]
         if self._plan is not None:
             # By identity: `==` of variables compares their values.
             if [id(v) for v in chosen] != [id(v) for v in self._plan.variables]:
@@ -98,7 +110,7 @@ class Optimizer:
             ValueError: A variable made with `sparse_gradient=True`, whose gradients are `IndexedSlices`; or one that
                 the optimizer was not built on.
         """
-        wanted = list(variables)
+        wanted = listed(variables, "variables", self.name)
         plan = self._plan or self._build(wanted)
         numbers = [self._number(variable) for variable in wanted]
         for variable in wanted:
@@ -128,7 +140,8 @@ class Optimizer:
 
         Raises:
             ValueError: No gradient at all, another shape, or a variable the optimizer was not built on.
-            TypeError: A dtype that does not cast, or a dense gradient where a sparse one was declared.
+            TypeError: No list of pairs, a dtype that does not cast, or a dense gradient where a sparse one was
+                declared.
             MismatchError: The ranks pass gradients for other variables; under `CommunicationOptions(check=True)` also
                 other values with `skip_gradients_aggregation`.
             RuntimeError: Inside the function of `Strategy.gradients`, where a rank has several replicas.
@@ -155,7 +168,13 @@ class Optimizer:
 
         Returns:
             Whether the variables were updated, the same on every rank; None for a call that only accumulates.
+
+        Raises:
+            ValueError: `scale` is 0 or not finite; or as `apply_gradients`.
+            TypeError: `scale` is no number; or as `apply_gradients`.
         """
+        if not number("scale", scale):
+            raise ValueError("`scale` must not be 0: gradients are divided by it")
         return self._apply(grads_and_vars, float(scale), is_summed=skip_gradients_aggregation)
 
     def finalize_variable_values(self, variables: Iterable[Variable] | None = None) -> None:
@@ -164,7 +183,9 @@ class Optimizer:
         Args:
             variables: Some of the optimizer's, by default all.
         """
-        chosen = self._numbers.values() if variables is None else {self._number(variable) for variable in variables}
+        chosen: Iterable[int] = self._numbers.values()
+        if variables is not None:
+            chosen = {self._number(variable) for variable in listed(variables, "variables", self.name)}
         if self._plan is not None and self.options.use_ema and self.iterations >= self._accumulated and chosen:
             self._plan.take_average(tuple(sorted(chosen)))
 
@@ -172,27 +193,55 @@ class Optimizer:
         self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], scale: float | None, *, is_summed: bool
     ) -> bool | None:
         context.require_collectives()
-        pairs = list(grads_and_vars)
+        if type(is_summed) is not bool:
+            is_summed = flag("skip_gradients_aggregation", is_summed)  # type: ignore[unreachable]
+        # Asked by type, which takes no call in the usual cases.
+        if type(grads_and_vars) in (list, zip):
+            pairs = list(grads_and_vars)
+        else:
+            pairs = listed(grads_and_vars, "pairs (gradient, variable)", self.name)
         plan = self._plan
         if plan is None:
+            require_pairs(pairs, self.name)
             plan = self._build([variable for _, variable in pairs])
         else:
             first = plan.variables[0]
             context.require_home(first.home, first.name)
-        gradients = self._by_number(pairs)
+        try:
+            gradients = self._by_number(pairs)
+        except (TypeError, ValueError):
+            require_pairs(pairs, self.name)
+            raise
         factor = 1.0 if scale is None else 1 / scale
+        # An interrupt comes when variables and `iterations` fit each other again.
+        with self.uninterrupted():
+            return self._apply_whole(plan, gradients, factor, is_summed=is_summed, must_be_finite=scale is not None)
+
+    def _apply_whole(
+        self, plan: UpdatePlan, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool,
+        must_be_finite: bool,
+    ) -> bool | None:
         if (self.iterations + 1) % self._accumulated:
             plan.accumulate(gradients, factor, is_summed=is_summed)
             self.iterations += 1
             return None
         # Before any state changes: a schedule is the program's own, and may raise.
         rate = float(self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate)
+        if math.isnan(rate):
+            raise ValueError(f"{self.name}: expected a learning rate, got nan from {self.learning_rate!r} at step "
+                             f"{self.iterations}: look at what the schedule divides by")
         step = self.iterations // self._accumulated + 1
-        if not plan.apply(gradients, UpdateSettings(step, rate, factor, is_summed, scale is not None)):
+        if not plan.apply(gradients, UpdateSettings(step, rate, factor, is_summed, must_be_finite)):
             self.iterations -= self._accumulated - 1
             return False
         self.iterations += 1
         return True
+
+    def uninterrupted(self) -> AbstractContextManager[object]:
+        """Local. Surrounds work in several calls: an interrupt waits for its end, on all ranks."""
+        if self._plan is None:
+            return nullcontext()
+        return self._plan.variables[0].home.communicator.order.during("apply_gradients")
 
     def _by_number(self, pairs: Iterable[tuple[Gradient | None, Variable]]) -> dict[int, Gradient]:
         gradients: dict[int, Gradient] = {}
@@ -211,36 +260,57 @@ class Optimizer:
         slots = {} if self._plan is None else self._plan.slots
         return [variable for slot in slots.values() for variable in slot]
 
+    @property
+    def plan(self) -> UpdatePlan | None:
+        """Local. The plan that its variables' home has made for it; None before `build`."""
+        return self._plan
+
+    @property
+    def built_on(self) -> Sequence[Variable]:
+        """Local. The variables that it updates, by whose numbers its state is; none before `build`."""
+        return () if self._plan is None else self._plan.variables
+
     def state(self) -> dict[str, Any]:
         """Local. The tree that a checkpoint stores, with what each rank has left out of compressed gradients."""
         tree: dict[str, Any] = {"iterations": self.iterations}
         if self._plan is not None:
             tree.update(self._plan.slots)
             tree.update(self._plan.state())
+            if ACCUMULATES in tree:
+                tree[ACCUMULATES] = list(tree[ACCUMULATES])
+        elif self._pending is not None:
+            # What waits for `build` is saved again: a program may be stopped before its first step.
+            tree.update({name: entries for name, entries in self._pending.items() if name != "iterations"})
         return tree
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Collective. Take the state over from a checkpoint, or keep it for `build`.
+        """Collective. Take the state over from a checkpoint, or keep it for `build`, which then reads it.
 
-        The errors of compressed gradients come back on any number of ranks; see `CompressionErrors`.
+        Each variable gets what was saved under its path. Errors of compressed gradients come back on any number of
+        ranks; see `CompressionErrors`.
 
         Raises:
-            CheckpointError: The state of another kind of optimizer, or of other shapes.
+            CheckpointError: The state of another kind of optimizer, of other variables, or of other shapes.
         """
-        errors = {name for name in saved if name.startswith(COMPRESSION)}
-        require_names(saved.keys() - errors, self._initial, self.name, accumulates=self._accumulated > 1)
+        names = {name for name in saved if not name.startswith(COMPRESSION)}
+        require_names(names, self._initial, self.name, accumulates=self._accumulated > 1)
+        iterations = int(saved["iterations"].numpy())
         if self._plan is not None:
             self._load(self._plan, saved)
         else:
-            # Errors are read later, by each rank its own: for one rank, all ranks' errors may be too much memory.
-            whole = detach(saved, [name for name in saved if name != "iterations" and name not in errors])
-            self._pending = {**whole, **{name: saved[name] for name in errors}}
-        self.iterations = int(saved["iterations"].numpy())
+            self._pending = saved
+        self.iterations = iterations
 
     def _load(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> None:
-        plan.load(saved)
+        tree = numbered(saved, plan.variables, self.name)
+        require_slots(plan.slots, tree, self.name)
+        if isinstance(tree.get(ACCUMULATES), Mapping):
+            tree[ACCUMULATES] = np.array(
+                [tree[ACCUMULATES][str(number)].numpy() for number in range(len(plan.variables))], np.uint8
+            )
+        plan.load(tree)
         for name, targets in plan.slots.items():
-            load_list(targets, saved, name, self._initial.get(name, 0.0), self.name)
+            load_slot(targets, tree.get(name), self._initial.get(name, 0.0))
 
     def _number(self, variable: Variable) -> int:
         number = self._numbers.get(id(variable))

@@ -2,11 +2,69 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from difflib import get_close_matches
+from typing import Any, TypeVar
+
 from mpidist import context
 from mpidist.options import VariableSynchronization
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import Variable
+
+T = TypeVar("T")
+
+
+# Names of arguments in PyTorch, in Optax, and in older versions of Keras.
+_OTHER_NAMES = {
+    "lr": "learning_rate", "eps": "epsilon", "betas": "beta_1 and beta_2", "b1": "beta_1", "b2": "beta_2",
+    "decay": "a schedule as learning_rate", "alpha": "rho", "max_norm": "global_clipnorm", "clip_norm": "clipnorm",
+    "clip_value": "clipvalue", "amsgrad": "Adam or AdamW, which have it",
+}
+
+
+def refuse_unknown(given: Mapping[str, object], owner: str) -> None:
+    """Local. Raise TypeError for the name of an option that does not exist.
+
+    Args:
+        given: The options by name.
+        owner: The optimizer, for the error.
+    """
+    known = [field.name for field in fields(OptimizerOptions)]
+    for name in given:
+        if name not in known:
+            near = _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, 1)), "")
+            way_out = f"Use {near}" if near else f"Every optimizer takes {', '.join(known)}"
+            raise TypeError(f"{owner} has no argument {name!r}. {way_out}")
+
+
+def listed(given: Iterable[T], what: str, owner: str) -> list[T]:
+    """Local. The argument of a program as a list.
+
+    Args:
+        given: The list, or another collection or iterator.
+        what: What it must hold, for the error.
+        owner: The optimizer, for the error.
+
+    Raises:
+        TypeError: It is a single variable, or nothing that has elements.
+    """
+    if isinstance(given, Variable):
+        raise TypeError(f"{owner} expected a list of {what}, got only {given!r}. Pass a list, for instance [variable]")
+    if not isinstance(given, Iterable):
+        raise TypeError(f"{owner} expected a list of {what}, got {given!r} of type {type(given).__name__}")
+    return list(given)
+
+
+def require_pairs(given: list[Any], owner: str) -> None:
+    """Local. Raise TypeError unless all elements are pairs of a gradient and a variable."""
+    for element in given:
+        if not (isinstance(element, (list, tuple)) and len(element) == 2 and isinstance(element[1], Variable)):
+            raise TypeError(
+                f"{owner} expected pairs (gradient, variable), got an element {element!r} of type "
+                f"{type(element).__name__}. Pass zip(gradients, variables)"
+            )
 
 
 def require_updatable(

@@ -14,7 +14,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.update.kernel import Schedule, Update, fraction, positive
+from mpidist.variables.update.kernel import Schedule, Update, fraction, positive, share
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -110,7 +110,7 @@ def RMSprop(
     Args:
         learning_rate: A number or a schedule.
         rho: Decay of the mean of squares, below 1.
-        momentum: Of the steps.
+        momentum: Of the steps, 0 to 1.
         epsilon: Added to the root.
         centered: Divide by the deviation instead: another mean is kept.
         name: Shown in errors.
@@ -123,5 +123,6 @@ def RMSprop(
         ValueError: A hyperparameter out of range.
     """
     fraction(rho=rho)
-    positive(momentum=momentum, epsilon=epsilon)
+    share(momentum=momentum)
+    positive(epsilon=epsilon)
     return Optimizer(RMSpropKernel(rho, momentum, epsilon, centered), learning_rate, name=name, **options)

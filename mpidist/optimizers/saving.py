@@ -17,6 +17,7 @@ class Saved(Protocol):
     """An array in a checkpoint."""
 
     shape: tuple[int, ...]
+    dtype: np.dtype[Any]
 
     def read(self, start: int, stop: int) -> AnyArray:
         """Local. Elements [start, stop) of the flattened array."""
@@ -24,10 +25,6 @@ class Saved(Protocol):
 
     def numpy(self) -> AnyArray:
         """Local. All of it."""
-        ...
-
-    def detach(self) -> Saved:
-        """Local. The same array, read into memory, for when the file is gone."""
         ...
 
 
@@ -49,43 +46,73 @@ def require_names(names: Set[str], slots: Iterable[str], owner: str, *, accumula
         )
 
 
-def load_list(
-    targets: Sequence[Variable], saved: Mapping[str, Any], name: str, initial: float, owner: str
-) -> None:
-    """Collective. Set variables from the list `name` of a checkpoint.
+def numbered(saved: Mapping[str, Any], variables: Sequence[Variable], owner: str) -> dict[str, Any]:
+    """Local. Find what a checkpoint holds for each variable, by the path that the variable has in it.
+
+    Args:
+        saved: The optimizer's tree in the checkpoint. What is held by number, as in checkpoints without the variables
+            and in those of before paths were stored, stays so.
+        variables: Of the optimizer, in their order.
+        owner: For the error.
+
+    Returns:
+        The tree, with the numbers of variables, as strings, in the place of paths.
+
+    Raises:
+        CheckpointError: State of a variable that is not among these.
+    """
+    tree: dict[str, Any] = {}
+    for name, entries in saved.items():
+        if not isinstance(entries, Mapping):
+            tree[name] = entries
+            continue
+        if any(isinstance(array, Mapping) for array in entries.values()):
+            raise CheckpointError(f"{owner}: expected arrays in {name!r} of the checkpoint, got {sorted(entries)[:8]}")
+        keys = {str(n): v.saved_as if v.saved_as in entries else str(n) for n, v in enumerate(variables)}
+        rest = {key: array for key, array in entries.items() if key not in set(keys.values())}
+        others = [key for key in rest if not key.isdecimal()]
+        if others or len(set(keys.values())) < len(keys):
+            here = [f"{v.name!r}, " + (f"saved as {v.saved_as!r}" if v.saved_as else "not restored") for v in variables]
+            raise CheckpointError(
+                f"{owner}: expected {name!r} of its own variables ({'; '.join(here[:8])}), the checkpoint also holds "
+                f"that of {others[:8]}. Hold the optimizer and its variables in one Checkpoint, build it on the "
+                "variables that it was saved with, and restore them first (`restore_new()` where they come late)"
+            )
+        known = {number: entries[key] for number, key in keys.items() if key in entries}
+        tree[name] = {**rest, **known}
+    return tree
+
+
+def require_slots(slots: Mapping[str, Sequence[Variable]], saved: Mapping[str, Any], owner: str) -> None:
+    """Local. Raise CheckpointError unless a checkpoint has an array for each variable of an optimizer's state.
+
+    Args:
+        slots: The state by name, one variable for each of the optimizer's.
+        saved: As `numbered` returns it. A checkpoint from before the first step has no slots.
+        owner: For the error.
+    """
+    for name, targets in slots.items():
+        for number, target in enumerate(targets if name in saved else ()):
+            array = saved[name].get(str(number)) if isinstance(saved[name], Mapping) else None
+            if array is None or tuple(array.shape) != target.shape or array.dtype != target.dtype:
+                got = "nothing" if array is None else f"shape {tuple(array.shape)} and dtype {array.dtype}"
+                raise CheckpointError(
+                    f"{owner}: slot {name!r} of variable {target.name.rsplit('/', 1)[0]!r} needs shape {target.shape} "
+                    f"and dtype {target.dtype}, the checkpoint has {got}. Build the optimizer on the variables that it "
+                    "was saved with"
+                )
+
+
+def load_slot(targets: Sequence[Variable], arrays: Mapping[str, Saved] | None, initial: float) -> None:
+    """Collective. Set the variables of one slot; each rank reads only the elements that it keeps.
 
     Args:
         targets: Of the optimizer's state, one for each variable.
-        saved: The optimizer's tree in the checkpoint.
-        name: In it. A checkpoint from before the first step does not have it; then `initial` is taken.
+        arrays: By number; None where the checkpoint is from before the first step. Then `initial` is taken.
         initial: Value of every element.
-        owner: For the error.
-
-    Raises:
-        CheckpointError: An array is missing or has another shape.
     """
-    if name not in saved:
-        for target in targets:
-            target.load(_constant(initial, target))
-        return
     for number, target in enumerate(targets):
-        array = saved[name].get(str(number))
-        if array is None or tuple(array.shape) != target.shape:
-            got = "nothing" if array is None else f"shape {tuple(array.shape)}"
-            raise CheckpointError(
-                f"{owner}: slot {name!r} of variable {target.name.rsplit('/', 1)[0]!r} needs shape {target.shape}, the "
-                f"checkpoint has {got}"
-            )
-        target.load(array.read)
-
-
-def detach(saved: Mapping[str, Any], names: Sequence[str]) -> dict[str, Any]:
-    """Local. Read lists and arrays of a checkpoint into memory."""
-    return {
-        name: {key: array.detach() for key, array in saved[name].items()}
-        if isinstance(saved[name], Mapping) else saved[name].detach()
-        for name in names if name in saved
-    }
+        target.load(_constant(initial, target) if arrays is None else arrays[str(number)].read)
 
 
 def _constant(value: float, target: Variable) -> Read:

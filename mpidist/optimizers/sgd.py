@@ -10,7 +10,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.variables.update.kernel import Schedule, Update, positive
+from mpidist.variables.update.kernel import Schedule, Update, share
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -87,9 +87,10 @@ def SGD(
         The optimizer.
 
     Raises:
-        ValueError: A negative rate or momentum, or Nesterov without momentum.
+        ValueError: A negative rate, a momentum out of range, or Nesterov without momentum.
+        TypeError: A hyperparameter is no number, or an argument does not exist.
     """
-    positive(momentum=momentum)
+    share(momentum=momentum)
     if nesterov and not momentum:
         raise ValueError("`nesterov=True` needs a `momentum` above 0")
     return Optimizer(SGDKernel(momentum, nesterov), learning_rate, name=name, **options)

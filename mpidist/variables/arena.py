@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from mpidist import context
 from mpidist.comm.communicator import SoloCommunicator
+from mpidist.observe.calls import noted
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.creation import create_variable
@@ -28,6 +29,7 @@ class Arena(ArenaMemory):
     """
 
     @override
+    @noted("creating a variable")
     def create_variable(
         self,
         initial_value: npt.ArrayLike | Variable | Callable[[], npt.ArrayLike],
@@ -46,6 +48,7 @@ class Arena(ArenaMemory):
         )
 
     @override
+    @noted("building an optimizer")
     def plan(
         self, variables: Sequence[Variable], kernel: Kernel | LayerKernel, options: OptimizerOptions
     ) -> UpdatePlan:

@@ -12,7 +12,7 @@ import os
 import weakref
 from abc import ABC
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -21,13 +21,16 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import require_same
+from mpidist.comm.arithmetic.combine import half_dtype
 from mpidist.comm.arrival import Arrival
+from mpidist.comm.call_text import AT_ONCE
 from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.chosen_collective import take_collective
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.comm.resource import end_all
+from mpidist.observe.calls import Calls
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.variables import sharing
 from mpidist.variables.slab import Address, Slab, line_elements, padded
@@ -81,6 +84,7 @@ class ArenaMemory(Home, ABC):
         communicator: The strategy's ranks.
         namespace: The module of the variables' arrays: `numpy`, or `cupy`.
         collective: Over all ranks.
+        wire_dtype: In which gradients are sent; None for their own.
         has_user_collective: Whether the collective is the user's.
         arrival: The ranks' meeting before a step under `timeout_seconds`, else None.
         lane: Between nodes: over the ranks that own the same lane, one per node; None on ranks without a lane, and
@@ -100,15 +104,19 @@ class ArenaMemory(Home, ABC):
         cross_device_ops: object | None = None,
         on_gpu: bool = False,
     ) -> None:
-        options = options or CommunicationOptions()
+        options = CommunicationOptions().merge(options)
         checks = options.check or os.environ.get("MPIDIST_CHECK", "") not in ("", "0")
         self.options = selection.agreed(communicator, replace(options, check=checks))
         self.communicator = communicator
+        self._calls = communicator.calls.limited(options.timeout_seconds)
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None
         given = take_collective(cross_device_ops, communicator, self.options)
         self.has_user_collective = given is not None
-        self.collective: CollectiveFront = given or selection.choose(communicator, self.options)
+        self.wire_dtype = None if self.options.wire_dtype is None else half_dtype(self.options.wire_dtype)
+        # Norms, metrics and what users reduce are not rounded.
+        exact = replace(self.options, wire_dtype=None)
+        self.collective: CollectiveFront = given or selection.choose(communicator, exact)
         self.lane_count = min(communicator.node_sizes)
         # A step is timed here, where every rank of the job can be named, and not on each lane.
         self.arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
@@ -122,7 +130,7 @@ class ArenaMemory(Home, ABC):
         )
         self.lane: CollectiveFront | None = None
         if lane is not None and summed_by is None:
-            self.lane = selection.choose(lane, replace(self.options, timeout_seconds=None))
+            self.lane = selection.choose(lane, replace(exact, timeout_seconds=None))
         shared = sharing.wanted(shared, self.options, summed_by, on_gpu=on_gpu)
         self._demanded = shared is True
         barrier = sharing.agree(communicator, shared)
@@ -134,6 +142,11 @@ class ArenaMemory(Home, ABC):
         self._released: deque[int] = deque()
         self._releases: dict[int, int] = {}
         self._serial = 0
+
+    @property
+    def calls(self) -> Calls:
+        """Local. Notes what its ranks do together, with the time limit of the options."""
+        return self._calls
 
     def _is_whole(self) -> bool:
         is_late = self.arrival is not None and self.arrival.is_broken
@@ -173,9 +186,14 @@ class ArenaMemory(Home, ABC):
             "Build the same model on every rank: from the same options, in the same order.",
         )
         size = int(np.prod(shape, dtype=np.int64))
+        number = self.new_number()
+        self._addresses[number] = Address(*self._place(dtype, _room(size, dtype)), size, number)
+        return number, self._addresses[number]
+
+    def new_number(self) -> int:
+        """Local. A number for a new variable, the same on every rank."""
         self._serial += 1
-        self._addresses[self._serial] = Address(*self._place(dtype, _room(size, dtype)), size)
-        return self._serial, self._addresses[self._serial]
+        return self._serial
 
     def register(self, number: int, variable: Resident) -> None:
         """Local. Note that a variable has the address of this number, for `variables`."""
@@ -218,7 +236,7 @@ class ArenaMemory(Home, ABC):
         slabs = {name: self.reserve(count, dtype, shared=shared) for name in slots}
         for name, value in slots.items():
             if value:
-                self.write(slabs[name], functools.partial(slabs[name].writable.fill, value))
+                self.write(slabs[name], functools.partial(slabs[name].writable.fill, value), "filling slot", name)
         return slabs
 
     def accept_private(self, what: str, error: OSError) -> None:
@@ -229,18 +247,29 @@ class ArenaMemory(Home, ABC):
             # Not the error itself: a handler that keeps records would keep all that its traceback refers to.
             logger.warning("%s private to each rank: %s", what, str(error))
 
-    def write(self, slab: Slab, function: Callable[[], object]) -> None:
-        """Collective. Call `function`, which writes to the slab, on exactly one rank per copy of it."""
+    def write(self, slab: Slab, function: Callable[[], object], name: str, detail: Hashable) -> None:
+        """Collective. Call `function`, which writes to the slab, on exactly one rank per copy of it.
+
+        Args:
+            slab: Where.
+            function: Writes.
+            name: Of the write; with `detail` the same on all ranks, see `CallOrder.enter`.
+            detail: To what.
+        """
         if self.is_closed:
             self.require_open()
-        if not slab.is_shared:
-            function()
-            return
-        # Before: another rank may still be reading the old values. After: no rank may read before they are written.
-        self.barrier()
-        if self.communicator.node.rank == 0:
-            function()
-        self.barrier()
+        order = self.communicator.order
+        with order.enter(name, detail, None, meets=slab.is_shared):
+            if not slab.is_shared:
+                # One call of NumPy, which checks before it writes.
+                function()
+                return
+            order.is_under_way = AT_ONCE
+            # Before: another rank may still be reading the old values. After: no rank may read before they are written.
+            self.barrier()
+            if self.communicator.node.rank == 0:
+                function()
+            self.barrier()
 
     def first_value(self, array: AnyArray, slab: Slab) -> AnyArray:
         """Collective. The first replica's array, on every rank whose `write` calls its function."""

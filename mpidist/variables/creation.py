@@ -36,7 +36,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         initial_value: An array, a number, nested lists, or a function without arguments that gives one.
         name: For people; default "Variable".
         dtype: Default: of an array its own; Python floats become float32, ints int32.
-        trainable: Default: True for ON_WRITE, False for ON_READ.
+        trainable: Default: True for ON_WRITE; False for ON_READ, which cannot be trained.
         synchronization: AUTO is ON_WRITE.
         aggregation: How replicas' values are combined.
         sparse_gradient: Whether its gradients are `IndexedSlices`; see `mpidist.Variable`.
@@ -45,21 +45,27 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         The variable.
 
     Raises:
-        ValueError: A synchronization that does not exist or is NONE, MEAN of a dtype that has no fractions, or sparse
-            gradients of a scalar or of an ON_READ variable.
+        ValueError: A synchronization that does not exist or is NONE, MEAN of a dtype that has no fractions, sparse
+            gradients of a scalar or of an ON_READ variable, or a trainable ON_READ variable.
         TypeError: The initial value is no array of numbers.
         MismatchError: Shape or dtype differ between ranks.
     """
     name = "Variable" if name is None else name
-    sync = parse_enum(VariableSynchronization, synchronization, "synchronization")
-    aggregation = parse_enum(VariableAggregation, aggregation, "aggregation")
+    owner = f"variable {name!r}: "
+    sync = parse_enum(VariableSynchronization, synchronization, "synchronization", owner)
+    aggregation = parse_enum(VariableAggregation, aggregation, "aggregation", owner)
     if sync is VariableSynchronization.NONE:
         raise ValueError(
-            f"variable {name!r}: synchronization NONE is not supported with a strategy; use ON_WRITE or ON_READ"
+            f"{owner}synchronization NONE is not supported with a strategy; use ON_WRITE or ON_READ"
+        )
+    if sync is VariableSynchronization.ON_READ and trainable:
+        raise ValueError(
+            f"{owner}trainable=True is for variables that optimizers update, which are ON_WRITE, got ON_READ; leave "
+            "it out"
         )
     if sync is VariableSynchronization.ON_READ and sparse_gradient:
         raise ValueError(
-            f"variable {name!r}: sparse_gradient=True is for variables that optimizers update, which are ON_WRITE, got "
+            f"{owner}sparse_gradient=True is for variables that optimizers update, which are ON_WRITE, got "
             "ON_READ; leave it out"
         )
     initial = together(
@@ -67,7 +73,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         lambda: initial_array(initial_value, dtype, name, aggregation, has_rows=sparse_gradient),
     )
     if sync is VariableSynchronization.ON_READ:
-        return SyncOnReadVariable(arena, initial, name=name, trainable=bool(trainable), aggregation=aggregation)
+        return SyncOnReadVariable(arena, initial, name=name, aggregation=aggregation)
     return create_mirrored(
         arena, initial, name=name, trainable=trainable is None or trainable, aggregation=aggregation,
         sparse_gradient=sparse_gradient,
@@ -90,6 +96,10 @@ def initial_array(
         ValueError: MEAN of a dtype that has no fractions, or rows of a scalar.
         TypeError: The value is no array of numbers.
     """
+    try:
+        dtype = None if dtype is None else np.dtype(dtype)
+    except (TypeError, ValueError):
+        raise TypeError(f"variable {name!r}: `dtype` must be a dtype, for instance 'float32', got {dtype!r}") from None
     array = default_array(value() if callable(value) else value, dtype)
     if array.dtype.kind not in "biufcV" or array.dtype.hasobject or array.dtype.names is not None:
         raise TypeError(

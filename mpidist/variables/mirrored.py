@@ -16,6 +16,7 @@ from mpidist.comm.agreement import same_on_all, together
 from mpidist.comm.front.sparse import reduce_slices
 from mpidist.errors import mark_shared
 from mpidist.indexed_slices import IndexedSlices
+from mpidist.observe.calls import Calls, noted
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
@@ -64,17 +65,33 @@ class MirroredVariable(Variable):
         self._flat = address.readable
         self._view = self._flat.reshape(shape)
 
+    def when_unused(self, call: Callable[..., object], *args: object) -> None:
+        """Local. Call a function when nobody holds the variable, nor a view of its value in host memory."""
+        owner = self._flat if self.arena.namespace is np else self
+        weakref.finalize(owner, call, *args).atexit = False
+
     def value(self) -> AnyArray:
-        """Local. A live view, read-only, valid until the next write or optimizer step."""
+        """Local. A live view, read-only, valid until the next write or optimizer step.
+
+        In host memory it stays what it is when the variable is dropped: its memory is used again after the last view.
+        """
         return self._view
 
+    @property
+    def calls(self) -> Calls:
+        """Local. Notes what these ranks do together, with the time limit of the strategy's options."""
+        return self.arena.calls
+
+    @noted("assign")
     def write_array(self, array: AnyArray) -> None:
         """Collective. See `Variable.write_array`."""
-        self._change(array, np.copyto)
+        self._change("assign to variable number", array, np.copyto)
 
-    def add_array(self, array: AnyArray) -> None:
+    @noted("assign_add")
+    def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Collective. See `Variable.add_array`."""
-        self._change(array, lambda target, delta: np.add(target, delta, out=target))
+        del method  # nothing is refused
+        self._change("assign_add to variable number", array, lambda target, delta: np.add(target, delta, out=target))
 
     def reader(self) -> Read:
         """Local. See `Variable.reader`: live views; of a variable on a GPU copies in host memory."""
@@ -90,6 +107,7 @@ class MirroredVariable(Variable):
         """Local. See `Variable.coerce`; the array lies in the same memory as the variable, host or GPU."""
         return arrays.move(super().coerce(value), self.arena.namespace)
 
+    @noted("restoring a variable")
     def load(self, read: Read) -> None:
         """Collective. Each rank of a node reads and writes its slice of the node's copy."""
         node = self.group.node
@@ -108,7 +126,7 @@ class MirroredVariable(Variable):
     def _read_device(self, start: int, stop: int) -> AnyArray:
         return arrays.to_host(self._flat[start:stop])
 
-    def _change(self, array: AnyArray, change: Callable[[AnyArray, AnyArray], object]) -> None:
+    def _change(self, name: str, array: AnyArray, change: Callable[[AnyArray, AnyArray], object]) -> None:
         context.require_collectives()
         if in_replica_context():
             array = self._aggregate(array)
@@ -116,8 +134,9 @@ class MirroredVariable(Variable):
             self._require_same(array, array.tobytes())
         array = self.arena.first_value(array, self.address.slab)
         target = self.address.writable.reshape(self.shape)
-        self.arena.write(self.address.slab, lambda: change(target, array))
+        self.arena.write(self.address.slab, lambda: change(target, array), name, self.address.number)
 
+    @noted("scatter")
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
         """Collective. See `Scatter.scatter`."""
         context.require_collectives()
@@ -143,7 +162,10 @@ class MirroredVariable(Variable):
             if not (slab.is_shared and len(self.group.node_sizes) == 1):
                 rows = self.group.broadcast_object(rows)
         target = self.address.writable.reshape(self.shape)
-        self.arena.write(slab, lambda: apply_rows(kind, target, rows.values, rows.indices))
+        self.arena.write(
+            slab, lambda: apply_rows(kind, target, rows.values, rows.indices),
+            f"scatter_{kind} to variable number", self.address.number,
+        )
         return self
 
     def _require_same(self, array: AnyArray, content: bytes) -> None:
@@ -187,8 +209,11 @@ def create_mirrored(
         arena, address, initial.shape, name=name, trainable=trainable, aggregation=aggregation,
         sparse_gradient=sparse_gradient,
     )
-    weakref.finalize(variable, arena.release, number).atexit = False
+    variable.when_unused(arena.release, number)
     arena.register(number, variable)
     array = arena.first_value(arrays.move(initial, arena.namespace), address.slab)
-    arena.write(address.slab, lambda: np.copyto(address.writable.reshape(initial.shape), array))
+    arena.write(
+        address.slab, lambda: np.copyto(address.writable.reshape(initial.shape), array),
+        "first value of variable number", number,
+    )
     return variable

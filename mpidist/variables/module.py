@@ -58,7 +58,7 @@ class Module:
     """
 
     def __init__(self, name: str | None = None) -> None:
-        if name is not None and not name.isidentifier():
+        if name is not None and not (isinstance(name, str) and name.isidentifier()):
             raise ValueError(f"`name` of a module must be a Python identifier, got {name!r}")
         self._name = name
 
@@ -135,11 +135,17 @@ def _leaves(owner: object, seen: set[int]) -> Iterator[object]:
             continue
         seen.add(id(value))
         if isinstance(value, dict):
-            waiting.extend(child for _, child in sorted(value.items(), reverse=True, key=lambda item: str(item[0])))
+            waiting.extend(child for _, child in sorted(value.items(), reverse=True, key=_place))
         elif isinstance(value, (list, tuple)):
             waiting.extend(reversed(value))
         else:
             yield value
+
+
+def _place(item: tuple[object, object]) -> tuple[bool, int, str]:
+    """The place of an entry of a dictionary: by integer keys as numbers, then by all others as text."""
+    key = item[0]
+    return (False, key, "") if isinstance(key, int) else (True, 0, str(key))
 
 
 def _is_followed(value: Any) -> bool:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-import errno
+import functools
 import logging
 import os
 from collections.abc import Callable
+from pathlib import Path
 
+from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.memory import node_memory
-from mpidist.comm.memory.node_barrier import NodeBarrier, open_node_barrier
 from mpidist.comm.memory.node_memory import NodeMemory
+from mpidist.comm.memory.show_calls import open_node_barrier
+from mpidist.comm.shared_file import DIRECTORY_VARIABLE, directory, require_directory
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationOptions
 
@@ -61,32 +63,53 @@ def agree(communicator: Communicator, shared: bool | None) -> Callable[[], None]
         The barrier of this rank's node where memory is shared, None where it is private.
 
     Raises:
-        OSError: Sharing is demanded, and there is no node memory; on every rank.
+        OSError: Sharing is demanded, and there is no node memory; or `MPIDIST_SHARED_MEMORY` names a directory that
+            cannot be used; on every rank.
     """
     if communicator.size == 1:
         return None
-    refused = 1 if shared is False or (shared is None and _is_small(node_memory.directory())) else 0
-    if communicator.all_reduce_max(refused) == 1:
+    together(communicator, "looking for node memory", require_directory)
+    mine = (shared is False, _why_private(directory()) if shared is None else None)
+    replies = communicator.all_gather_object(mine)
+    if any(refused for refused, _ in replies):
         return None
+    for (_, reason), process in zip(replies, communicator.processes, strict=True):
+        if reason is not None:
+            if communicator.rank == 0:
+                _warn_once(f"on host {process.host} {reason}")
+            return None
     try:
-        # The counters of the barrier show at the same time whether the ranks can share memory at all.
-        memory = NodeMemory(communicator, NodeBarrier.byte_count(communicator.node.size))
+        NodeMemory(communicator, 1).close()
     except OSError as error:
         if shared is True:
             raise
         if communicator.rank == 0:
             logger.warning("variables are private to each rank: %s", error)
         return None
-    return open_node_barrier(communicator, memory.bytes)
+    return open_node_barrier(communicator)
 
 
 def return_at_once() -> None:
     """Collective. The barrier of private memory, which no other rank sees."""
 
 
-def _is_small(path: os.PathLike[str]) -> bool:
+def _why_private(folder: Path) -> str | None:
+    """The reason why memory is not shared unless the user demands it; None if there is none."""
     try:
-        status = os.statvfs(path)
+        status = os.statvfs(folder)
     except OSError as error:
-        return error.errno == errno.ENOENT
-    return status.f_blocks * status.f_frsize < SMALL_BYTES
+        return f"{folder} cannot be used: {error.strerror}"
+    size = status.f_blocks * status.f_frsize
+    # A file system without a limit has no size.
+    if not 0 < size < SMALL_BYTES:
+        return None
+    return f"{folder} has {size >> 20} MB, and is used from {SMALL_BYTES >> 20} MB on"
+
+
+@functools.cache
+def _warn_once(reason: str) -> None:
+    logger.warning(
+        "variables are private to each rank, which takes more memory and time than one copy a node: %s. Enlarge it (a "
+        "container's --shm-size=1g), or name another directory in memory by %s; shared=True uses it as it is, and "
+        "shared=False ends this warning", reason, DIRECTORY_VARIABLE,
+    )

@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.memory.node_memory import NodeMemory
 
 # Bytes of a cache line. Ranks cut node memory at lines only: two cores that write to one line take it from each other
@@ -73,11 +73,13 @@ class Address(NamedTuple):
         slab: The slab.
         start: First element in it.
         size: Number of elements.
+        number: Of the variable, the same on every rank.
     """
 
     slab: Slab
     start: int
     size: int
+    number: int | str
 
     @property
     def writable(self) -> AnyArray:
@@ -86,8 +88,12 @@ class Address(NamedTuple):
 
     @property
     def readable(self) -> AnyArray:
-        """Local. The elements, flat and read-only."""
-        return self.slab.readable[self.start : self.start + self.size]
+        """Local. The elements, flat and read-only. In host memory this array lives as long as any view of it."""
+        elements = self.slab.readable[self.start : self.start + self.size]
+        if type(elements) is not np.ndarray:
+            return elements
+        # NumPy passes over arrays that are views of arrays: a view of `elements` would keep only the slab alive.
+        return np.frombuffer(as_bytes(elements).data, elements.dtype)
 
 
 def line_elements(dtype: np.dtype[Any]) -> int:

@@ -65,14 +65,13 @@ class SyncOnReadVariable(OnReadVariable):
         initial: AnyArray,
         *,
         name: str,
-        trainable: bool = False,
         aggregation: VariableAggregation = VariableAggregation.NONE,
     ) -> None:
         self.home = self.arena = arena
         self.shape = initial.shape
         self.dtype: np.dtype[Any] = initial.dtype
         self.name = name
-        self.trainable = trainable
+        self.trainable = False
         self.synchronization = VariableSynchronization.ON_READ
         self.aggregation = aggregation
         self.is_per_replica = aggregation is VariableAggregation.NONE
@@ -80,6 +79,7 @@ class SyncOnReadVariable(OnReadVariable):
             arena.communicator, f"shape and dtype of variable {name!r}", (initial.shape, initial.dtype.name),
             "Build the same model on every rank: from the same options, in the same order.",
         )
+        self._number = arena.new_number()
         self._component = np.array(arena.collective.broadcast(arrays.to_host(initial)), order="C")
 
     def coerce(self, value: npt.ArrayLike) -> AnyArray:
@@ -111,11 +111,15 @@ class SyncOnReadVariable(OnReadVariable):
                 f"variable {self.name!r} is ON_READ with aggregation NONE: its components have no common value. "
                 "Create it with aggregation SUM, MEAN or ONLY_FIRST_REPLICA, or read it inside `run`"
             )
-        if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-            result = self.arena.collective.broadcast(self._component.copy())
-        else:
-            op = ReduceOp.from_variable_aggregation(self.aggregation)
-            result = self.arena.collective.all_reduce(self._component, op)
+        # Metrics look alike: the reduction itself does not tell one from another.
+        with self.arena.communicator.order.enter(
+            "value of variable number", self._number, None, meets=False, sign=~self._number
+        ):
+            if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
+                result = self.arena.collective.broadcast(self._component.copy())
+            else:
+                op = ReduceOp.from_variable_aggregation(self.aggregation)
+                result = self.arena.collective.all_reduce(self._component, op)
         result.flags.writeable = False
         return result
 
@@ -134,7 +138,7 @@ class SyncOnReadVariable(OnReadVariable):
         else:
             self._spread(self.arena.collective.broadcast(array))
 
-    def add_array(self, array: AnyArray) -> None:
+    def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Local in replica context: add to this replica's component. Collective else: add to all components.
 
         Raises:
@@ -143,8 +147,8 @@ class SyncOnReadVariable(OnReadVariable):
         if not in_replica_context():
             if self.aggregation is VariableAggregation.SUM:
                 raise ValueError(
-                    f"variable {self.name!r}: assign_add in cross-replica context is not defined for ON_READ with "
-                    "aggregation SUM. Call it inside `run`, or assign(value + delta)"
+                    f"variable {self.name!r}: {method} in cross-replica context is not defined for ON_READ with "
+                    "aggregation SUM. Call it inside `run`, or assign the whole value"
                 )
             array = self.arena.collective.broadcast(array)
         self.accumulate(array)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, Protocol
 
 import numpy as np
@@ -17,6 +18,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.resource import Resource
 from mpidist.indexed_slices import IndexedSlices
+from mpidist.observe.calls import Calls
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.array_like import ArrayLike
 from mpidist.variables.scatter import Scatter
@@ -46,6 +48,8 @@ class Variable(ArrayLike, Scatter, ABC):
         bounds: Where each rank of the group can read only a part: rank r has the elements [bounds[r], bounds[r + 1]) of
             the flattened array. None where every rank can read all.
         restored_by: Number of the restore that last set it. Values that wait from an earlier restore are not for it.
+        saved_as: Its path in the checkpoint that was last restored into it, under which an optimizer's state of it is
+            found there; empty if there was none.
     """
 
     home: Home
@@ -59,11 +63,17 @@ class Variable(ArrayLike, Scatter, ABC):
     sparse_gradient: bool = False
     bounds: tuple[int, ...] | None = None
     restored_by: int = 0
+    saved_as: str = ""
 
     @property
     def group(self) -> Communicator:
         """Local. The ranks that have the variable."""
         return self.home.communicator
+
+    @property
+    def calls(self) -> Calls:
+        """Local. Notes what these ranks do together."""
+        return self.group.calls
 
     @property
     def distribute_strategy(self) -> Any:
@@ -123,16 +133,32 @@ class Variable(ArrayLike, Scatter, ABC):
     def assign_sub(
         self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
     ) -> Variable:
-        """Collective or Local as `assign`. Subtract from the value; see `assign_add`."""
-        return self.assign_add(np.negative(self.coerce(delta)))
+        """Collective or Local as `assign`. Subtract from the value; see `assign_add`.
+
+        Raises:
+            ValueError: As `assign_add`.
+            TypeError: As `assign`; also for a variable of booleans.
+        """
+        if self.dtype.kind == "b":
+            raise TypeError(
+                f"variable {self.name!r}: assign_sub is not defined for booleans. Use assign, for instance with "
+                "np.logical_xor(variable, delta)"
+            )
+        self.add_array(np.negative(self.coerce(delta)), "assign_sub")
+        return self
 
     @abstractmethod
     def write_array(self, array: AnyArray) -> None:
         """Collective or Local as `assign`. Set the value to an array that `coerce` has made."""
 
     @abstractmethod
-    def add_array(self, array: AnyArray) -> None:
-        """Collective or Local as `assign`. Add an array that `coerce` has made."""
+    def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
+        """Collective or Local as `assign`. Add an array that `coerce` has made.
+
+        Args:
+            array: The array.
+            method: The name of the method that the program has called, for errors.
+        """
 
     @abstractmethod
     def reader(self) -> Read:
@@ -303,6 +329,15 @@ class Home(Resource, Protocol):
             MismatchError: The lists differ between ranks.
         """
         ...
+
+    def colocated(self, variable: Variable) -> AbstractContextManager[None]:
+        """Local. A context that makes new variables where another one is. Where all are in one place it does nothing.
+
+        Args:
+            variable: Of this home.
+        """
+        del variable
+        return nullcontext()
 
 
 def common_home(variables: Sequence[Variable]) -> Home:

@@ -52,7 +52,7 @@ def test_weighted_mean(values: Any, weights: Any, expected: float) -> None:
     mean.update_state(values, sample_weight=weights)
     result = mean.result()
     assert type(result) is float
-    assert result == pytest.approx(expected, rel=1e-3)
+    assert result == expected
     mean.reset_state()
     assert mean.result() == 0
     assert [v.name for v in mean.variables] == ["loss/sums"]
@@ -113,11 +113,15 @@ def test_merging_and_resetting() -> None:
     assert (total.result(), others[0].result()) == (333, 30)
     total.merge_state([total])
     assert total.result() == 666
+    total.merge_state([others[0], total])
+    assert total.result() == 2 * 666 + 30, "the metric's own sums are those before the call"
+    total.merge_state([total, others[0], total])
+    assert total.result() == 3 * 1362 + 30
     with pytest.raises(ValueError, match=r"'sum': merge_state takes metrics of the same kind .* got MeanMeasure"):
         total.merge_state([others[0], Mean()])
     with pytest.raises(ValueError, match="expected TopKMeasure\\(k=5, sparse=True\\), got TopKMeasure\\(k=4"):
         SparseTopKCategoricalAccuracy().merge_state([SparseTopKCategoricalAccuracy(k=4)])
-    assert total.result() == 666
+    assert total.result() == 4116
     total.reset_states()
     assert total.result() == 0
 

@@ -71,6 +71,21 @@ def test_precision_and_recall_of_keras() -> None:
     assert Recall([0.1, 0.2]).result().tolist() == [0, 0]
 
 
+@pytest.mark.parametrize("count", [4, 1000])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "int32"])
+def test_of_equal_predictions_the_first_ones_are_higher(count: int, dtype: str) -> None:
+    """Of many classes, too: sorting keeps the order of a few equal numbers by chance."""
+    scores = np.zeros((2, count), dtype)
+    scores[1, count // 2 :] = 1
+    labels = np.zeros((2, count))
+    labels[0, :2] = labels[1, count // 2 : count // 2 + 2] = 1
+    assert result_of(Precision(top_k=2), labels, scores) == 1
+    assert result_of(Recall(top_k=2), labels, scores) == 1
+    if dtype != "int32":
+        scores[0, ::2] = -0.0
+        assert result_of(Precision(top_k=2), labels, scores) == 1
+
+
 def test_top_k_and_class_id() -> None:
     labels = np.array([[1, 0, 1], [0, 1, 0]])
     scores = np.array([[-5.0, 9.0, 3.0], [2.0, 1.0, 0.5]])

@@ -168,6 +168,11 @@ def test_a_rate_that_changes(case: str) -> None:
     [
         ("ExponentialDecay", (0.2, 7, 0.3)), ("ExponentialDecay", (0.2, 7, 0.3, True)), ("CosineDecay", (0.2, 15)),
         ("CosineDecay", (0.2, 15, 0.1)), ("PiecewiseConstantDecay", ([3, 9], [0.3, 0.2, 0.1])),
+        ("InverseTimeDecay", (0.2, 7, 0.3)), ("InverseTimeDecay", (0.2, 7, 3, True)),
+        ("PolynomialDecay", (0.2, 8)), ("PolynomialDecay", (0.2, 8, 0.05, 2.5)),
+        ("PolynomialDecay", (0.2, 8, 0.05, 0.5, True)), ("PolynomialDecay", (0.01, 8, 0.05)),
+        ("CosineDecayRestarts", (0.2, 4)), ("CosineDecayRestarts", (0.2, 4, 2.0, 0.5, 0.1)),
+        ("CosineDecayRestarts", (0.2, 4, 1.0, 0.9)), ("CosineDecayRestarts", (0.2, 4, 1.5, 0.7, 0.2)),
     ],
 )
 def test_schedules(name: str, arguments: Any) -> None:

@@ -20,6 +20,10 @@ from mpidist.optimizers import SGD, Adadelta, Adagrad, Ftrl, Lion, LossScaleOpti
     ("make", "text"),
     [
         (lambda: SGD(weight_decay=-1), "`weight_decay` must not be negative, got -1"),
+        (lambda: SGD(momentum=2), "`momentum` must be from 0 to 1, got 2"),
+        (lambda: SGD(float("nan")), "`learning_rate` must not be negative, and must be finite, got nan"),
+        (lambda: RMSprop(momentum=1.5), "`momentum` must be from 0 to 1, got 1.5"),
+        (lambda: optimizers.LARS(momentum=2), "`momentum` must be from 0 to 1, got 2"),
         (lambda: SGD(clipnorm=0), "`clipnorm` must be above 0, got 0"),
         (lambda: SGD(clipvalue=float("nan")), "`clipvalue` must be above 0"),
         (lambda: SGD(clipvalue=1.0, global_clipnorm=1.0), "at most one of clipvalue, clipnorm and global_clipnorm"),
@@ -49,10 +53,50 @@ def test_options_out_of_range(make: Any, text: str) -> None:
 
 
 def test_what_is_no_option() -> None:
-    with pytest.raises(TypeError, match="clip_norm"):
-        SGD(0.1, clip_norm=1.0)  # type: ignore[call-arg]
+    for name, way_out in (
+        ("clip_norm", "Use clipnorm"), ("lr", "Use learning_rate"), ("betas", "Use beta_1 and beta_2"),
+        ("use_emma", "Use use_ema"), ("nonsense", "Every optimizer takes weight_decay, clipvalue"),
+    ):
+        with pytest.raises(TypeError, match=f"SGD has no argument '{name}'. {way_out}"):
+            SGD(0.1, **{name: 1.0})  # type: ignore[arg-type]
     with pytest.raises(TypeError, match="must be an optimizer of mpidist"):
         LossScaleOptimizer(LossScaleOptimizer(SGD()))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"momentum": "a"}, {"weight_decay": "a"}, {"clipnorm": "a"}, {"ema_momentum": "a"}, {"weight_decay": [1]}],
+)
+def test_what_is_no_number(options: dict[str, Any]) -> None:
+    with pytest.raises(TypeError, match=f"`{next(iter(options))}` must be a number.*, got"):
+        SGD(0.1, **options)
+
+
+@pytest.mark.parametrize("is_built", [False, True])
+def test_a_list_that_was_forgotten(is_built: bool) -> None:
+    w, optimizer = mpidist.Variable([1.0, 2.0], name="w"), SGD(0.1)
+    gradient = np.ones(2, np.float32)
+    if is_built:
+        optimizer.build([w])
+    calls: list[Any] = [optimizer.gradients, optimizer.build, optimizer.finalize_variable_values]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"SGD expected a list of variables, got only .*'w'.*Pass a list"):
+            call(w)
+        with pytest.raises(TypeError, match="SGD expected a list of variables, got 3 of type int"):
+            call(3)
+    for wrong in (gradient, (gradient, w), [(w, gradient)], [(gradient, w, 1)], [(gradient, 5)]):
+        with pytest.raises(TypeError, match=r"SGD expected pairs \(gradient, variable\), got an element .*zip"):
+            optimizer.apply_gradients(wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"SGD expected a list of pairs \(gradient, variable\), got 3"):
+        optimizer.apply_gradients(3)  # type: ignore[arg-type]
+    assert optimizer.iterations == 0
+    optimizer.apply_gradients([gradient, w] for _ in range(1))  # type: ignore[misc]  # a list is a pair, too
+
+
+@pytest.mark.parametrize(("scale", "text"), [("x", "must be a number, got 'x'"), (0, "must not be 0")])
+def test_a_loss_scale_is_a_number_above_zero(scale: Any, text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"`scale` {text}"):
+        SGD(0.1).apply_scaled_gradients([(np.ones(()), mpidist.Variable(1.0))], scale)
 
 
 def test_tf_keras_names_and_defaults() -> None:
@@ -174,7 +218,17 @@ def test_a_schedule_that_fails_leaves_what_was_accumulated() -> None:
     variable = mpidist.Variable(np.zeros(2))
     optimizer = SGD(lambda _: next(rates), gradient_accumulation_steps=2)  # type: ignore[arg-type,return-value]
     optimizer.apply_gradients([(np.ones(2), variable)])
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="NoneType"):
         optimizer.apply_gradients([(np.full(2, 3.0), variable)])
     optimizer.apply_gradients([(np.full(2, 3.0), variable)])
     assert variable.numpy().tolist() == [-2, -2]
+
+
+def test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped() -> None:
+    variable = mpidist.Variable(np.zeros(2))
+    optimizer = LossScaleOptimizer(SGD(1.0), 8.0, 3)
+    scales = []
+    for gradient in (1.0, 1.0, np.inf, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0):
+        optimizer.apply_gradients([(np.full(2, gradient), variable)])
+        scales.append(optimizer.dynamic_scale)
+    assert scales == [8, 8, 4, 4, 4, 8, 8, 8, 16]

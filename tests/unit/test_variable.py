@@ -77,6 +77,24 @@ def test_options_that_make_no_sense(options: dict[str, Any], text: str) -> None:
         make(1, **options)
 
 
+@pytest.mark.parametrize("argument", ["synchronization", "aggregation"])
+def test_a_name_that_is_no_member_names_the_variable(argument: str) -> None:
+    with pytest.raises(ValueError, match=f"variable 'w': `{argument}`: 'SOMETIMES' is not a valid"):
+        make(1.0, name="w", **{argument: "SOMETIMES"})
+    with pytest.raises(TypeError, match=f"variable 'w': Expected `{argument}` to be"):
+        make(1.0, name="w", **{argument: 1})
+
+
+def test_a_variable_on_read_is_not_trained() -> None:
+    with pytest.raises(ValueError, match=r"variable 'w': trainable=True is for .* ON_WRITE, got ON_READ"):
+        make(1.0, name="w", trainable=True, synchronization="ON_READ")
+
+
+def test_booleans_are_not_subtracted() -> None:
+    with pytest.raises(TypeError, match=r"assign_sub is not defined for booleans\. Use assign"):
+        make(True).assign_sub(True)
+
+
 def test_attributes() -> None:
     variable = make(1.0, name="w", aggregation="mean")
     assert (variable.name, variable.trainable) == ("w", True)
@@ -84,7 +102,6 @@ def test_attributes() -> None:
     assert variable.aggregation is VariableAggregation.MEAN
     assert not make(1.0, trainable=False).trainable
     assert not make(1.0, synchronization="ON_READ").trainable
-    assert make(1.0, trainable=True, synchronization="ON_READ").trainable
     assert not mpidist.Variable(1.0, False).trainable
     assert isinstance(variable, mpidist.Variable)
     assert isinstance(variable, Variable)
@@ -140,7 +157,7 @@ def test_it_is_not_written_in_passing() -> None:
     for write in writes:
         with pytest.raises(TypeError, match=r"variable 'w' cannot be written by `\+=`"):
             write()
-    with pytest.raises(TypeError):
+    with pytest.raises(TypeError, match="does not support item assignment"):
         variable[0] = 1  # type: ignore[index]
     for view in (variable.value(), variable[:1], np.asarray(variable.value()).reshape(1, 2)):
         with pytest.raises(ValueError, match="read-only"):

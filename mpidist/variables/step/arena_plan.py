@@ -19,7 +19,7 @@ from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.step.accumulator import Accumulator
 from mpidist.variables.step.average import MovingAverage
 from mpidist.variables.step.compressed_step import CompressionErrors
-from mpidist.variables.step.gradient import require_same_gradients, take_rows, write_gradient
+from mpidist.variables.step.gradient import copy_of, require_same_gradients, take_rows, write_gradient
 from mpidist.variables.step.limits import Limits, sum_of_squares
 from mpidist.variables.step.plan import Plan
 from mpidist.variables.step.variable_pass import VariablePass
@@ -58,6 +58,7 @@ class ArenaPlan:
         self._errors = CompressionErrors(variables, plan.compression_states)
         self._accumulator = Accumulator(variables) if options.gradient_accumulation_steps else None
         self._accumulated = options.accumulated
+        self._calls = 0
         self._average = MovingAverage(plan, arithmetic, options) if options.use_ema else None
         self._checks = arena.options.check
         self._communicator = arena.communicator
@@ -84,6 +85,8 @@ class ArenaPlan:
         # already must count once, on the first rank.
         counts = not is_summed or self._communicator.rank == 0
         self._accumulator.add(gradients, factor, counts=counts)
+        # Ranks that leave out different gradients may still have the same variables in the end.
+        self._calls = hash((self._calls, tuple(sorted(gradients)), factor, is_summed))
 
     def apply(self, gradients: Mapping[int, Gradient], settings: UpdateSettings) -> bool:
         """Collective. See `UpdatePlan.apply`."""
@@ -92,7 +95,8 @@ class ArenaPlan:
         if self._accumulator is not None:
             self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
             numbers = self._accumulator.hand_over(self._plan.gradients)
-            settings = settings._replace(factor=1 / self._accumulated, is_summed=False)
+            settings = settings._replace(factor=1 / self._accumulated, is_summed=False, calls=self._calls)
+            self._calls = 0
         else:
             if self._checks:
                 given = gradients if settings.is_summed else None
@@ -128,12 +132,21 @@ class ArenaPlan:
             name.removeprefix(COMPRESSION): saved[name] for name in saved if name.startswith(COMPRESSION)
         })
         if self._accumulator is not None:
-            flags = saved[ACCUMULATES].numpy() if ACCUMULATES in saved else []
+            flags = np.asarray(saved.get(ACCUMULATES, []))
             self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}
 
     def _write(self, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
         """Put gradients into the plan; returns the numbers of their variables, increasing."""
         plan = self._plan
+        # Before anything is written: a gradient may lie in the view of another variable's. Most own their memory, and
+        # have no base.
+        views = plan.gradients
+        aliases = [
+            number for number, given in gradients.items()
+            if getattr(given, "base", given) is not None and given is not views[number] and plan.holds(given)
+        ]
+        if aliases:
+            gradients = {**gradients, **{number: copy_of(gradients[number]) for number in aliases}}
         for number, gradient in gradients.items():
             if number in plan.tables:
                 plan.tables[number].put(*take_rows(gradient, plan.variables[number]))
@@ -181,7 +194,7 @@ class DirectUpdate:
         if self._arithmetic is not None:
             keep = 1 - settings.learning_rate * self._arithmetic.decay
             update = self._arithmetic.surround(update, keep=keep, factor=settings.factor)
-        self._plan.step(numbers, is_summed=settings.is_summed).apply(update)
+        self._plan.step(numbers, is_summed=settings.is_summed).apply(update, settings)
         return True
 
 
@@ -266,7 +279,7 @@ class LayerUpdate:
 def _reduce(plan: Plan, numbers: tuple[int, ...], settings: UpdateSettings) -> VariablePass:
     # Sums of half precision may overflow; the norms then show it.
     with np.errstate(over="ignore", invalid="ignore"):
-        plan.step(numbers, is_summed=settings.is_summed).reduce()
+        plan.step(numbers, is_summed=settings.is_summed).reduce(settings)
     return plan.variable_pass(numbers)
 
 

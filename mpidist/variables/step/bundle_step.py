@@ -9,16 +9,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.front.halves import is_halved
 from mpidist.options import ReduceOp
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block, Bundle
 from mpidist.variables.step.step import Phase
 from mpidist.variables.step.sums import (
     Add,
+    AllReduce,
     Chunk,
     ChunkSums,
     GivenSums,
@@ -63,18 +67,18 @@ def _open_sums(bundle: Bundle, numbers: Sequence[int], chunks: Sequence[Chunk], 
     blocks = _blocks_in(chunks)
     # Two collectives do more than add, therefore they are asked on one rank, too: the user's own, and one with a
     # `wire_dtype`, which rounds the sums.
-    does_more = arena.has_user_collective or arena.options.wire_dtype is not None
+    does_more = arena.has_user_collective or arena.wire_dtype is not None
     if is_summed or (arena.communicator.size == 1 and not does_more):
         return GivenSums(blocks)
     if not bundle.is_shared:
-        return ChunkSums(chunks, _adder_of(bundle), arena.collective)
+        return ChunkSums(chunks, _adder_of(bundle), _all_reduce_of(bundle, numbers, arena.collective))
     if len(sizes) == 1:
         return NodeSums(blocks, _adder_of(bundle))
     if arena.options.reproducible:
         return PhasedSums(SegmentReduction(bundle, numbers), blocks)
     if arena.lane is not None and len(set(sizes)) == 1:
         # Every node has as many ranks as lanes, so a rank's slice is its lane.
-        return ChunkSums(chunks, _adder_of(bundle), arena.lane)
+        return ChunkSums(chunks, _adder_of(bundle), _all_reduce_of(bundle, numbers, arena.lane))
     return PhasedSums(LaneReduction(bundle, numbers, blocks), blocks)
 
 
@@ -82,6 +86,17 @@ def _adder_of(bundle: Bundle) -> Add:
     arena = bundle.arena
     count = arena.communicator.node.size if bundle.is_shared else 1
     return adder(bundle.dtype, count, in_tree=arena.options.reproducible)
+
+
+def _all_reduce_of(bundle: Bundle, numbers: Sequence[int], collective: CollectiveFront) -> AllReduce:
+    """The sums of pieces of gradients: rounded to the wire dtype where all gradients together are large enough."""
+    wire_dtype = bundle.arena.wire_dtype
+    if wire_dtype is not None:
+        # Neither the variable nor the piece decides, which depend on how a model and a message are cut.
+        byte_count = sum(high - low for low, high in bundle.merged(numbers)) * bundle.dtype.itemsize
+        if is_halved(bundle.dtype, byte_count, wire_dtype):
+            return partial(collective.sum_in_halves, wire_dtype=wire_dtype)
+    return partial(collective.all_reduce, op=ReduceOp.SUM, in_place=True)
 
 
 def _chunk_bytes(arena: ArenaMemory) -> int:
@@ -119,9 +134,10 @@ class LaneReduction:
         self._blocks = blocks
         self._add = _adder_of(bundle)
         self._barrier = arena.barrier
-        self._lane = arena.lane
+        self._all_reduce: AllReduce | None = None
         self._chunks: list[AnyArray] = []
         if arena.lane is not None:
+            self._all_reduce = _all_reduce_of(bundle, numbers, arena.lane)
             spans = bundle.merged(numbers)
             low, high = bundle.slice_of(sum(stop - start for start, stop in spans), node.rank, arena.lane_count)
             pieces = bundle.pieces(spans, low, high, _chunk_bytes(arena))
@@ -132,9 +148,9 @@ class LaneReduction:
         add_in_place(self._blocks, self._add)
         # A lane covers slices of several ranks: they must have been added up.
         self._barrier()
-        if self._lane is not None:
+        if self._all_reduce is not None:
             for chunk in self._chunks:
-                self._lane.all_reduce(chunk, ReduceOp.SUM, in_place=True)
+                self._all_reduce(chunk)
         # A slice covers several lanes: they must have been summed.
         self._barrier()
 

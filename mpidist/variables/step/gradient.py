@@ -65,6 +65,14 @@ def take_rows(gradient: Gradient, variable: MirroredVariable) -> tuple[AnyArray,
     return gradient.indices, gradient.values.astype(variable.dtype, copy=False)
 
 
+def copy_of(gradient: Gradient) -> Gradient:
+    """Local. The same gradient in memory of its own."""
+    if isinstance(gradient, IndexedSlices):
+        return IndexedSlices(gradient.values.copy(), gradient.indices, gradient.dense_shape)
+    copied: AnyArray = arrays.as_array(gradient).copy()
+    return copied
+
+
 def require_same_gradients(
     communicator: Communicator, gradients: Mapping[int, Gradient] | None, variables: Sequence[MirroredVariable]
 ) -> None:

@@ -14,9 +14,11 @@ from typing import Any, cast
 
 import numpy as np
 
+from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.compression.compression import Compression, CompressionState
+from mpidist.indexed_slices import IndexedSlices
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.slab import Address
 from mpidist.variables.step.bundle import Bundle
@@ -26,7 +28,7 @@ from mpidist.variables.step.step import NoGradients, Phase, Selection, Step, Ste
 from mpidist.variables.step.sums import PhasedSums
 from mpidist.variables.step.table import Table, TableStep
 from mpidist.variables.step.variable_pass import VariablePass
-from mpidist.variables.variable import common_home
+from mpidist.variables.variable import Gradient, common_home
 
 # So many steps, and as many variable passes, are kept for the selections of variables used last. A program uses a few:
 # all variables, or those of a generator and those of a discriminator. With random selections a step is planned anew
@@ -86,19 +88,19 @@ class Plan:
         self.compression_states: dict[int, CompressionState] = {}
         is_shared = any(bundle.is_shared for bundle in self.bundles) or any(t.is_shared for t in self.tables.values())
         self._barrier = self.arena.barrier if is_shared else None
-        self._header = StepHeader(self.arena, is_shared=is_shared) if self.arena.communicator.size > 1 else None
+        self._header = StepHeader(self.arena, is_shared=is_shared)
         self._steps: OrderedDict[tuple[tuple[int, ...], bool], Step] = OrderedDict()
         self._passes: OrderedDict[tuple[int, ...], VariablePass] = OrderedDict()
 
     def slot(self, name: str, number: int) -> MirroredVariable:
         """Local. The state `name` of variable `number`, as a variable of the same shape."""
-        variable = self.variables[number]
+        variable, known = self.variables[number], f"{number} ({name})"
         if number in self.tables:
-            address = Address(self.tables[number].slots[name], 0, variable.size)
+            address = Address(self.tables[number].slots[name], 0, variable.size, known)
         else:
             bundle = self._bundle_of[number]
             low, high = bundle.spans[number]
-            address = Address(bundle.slots[name], low, high - low)
+            address = Address(bundle.slots[name], low, high - low, known)
         return MirroredVariable(
             self.arena, address, variable.shape, name=f"{variable.name}/{name}", trainable=False
         )
@@ -133,6 +135,13 @@ class Plan:
         else:
             self._passes.move_to_end(numbers)
         return variable_pass
+
+    def holds(self, gradient: Gradient) -> bool:
+        """Local. Whether a gradient lies in this rank's memory of gradients."""
+        array = arrays.as_array(gradient.values if isinstance(gradient, IndexedSlices) else gradient)
+        if arrays.namespace(array) is not self.arena.namespace:
+            return False
+        return any(self.arena.namespace.may_share_memory(array, bundle.gradient) for bundle in self.bundles)
 
     def takes_sum(self, number: int) -> bool:
         """Local. Whether this rank's gradient counts where the gradients are the sums already."""

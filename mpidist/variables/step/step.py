@@ -6,23 +6,23 @@ nothing while it runs.
 
 from __future__ import annotations
 
+import sys
 import zlib
 from collections.abc import Callable, Sequence
-from typing import NoReturn, Protocol
+from typing import NamedTuple, NoReturn, Protocol
 
 import numpy as np
 
 from mpidist.comm.agreement import same_on_all
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.call_order import CallOrder
+from mpidist.comm.call_text import AT_ONCE
 from mpidist.errors import mark_shared
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.update.kernel import Update
 
-# All ranks of all nodes compare what they do in so many first steps, then in steps 32, 64, 128, ...
+# All ranks of all nodes compare what they do in so many first steps by messages.
 _COMPARED_STEPS = 16
-# A header has one cache line of int64 for each rank of the node.
-_LINE = 8
 
 
 class Phase(Protocol):
@@ -57,8 +57,29 @@ class Selection:
         self.is_summed = is_summed
 
 
+class Meeting(NamedTuple):
+    """The facts that ranks compare before a step.
+
+    Attributes:
+        numbers: Of the step: which one it is, the learning rate, factors.
+        selection: The variables.
+    """
+
+    numbers: tuple[float, ...]
+    selection: Selection
+
+    @property
+    def subject(self) -> str:
+        """Local. The name of all this in errors."""
+        return "the step's number, its learning rate and factors, and the variables with gradients"
+
+    def __str__(self) -> str:
+        summed = ", summed" if self.selection.is_summed else ""
+        return f"{self.numbers} of {self.selection.names}{summed}"
+
+
 class StepHeader:
-    """The ranks' meeting before a step, where each says which step it begins and for which variables.
+    """The ranks' meeting before a step, where they compare what they are about to do.
 
     Collective. Args:
         arena: Of a plan.
@@ -67,60 +88,52 @@ class StepHeader:
 
     def __init__(self, arena: ArenaMemory, *, is_shared: bool) -> None:
         self._communicator = communicator = arena.communicator
-        self._node = node = communicator.node
+        self._order = communicator.order
         self._arrival = arena.arrival
         self._barrier = arena.barrier if is_shared else None
-        self._is_checked = arena.options.check
+        # Where no barrier brings all ranks together, they compare the first steps before anything is sent.
+        meets = communicator.size == 1 or (is_shared and len(communicator.node_sizes) == 1)
+        self._compared = sys.maxsize if arena.options.check else 0 if meets else _COMPARED_STEPS
         self._count = 0
-        self._own: memoryview | None = None
-        self._others: list[memoryview] = []
-        if is_shared:
-            try:
-                words = arena.reserve(_LINE * node.size, np.dtype(np.int64), shared=True).writable.data
-            except OSError:
-                # Node memory is full, on every rank: the ranks compare by messages.
-                pass
-            else:
-                lines = [words[_LINE * rank : _LINE * rank + 2] for rank in range(node.size)]
-                self._own = lines.pop(node.rank)
-                self._others = lines
-        self._crosses_nodes = self._own is None or len(communicator.node_sizes) > 1
 
-    def enter(self, selection: Selection) -> None:
+    def enter(self, selection: Selection, numbers: tuple[float, ...]) -> CallOrder:
         """Collective. Return when every rank of the node has called, and all are about to do the same.
 
+        Returns:
+            The order of calls; the end of a `with` block over it ends the step.
+
         Raises:
-            MismatchError: The ranks do not pass the same variables, or are not at the same step.
+            MismatchError: The ranks do not pass the same variables or numbers, or are not at the same step.
             CollectiveTimeoutError: Under `timeout_seconds`, some rank did not come in time.
+            InterruptedCallError: An earlier call was left in the middle.
         """
-        self._count = count = self._count + 1
         if self._arrival is not None:
             self._arrival.wait("apply_gradients")
-        own = self._own
-        if own is not None:
-            # A rank writes its line before the barrier and reads the others' after it. The barrier that ends the step
-            # keeps a fast rank from writing its next line while a slow one still reads.
-            own[0], own[1] = count, selection.checksum
-        if self._barrier is not None:
-            self._barrier()
-        agrees = True
-        for other in self._others:
-            if other != own:
-                agrees = False
-        # Every rank must know from `count` alone whether all ranks compare. In other steps only the ranks of a node
-        # that sees a difference compare; the job then ends with their error.
-        is_compared = self._is_checked or count <= _COMPARED_STEPS or count & (count - 1) == 0
-        if self._crosses_nodes and is_compared:
-            self._compare(self._communicator, selection)
-        elif not agrees:
-            self._compare(self._node, selection)
-
-    def _compare(self, communicator: Communicator, selection: Selection) -> None:
-        same_on_all(
-            communicator, "the step's number and the variables with gradients",
-            (self._count, selection.names, *["summed"] * selection.is_summed),
-            "Every rank must apply gradients for the same variables, in the same order of calls.",
+        order, barrier, meeting = self._order, self._barrier, Meeting(numbers, selection)
+        order.enter(
+            "apply_gradients", meeting, None, meets=barrier is not None, sign=hash((selection.checksum, numbers))
         )
+        try:
+            if barrier is not None:
+                # From here on the others go on without this rank, if an exception takes it away.
+                order.is_under_way = AT_ONCE
+                barrier()
+            if self._compared or order.is_across:
+                self._compare(meeting)
+        except BaseException as error:
+            order.fail(error)
+            raise
+        order.is_under_way = True
+        return order
+
+    def _compare(self, meeting: Meeting) -> None:
+        self._count += 1
+        if self._count <= self._compared:
+            same_on_all(
+                self._communicator, meeting.subject, (self._count, str(meeting)),
+                "Every rank must apply gradients for the same variables, in the same order of calls.",
+            )
+        self._order.compare_across()
 
 
 class Step:
@@ -128,7 +141,7 @@ class Step:
 
     Args:
         selection: Of the variables.
-        header: Where the ranks meet first; None where there is one rank.
+        header: Where the ranks meet first.
         phases: In their order.
         barrier: Of the node, where they meet again; None where no memory is shared.
     """
@@ -136,7 +149,7 @@ class Step:
     def __init__(
         self,
         selection: Selection,
-        header: StepHeader | None,
+        header: StepHeader,
         phases: Sequence[Phase],
         barrier: Callable[[], None] | None,
     ) -> None:
@@ -145,39 +158,42 @@ class Step:
         self._phases = phases
         self._barrier = barrier
 
-    def apply(self, update: Update) -> None:
+    def apply(self, update: Update, numbers: tuple[float, ...] = ()) -> None:
         """Collective. Sum the gradients over all ranks and apply `update` to the variables and their state.
 
         Args:
             update: `update(parameter, gradient, slots, scratch)` on flat blocks, in place; may overwrite `gradient`.
+            numbers: What the update depends on, which must be the same on all ranks.
 
         Raises:
-            MismatchError: The ranks do not pass the same variables, or are not at the same step.
+            MismatchError: The ranks do not pass the same variables or numbers, or are not at the same step.
             CollectiveTimeoutError: Under `timeout_seconds`, some rank did not come in time.
+            InterruptedCallError: An earlier call was left in the middle.
             ValueError: The step has no variables, on every rank.
         """
-        if self._header is not None:
-            self._header.enter(self._selection)
-        for phase in self._phases:
-            phase.apply(update)
-        if self._barrier is not None:
-            self._barrier()
+        with self._header.enter(self._selection, numbers):
+            for phase in self._phases:
+                phase.apply(update)
+            if self._barrier is not None:
+                self._barrier()
 
-    def reduce(self) -> None:
+    def reduce(self, numbers: tuple[float, ...] = ()) -> None:
         """Collective. Sum the gradients over all ranks and change nothing else.
 
         The sums then stand in the first gradient segment of each node, and in the tables, for a `VariablePass`. This
         is the half of a step for updates that must see all gradients before they change a parameter.
 
+        Args:
+            numbers: As for `apply`.
+
         Raises:
-            MismatchError, CollectiveTimeoutError, ValueError: As `apply`.
+            MismatchError, CollectiveTimeoutError, InterruptedCallError, ValueError: As `apply`.
         """
-        if self._header is not None:
-            self._header.enter(self._selection)
-        for phase in self._phases:
-            phase.reduce()
-        if self._barrier is not None:
-            self._barrier()
+        with self._header.enter(self._selection, numbers):
+            for phase in self._phases:
+                phase.reduce()
+            if self._barrier is not None:
+                self._barrier()
 
 
 class NoGradients:

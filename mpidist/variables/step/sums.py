@@ -11,7 +11,6 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.tree_order import combine_pairs, leaves, pairing
-from mpidist.comm.collective import Collective
 from mpidist.options import ReduceOp
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block
@@ -20,6 +19,8 @@ from mpidist.variables.update.kernel import Update
 
 # `add(gradients, out)` gives the sum of the gradients of a node's ranks: in `out`, or in the first of them.
 Add = Callable[[Sequence[AnyArray], AnyArray], AnyArray]
+# `all_reduce(piece)` is Collective: it sums a piece of a gradient segment over nodes, or over all ranks, in place.
+AllReduce = Callable[[AnyArray], object]
 # A piece of a gradient segment, and the blocks in it.
 Chunk = tuple[AnyArray, list[Block]]
 
@@ -71,26 +72,26 @@ class ChunkSums:
     Args:
         chunks: Of this rank's slice.
         add: Sums the gradients of the node's ranks.
-        between: Sums over the nodes, or over all ranks where memory is private.
+        all_reduce: Sums over the nodes, or over all ranks where memory is private.
     """
 
-    def __init__(self, chunks: Sequence[Chunk], add: Add, between: Collective) -> None:
+    def __init__(self, chunks: Sequence[Chunk], add: Add, all_reduce: AllReduce) -> None:
         self._chunks = chunks
         self._add = add
-        self._between = between
+        self._all_reduce = all_reduce
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
         for chunk, blocks in self._chunks:
             add_in_place(blocks, self._add)
-            self._between.all_reduce(chunk, ReduceOp.SUM, in_place=True)
+            self._all_reduce(chunk)
             update_blocks(blocks, update)
 
     def reduce(self) -> None:
         """Collective. See `Phase.reduce`."""
         for chunk, blocks in self._chunks:
             add_in_place(blocks, self._add)
-            self._between.all_reduce(chunk, ReduceOp.SUM, in_place=True)
+            self._all_reduce(chunk)
 
 
 class PhasedSums:

@@ -29,6 +29,7 @@ class UpdateSettings(NamedTuple):
         factor: The sums of the gradients are multiplied with it.
         is_summed: The gradients are the sums over all replicas already.
         must_be_finite: Nothing is updated if an element of a sum is not finite.
+        calls: A checksum of the calls whose gradients were accumulated, which are the same on all ranks.
     """
 
     step: int
@@ -36,6 +37,7 @@ class UpdateSettings(NamedTuple):
     factor: float = 1.0
     is_summed: bool = False
     must_be_finite: bool = False
+    calls: int = 0
 
 
 def slots_of(kernel: Kernel | LayerKernel, options: OptimizerOptions) -> dict[str, float]:

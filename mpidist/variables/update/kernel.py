@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
+from mpidist.arguments import number
 from mpidist.arrays import AnyArray
 
 # What a kernel touches of one block should stay in a cache near the core. Measured on two machines (L2 of 1 and 2 MB)
@@ -94,14 +95,19 @@ class LayerKernel(ABC):
 
 
 def positive(**values: float) -> None:
-    """Local. Raise ValueError for a negative hyperparameter."""
+    """Local. Raise ValueError for a negative hyperparameter, TypeError for one that is no number."""
     for name, value in values.items():
-        if not value >= 0:
-            raise ValueError(f"`{name}` must not be negative, got {value!r}")
+        number(name, value, least=0)
+
+
+def share(**values: float) -> None:
+    """Local. Raise ValueError for a momentum that is not from 0 to 1, TypeError for one that is no number."""
+    for name, value in values.items():
+        number(name, value, least=0, most=1)
 
 
 def fraction(**values: float) -> None:
-    """Local. Raise ValueError for a decay that is not from 0 to below 1."""
+    """Local. Raise ValueError for a decay that is not from 0 to below 1, TypeError for one that is no number."""
     positive(**values)
     for name, value in values.items():
         if value >= 1:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypedDict
 
-from mpidist.variables.update.kernel import positive
+import numpy as np
+
+from mpidist.variables.update.kernel import positive, share
 
 # Names of an optimizer's state in a checkpoint, besides its slots. Of accumulated gradients: the sums, and 1 for each
 # variable that got one.
@@ -57,6 +59,7 @@ class OptimizerOptions:
 
     Raises:
         ValueError: Something is out of range, or two kinds of clipping are asked for.
+        TypeError: Something is no number.
     """
 
     weight_decay: float | None = None
@@ -75,12 +78,13 @@ class OptimizerOptions:
             if (limit := getattr(self, name)) is not None
         }
         for name, limit in clipping.items():
+            if not isinstance(limit, (int, float, np.number)):
+                raise TypeError(f"`{name}` must be a number or None, got {limit!r} of type {type(limit).__name__}")
             if not limit > 0:
                 raise ValueError(f"`{name}` must be above 0, got {limit!r}; leave it out if nothing is to be clipped")
         if len(clipping) > 1:
             raise ValueError(f"expected at most one of clipvalue, clipnorm and global_clipnorm, got {clipping}")
-        if not 0 <= self.ema_momentum <= 1:
-            raise ValueError(f"`ema_momentum` must be from 0 to 1, got {self.ema_momentum!r}")
+        share(ema_momentum=self.ema_momentum)
         for name, least in (("gradient_accumulation_steps", 2), ("ema_overwrite_frequency", 1)):
             count = getattr(self, name)
             if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):

@@ -88,6 +88,17 @@ def test_agrees_with_torch(strategy: Strategy, family: str, dtype: str) -> None:
     require_same_bits(strategy.communicator, *(variable.numpy() for variable in variables))
 
 
+@pytest.mark.parametrize("layout", ["node", "private"])
+def test_half_gradients_of_a_node_are_added_in_single_precision(communicator: Communicator, layout: str) -> None:
+    """In half precision the ones would be lost, one after another."""
+    strategy = make_strategy(communicator, layout)
+    with strategy.scope():
+        variable = mpidist.Variable(np.zeros(5000, np.float16))
+    mine = np.full(5000, 2048 if communicator.rank == 0 else 1, np.float16)
+    step(strategy, SGD(1.0), [(mine, variable)])
+    np.testing.assert_array_equal(variable.numpy(), -np.float16(2048 + communicator.size - 1))
+
+
 def test_gradients_are_summed_over_replicas(strategy: Strategy) -> None:
     n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
     variables = make_model(strategy)
@@ -212,6 +223,7 @@ class Stored:
     def __init__(self, array: Any) -> None:
         self.array = np.array(array)
         self.shape = self.array.shape
+        self.dtype = self.array.dtype
 
     def read(self, start: int, stop: int) -> AnyArray:
         result: AnyArray = self.array.reshape(-1)[start:stop]
@@ -219,9 +231,6 @@ class Stored:
 
     def numpy(self) -> AnyArray:
         return self.array
-
-    def detach(self) -> Stored:
-        return self
 
 
 def whole(variable: Variable) -> AnyArray:
@@ -278,3 +287,20 @@ def test_a_state_that_does_not_fit_is_an_error(strategy: Strategy) -> None:
     state["momentum"]["0"] = Stored(np.zeros((4, 3)))
     with pytest.raises(CheckpointError, match=r"'momentum' of variable 'v0' needs shape \(3, 4\).*\(4, 3\)"):
         optimizer.load_state(state)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("odd", ["first", "last"])
+@pytest.mark.parametrize(("layout", "steps"), [*((layout, 3) for layout in LAYOUTS), ("node", 20)])
+def test_sums_on_one_rank_alone_are_a_mismatch(communicator: Communicator, layout: str, steps: int, odd: str) -> None:
+    """Without `check`, too: ranks that share memory see it at every step, others in the first ones."""
+    strategy = make_strategy(communicator, layout)
+    with strategy.scope():
+        variable = mpidist.Variable(np.zeros(100))
+        optimizer = SGD(1.0)
+    pairs: list[tuple[Any, Variable]] = [(np.ones(100), variable)]
+    for _ in range(steps):
+        step(strategy, optimizer, pairs)
+    is_odd = communicator.rank == (0 if odd == "first" else communicator.size - 1)
+    with pytest.raises(MismatchError, match=r"variables with gradients must be .*summed"):
+        strategy.run(optimizer.apply_gradients, args=(pairs,), kwargs={"skip_gradients_aggregation": is_odd})

@@ -6,7 +6,7 @@ It is written against the interfaces alone: no arena, no plan, no slab. No rank 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, TypeVar
 
 import numpy as np
@@ -87,6 +87,11 @@ class Shelf(Resource):
         """Collective. See `Home.plan`."""
         return ShelfPlan(self, [v for v in variables if isinstance(v, ShelfVariable)], kernel, options)
 
+    def colocated(self, variable: Variable) -> AbstractContextManager[None]:
+        """Local. See `Home.colocated`."""
+        del variable
+        return nullcontext()
+
 
 class ShelfVariable(Variable):
     """A variable whose rows lie on the ranks."""
@@ -119,7 +124,7 @@ class ShelfVariable(Variable):
         """Collective. See `Variable.write_array`."""
         self.part[...] = self.own(self.group.broadcast_object(array))
 
-    def add_array(self, array: AnyArray) -> None:
+    def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Collective. See `Variable.add_array`."""
         self.part[...] += self.own(self.group.broadcast_object(array))
 
@@ -180,7 +185,7 @@ class ShelfSums(OnReadVariable):
         """Local. See `Variable.write_array`."""
         self._component[...] = array if self.group.rank == 0 else 0
 
-    def add_array(self, array: AnyArray) -> None:
+    def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Local. See `Variable.add_array`."""
         self.accumulate(array)
 
@@ -281,7 +286,7 @@ class ShelfPlan:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Local. See `UpdatePlan.load`."""
         if ACCUMULATES in saved:
-            self._numbers = {int(number) for number in np.flatnonzero(saved[ACCUMULATES].numpy())}
+            self._numbers = {int(number) for number in np.flatnonzero(np.asarray(saved[ACCUMULATES]))}
 
 
 def _plain(gradient: Any) -> tuple[AnyArray, ...]:

@@ -5,21 +5,24 @@ from __future__ import annotations
 import errno
 import gc
 import itertools
+import logging
 import os
 import platform
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mpidist
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.memory import node_memory
 from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.comm.memory.node_memory import NodeMemory
+from mpidist.comm.shared_file import DIRECTORY_VARIABLE
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
+from mpidist.variables import sharing
 from mpidist.variables.arena import Arena
 from mpidist.variables.creation import create_variable
 from mpidist.variables.mirrored import MirroredVariable
@@ -95,9 +98,11 @@ def test_nobody_waits_in_a_private_arena(communicator: Communicator) -> None:
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("way", ["shared", "missing folder", "no room", "small"])
-def test_fallbacks_are_agreed(communicator: Communicator, monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+def test_fallbacks_are_agreed(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, mpi_tmp_path: Path, way: str
+) -> None:
     if way == "missing folder":
-        monkeypatch.setenv(node_memory.DIRECTORY_VARIABLE, "/nonexistent")
+        monkeypatch.setattr(sharing, "directory", lambda: mpi_tmp_path / "missing")
     if way == "no room" and communicator.rank == 0:
         monkeypatch.setattr(os, "posix_fallocate", refuse)
     if way == "small" and communicator.rank == communicator.size - 1:
@@ -136,16 +141,61 @@ def test_memory_that_fills_up_makes_later_variables_private(
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("way", ["missing folder", "no room"])
 def test_memory_that_must_be_shared_is_an_error_on_all(
-    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, way: str
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, mpi_tmp_path: Path, way: str
 ) -> None:
     if way == "missing folder":
-        monkeypatch.setenv(node_memory.DIRECTORY_VARIABLE, "/nonexistent")
+        monkeypatch.setenv(DIRECTORY_VARIABLE, str(mpi_tmp_path / "missing"))
     elif communicator.rank == communicator.node.size - 1 or communicator.rank == 0:
         monkeypatch.setattr(os, "posix_fallocate", refuse)
-    with pytest.raises(OSError, match="reserving") as caught:
+    text = "MPIDIST_SHARED_MEMORY must name .* got .*missing" if way == "missing folder" else "reserving"
+    with pytest.raises(OSError, match=text) as caught:
         Strategy(communicator, shared=True)
     assert caught.value.errno == (errno.ENOENT if way == "missing folder" else errno.ENOSPC)
     assert len(set(communicator.all_gather_object(str(caught.value)))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("place", ["missing", "/dev/null", "/proc"])
+@pytest.mark.parametrize("shared", [None, False])
+def test_a_directory_that_is_named_and_cannot_be_used_is_an_error(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, mpi_tmp_path: Path, place: str, shared: bool | None
+) -> None:
+    folder = str(mpi_tmp_path / place)
+    last = communicator.rank == communicator.size - 1
+    monkeypatch.setenv(DIRECTORY_VARIABLE, folder if last else "/dev/shm")
+    text = f"failed on rank {communicator.size - 1}.*must name a directory in memory .*, got {folder}: .*leave the var"
+    with pytest.raises(OSError, match=text) as caught:
+        Strategy(communicator, shared=shared)
+    assert len(set(communicator.all_gather_object(str(caught.value)))) == 1
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("place", ["small", "missing"])
+def test_memory_that_is_too_small_is_one_warning(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, mpi_tmp_path: Path, caplog: pytest.LogCaptureFixture,
+    place: str,
+) -> None:
+    """It is on another host than the first rank's."""
+    last = communicator.rank == communicator.size - 1
+    if place == "small" and last:
+        status = os.statvfs("/")
+        size = (64 << 20) // status.f_frsize
+        monkeypatch.setattr(os, "statvfs", lambda _: os.statvfs_result((*status[:2], size, *status[3:])))
+    if place == "missing" and last:
+        monkeypatch.setattr(sharing, "directory", lambda: mpi_tmp_path / "missing")
+    sharing._warn_once.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            assert not Strategy(communicator).arena.shares_memory
+            Strategy(communicator, shared=False)
+    warnings = [record.getMessage() for record in caplog.records if "private to each rank" in record.getMessage()]
+    assert len(warnings) == (communicator.rank == 0)
+    missing = f"{mpi_tmp_path / 'missing'} cannot be used: No"
+    reason = "/dev/shm has 64 MB, and is used from 256 MB on" if place == "small" else missing
+    for text in warnings:
+        assert f"on host {communicator.processes[-1].host} {reason}" in text
+        assert "--shm-size" in text
+        assert "MPIDIST_SHARED_MEMORY" in text
 
 
 def test_addresses_are_aligned_and_never_move(communicator: Communicator) -> None:
@@ -244,3 +294,39 @@ def test_a_collective_that_cannot_be_had(communicator: Communicator, monkeypatch
     monkeypatch.setenv("MPIDIST_COLLECTIVE", "BOGUS")
     with pytest.raises(ValueError, match=r"MPIDIST_COLLECTIVE.*'BOGUS' is not a valid"):
         Arena(communicator)
+
+
+def place(variable: object) -> int:
+    assert isinstance(variable, MirroredVariable)
+    return variable.address.start
+
+
+@pytest.mark.parametrize("layout", ["node", "private", "pairs"])
+@pytest.mark.parametrize("holder", ["all", "first", "last"])
+@pytest.mark.parametrize("kind", ["value", "slice", "tensor", "buffer"])
+def test_memory_under_a_live_view_is_not_used_again(
+    communicator: Communicator, layout: str, holder: str, kind: str
+) -> None:
+    strategy = make_strategy(communicator, layout)
+    holds = {"all": True, "first": communicator.rank == 0, "last": communicator.rank == communicator.size - 1}[holder]
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed") if kind == "tensor" else None
+    with strategy.scope():
+        first = mpidist.Variable(np.full(100, 1.0))
+        start = place(first)
+        view: object = None
+        if holds and torch is not None:
+            view = torch.from_dlpack(first.value())
+        elif holds:
+            value = first.value()
+            view = {"value": value, "slice": value[10:][::2].reshape(5, 9), "buffer": value.data}[kind]
+            del value
+        del first
+        gc.collect()
+        second = mpidist.Variable(np.full(100, 2.0))
+        assert place(second) != start, "a view of the first is alive on some rank"
+        if holds:
+            np.testing.assert_array_equal(view, 1)
+        del view
+        gc.collect()
+        assert place(mpidist.Variable(np.full(100, 3.0))) == start, "now nobody holds it"
+        assert (second.numpy() == 2).all()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import numpy as np
 import pytest
 
@@ -48,7 +50,7 @@ def test_the_culprit_is_named(communicator: Communicator, layout: str) -> None:
     others = strategy.communicator.size - 2
     rest = "rank 0" if others == 0 else f"ranks 0-{others}"
     for step in (2, 3):
-        with pytest.raises(MismatchError) as caught:
+        with pytest.raises(MismatchError, match="variables") as caught:
             strategy.run(write_behind_its_back if step == 2 else kept.numpy)
         text = str(caught.value)
         assert f"after step {step} (call of `run`)" in text
@@ -79,10 +81,23 @@ def test_a_node_counts_as_one_copy(communicator: Communicator) -> None:
 def test_variables_that_some_ranks_dropped_are_left_out(communicator: Communicator) -> None:
     strategy = make_strategy(communicator, "private", check=True)
     with strategy.scope():
-        variables = [mpidist.Variable(float(i)) for i in range(4)]
+        variables = [mpidist.Variable(float(i), name="kept" if i == 0 else "dropped") for i in range(4)]
+    odd = strategy.communicator.rank == strategy.communicator.size - 1
+    for variable in variables:
+        assert isinstance(variable, MirroredVariable)
+        if odd and variable is not variables[0]:
+            variable.address.writable[:] = 9
+    del variable
     if strategy.communicator.rank == 0:
-        del variables[1:3]
-    strategy.run(lambda: None)
+        del variables[1:]
+        gc.collect()
+    assert strategy.run(lambda: 5) == 5, "rank 0 holds the first alone, which is the same on all"
+    first = variables[0]
+    assert isinstance(first, MirroredVariable)
+    first.address.writable[:] = 7 if odd else 0
+    if strategy.communicator.size > 1:
+        with pytest.raises(MismatchError, match=r"variable 'kept', first seen after step 2"):
+            strategy.run(lambda: None)
 
 
 def test_without_the_option_nothing_is_compared(communicator: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -92,7 +107,7 @@ def test_without_the_option_nothing_is_compared(communicator: Communicator, monk
         v = mpidist.Variable(0.0)
     assert isinstance(v, MirroredVariable)
     v.address.writable[:] = strategy.communicator.rank
-    strategy.run(lambda: None)
+    assert strategy.run(v.numpy) == strategy.communicator.rank
 
 
 def test_one_rank_may_ask_for_all(communicator: Communicator, monkeypatch: pytest.MonkeyPatch) -> None:

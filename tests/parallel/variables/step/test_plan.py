@@ -178,9 +178,10 @@ def test_the_ways_of_one_rank_that_do_more_than_add(communicator: Communicator) 
         (Strategy(SoloCommunicator(), options=CommunicationOptions(wire_dtype="float16")), np.float16(third)),
         (Strategy(SoloCommunicator()), third),
     ]:
-        plan = Plan([make(strategy.arena, 1)], {}, 0)
-        plan.gradients[0][...] = third
-        plan.step((0,)).apply(count_up)
+        plan = Plan([make(strategy.arena, 1), make(strategy.arena, 1 << 14)], {}, 0)
+        for view in plan.gradients:
+            view[...] = third
+        plan.step((0, 1)).apply(count_up)
         assert plan.variables[0].numpy()[0] == np.float32(expected)
 
 
@@ -191,7 +192,7 @@ def test_differences_are_found_late_on_one_node(communicator: Communicator) -> N
     plan = Plan([make(strategy.arena, 4), make(strategy.arena, 4)], {}, 0)
     for _ in range(40):
         plan.step((0, 1)).apply(count_up)
-    with pytest.raises(MismatchError):
+    with pytest.raises(MismatchError, match=r"the step's number.*variables with gradients must be the same"):
         plan.step((0,) if communicator.rank else (1,)).apply(count_up)
 
 

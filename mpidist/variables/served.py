@@ -1,0 +1,198 @@
+"""Served variables: arrays in the heaps of parameter servers, which the coordinator makes and workers update."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.options import VariableAggregation, VariableSynchronization
+from mpidist.variables.on_read import OnReadVariable
+from mpidist.variables.variable import Home, Read, Variable
+
+S = TypeVar("S", bound="ServedVariable")
+
+# A variable's versions begin with two numbers: the last version that is whole, and the last one that was begun.
+HEADER_BYTES = 64
+
+
+class Place(NamedTuple):
+    """The place of a variable on its server. It travels with functions that name the variable.
+
+    Attributes:
+        number: Of the variable; a slot of an optimizer has a number, too.
+        server: The rank of its server.
+        header: Where its version stands in the heap.
+        buffers: Where its two buffers begin. Version v is in buffer v % 2.
+        shape: Of the value.
+        dtype: Its name.
+    """
+
+    number: int
+    server: int
+    header: int
+    buffers: tuple[int, int]
+    shape: tuple[int, ...]
+    dtype: str
+
+    @property
+    def size(self) -> int:
+        """Local. The number of elements."""
+        return int(np.prod(self.shape, dtype=np.int64))
+
+    @property
+    def bytes(self) -> int:
+        """Local. The size of the value."""
+        return self.size * np.dtype(self.dtype).itemsize
+
+
+class ServedHome(Home, Protocol):
+    """The home of served variables, as the coordinator or a worker has it."""
+
+    def pull(self, place: Place) -> AnyArray:
+        """Local. The value of a variable, in an array that the caller does not change."""
+        ...
+
+    def push(self, kind: str, place: Place, array: AnyArray) -> None:
+        """Local. Let the server change a variable: in a closure when it is applied, on the coordinator at once.
+
+        Args:
+            kind: "assign" or "add".
+            place: Of the variable.
+            array: Of the variable's shape and dtype.
+        """
+        ...
+
+    def load(self, place: Place, read: Read) -> None:
+        """Local. Set a variable to what `read` gives, piece by piece; see `Variable.load`."""
+        ...
+
+    def pause(self) -> AbstractContextManager[None]:
+        """Local. In it no update of a closure is decided: what is read of the program is of one moment."""
+        ...
+
+    def begin_cut(self, shares: Mapping[int, Any]) -> None:
+        """Local. Let the servers save their state of this moment, while it goes on to change.
+
+        Args:
+            shares: By the ranks of servers, what each is to save: a picklable `serving.cut.Share`.
+        """
+        ...
+
+    def end_cut(self) -> dict[int, Any]:
+        """Local. Wait until the servers have saved; returns by rank what the shares have returned.
+
+        Raises:
+            Exception: What a share has raised.
+            DeadRankError: A server is dead.
+        """
+        ...
+
+    def device_of(self, place: Place) -> str:
+        """Local. The device string of a variable, such as "/job:ps/replica:0/task:0/device:CPU:0"."""
+        ...
+
+
+class ServedVariable(Variable):
+    """A variable of a `ParameterServerStrategy`. Reading it fetches its value from its server.
+
+    Args:
+        home: Of the strategy.
+        place: Where it lies.
+        name: For people.
+        trainable: Whether `trainable_variables` lists it.
+        aggregation: Kept; a closure runs on one worker, whose value counts.
+    """
+
+    synchronization = VariableSynchronization.ON_WRITE
+
+    def __init__(
+        self,
+        home: ServedHome,
+        place: Place,
+        *,
+        name: str,
+        trainable: bool = True,
+        aggregation: VariableAggregation = VariableAggregation.NONE,
+    ) -> None:
+        self.home = self.served = home
+        self.place = place
+        self.shape = place.shape
+        self.dtype: np.dtype[Any] = np.dtype(place.dtype)
+        self.name = name
+        self.trainable = trainable
+        self.aggregation = aggregation
+
+    @property
+    def device(self) -> str:
+        """Local. The server of the variable."""
+        return self.served.device_of(self.place)
+
+    def value(self) -> AnyArray:
+        """Local. A copy of the value, read-only. In a closure it is fetched once, and has the closure's own writes."""
+        view: AnyArray = self.served.pull(self.place).view()
+        view.flags.writeable = False
+        return view
+
+    def write_array(self, array: AnyArray) -> None:
+        """Local. See `Variable.write_array`; in a closure it counts when the closure is applied."""
+        self.served.push("assign", self.place, array)
+
+    def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
+        """Local. See `Variable.add_array`; in a closure it counts when the closure is applied."""
+        del method  # nothing is refused
+        self.served.push("add", self.place, array)
+
+    def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
+        """Local. Refuse.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        del sparse_delta
+        raise NotImplementedError(
+            f"variable {self.name!r}: scatter_{kind} is not there for variables of parameter servers; change a copy of "
+            "`v.numpy()` and assign it"
+        )
+
+    def reader(self) -> Read:
+        """Local. See `Variable.reader`."""
+        flat = self.value().reshape(-1)
+        return lambda start, stop: flat[start:stop]
+
+    def load(self, read: Callable[[int, int], AnyArray]) -> None:
+        """Local. See `Variable.load`."""
+        self.served.load(self.place, read)
+
+    def __repr__(self) -> str:
+        return (
+            f"<mpidist.{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, "
+            f"on {self.device}>"
+        )
+
+
+class ServedSum(ServedVariable, OnReadVariable):
+    """The ON_READ variable of a metric: workers add to one array on a server."""
+
+    synchronization = VariableSynchronization.ON_READ
+
+    @property
+    def component(self) -> AnyArray:
+        """Local. The sum: there is one for all workers."""
+        return self.value()
+
+    def aggregate(self) -> AnyArray:
+        """Local. The sum."""
+        return self.value()
+
+    def accumulate(self, delta: AnyArray) -> None:
+        """Local. Add to the sum."""
+        self.add_array(self.coerce(delta))
+
+    def clear(self) -> None:
+        """Local. Set the sum to zero."""
+        self.write_array(np.zeros(self.shape, self.dtype))
