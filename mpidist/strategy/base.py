@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from mpidist import context
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.communicator import Communicator, require_communicator
 from mpidist.comm.cross_device.chosen_collective import another_collective
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.front.front import CollectiveFront
@@ -19,21 +20,22 @@ from mpidist.context import Entry
 from mpidist.data.dataset import Dataset
 from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
 from mpidist.data.input_context import InputContext
+from mpidist.missing import Missing
 from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.logical_replicas import LogicalReplicas
 from mpidist.strategy.numerics import NumericsRecord
-from mpidist.strategy.replica import ReplicaContext
+from mpidist.strategy.replica import ReplicaContext, mixing, require_call
 from mpidist.strategy.threads import share_cores
 from mpidist.strategy.values import ValueContext, gather_nest, gather_object, reduce_leaf, reduce_nest
 from mpidist.variables.arena import Arena
 from mpidist.variables.drift import DriftCheck
+from mpidist.variables.variable import Home
 
 T = TypeVar("T")
 
 
 _REDUCE_OPS = dict(ReduceOp.__members__)
-_MIXING = "Mixing different tf.distribute.Strategy objects"
 _NEEDS_CROSS_REPLICA = (
     "Method requires being in cross-replica context, use get_replica_context().merge_call() or call it outside `run`"
 )
@@ -94,6 +96,7 @@ class Strategy(Resource):
         cross_device_ops: CrossDeviceOps | Collective | None = None,
         on_gpu: bool = False,
     ) -> None:
+        require_communicator(communicator)
         share_cores(communicator)
         self.communicator = communicator
         self.arena = Arena(communicator, options, shared=shared, cross_device_ops=cross_device_ops, on_gpu=on_gpu)
@@ -127,6 +130,11 @@ class Strategy(Resource):
     def extended(self) -> StrategyExtended:
         """Local. Further methods, for libraries."""
         return self._extended
+
+    @property
+    def home(self) -> Home:
+        """Local. The home of the variables that are made in its scope."""
+        return cast(Home, self._cross_entry.home)
 
     def scope(self) -> AbstractContextManager[Strategy]:
         """Local. Make this strategy current in a `with` statement: variables made inside belong to it.
@@ -168,10 +176,11 @@ class Strategy(Resource):
         Raises:
             RuntimeError: Inside `run`, or in another strategy's scope.
             ValueError: `args` is not a list or tuple.
+            TypeError: `fn` is not a function, or `kwargs` not a mapping.
             MismatchError: Under `check`, variables have drifted apart.
         """
-        if not isinstance(args, (list, tuple)):
-            raise ValueError(f"positional args must be a list or tuple, got {type(args).__name__}: use args=(value,)")
+        if type(args) is not tuple or kwargs is not None or not callable(fn):
+            require_call(fn, args, kwargs)
         self._require_cross_replica()
         context.push(self._replica_entry)
         try:
@@ -254,6 +263,7 @@ class Strategy(Resource):
             NotImplementedError: The strategy's variables lie on GPUs.
         """
         self._require_cross_replica()
+        require_call(fn, (), None)
         return self._logical.gradients(fn, batch, logical_replicas, blas_threads)
 
     @property
@@ -294,18 +304,21 @@ class Strategy(Resource):
             RuntimeError: Inside `run`.
         """
         self._require_cross_replica()
-        return gather_object(self.communicator, value)
+        with self.arena.calls.during("gather_object"):
+            return gather_object(self.communicator, value)
 
     def collective_for(self, options: CommunicationOptions | None) -> CollectiveFront:
         """Collective at the first call with equal options, then Local. The collective for calls with these options.
 
         Args:
-            options: Of the call, the same on every rank: they win over the strategy's where they say something.
+            options: Of the call, the same on every rank: they win over the strategy's where they say something. The
+                strategy's `wire_dtype` is for gradients, and not for calls that do not ask for it.
         """
         if options is None:
             return self.arena.collective
-        merged = self.arena.options.merge(options)
-        if merged == self.arena.options:
+        exact = replace(self.arena.options, wire_dtype=None)
+        merged = exact.merge(options)
+        if merged == exact:
             return self.arena.collective
         if merged not in self._collectives:
             self.arena.require_open()
@@ -319,6 +332,7 @@ class Strategy(Resource):
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], T]) -> T:
         """Local. This rank's component: `value_fn` called with the place of this replica."""
+        require_call(value_fn, (), None)
         return value_fn(ValueContext(self.communicator.rank, self.num_replicas_in_sync))
 
     def experimental_distribute_dataset(
@@ -354,6 +368,14 @@ class Strategy(Resource):
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 
+    experimental_run = Missing()
+    experimental_run_v2 = Missing()
+    experimental_make_numpy_dataset = Missing()
+    make_experimental_numpy_dataset = Missing()
+    make_dataset_iterator = Missing()
+    make_input_fn_iterator = Missing()
+    unwrap = Missing()
+
     def _require_cross_replica(self) -> None:
         if self.is_closed:
             self.arena.require_open()
@@ -362,12 +384,12 @@ class Strategy(Resource):
             return
         entry = entries[-1]
         if entry.strategy is not self:
-            raise RuntimeError(f"{_MIXING}: {entry.strategy!r} is current and a method of {self!r} was called")
+            raise RuntimeError(mixing(entry.strategy, self))
         if entry.replica_context is not None:
             raise RuntimeError(_NEEDS_CROSS_REPLICA)
 
     def __copy__(self) -> Strategy:
-        raise RuntimeError("Must only deepcopy DistributionStrategy. It owns memory and communicators: share it")
+        raise RuntimeError("Must only deepcopy a strategy. It owns memory and communicators: share it")
 
     def __deepcopy__(self, _: object) -> Strategy:
         # Objects that hold a strategy can be copied, and go on sharing it.

@@ -7,13 +7,15 @@ import logging
 import threading
 from abc import ABC, ABCMeta
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager
+from types import TracebackType
 from typing import Any, TypeVar, cast
 
 import numpy.typing as npt
 
 from mpidist import context, launch
 from mpidist.chief import is_chief
+from mpidist.comm.collective import require_axis
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.context import Entry
 from mpidist.data.dataset import Dataset
@@ -26,9 +28,9 @@ from mpidist.options import (
     VariableAggregation,
     VariableSynchronization,
 )
-from mpidist.strategy.base import Strategy
+from mpidist.strategy.base import Scope, Strategy
 from mpidist.strategy.extended import StrategyExtended
-from mpidist.strategy.replica import ReplicaContext
+from mpidist.strategy.replica import ReplicaContext, require_call
 from mpidist.variables import variable as variables
 from mpidist.variables.arena import current_home, solo_arena
 
@@ -53,13 +55,16 @@ class _DefaultReplicaContext(ReplicaContext):
     __slots__ = ()
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """Local. Return `value`."""
+        """Local. Return `value`; errors as of `ReplicaContext`."""
         del reduce_op, options  # there is nothing to combine
+        self._require_current()
         return value
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Local. Return `value`."""
-        del axis, options
+        """Local. Return `value`; errors as of `ReplicaContext`."""
+        del options
+        require_axis(axis)
+        self._require_current()
         return value
 
     def _require_current(self) -> None:
@@ -91,10 +96,24 @@ class _DefaultExtended(StrategyExtended):
         raise RuntimeError("parameter_devices unsupported by default tf.distribute.Strategy: enter a strategy's scope")
 
 
+class _DefaultScope(Scope):
+    """The scope that changes nothing. Inside another strategy's it would look as if it ended that one."""
+
+    __slots__ = ()
+
+    def __enter__(self) -> Strategy:
+        self._require_allowed()
+        return self._strategy
+
+    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
+        """Local. Nothing: nothing was entered."""
+
+
 class DefaultStrategy(Strategy):
     """The strategy outside any scope: `run` calls the function, `reduce` and `gather` return their input.
 
-    There is only one object, which `get_strategy()` returns outside any scope.
+    There is only one object, which `get_strategy()` returns outside any scope. In the scope of another strategy its
+    methods raise RuntimeError: they would give each rank its own value, where the program expects that of all.
     """
 
     def __init__(self) -> None:
@@ -118,7 +137,7 @@ class DefaultStrategy(Strategy):
 
     def scope(self) -> AbstractContextManager[Strategy]:
         """Local. A scope that changes nothing: code behaves as without any strategy."""
-        return nullcontext(self)
+        return _DefaultScope(self, self._cross_entry, self._require_cross_replica)
 
     def run(
         self,
@@ -127,19 +146,23 @@ class DefaultStrategy(Strategy):
         kwargs: Mapping[str, Any] | None = None,
         options: RunOptions | None = None,
     ) -> T:
-        """Local. Call `fn(*args, **kwargs)`."""
+        """Local. Call `fn(*args, **kwargs)`; errors as of `Strategy.run`."""
         del options  # it changes nothing under any strategy
+        require_call(fn, args, kwargs)
+        self._require_cross_replica()
         warn_about_independent_programs("the default strategy")
         return fn(*args, **(kwargs or {}))
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Local. Return `value`."""
+        """Local. Return `value`; errors as of `Strategy.reduce`."""
         del reduce_op, axis  # there is nothing to combine
+        self._require_cross_replica()
         return value
 
     def gather(self, value: Any, axis: int) -> Any:
-        """Local. Return `value`."""
-        del axis
+        """Local. Return `value`; errors as of `Strategy.gather`."""
+        require_axis(axis)
+        self._require_cross_replica()
         return value
 
     def experimental_distribute_dataset(
@@ -185,7 +208,13 @@ def experimental_set_strategy(strategy: Strategy | None) -> None:
 
     Raises:
         RuntimeError: The call is inside `with strategy.scope()` or `run`.
+        TypeError: `strategy` is no strategy.
     """
+    if strategy is not None and not isinstance(strategy, Strategy):
+        raise TypeError(
+            "`strategy` must be a strategy, for instance mpidist.MirroredStrategy(), or None to leave the scope, got "
+            f"{type(strategy).__name__}: {strategy!r}"
+        )
     if context.innermost() is not _chosen.entry:
         raise RuntimeError(
             "Must not be called inside a `tf.distribute.Strategy` scope. Leave it first, or use "
@@ -237,7 +266,7 @@ class Variable(ABC, metaclass=_VariableMeta):
 
     Args:
         initial_value: An array, a number, nested lists, or a function without arguments that returns one of them.
-        trainable: Whether the variable is trainable; default True for ON_WRITE, False for ON_READ.
+        trainable: Whether the variable is trainable; default True. ON_READ variables are not.
         name: A name for people.
         dtype: Default: the array's own dtype; Python floats become float32, ints int32.
         synchronization: ON_WRITE (or AUTO): one value for all replicas. ON_READ: each replica has its own value.

@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from mpidist import context, tree
 from mpidist.comm.agreement import together
-from mpidist.comm.asynchronous import AsyncCollective, Handle, open_asynchronous
+from mpidist.comm.asynchronous import AsyncCollective, open_asynchronous
+from mpidist.comm.communication_thread import Handle
 from mpidist.comm.cross_device.user_backend import HookCollective
 from mpidist.comm.resource import Resource, end_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, VariableAggregation, parse_enum
-from mpidist.strategy.replica import Owner
-from mpidist.strategy.values import as_array, reduce_leaf
+from mpidist.strategy.replica import Owner, mixing, require_call
+from mpidist.strategy.values import as_array, reduce_leaf, signed
 from mpidist.variables.sync_on_read import SyncOnReadVariable
 from mpidist.variables.variable import Variable
 
@@ -83,7 +85,13 @@ class StrategyExtended(Resource):
 
         Raises:
             ValueError: An element is not a pair.
+            TypeError: There is no list.
         """
+        if not isinstance(value_destination_pairs, (list, tuple)):
+            raise TypeError(
+                "`value_destination_pairs` must be a list of tuples (value, destinations), got "
+                f"{value_destination_pairs!r}"
+            )
         for pair in value_destination_pairs:
             if not isinstance(pair, tuple) or len(pair) != 2:
                 raise ValueError(f"`value_destination_pairs` must hold tuples (value, destinations), got {pair!r}")
@@ -124,13 +132,13 @@ class StrategyExtended(Resource):
             RuntimeError: Another strategy is current, or several replicas run on this rank.
         """
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")
-        self._require_own_context("all_reduce_async")
+        self._require_own_context()
         context.require_collectives()
         if self._asynchronous is None:
             arena = self._owner.arena
             arena.require_open()
             arena.communicator.require_whole("opening asynchronous reductions")
-            self._asynchronous = open_asynchronous(arena.collective, arena.options)
+            self._asynchronous = open_asynchronous(arena.collective, replace(arena.options, wire_dtype=None))
         return self._asynchronous.all_reduce_async(array, op, in_place=in_place)
 
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
@@ -154,7 +162,9 @@ class StrategyExtended(Resource):
             arrays = together(
                 self._owner.communicator, "broadcast_to", lambda: [_broadcastable(leaf) for leaf in leaves]
             )
-            sent = [self._owner.arena.collective.broadcast(array) for array in arrays]
+            collective = self._owner.arena.collective
+            with signed(collective, spec):
+                sent = [collective.broadcast(array) for array in arrays]
             return tree.unflatten(spec, [_like(leaf, array) for leaf, array in zip(leaves, sent, strict=True)])
 
     def update(
@@ -182,8 +192,10 @@ class StrategyExtended(Resource):
             The result of `fn`.
 
         Raises:
-            ValueError: `var` is not a variable of this strategy.
+            ValueError: `var` is not a variable of this strategy, or `args` is not a list or tuple.
+            TypeError: `fn` is not a function, or `kwargs` not a mapping.
         """
+        require_call(fn, args, kwargs)
         if not self.variable_created_in_scope(var):
             raise ValueError(f"`update` expects a variable made in the scope of {self._owner!r}, got {var!r}")
         keywords = kwargs or {}
@@ -199,7 +211,7 @@ class StrategyExtended(Resource):
 
     @contextmanager
     def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
-        """Local. A context that puts new variables where another variable is; here all are in one arena in any case.
+        """Local. A context that puts new variables on the server of another variable; without servers it does nothing.
 
         Raises:
             RuntimeError: The call is outside the strategy's scope.
@@ -213,11 +225,12 @@ class StrategyExtended(Resource):
                 "`colocate_vars_with` must only be passed a variable created in this "
                 f"tf.distribute.Strategy.scope(), got {colocate_with_variable!r}"
             )
-        yield
+        with colocate_with_variable.home.colocated(colocate_with_variable):
+            yield
 
     def variable_created_in_scope(self, v: object) -> bool:
         """Local. Whether `v` is a variable made under this strategy."""
-        return isinstance(v, Variable) and v.home is self._owner.arena
+        return isinstance(v, Variable) and v.home is self._owner.home
 
     def value_container(self, value: T) -> T:
         """Local. The value itself. One rank is one replica, so a component and its container are the same."""
@@ -230,7 +243,13 @@ class StrategyExtended(Resource):
         return self._owner.run(fn, args, kwargs, RunOptions())
 
     def read_var(self, v: Variable) -> Any:
-        """Collective for an ON_READ variable, which it aggregates; else Local. A copy of the variable's value."""
+        """Collective for an ON_READ variable, which it aggregates; else Local. A copy of the variable's value.
+
+        Raises:
+            TypeError: `v` is no variable.
+        """
+        if not isinstance(v, Variable):
+            raise TypeError(f"`read_var` expects a variable, got {v!r} of type {type(v).__name__}")
         return v.aggregate() if isinstance(v, SyncOnReadVariable) else v.numpy()
 
     @property
@@ -261,20 +280,17 @@ class StrategyExtended(Resource):
         """Local. False: shapes may change from step to step."""
         return False
 
-    def _require_own_context(self, method: str) -> context.Entry | None:
+    def _require_own_context(self) -> context.Entry | None:
         """Raise where another strategy is current; else return the innermost entry."""
         entry = context.innermost()
         if entry is not None and entry.strategy is not self._owner:
-            raise RuntimeError(
-                f"Mixing different tf.distribute.Strategy objects: {entry.strategy!r} is current and `{method}` of "
-                f"{self._owner!r} was called"
-            )
+            raise RuntimeError(mixing(entry.strategy, self._owner))
         return entry
 
     @contextmanager
     def _cross_replica(self, method: str) -> Iterator[None]:
         """Enter cross-replica context for a method that must not be called inside `run`."""
-        entry = self._require_own_context(method)
+        entry = self._require_own_context()
         if entry is not None and entry.replica_context is not None:
             raise RuntimeError(
                 f"Method requires being in cross-replica context, use get_replica_context().merge_call() or call "

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from mpidist.chief import note_role
 from mpidist.cluster.detect import detect
 from mpidist.cluster.devices import warn_about_idle_gpus
 from mpidist.cluster.gpu import agree, bind
+from mpidist.cluster.groups import enter_group
 from mpidist.cluster.placement import place
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.collective import Collective
@@ -60,10 +60,9 @@ class MultiWorkerMirroredStrategy(Strategy):
             resolver.task_type, resolver.task_id = placement.task_type, placement.task_id
         self.task_type = placement.task_type
         self.task_id = placement.task_id
-        self._own: Communicator | None = None
-        if not placement.as_launched:
-            ranks = self._own = ranks.split(placement.group, placement.replica_key)
-            note_role(ranks.rank)
+        group = enter_group(ranks, placement)
+        self._own: Communicator | None = None if group is ranks else group
+        ranks = group
         gpu = agree(binding, ranks)
         warn_about_idle_gpus(ranks.node.size)
         super().__init__(

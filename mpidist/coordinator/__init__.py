@@ -1,0 +1,16 @@
+"""The coordinator: hands closures to workers, decides which of their updates count, and hands them out again."""
+
+from typing import TYPE_CHECKING, NoReturn
+
+from mpidist.coordinator.coordinator import ClusterCoordinator
+from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue
+from mpidist.missing import no_attribute
+
+__all__ = ["ClusterCoordinator", "PerWorkerValues", "RemoteValue"]
+
+
+# Hidden from type checkers, which would take any name for one of the module's.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        no_attribute(__name__, name)

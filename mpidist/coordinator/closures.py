@@ -1,0 +1,355 @@
+"""Closures: the coordinator's queue, and its decision which attempt of a closure counts. A pure state machine.
+
+Messages and losses go in, and what is to be sent and what has ended comes out; time is an argument. An attempt is
+decided, once and for all, when its worker has finished it and every server it has pushed to is prepared. Until then
+the loss of the worker makes it void, and the closure waits again at once; after it nothing can stop the attempt.
+
+A failed function stores the first error (`error`). Whoever schedules or joins next calls `cancel`, waits until nothing
+is in flight, and raises `take_error`; then all is as new.
+"""
+
+from __future__ import annotations
+
+import pickle
+import traceback
+from collections.abc import Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import TypeAlias
+
+from mpidist.coordinator.awaiting import Awaiting
+from mpidist.coordinator.resources import Resources
+from mpidist.coordinator.work import ClosureEnd, End, ResourceEnd, Rules, Work
+from mpidist.coordinator.workers import Worker, Workers
+from mpidist.serving.commits import Commits, RateError
+from mpidist.serving.handles import with_inputs
+from mpidist.serving.messages import (
+    OWN_WRITE,
+    Applied,
+    Built,
+    CutDone,
+    Do,
+    Drop,
+    Failed,
+    Fence,
+    Finished,
+    Message,
+    Prepared,
+    Send,
+)
+
+# As tf.distribute's queue.
+LIMIT = 256 * 1024
+
+Action: TypeAlias = Send | ClosureEnd | ResourceEnd
+
+
+@dataclass(slots=True)
+class _Closure:
+    """A closure that has not ended; `worker` is None while it waits. Small: hundreds of thousands may wait."""
+
+    work: Work
+    rules: Rules
+    attempt: int = 0
+    failures: int = 0
+    worker: int | None = None
+    finished: Finished | None = None
+    prepared: frozenset[int] = frozenset()
+    is_decided: bool = False
+    refusal: tuple[bytes, str] | None = None
+    unapplied: frozenset[int] = frozenset()
+
+
+@dataclass
+class Closures:
+    """All closures that have not ended, and the workers.
+
+    Methods return what is to be done. It must be done in this order: messages to a rank must not overtake each other.
+
+    Args:
+        commits: The order of commits, which the coordinator's own writes share.
+        limit: `is_full` is true from this number of waiting closures on.
+        timeout: Seconds that a closure may run on a worker before the worker counts as lost; None is any time.
+        prefetch: Give a worker its next closure while it still runs one, if no other worker is free.
+
+    Attributes:
+        workers: The workers that are not lost, by rank.
+        resources: What each worker has a copy of.
+        error: The first error since `take_error`.
+    """
+
+    commits: Commits
+    limit: int = LIMIT
+    timeout: float | None = None
+    prefetch: InitVar[bool] = False
+    workers: dict[int, Worker] = field(init=False)
+    resources: Resources = field(init=False)
+    error: ClosureEnd | None = None
+    _workers: Workers = field(init=False)
+    _closures: dict[int, _Closure] = field(default_factory=dict)
+    _awaiting: Awaiting = field(default_factory=Awaiting)
+    _number: int = 0
+    _is_cancelling: bool = False
+
+    def __post_init__(self, prefetch: bool) -> None:
+        self._workers = Workers(prefetch)
+        self.workers = self._workers.by_rank
+        self.resources = Resources(self.workers)
+
+    @property
+    def is_full(self) -> bool:
+        """Local. Whether `schedule` should wait."""
+        return self._not_begun >= self.limit
+
+    @property
+    def is_done(self) -> bool:
+        """Local. Whether every closure has ended."""
+        return not self._closures
+
+    @property
+    def in_flight(self) -> int:
+        """Local. The number of closures that some worker has, or has finished, and that have not ended."""
+        return len(self._closures) - self._not_begun
+
+    @property
+    def _not_begun(self) -> int:
+        return len(self._workers.waiting) + len(self._awaiting)
+
+    # ------------------------------------------------------------------ the user
+
+    def schedule(
+        self, work: Work, rules: Rules, now: float, inputs: Sequence[int] = ()
+    ) -> tuple[int, list[Action]]:
+        """Local. Add a closure. Returns its number and what is to be done.
+
+        Args:
+            work: What it calls.
+            rules: What the user wants of it.
+            now: The time, in seconds; always of the same clock.
+            inputs: The closures whose results its arguments take; none of them has ended. It ends as the first of them
+                that has no result.
+
+        Raises:
+            RuntimeError: Between `cancel` and `take_error`.
+        """
+        if self._is_cancelling:
+            raise RuntimeError("a closure cannot be scheduled while closures are cancelled; take the error first")
+        self._number += 1
+        self._closures[self._number] = _Closure(work, rules)
+        if inputs:
+            self._awaiting.add(self._number, inputs)
+        else:
+            self._workers.put(self._number, rules)
+        return self._number, self._dispatch(now)
+
+    def cancel(self) -> list[Action]:
+        """Local. End all closures that wait. Those in flight end by themselves, but are not run again."""
+        self._is_cancelling = True
+        numbers = sorted([*self._awaiting.clear(), *self._workers.waiting.clear()])
+        return [end for number in numbers for end in self._end(number, End.CANCELLED)]
+
+    def take_error(self) -> ClosureEnd | None:
+        """Local. Return and clear the first error; closures can be scheduled again.
+
+        Raises:
+            RuntimeError: Something is in flight.
+        """
+        if self.in_flight:
+            raise RuntimeError(f"{self.in_flight} closures are in flight; an error is taken when nothing runs any more")
+        error, self.error, self._is_cancelling = self.error, None, False
+        return error
+
+    def undecided(self) -> dict[int, tuple[Work, Rules]]:
+        """Local. The closures that no commit so far holds, by number: what a cut of this moment leaves to be done."""
+        return {number: (one.work, one.rules) for number, one in self._closures.items() if not one.is_decided}
+
+    def discard(self, kind: str, number: int) -> list[Send]:
+        """Local. Let workers forget what the program has dropped.
+
+        Args:
+            kind: As of `Discard`.
+            number: Of this kind.
+        """
+        if kind == "resource":
+            self.resources.discard(number)
+        return [send for worker in self.workers.values() for send in worker.discard(kind, number)]
+
+    # ------------------------------------------------------------------ workers
+
+    def joined(self, rank: int, now: float) -> list[Action]:
+        """Local. A worker is there.
+
+        Args:
+            rank: Its rank, which no worker had before.
+            now: The time.
+        """
+        return [*self.resources.joined(self._workers.join(rank)), *self._dispatch(now)]
+
+    def lost(self, rank: int, now: float) -> list[Action]:
+        """Local. A worker is dead, or counts as dead: it is fenced, and its closures wait again unless decided.
+
+        Args:
+            rank: The worker. Nothing happens if it is lost already.
+            now: The time.
+        """
+        worker = self._workers.lose(rank)
+        if worker is None:
+            return []
+        actions: list[Action] = [Send(to, Fence(rank)) for to in (*self.commits.servers, rank)]
+        actions += self.resources.lost(worker)
+        for number in sorted({number for number in worker.slots if number is not None}):
+            if not self._closures[number].is_decided:
+                actions += self._again(number)
+        return [*actions, *self._dispatch(now)]
+
+    def overdue(self, now: float) -> list[int]:
+        """Local. The workers whose closure runs longer than `timeout`: to be reported as `lost`.
+
+        Args:
+            now: The time.
+        """
+        if self.timeout is None:
+            return []
+        return [rank for rank, worker in self.workers.items() if worker.is_overdue(self.timeout, now)]
+
+    def take(self, sender: int, message: Message, now: float) -> list[Action] | None:
+        """Local. The actions that a message asks for, in the order in which they are to be done.
+
+        What a lost worker has sent, and what concerns its attempts, is passed over.
+
+        Args:
+            sender: The rank that has sent it.
+            message: The message.
+            now: The time.
+
+        Returns:
+            None if the message is not one of this machine's.
+
+        Raises:
+            RuntimeError: The message breaks the protocol.
+        """
+        if isinstance(message, Finished | Failed):
+            actions = self._returned(sender, message, now)
+        elif isinstance(message, Prepared):
+            actions = self._prepared(sender, message)
+        elif isinstance(message, Applied):
+            actions = self._applied(sender, message)
+        elif isinstance(message, Built):
+            return [*self.resources.built(sender, message, now)]
+        elif isinstance(message, CutDone):
+            self.commits.cut_done(sender, message)
+            return []
+        else:
+            return None
+        return [*actions, *self._dispatch(now)]
+
+    # ------------------------------------------------------------------ inside
+
+    def _again(self, number: int) -> list[Action]:
+        """Queue a closure whose attempt is void; after `cancel`, end it."""
+        closure = self._closures[number]
+        closure.worker = closure.finished = None
+        closure.prepared = frozenset()
+        if self._is_cancelling:
+            return [*self._end(number, End.CANCELLED)]
+        self._workers.put(number, closure.rules)
+        return []
+
+    def _dispatch(self, now: float) -> list[Action]:
+        """Send waiting closures to free workers."""
+        actions: list[Action] = []
+        for worker, number, slot in self._workers.start(now):
+            closure = self._closures[number]
+            closure.attempt += 1
+            closure.worker = worker.rank
+            work = closure.work
+            do = Do(number, closure.attempt, slot, work.function.number, work.arguments)
+            actions += [*worker.define(work), Send(worker.rank, do)]
+        return actions
+
+    def _returned(self, rank: int, message: Finished | Failed, now: float) -> list[Action]:
+        worker = self.workers.get(rank)
+        if worker is None:
+            return []
+        number = message.closure
+        if worker.running[:1] != [number] or self._closures[number].attempt != message.attempt:
+            raise RuntimeError(
+                f"the worker of rank {rank} has returned attempt {message.attempt} of closure {number}: expected the "
+                f"current attempt of the first of the closures {worker.running}"
+            )
+        self._workers.returned(worker, now)
+        if isinstance(message, Failed):
+            return self._failed(rank, message)
+        self._closures[number].finished = message
+        return self._decide(number)
+
+    def _failed(self, rank: int, message: Failed) -> list[Action]:
+        number = message.closure
+        closure = self._closures[number]
+        # Its pushes are dropped: the worker has told the servers before it told the coordinator.
+        self._workers.release(rank, number)
+        closure.failures += 1
+        if closure.failures <= closure.rules.retries and not self._is_cancelling:
+            return self._again(number)
+        return [*self._end(number, End.ERROR, message.error, message.traceback)]
+
+    def _prepared(self, server: int, message: Prepared) -> list[Action]:
+        closure = self._closures.get(message.closure)
+        if closure is None or closure.worker is None or closure.attempt != message.attempt:
+            return []
+        closure.prepared |= {server}
+        return self._decide(message.closure)
+
+    def _decide(self, number: int) -> list[Action]:
+        """Commit an attempt that is finished, and prepared by all servers that it has pushed to."""
+        closure = self._closures[number]
+        finished, worker = closure.finished, closure.worker
+        if finished is None or worker is None or not closure.prepared.issuperset(finished.servers):
+            return []
+        if not finished.servers:
+            return self._finish(number, closure)
+        closure.is_decided = True
+        closure.unapplied = frozenset(finished.servers)
+        message: Message
+        try:
+            message = self.commits.commit(worker, number, closure.attempt, finished.optimizers)
+        except RateError as error:
+            # Decided against. The worker's slots are free when all servers have dropped it.
+            closure.refusal = (pickle.dumps(error), "".join(traceback.format_exception(error)))
+            message = Drop(worker, number, closure.attempt)
+        return [Send(server, message) for server in finished.servers]
+
+    def _applied(self, server: int, message: Applied) -> list[Action]:
+        if message.attempt == OWN_WRITE:
+            self.commits.written(server, message.closure)
+            return []
+        closure = self._closures.get(message.closure)
+        if closure is None or closure.attempt != message.attempt or server not in closure.unapplied:
+            raise RuntimeError(
+                f"the server of rank {server} sends {message!r}: expected one of each server for each commit"
+            )
+        closure.unapplied -= {server}
+        return self._finish(message.closure, closure)
+
+    def _finish(self, number: int, closure: _Closure) -> list[Action]:
+        if closure.unapplied or closure.finished is None:
+            return []
+        self._workers.release(closure.worker, number)
+        if closure.refusal is not None:
+            return [*self._end(number, End.ERROR, *closure.refusal)]
+        return [*self._end(number, End.RESULT, closure.finished.result)]
+
+    def _end(self, number: int, end: End, payload: bytes = b"", text: str = "") -> list[ClosureEnd]:
+        """End a closure; those that await its result are queued, or end as it does."""
+        ends = [number]
+        for one in ends:
+            closure = self._closures.pop(one)
+            if end is End.ERROR and closure.rules.on_error == "cancel" and self.error is None:
+                self.error = ClosureEnd(one, end, payload, text)
+            if end is End.RESULT:
+                for waiting, inputs in self._awaiting.note(one, payload):
+                    begun = self._closures[waiting]
+                    begun.work = begun.work._replace(arguments=with_inputs(begun.work.arguments, inputs))
+                    self._workers.put(waiting, begun.rules)
+            else:
+                ends += self._awaiting.give_up(one)
+        return [ClosureEnd(one, end, payload, text) for one in ends]

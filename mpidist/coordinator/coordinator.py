@@ -1,0 +1,400 @@
+"""`ClusterCoordinator`: hands functions to workers, and survives the loss of workers."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import logging
+import threading
+import time
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal, cast
+
+import numpy as np
+
+from mpidist import tree
+from mpidist.coordinator.closures import LIMIT, Action, Closures
+from mpidist.coordinator.functions import Functions, Naming, arguments_of, is_of_this_process
+from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
+from mpidist.coordinator.work import ClosureEnd, Name, Rules
+from mpidist.data.dataset import Dataset
+from mpidist.data.input_context import InputContext
+from mpidist.errors import DeadRankError
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.serving.chief import Chief
+from mpidist.serving.handles import describe_variable, dump_arguments, handle_of_variable
+from mpidist.serving.messages import Message, Send
+from mpidist.serving.plan import ServedPlan
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.variables.served import ServedVariable
+from mpidist.variables.variable import Variable
+
+logger = logging.getLogger("mpidist")
+
+# Between two looks of the thread that goes on while the program does something else.
+_NAP_SECONDS = 0.001
+_WAIT_SECONDS = 0.05
+# Sent by their contents, without a further look.
+_PLAIN = frozenset({tuple, list, dict, str, bytes, int, float, bool, type(None), np.ndarray})
+
+_coordinators: weakref.WeakKeyDictionary[ParameterServerStrategy, ClusterCoordinator] = weakref.WeakKeyDictionary()
+
+
+class ClusterCoordinator:
+    """Gives functions to workers. There is one for each strategy: another call gives the same object.
+
+    Local. Args:
+        strategy: A `ParameterServerStrategy`, on its chief.
+        closure_timeout: Seconds after which a function's worker counts as lost; default: never.
+        prefetch: Give a worker its next function while it still runs one, if no other worker is free.
+
+    Raises:
+        ValueError: Another strategy.
+        RuntimeError: This rank is not the chief.
+    """
+
+    def __new__(cls, strategy: ParameterServerStrategy, *_: object, **__: object) -> ClusterCoordinator:
+        """Local. See the class."""
+        if not isinstance(strategy, ParameterServerStrategy):
+            raise ValueError(
+                "`strategy` must be a ParameterServerStrategy: only this strategy has workers that functions can be "
+                f"given to; got {strategy!r}"
+            )
+        if strategy.chief is None:
+            raise RuntimeError(
+                f"a ClusterCoordinator belongs to the chief, and this rank is {strategy.roles.task_type}"
+            )
+        if strategy not in _coordinators:
+            _coordinators[strategy] = super().__new__(cls)
+        return _coordinators[strategy]
+
+    def __init__(
+        self, strategy: ParameterServerStrategy, closure_timeout: float | None = None, *, prefetch: bool = False
+    ) -> None:
+        if hasattr(self, "strategy"):
+            return
+        self.strategy = strategy
+        # `__new__` has looked.
+        self._chief = cast(Chief, strategy.chief)
+        self._station = self._chief.station
+        self._closures = Closures(self._chief.commits, LIMIT, closure_timeout, prefetch)
+        self._values: dict[int, RemoteValue] = {}
+        self._functions = Functions(Naming(self._handle_of, self._name_of, self._chief.note_drop))
+        # What workers are sent once, by kind and number.
+        self._names: dict[tuple[str, int], Name] = {}
+        self._failure: BaseException | None = None
+        self._chief.closures = self._take
+        self._chief.watch = self._watch
+        self._chief.discard = self._discard
+        self._chief.forget_unused = self._functions.forget
+        now = time.monotonic()
+        for worker in strategy.roles.workers:
+            self._do(self._closures.joined(worker, now))
+        if not strategy.roles.is_one_process:
+            threading.Thread(
+                target=_go_on, args=(weakref.ref(self), self._chief.lock), name="mpidist-coordinator", daemon=True
+            ).start()
+
+    # ------------------------------------------------------------------ the program
+
+    def schedule(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *,
+        worker: int | None = None, priority: float = 0, retries: int = 0,
+        on_error: Literal["cancel", "keep"] = "cancel",
+    ) -> RemoteValue:
+        """Local. Give a function to some worker. It returns at once, unless the queue is full.
+
+        Variables, optimizers, metrics and the strategy that the function uses are those of the servers. What else it
+        captures is sent with its first use, and is what it was then.
+
+        Args:
+            fn: The function.
+            args: Its arguments; `RemoteValue`s become their values, `PerWorkerValues` those of the worker. With a value
+                that is not there yet the function waits for it, not the caller; it ends as that one if there will be
+                none.
+            kwargs: Its keyword arguments, likewise.
+            worker: The index of the worker that is to run it, as long as that lives; default: any.
+            priority: Higher ones run first.
+            retries: How often it is run again when it raises.
+            on_error: "cancel": its error cancels what waits, and the next `schedule`, `join` or `done` raises it.
+                "keep": only its own value raises.
+
+        Returns:
+            Its result, which may be not there yet.
+
+        Raises:
+            Exception: Of an earlier function; see `on_error`.
+            TypeError: `fn` cannot be called, or something cannot be sent.
+        """
+        if not callable(fn):
+            raise TypeError(f"`fn` must be a function, got {fn!r}")
+        if on_error not in ("cancel", "keep"):
+            raise ValueError(f"`on_error` must be 'cancel' or 'keep', got {on_error!r}")
+        arguments = arguments_of(args, kwargs)
+        rank = None if worker is None else self._rank_of(worker)
+        with self._chief.lock:
+            self._raise_error()
+            self._chief.settle()
+            while self._closures.is_full:
+                self._step()
+                self._raise_error()
+            work, inputs = self._functions.work(fn, *arguments)
+            rules = Rules(rank, priority, retries, on_error)
+            number, actions = self._closures.schedule(work, rules, time.monotonic(), inputs)
+            value = self._values[number] = RemoteValue(number, self._wait_for, self._find)
+            self._do(actions)
+            return value
+
+    def join(self) -> None:
+        """Local. Return when all functions have ended.
+
+        Raises:
+            Exception: Of the first function that has failed; functions that waited are cancelled.
+            DeadRankError: All workers, or a server, are dead.
+        """
+        with self._chief.lock:
+            while not self._closures.is_done:
+                self._raise_error()
+                self._step()
+            self._raise_error()
+
+    def done(self) -> bool:
+        """Local. Whether all functions have ended; raises as `join`."""
+        with self._chief.lock:
+            while self._station.step() or self.strategy.work_here():
+                pass
+            self._look_for_losses()
+            self._raise_error()
+            return self._closures.is_done
+
+    def fetch(self, val: Any) -> Any:
+        """Local. The values of all `RemoteValue`s in a nest; waits for them.
+
+        Args:
+            val: The nest. Other values stay.
+        """
+        return tree.map_leaves(lambda one: one.fetch() if isinstance(one, RemoteValue) else one, val)
+
+    def create_per_worker_value(
+        self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None
+    ) -> PerWorkerValues:
+        """Local. Let each worker make a value of its own, which stays there.
+
+        Args:
+            fn: Makes it.
+            args: Its arguments.
+            kwargs: Its keyword arguments.
+        """
+        return self._resource(fn, *arguments_of(args, kwargs))
+
+    def create_per_worker_dataset(self, dataset_fn: Callable[..., Dataset] | Dataset) -> PerWorkerValues:
+        """Local. Let each worker make a data set. `iter` of it gives iterators, one on each worker.
+
+        Args:
+            dataset_fn: Makes it; a function with an argument that has no default gets the worker's `InputContext`. Or
+                the data set, whole on each worker.
+
+        Raises:
+            ValueError: It is neither.
+        """
+        if isinstance(dataset_fn, Dataset):
+            return self._resource(_same, (dataset_fn,), {}, self._iterate)
+        if callable(dataset_fn):
+            return self._resource(_make_dataset, (dataset_fn, _Context()), {}, self._iterate)
+        raise ValueError(f"Unexpected dataset type! Expected a function or a Dataset, got {dataset_fn!r}")
+
+    def _iterate(self, dataset: PerWorkerValues) -> PerWorkerValues:
+        return self._resource(iter, (dataset,), {})
+
+    # ------------------------------------------------------------------ inside
+
+    def _rank_of(self, worker: int) -> int:
+        ranks = self.strategy.roles.workers
+        if not 0 <= worker < len(ranks):
+            raise ValueError(f"`worker` must be from 0 to {len(ranks) - 1}, got {worker}")
+        return ranks[worker]
+
+    def _resource(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
+        iterate: Callable[[PerWorkerValues], PerWorkerValues] | None = None,
+    ) -> PerWorkerValues:
+        if not callable(fn):
+            raise TypeError(f"expected a function, got {fn!r}")
+        with self._chief.lock:
+            self._chief.settle()
+            work, inputs = self._functions.work(fn, args, kwargs)
+            while inputs:
+                self._wait_for(self._values[inputs[0]])
+                work, inputs = self._functions.work(fn, args, kwargs)
+            number, sends = self._closures.resources.build(work)
+            self._do(list(sends))
+        values = PerWorkerValues(number, iterate)
+        self._chief.note_drop(values, "resource", number)
+        return values
+
+    def _handle_of(self, given: object) -> tuple[Any, ...] | None:
+        if type(given) in _PLAIN:
+            return None
+        if isinstance(given, ServedVariable):
+            return handle_of_variable(given)
+        if isinstance(given, Optimizer):
+            return "optimizer", self._plan_of(given).number
+        if isinstance(given, PerWorkerValues):
+            return "resource", given.number
+        if isinstance(given, RemoteValue):
+            return "input" if self._values.get(given.number) is given else "value", given.number
+        if isinstance(given, _Context):
+            return ("context",)
+        if given is self.strategy:
+            return ("strategy",)
+        if isinstance(given, Variable):
+            raise TypeError(
+                f"variable {given.name!r} is not on a parameter server; variables are made in `with strategy.scope():`"
+            )
+        if isinstance(given, ClusterCoordinator) or is_of_this_process(given):
+            raise TypeError("it is of this process alone")
+        return None
+
+    def _name_of(self, given: object) -> tuple[Name, ...]:
+        if isinstance(given, ServedVariable):
+            return (self._named("variable", given.place.number, lambda: describe_variable(given)),)
+        if isinstance(given, Optimizer):
+            plan = self._plan_of(given)
+            self._chief.optimizers[plan.number] = given
+            described = plan.kernel, dataclasses.asdict(plan.options), given.name, list(plan.variables)
+            variables = [name for variable in plan.variables for name in self._name_of(variable)]
+            return (*variables, self._named("optimizer", plan.number, lambda: described))
+        return ()
+
+    def _named(self, kind: str, number: int, described: Callable[[], object]) -> Name:
+        if (kind, number) not in self._names:
+            self._names[kind, number] = Name(kind, number, dump_arguments(described(), handle_of_variable))
+        return self._names[kind, number]
+
+    def _discard(self, kind: str, number: int) -> list[Send]:
+        """See `Chief.discard`."""
+        self._names.pop((kind, number), None)
+        return self._closures.discard(kind, number)
+
+    def _find(self, handle: tuple[Any, ...]) -> ServedVariable:
+        """A variable that a function has returned."""
+        variable = self._chief.variables.get(handle[1])
+        if variable is None:
+            raise RuntimeError("a function has returned a variable that the program has dropped: keep the variable")
+        return variable
+
+    def _plan_of(self, optimizer: Optimizer) -> ServedPlan:
+        if not isinstance(optimizer.plan, ServedPlan):
+            raise TypeError(
+                f"the state of optimizer {optimizer.name!r} is not on parameter servers: call "
+                "optimizer.build(variables) on the chief first, with variables of this strategy"
+            )
+        return optimizer.plan
+
+    def _take(self, sender: int, message: Message) -> bool:
+        """See `Role.take`."""
+        iterations = self._chief.commits.iterations
+        # The program may have restored a checkpoint.
+        optimizers = list(self._chief.optimizers.items())
+        iterations.update({number: optimizer.iterations for number, optimizer in optimizers})
+        actions = self._closures.take(sender, message, time.monotonic())
+        for number, optimizer in optimizers:
+            optimizer.iterations = iterations[number]
+        if actions is None:
+            return False
+        self._do(actions)
+        return True
+
+    def _do(self, actions: Sequence[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Send):
+                if action.rank not in self._station.lost:
+                    self._station.send(action)
+            elif isinstance(action, ClosureEnd):
+                self._values.pop(action.closure).set(action)
+
+    def _step(self) -> None:
+        """Go on for a moment, or wait for a message."""
+        self._raise_failure()
+        if not self._station.step() and not self.strategy.work_here():
+            self._station.step(0.0 if self.strategy.roles.is_one_process else _WAIT_SECONDS)
+        self._look_for_losses()
+
+    def go_on(self) -> None:
+        """Local. Take what has come, in a thread of ours, while the program does something else."""
+        try:
+            while self._station.step():
+                pass
+            self._look_for_losses()
+        except BaseException as error:  # the program's own thread raises it
+            self._failure = error
+
+    def _watch(self) -> None:
+        try:
+            self._look_for_losses()
+        except DeadRankError as error:  # `join` raises it: all workers are dead, and a checkpoint is saved
+            self._failure = error
+
+    def _look_for_losses(self) -> None:
+        now = time.monotonic()
+        lost = (self._station.window.lost() & self._closures.workers.keys()) | set(self._closures.overdue(now))
+        for rank in sorted(lost):
+            name, left = self._station.name_of(rank), len(self._closures.workers) - 1
+            logger.warning("%s is lost; its work goes to the other %d worker%s", name, left, "s" * (left != 1))
+            self._do(self._closures.lost(rank, now))
+            self.strategy.give_up(rank)
+        if lost and not self._closures.workers:
+            raise DeadRankError("all workers are lost: start the job again, and let it restore the last checkpoint")
+
+    def _wait_for(self, value: RemoteValue) -> None:
+        with self._chief.lock:
+            while not value.is_done:
+                self._step()
+
+    def _raise_failure(self) -> None:
+        if self._failure is not None:
+            self._station.require_needed()
+            raise self._failure
+
+    def _raise_error(self) -> None:
+        self._raise_failure()
+        if self._closures.error is None:
+            return
+        self._do(self._closures.cancel())
+        while self._closures.in_flight:
+            self._step()
+        end = self._closures.take_error()
+        if end is not None:
+            raise error_of(end)
+
+    def __repr__(self) -> str:
+        return f"<mpidist.coordinator.ClusterCoordinator of {len(self._closures.workers)} workers>"
+
+
+class _Context:
+    """Stands for the worker's `InputContext`."""
+
+
+def _same(dataset: Dataset) -> Dataset:
+    return dataset
+
+
+def _make_dataset(dataset_fn: Callable[..., Any], place: InputContext) -> Any:
+    parameters = inspect.signature(dataset_fn).parameters.values()
+    wants = any(one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD for one in parameters)
+    return dataset_fn(place) if wants else dataset_fn()
+
+
+def _go_on(reference: weakref.ref[ClusterCoordinator], lock: Any) -> None:
+    while True:
+        time.sleep(_NAP_SECONDS)
+        coordinator = reference()
+        if coordinator is None or coordinator.strategy.is_closed:
+            return
+        if lock.acquire(blocking=False):
+            try:
+                coordinator.go_on()
+            finally:
+                lock.release()
+        del coordinator

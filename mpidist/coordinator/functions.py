@@ -1,0 +1,298 @@
+"""Functions as they are sent to workers: once each, with names in the place of what lives on servers and workers."""
+
+from __future__ import annotations
+
+import dis
+import io
+import sys
+import types
+import warnings
+import weakref
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from mpidist.arguments import described
+from mpidist.comm.resource import Resource
+from mpidist.coordinator.remote_value import RemoteValue
+from mpidist.coordinator.work import Name, Work
+from mpidist.serving.handles import HandleOf, dump_arguments, dump_function
+
+# What is kept for the next use.
+_MOST_FUNCTIONS = 256
+_MOST_BYTES = 64 << 20
+
+
+class Naming(NamedTuple):
+    """The way by which objects are named.
+
+    Attributes:
+        handle_of: Gives the handle of an object; None: it is sent by its content. It raises TypeError for what must not
+            be sent.
+        name_of: Gives what a worker must have been sent before the handle of an object, in order.
+        note_drop: Sees to it that workers discard a function when the object that stands for it is dropped.
+    """
+
+    handle_of: HandleOf
+    name_of: Callable[[object], tuple[Name, ...]]
+    note_drop: Callable[[object, str, int], None]
+
+
+class _NoValueError(Exception):
+    """An error where what is sent takes a result."""
+
+    def __init__(self, error: Exception) -> None:
+        super().__init__(error)
+        self.error = error
+
+
+class _Global(NamedTuple):
+    """A global variable that a function uses."""
+
+    space: Mapping[str, Any]
+    name: str
+    value: object
+
+
+class _Function:
+    """A function that was sent, and what it captures."""
+
+    def __init__(self, fn: Callable[..., Any], name: Name, captured: tuple[Name, ...], held: list[object]) -> None:
+        # The function stays alive, so that no other one gets its identity.
+        self.fn = fn
+        self.name = name
+        self.captured = captured
+        self.held = held
+        self.globals = list(_globals_of(fn, set()))
+
+    def changed(self) -> str | None:
+        """The name of a global that is bound to something else by now."""
+        for space, name, value in self.globals:
+            if space.get(name, value) is not value:
+                return name
+        return None
+
+
+def arguments_of(
+    args: Sequence[Any] | None, kwargs: Mapping[str, Any] | None
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Local. The arguments of a function as a tuple and a dictionary.
+
+    Args:
+        args: None for none.
+        kwargs: None for none.
+
+    Raises:
+        TypeError: `args` is no tuple or list, or `kwargs` no dictionary.
+    """
+    if args is not None and not isinstance(args, (tuple, list)):
+        raise TypeError(f"`args` must be a tuple of the function's arguments, as args=(value,), got {described(args)}")
+    if kwargs is not None and not isinstance(kwargs, Mapping):
+        raise TypeError(f"`kwargs` must be a dictionary of the function's arguments, got {described(kwargs)}")
+    return tuple(args or ()), dict(kwargs or {})
+
+
+class Functions:
+    """The functions that were sent, by what tells one from another.
+
+    Args:
+        naming: The way by which objects are named.
+    """
+
+    def __init__(self, naming: Naming) -> None:
+        self._naming = naming
+        self._kept: OrderedDict[tuple[Any, ...], _Function] = OrderedDict()
+        self._bytes = 0
+        self._count = 0
+        # The code of functions of which it was said that a global has changed.
+        self._said: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+
+    def work(
+        self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> tuple[Work, list[int]]:
+        """Local. The call for a worker, and the closures whose results the arguments take.
+
+        Raises:
+            TypeError: Something cannot be sent.
+        """
+        function = self._function(fn)
+        held: list[object] = []
+        inputs: dict[int, int] = {}
+        try:
+            arguments = dump_arguments((args, kwargs), self._holding(held, inputs))
+        except _NoValueError as error:
+            raise error.error from None
+        except Exception as error:
+            places = [*((f"argument {number}", given) for number, given in enumerate(args)),
+                      *((f"argument {name!r}", given) for name, given in kwargs.items())]
+            raise self._blame(fn, places, "is given", error) from error
+        return Work(function.name, arguments, function.captured, self._names(held), (function, *held)), list(inputs)
+
+    def forget(self) -> None:
+        """Local. Keep no function for its next use."""
+        self._kept.clear()
+        self._bytes = 0
+
+    def _function(self, fn: Callable[..., Any]) -> _Function:
+        key = _key(fn)
+        function = self._kept.get(key)
+        if function is not None:
+            name = function.changed()
+            if name is None:
+                self._kept.move_to_end(key)
+                return function
+            self._say_changed(fn, name)
+            self._drop(key)
+        function = self._kept[key] = self._send(fn)
+        self._bytes += len(function.name.code)
+        while len(self._kept) > 1 and (len(self._kept) > _MOST_FUNCTIONS or self._bytes > _MOST_BYTES):
+            self._drop(next(iter(self._kept)))
+        return function
+
+    def _drop(self, key: tuple[Any, ...]) -> None:
+        self._bytes -= len(self._kept.pop(key).name.code)
+
+    def _send(self, fn: Callable[..., Any]) -> _Function:
+        held: list[object] = []
+        try:
+            code = dump_function(fn, self._holding(held))
+        except _NoValueError as error:
+            raise error.error from None
+        except Exception as error:
+            raise self._blame(fn, list(_captured(fn, set())), "captures", error) from error
+        self._count += 1
+        function = _Function(fn, Name("function", self._count, code), self._names(held), held)
+        self._naming.note_drop(function, "function", self._count)
+        return function
+
+    def _holding(self, held: list[object], inputs: dict[int, int] | None = None) -> HandleOf:
+        """The handles of objects, which are noted in `held`; and in `inputs` the places of results that arguments take.
+
+        Only arguments can take the result of a closure that has not ended; anything else waits for it.
+        """
+        handle_of = self._naming.handle_of
+
+        def handle(given: object) -> tuple[Any, ...] | None:
+            found = handle_of(given)
+            if found is None:
+                return None
+            held.append(given)
+            if isinstance(given, RemoteValue):
+                if found[0] == "input" and inputs is not None:
+                    return "input", inputs.setdefault(given.number, len(inputs))
+                try:
+                    return "value", given.get()
+                except Exception as error:
+                    raise _NoValueError(error) from error
+            return found
+
+        return handle
+
+    def _names(self, held: list[object]) -> tuple[Name, ...]:
+        return tuple(dict.fromkeys(name for given in held for name in self._naming.name_of(given)))
+
+    def _blame(
+        self, fn: Callable[..., Any], places: list[tuple[str, object]], verb: str, error: Exception
+    ) -> TypeError:
+        """The error for a function or arguments that cannot be sent, which names what it is about."""
+        owner = f"function {getattr(fn, '__qualname__', fn)!r}"
+        for name, value in places:
+            try:
+                dump_arguments(value, self._holding([]))
+            except Exception as found:
+                return TypeError(
+                    f"{owner} {verb} {name}, {described(value)}, which cannot be sent to a worker: {found}. Make it "
+                    "inside the function, or on each worker by `create_per_worker_value`"
+                )
+        return TypeError(f"{owner} cannot be sent to a worker: {error}")
+
+    def _say_changed(self, fn: Callable[..., Any], name: str) -> None:
+        code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+        if code is None or code in self._said:
+            return
+        self._said.add(code)
+        warnings.warn(
+            f"function {fn.__qualname__!r} uses the global {name!r}, which has changed since the function was sent to "
+            "the workers: it is sent again, now and at each further change. Pass what changes as an argument",
+            RuntimeWarning, stacklevel=_depth_of_caller(),
+        )
+
+
+def _depth_of_caller() -> int:
+    """The number of frames from the caller to the first one that is not of this package."""
+    depth, frame = 1, sys._getframe(1)  # noqa: SLF001 - documented; private only to say "of this interpreter"
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("mpidist."):
+        depth, frame = depth + 1, frame.f_back
+    return depth
+
+
+def _key(fn: Callable[..., Any]) -> tuple[Any, ...]:
+    """The identity of a function: its code, what it captures, and whose method it is."""
+    owner, function = getattr(fn, "__self__", None), getattr(fn, "__func__", fn)
+    held = tuple(id(value) for _, value in _cells(function))
+    defaults = id(getattr(function, "__defaults__", None)), id(getattr(function, "__kwdefaults__", None))
+    return id(getattr(function, "__code__", function)), held, id(owner), defaults
+
+
+def _cells(function: object) -> Iterator[tuple[str, object]]:
+    """The variables of the surrounding functions that a function uses."""
+    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
+    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
+        try:
+            yield name, cell.cell_contents
+        except ValueError:
+            # The function names what does not exist yet.
+            continue
+
+
+def _captured(fn: Callable[..., Any], seen: set[int]) -> Iterator[tuple[str, object]]:
+    """The things that a function is sent with, by its names."""
+    function = getattr(fn, "__func__", fn)
+    if hasattr(fn, "__self__"):
+        yield "`self`", fn.__self__
+    for name, value in [*_cells(function), *((name, value) for _, name, value in _globals_of(fn, seen))]:
+        yield repr(name), value
+
+
+def _globals_of(fn: object, seen: set[int]) -> Iterator[_Global]:
+    """The globals that a function is sent with, also those of the functions that it calls."""
+    function = getattr(fn, "__func__", fn)
+    if not isinstance(function, types.FunctionType) or id(function) in seen or _has_a_name(function):
+        return
+    seen.add(id(function))
+    space = function.__globals__
+    for name in _global_names(function.__code__):
+        if name in space:
+            yield _Global(space, name, space[name])
+            yield from _globals_of(space[name], seen)
+    for _, value in _cells(function):
+        yield from _globals_of(value, seen)
+
+
+def _global_names(code: types.CodeType) -> Iterator[str]:
+    for instruction in dis.get_instructions(code):
+        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
+            yield instruction.argval
+    for constant in code.co_consts:
+        if isinstance(constant, types.CodeType):
+            yield from _global_names(constant)
+
+
+def _has_a_name(function: types.FunctionType) -> bool:
+    """Whether a worker imports the function, and so has globals of its own."""
+    found: object = None if function.__module__ == "__main__" else sys.modules.get(function.__module__)
+    for part in function.__qualname__.split("."):
+        found = getattr(found, part, None)
+    return found is function
+
+
+def is_of_this_process(given: object) -> bool:
+    """Local. Whether an object means nothing in another process, though it may be possible to pickle it."""
+    if isinstance(given, (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)):
+        return given not in (sys.stdin, sys.stdout, sys.stderr)
+    kinds = type(given).__mro__
+    # Strategies and communicators; and those of MPI itself.
+    return Resource in kinds or any(
+        kind.__module__ == "mpi4py.MPI" and kind.__name__ in ("Comm", "File", "Request", "Session", "Win")
+        for kind in kinds
+    )

@@ -1,0 +1,116 @@
+"""Values of closures, and of workers."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable
+from typing import Any
+
+from mpidist.coordinator.work import ClosureEnd, End
+from mpidist.errors import CancelledError
+from mpidist.serving.handles import load
+
+# Every result that names a variable has these bytes in it, and few others.
+_VARIABLE = b"variable"
+
+
+class RemoteValue:
+    """The result of a scheduled function, which may not be there yet.
+
+    Args:
+        number: Of the closure.
+        wait: Returns when the function has ended.
+        find: Gives the object of a handle in the result.
+    """
+
+    def __init__(
+        self, number: int, wait: Callable[[RemoteValue], None], find: Callable[[tuple[Any, ...]], Any]
+    ) -> None:
+        self.number = number
+        self._wait = wait
+        self._find = find
+        self._end: ClosureEnd | None = None
+        self._kept: object = None
+
+    @property
+    def is_done(self) -> bool:
+        """Local. Whether the function has ended."""
+        return self._end is not None
+
+    def set(self, end: ClosureEnd) -> None:
+        """Local. Note how the function has ended."""
+        self._end = end
+        if end.end is End.RESULT and _VARIABLE in end.payload:
+            # The memory of a variable is given back when the program drops it: one in a result is kept. `get` tells of
+            # one that was dropped before.
+            with contextlib.suppress(Exception):
+                self._kept = load(end.payload, self._find)
+
+    def get(self) -> Any:
+        """Local. The result; waits for it.
+
+        Raises:
+            Exception: What the function raised.
+            CancelledError: It was cancelled, since another function had failed.
+        """
+        if self._end is None:
+            self._wait(self)
+        return value_of(self._end, self._find)
+
+    def fetch(self) -> Any:
+        """Local. As `get`."""
+        return self.get()
+
+    def __repr__(self) -> str:
+        state = "in progress" if self._end is None else self._end.end.value
+        return f"<mpidist.coordinator.RemoteValue, {state}>"
+
+
+def value_of(end: ClosureEnd | None, find: Callable[[tuple[Any, ...]], Any]) -> Any:
+    """Local. The result of a closure, or its error raised.
+
+    Args:
+        end: Of the closure.
+        find: Gives the object of a handle.
+    """
+    if end is None or end.end is End.CANCELLED:
+        raise CancelledError("The corresponding function is cancelled. Please reschedule the function.")
+    if end.end is End.ERROR:
+        raise error_of(end)
+    return load(end.payload, find)
+
+
+def error_of(end: ClosureEnd) -> BaseException:
+    """Local. The error of a closure, with the worker's traceback."""
+    error: BaseException = pickle.loads(end.payload)
+    if hasattr(error, "add_note") and end.traceback:
+        error.add_note(f"Raised on a worker:\n{end.traceback}")
+    return error
+
+
+class PerWorkerValues:
+    """A value, or a data set, of which each worker has its own. In a scheduled function it is the worker's.
+
+    Args:
+        number: Of the resource.
+        iterate: Makes the values of `iter`; None where that has no meaning.
+    """
+
+    def __init__(self, number: int, iterate: Callable[[PerWorkerValues], PerWorkerValues] | None = None) -> None:
+        self.number = number
+        self._iterate = iterate
+
+    def __iter__(self) -> PerWorkerValues:
+        if self._iterate is None:
+            raise TypeError("these values of workers are no data set: pass them to `schedule`")
+        return self._iterate(self)
+
+    def __next__(self) -> Any:
+        raise NotImplementedError(
+            "the elements of a worker's data set are there on the worker only: pass the iterator to `schedule`, and "
+            "call `next` in the function"
+        )
+
+    def __repr__(self) -> str:
+        return f"<mpidist.coordinator.PerWorkerValues {self.number}>"

@@ -1,0 +1,72 @@
+"""Resources: values and data sets of which each worker has a copy of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mpidist.coordinator.work import End, ResourceEnd, Work
+from mpidist.coordinator.workers import Worker
+from mpidist.serving.messages import Build, Built, Send
+
+
+@dataclass
+class Resources:
+    """Values and data sets of which each worker has its own; whoever joins makes its own, too.
+
+    A worker gets `Build` before every closure that may use the resource. A closure whose worker could not make it fails
+    there; others do not notice.
+
+    Args:
+        workers: The workers that are not lost, by rank.
+    """
+
+    workers: Mapping[int, Worker]
+    _works: dict[int, Work] = field(default_factory=dict)
+    _number: int = 0
+
+    def build(self, work: Work) -> tuple[int, list[Send]]:
+        """Local. Let every worker make a resource. Returns its number and what is to be sent.
+
+        Args:
+            work: What makes it.
+        """
+        self._number += 1
+        self._works[self._number] = work
+        return self._number, [send for worker in self.workers.values() for send in self._build(worker, self._number)]
+
+    def joined(self, worker: Worker) -> list[Send]:
+        """Local. Let a new worker make all resources."""
+        return [send for number in self._works for send in self._build(worker, number)]
+
+    def _build(self, worker: Worker, number: int) -> list[Send]:
+        work = self._works[number]
+        worker.building.add(number)
+        worker.known.add(("resource", number))
+        return [*worker.define(work), Send(worker.rank, Build(number, work.function.number, work.arguments))]
+
+    def built(self, rank: int, message: Built, now: float) -> list[ResourceEnd]:
+        """Local. A worker has made a resource, or could not.
+
+        Args:
+            rank: The worker.
+            message: What it says.
+            now: The time, in seconds.
+        """
+        worker = self.workers.get(rank)
+        if worker is None:
+            return []
+        worker.building.discard(message.resource)
+        worker.since = now
+        if message.resource not in self._works:
+            return []
+        end = End.ERROR if message.error else End.RESULT
+        return [ResourceEnd(message.resource, rank, end, message.error, message.traceback)]
+
+    def lost(self, worker: Worker) -> list[ResourceEnd]:
+        """Local. A worker is gone, and its copies with it."""
+        return [ResourceEnd(number, worker.rank, End.CANCELLED) for number in self._works]
+
+    def discard(self, number: int) -> None:
+        """Local. Forget a resource that nobody needs: who joins does not make it."""
+        del self._works[number]

@@ -1,0 +1,97 @@
+"""Work: what a worker is to call, under which rules, and how it can end."""
+
+from __future__ import annotations
+
+from enum import Enum
+from typing import Literal, NamedTuple
+
+
+class Name(NamedTuple):
+    """A function, a variable or an optimizer, which each worker is sent once and knows by its number from then on.
+
+    Attributes:
+        kind: As of `Define`.
+        number: Equal numbers of a kind are the same thing.
+        code: What it is, pickled.
+    """
+
+    kind: str
+    number: int
+    code: bytes
+
+
+class Work(NamedTuple):
+    """A call that a worker is to make.
+
+    Attributes:
+        function: The function.
+        arguments: The pickled arguments.
+        captured: What the function names: in order, so that each names only what stands before it.
+        named: What the arguments name, likewise.
+        held: What must not be given back before the work has ended.
+    """
+
+    function: Name
+    arguments: bytes
+    captured: tuple[Name, ...] = ()
+    named: tuple[Name, ...] = ()
+    held: object = None
+
+
+class Rules(NamedTuple):
+    """The user's wishes for a closure.
+
+    Attributes:
+        worker: The only worker that may run it, as long as it lives; None is any.
+        priority: Higher ones run first; equal ones in the order of `schedule`.
+        retries: How often the function may raise and is run again.
+        on_error: "cancel" stores the error, so that the next `schedule` or `join` raises it; with "keep" only the
+            closure's own value raises.
+    """
+
+    worker: int | None = None
+    priority: float = 0
+    retries: int = 0
+    on_error: Literal["cancel", "keep"] = "cancel"
+
+
+class End(Enum):
+    """The end of a closure or a resource."""
+
+    RESULT = "result"
+    ERROR = "error"
+    CANCELLED = "cancelled"
+
+
+class ClosureEnd(NamedTuple):
+    """A closure has ended: its update is applied on all its servers, or on none.
+
+    Attributes:
+        closure: The closure.
+        end: RESULT, ERROR or CANCELLED; only the first has changed anything.
+        payload: The pickled result, or exception; empty for a cancelled one.
+        traceback: The text of the exception.
+    """
+
+    closure: int
+    end: End
+    payload: bytes = b""
+    traceback: str = ""
+
+
+class ResourceEnd(NamedTuple):
+    """A worker's copy of a resource is made (RESULT), cannot be made (ERROR), or is gone with its worker (CANCELLED).
+
+    Attributes:
+        resource: The resource.
+        worker: The rank of the worker.
+        end: How.
+        error: The pickled exception.
+        traceback: Its text.
+    """
+
+    resource: int
+    worker: int
+    end: End
+    error: bytes = b""
+    traceback: str = ""

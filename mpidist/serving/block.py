@@ -1,0 +1,135 @@
+"""Variables in a server's heap, with two buffers each: one is whole while the next version is made in the other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.serving.messages import Step
+from mpidist.variables.served import Place
+from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
+from mpidist.variables.update.kernel import BLOCK_BYTES, Kernel, LayerKernel, Update
+from mpidist.variables.update.options import OptimizerOptions
+
+VERSION, BEGUN = 0, 1
+
+# The bounds of a block, and there the state and the scratch of an update.
+_Block = tuple[int, int, list[AnyArray], list[AnyArray]]
+
+
+class HeapVariable:
+    """A variable in the heap of this process.
+
+    Args:
+        memory: The heap.
+        place: Of the variable.
+    """
+
+    def __init__(self, memory: AnyArray, place: Place) -> None:
+        self.place = place
+        # Aligned words of eight bytes, each of which is written in one piece.
+        self.words = memory[place.header : place.header + 16].view(np.uint64)
+        self.buffers = [
+            memory[begin : begin + place.bytes].view(place.dtype) for begin in place.buffers
+        ]
+
+    @property
+    def current(self) -> AnyArray:
+        """Local. The last version, flat; not to be changed."""
+        return self.buffers[int(self.words[VERSION]) % 2]
+
+    def change(self, make: Callable[[AnyArray, AnyArray], None]) -> None:
+        """Local. Make the next version, and show it.
+
+        Args:
+            make: `make(current, new)` fills `new`, whose content is that of the version before `current`.
+        """
+        current = self.current
+        make(current, self.buffers[self.begin()])
+        self.show()
+
+    def begin(self) -> int:
+        """Local. Begin the next version; returns the number of its buffer. Nothing else may change it before `show`."""
+        version = int(self.words[VERSION]) + 1
+        # Readers of this buffer see that it is not theirs any more.
+        self.words[BEGUN] = version
+        return version % 2
+
+    def show(self) -> None:
+        """Local. Show the version that was begun."""
+        self.words[VERSION] = self.words[BEGUN]
+
+
+class Updates:
+    """The updates of one optimizer on the variables of this server.
+
+    Args:
+        kernel: The arithmetic.
+        options: For the work around it.
+        slots: For each variable number its state, in the order of `UpdateArithmetic.slots`.
+    """
+
+    def __init__(
+        self, kernel: Kernel | LayerKernel, options: OptimizerOptions, slots: Mapping[int, Sequence[HeapVariable]]
+    ) -> None:
+        self._arithmetic = UpdateArithmetic(kernel, options)
+        self._slots = slots
+        self._follows = options.use_ema
+
+    def apply(self, variable: HeapVariable, gradient: AnyArray, step: Step, factor: float) -> None:
+        """Local. Update a variable.
+
+        Args:
+            variable: The variable.
+            gradient: Flat, of its dtype; it is used up.
+            step: Of the optimizer.
+            factor: The gradient is multiplied with it.
+        """
+        blocks = self._blocks(variable.place.number, gradient)
+
+        def make(current: AnyArray, new: AnyArray) -> None:
+            update = self._prepare(current, gradient, step, factor, blocks)
+            for low, high, states, scratch in blocks:
+                # Copied while it is in the cache.
+                np.copyto(new[low:high], current[low:high])
+                update(new[low:high], gradient[low:high], states, scratch)
+            if self._follows:
+                follow = self._arithmetic.follow(step.iteration + 1)
+                for low, high, states, scratch in blocks:
+                    follow(new[low:high], gradient[low:high], states, scratch)
+
+        variable.change(make)
+
+    def state_of(self, number: int) -> set[int]:
+        """Local. The numbers of a variable's state."""
+        return {slot.place.number for slot in self._slots.get(number, ())}
+
+    def _blocks(self, number: int, gradient: AnyArray) -> list[_Block]:
+        slots = [slot.current for slot in self._slots[number]]
+        length = max(1, BLOCK_BYTES // gradient.itemsize)
+        scratch = [np.empty(min(length, gradient.size), gradient.dtype) for _ in range(self._arithmetic.scratch_count)]
+        bounds = [(low, min(low + length, gradient.size)) for low in range(0, gradient.size, length)]
+        return [
+            (low, high, [slot[low:high] for slot in slots], [block[: high - low] for block in scratch])
+            for low, high in bounds
+        ]
+
+    def _prepare(
+        self, current: AnyArray, gradient: AnyArray, step: Step, factor: float, blocks: Sequence[_Block]
+    ) -> Update:
+        arithmetic, kernel, number = self._arithmetic, self._arithmetic.kernel, step.iteration + 1
+        if not isinstance(kernel, LayerKernel):
+            return arithmetic.prepare(UpdateSettings(number, step.rate, factor))
+        direct = arithmetic.surround(kernel.direct(number) or _leave, factor=factor, keeps_gradient=True)
+        for low, high, states, scratch in blocks:
+            # It leaves the parameter alone.
+            direct(current[low:high], gradient[low:high], states, scratch)
+        keep = 1 - step.rate * arithmetic.decay
+        norms = [float(np.sqrt(np.dot(wide, wide))) for wide in (current.astype(float), gradient.astype(float))]
+        return arithmetic.surround(kernel.prepare(number, step.rate, keep * norms[0], norms[1]), keep=keep, clips=False)
+
+
+def _leave(_: AnyArray, __: AnyArray, ___: Sequence[AnyArray], ____: Sequence[AnyArray]) -> None:
+    """An update that changes nothing."""

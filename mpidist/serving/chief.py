@@ -1,0 +1,347 @@
+"""The role of the chief as the home of served variables: it makes them, and writes them outside closures."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import pickle
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.communicator import Communicator
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
+from mpidist.serving.commits import Commits
+from mpidist.serving.exit_code import ExitCodeFile
+from mpidist.serving.heap import Heaps, Slots
+from mpidist.serving.messages import OWN_WRITE, Applied, CutDone, Discard, Message, Send
+from mpidist.serving.plan import ServedPlan
+from mpidist.serving.push import Pushed
+from mpidist.serving.reading import read_whole
+from mpidist.serving.station import Station
+from mpidist.variables.creation import initial_array
+from mpidist.variables.served import Place, ServedHome, ServedSum, ServedVariable
+from mpidist.variables.update.arithmetic import slots_of
+from mpidist.variables.update.kernel import Kernel, LayerKernel
+from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.variable import Read, UpdatePlan, Variable
+
+# A restored variable is read and sent in pieces of this size.
+_LOAD_BYTES = 16 << 20
+_WAIT_SECONDS = 0.005
+
+
+class Chief(ServedHome):
+    """The coordinator's home of variables.
+
+    Args:
+        station: Of this process.
+        rank: Of this process.
+        servers: The ranks of the servers.
+        slots: Of each heap.
+        is_one_process: Whether this process is worker and server, too.
+
+    Attributes:
+        station: As given.
+        commits: The order of all changes.
+        lock: Held by the thread that uses the station.
+        closures: Takes the messages about closures, if there is a coordinator of closures.
+        watch: Looks for workers that are lost, while this process waits for a cut.
+        optimizers: The optimizers by their numbers, as far as closures use them.
+        exit_code_file: Beside the first checkpoint of its variables.
+        variables: The variables by their numbers.
+        discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
+        forget_unused: Lets go of functions that are kept for their next use.
+    """
+
+    def __init__(
+        self, station: Station, rank: int, servers: Sequence[int], slots: Slots, *, is_one_process: bool
+    ) -> None:
+        self.exit_code_file = ExitCodeFile()
+        self.communicator: Communicator = self.exit_code_file
+        self.strategy: Any = None
+        self.station = station
+        self.lock = threading.RLock()
+        self.closures: Callable[[int, Message], bool] | None = None
+        self.watch: Callable[[], None] = _leave
+        self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self.variables: weakref.WeakValueDictionary[int, ServedVariable] = weakref.WeakValueDictionary()
+        self.discard: Callable[[str, int], Sequence[Send]] = _nobody
+        self.forget_unused: Callable[[], None] = _leave
+        self.commits = Commits(rank, servers, self._rate)
+        self._rank = rank
+        self._slots = slots
+        self._is_one_process = is_one_process
+        self._heaps = Heaps({server: station.window.heap_sizes[server] for server in servers}, slots, station.name_of)
+        self._beside: int | None = None
+        # What came about closures in a pause.
+        self._held: list[tuple[int, Message]] | None = None
+        self._plans = 0
+        # The kind, the number and the place of what the program has dropped.
+        self._dropped: deque[tuple[str, int, Place | None]] = deque()
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. See `Role.take`."""
+        if self.closures is not None and self._held is None:
+            return self.closures(sender, message)
+        if isinstance(message, Applied) and message.attempt == OWN_WRITE:
+            self.commits.written(sender, message.closure)
+        elif isinstance(message, CutDone):
+            self.commits.cut_done(sender, message)
+        elif self._held is not None:
+            self._held.append((sender, message))
+        else:
+            return False
+        return True
+
+    def create_variable(
+        self,
+        initial_value: npt.ArrayLike | Variable | Callable[[], npt.ArrayLike],
+        *,
+        name: str | None = None,
+        dtype: npt.DTypeLike | None = None,
+        trainable: bool | None = None,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        sparse_gradient: bool = False,
+    ) -> Variable:
+        """Local. See `Home.create_variable`.
+
+        Raises:
+            HeapFullError: No server has room for it.
+        """
+        name = "Variable" if name is None else name
+        owner = f"variable {name!r}: "
+        sync = parse_enum(VariableSynchronization, synchronization, "synchronization", owner)
+        chosen = parse_enum(VariableAggregation, aggregation, "aggregation", owner)
+        if sparse_gradient:
+            raise NotImplementedError(f"{owner}sparse_gradient=True is not there under a ParameterServerStrategy yet")
+        initial = np.asarray(initial_array(initial_value, dtype, name, chosen, has_rows=False))
+        kind, trains = ServedVariable, trainable is None or trainable
+        if sync is VariableSynchronization.ON_READ:
+            kind, trains = ServedSum, False
+        with self.lock:
+            variable = self._make(
+                initial.shape, initial.dtype, name, kind=kind, buffers=2, server=self._beside, trainable=trains,
+                aggregation=chosen,
+            )
+            place, window = variable.place, self.station.window
+            # The server has touched its pages, and nobody else knows of it.
+            window.put(place.server, place.buffers[0], np.ascontiguousarray(initial).reshape(-1))
+            window.flush(place.server)
+        return variable
+
+    @contextlib.contextmanager
+    def colocated(self, variable: Variable) -> Iterator[None]:
+        """Local. See `Home.colocated`."""
+        before, self._beside = self._beside, variable.place.server if isinstance(variable, ServedVariable) else None
+        try:
+            yield
+        finally:
+            self._beside = before
+
+    def _make(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, *, kind: type[ServedVariable] = ServedVariable,
+        buffers: int = 1, server: int | None = None, fill: float = 0.0, **described: Any,
+    ) -> ServedVariable:
+        """Make a variable whose value is everywhere the same number."""
+        self.let_go()
+        place = self._heaps.take(shape, dtype, buffers=buffers, server=server)
+        if place is None:
+            # What stands in circles, or in functions that may be used again, is dropped now.
+            self.forget_unused()
+            gc.collect()
+            self._wait_for_cut()
+            self.let_go()
+            place = self._heaps.take(shape, dtype, buffers=buffers, server=server)
+        if place is None:
+            raise self._heaps.full(shape, dtype, name, buffers=buffers)
+        try:
+            # Behind all that was sent before, which may still change what lay there.
+            self.station.call(place.server, "create", place, fill)
+        except Exception:
+            self._heaps.give(place)
+            raise
+        variable = kind(self, place, name=name, **described)
+        self.variables[place.number] = variable
+        self.note_drop(variable, "variable", place.number, place)
+        return variable
+
+    def note_drop(self, given: object, kind: str, number: int, place: Place | None = None) -> None:
+        """Local. Let `let_go` know when the program has dropped an object.
+
+        Args:
+            given: The object. It must not be dropped while something in flight uses it.
+            kind: As of `Discard`, for workers.
+            number: Of this kind.
+            place: Of a variable.
+        """
+        # Called in any thread, in the middle of anything.
+        weakref.finalize(given, self._dropped.append, (kind, number, place)).atexit = False
+
+    def settle(self) -> None:
+        """Local. Before workers get more to do, forget what was dropped, and wait until all own writes can be read."""
+        self.let_go()
+        while any(map(self.commits.unwritten, self.commits.servers)):
+            self.station.step(_WAIT_SECONDS)
+            self.watch()
+
+    def let_go(self) -> None:
+        """Local. Let servers and workers forget what the program has dropped; its memory can be used again."""
+        # A cut may still read the memory, and servers may keep back what changes it.
+        while self._dropped and not self.commits.saving:
+            kind, number, place = self._dropped.popleft()
+            if place is not None:
+                self._heaps.give(place)
+                self.station.send(Send(place.server, Discard("memory", number)))
+            elif kind == "optimizer":
+                for server in self.commits.servers:
+                    self.station.send(Send(server, Discard("plan", number)))
+            for send in self.discard(kind, number):
+                self.station.send(send)
+
+    def plan(
+        self, variables: Sequence[Variable], kernel: Kernel | LayerKernel, options: OptimizerOptions
+    ) -> UpdatePlan:
+        """Local. See `Home.plan`.
+
+        Raises:
+            NotImplementedError: An option that servers do not have.
+            HeapFullError: A server has no room for the state.
+        """
+        if options.gradient_accumulation_steps:
+            raise NotImplementedError(
+                "gradient_accumulation_steps is not there under a ParameterServerStrategy, whose calls run on "
+                "different workers: add up the gradients inside the closure"
+            )
+        if options.ema_overwrite_frequency:
+            raise NotImplementedError(
+                "ema_overwrite_frequency is not there under a ParameterServerStrategy: call finalize_variable_values "
+                "after `join`"
+            )
+        served = [variable for variable in variables if isinstance(variable, ServedVariable)]
+        if len(served) < len(variables):
+            raise TypeError(f"a ParameterServerStrategy plans updates of its own variables, got {list(variables)!r}")
+        names = slots_of(kernel, options)
+        with self.lock:
+            self._plans += 1
+            state: dict[str, list[Variable]] = {name: [] for name in names}
+            numbers: dict[int, dict[int, list[int]]] = {server: {} for server in self.commits.servers}
+            for variable in served:
+                of = numbers[variable.place.server].setdefault(variable.place.number, [])
+                for name, fill in names.items():
+                    slot = f"{variable.name}/{name}"
+                    # Only its server changes it, so that it needs no second buffer.
+                    made = self._make(
+                        variable.shape, variable.dtype, slot, server=variable.place.server, fill=fill, trainable=False
+                    )
+                    state[name].append(made)
+                    of.append(made.place.number)
+            for server, slots in numbers.items():
+                self.station.call(server, "plan", self._plans, kernel, options, slots)
+            plan = ServedPlan(self._plans, served, state, kernel, options)
+            self.note_drop(plan, "optimizer", plan.number)
+        return plan
+
+    def pull(self, place: Place) -> AnyArray:
+        """Local. See `ServedHome.pull`; with all that this process has written."""
+        with self.lock:
+            while self.commits.unwritten(place.server):
+                self.station.step(0.05)
+            return read_whole(self.station, place).array
+
+    def push(self, kind: str, place: Place, array: AnyArray) -> None:
+        """Local. See `ServedHome.push`."""
+        with self.lock:
+            while self._is_one_process and self.station.step():
+                # Its own worker uses the same slots.
+                pass
+            while (slot := self.commits.free_slot()) is None:
+                self.station.step(0.05)
+            offset = self._slots.offset(self._rank, slot)
+            pushed = Pushed(self.station.window, place.server, offset, self._slots.slot_bytes)
+            pushed.add(kind, place.number, array)
+            pushed.close()
+            for send in self.commits.write(slot, [place.server]):
+                self.station.send(send)
+
+    def load(self, place: Place, read: Read) -> None:
+        """Local. See `ServedHome.load`. It goes one-sidedly into the buffer that is not shown."""
+        with self.pause():
+            self._wait_for_cut()
+            buffer = self.station.call(place.server, "begin", place.number)
+            dtype = np.dtype(place.dtype)
+            length = max(1, _LOAD_BYTES // dtype.itemsize)
+            for low in range(0, place.size, length):
+                piece = np.ascontiguousarray(read(low, min(low + length, place.size)), dtype)
+                self.station.window.put(place.server, place.buffers[buffer] + low * dtype.itemsize, piece)
+                self.station.window.flush(place.server)
+            self.station.call(place.server, "show", place.number)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Local. See `ServedHome.pause`. Messages about closures are kept until its end."""
+        with self.lock:
+            if self._held is not None:
+                yield
+                return
+            self._held = []
+            try:
+                yield
+            finally:
+                held, self._held = self._held, None
+                for sender, message in held:
+                    self.take(sender, message)
+
+    def begin_cut(self, shares: Mapping[int, Any]) -> None:
+        """Local. See `ServedHome.begin_cut`."""
+        with self.lock:
+            self._wait_for_cut()
+            for send in self.commits.cut({server: pickle.dumps(share) for server, share in shares.items()}):
+                self.station.send(send)
+
+    def end_cut(self) -> dict[int, Any]:
+        """Local. See `ServedHome.end_cut`. Closures go on meanwhile."""
+        self._wait_for_cut()
+        saved = self.commits.saved.items()
+        return {server: self.station.value_of(server, done.outcome, done.traceback) for server, done in saved}
+
+    def _wait_for_cut(self) -> None:
+        while self.commits.saving:
+            with self.lock:
+                self.station.step(_WAIT_SECONDS)
+                self.watch()
+            if self._is_one_process:
+                # Its window does not wait.
+                time.sleep(_WAIT_SECONDS)
+
+    def device_of(self, place: Place) -> str:
+        """Local. See `ServedHome.device_of`."""
+        return f"/job:ps/replica:0/task:{self.commits.servers.index(place.server)}/device:CPU:0"
+
+    def _rate(self, optimizer: int, iteration: int) -> float:
+        """The learning rate of a step that is about to be committed."""
+        rate = self.optimizers[optimizer].learning_rate
+        return float(rate(iteration) if callable(rate) else rate)
+
+    def _is_whole(self) -> bool:
+        return True
+
+    def _end(self, *, is_collective: bool) -> None:
+        """Local. Nothing: the strategy ends the window."""
+
+
+def _leave() -> None:
+    """Nobody is to be looked after, and nothing is kept."""
+
+
+def _nobody(_: str, __: int) -> Sequence[Send]:
+    return ()

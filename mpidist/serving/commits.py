@@ -1,0 +1,157 @@
+"""Commits: the one order in which all servers apply updates, and the places in it: steps, own writes, and cuts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from mpidist.serving.messages import OWN_WRITE, SLOTS, Commit, Cut, CutDone, Push, Send, Step
+
+
+class RateError(RuntimeError):
+    """A schedule of the user gives no learning rate."""
+
+
+@dataclass
+class Commits:
+    """The numbers of commits. What is sent at one call reaches each server in this order, and nothing comes between.
+
+    Args:
+        rank: The coordinator's rank.
+        servers: The ranks of all servers.
+        rate: The learning rate of an optimizer, given its number and its iteration, counted from 0.
+
+    Attributes:
+        number: The last commit.
+        iterations: Of each optimizer, the number of steps so far; may be set, from a checkpoint for instance.
+        saving: The servers that have not saved the last cut.
+        saved: What the others have said of it.
+    """
+
+    rank: int
+    servers: Sequence[int]
+    rate: Callable[[int, int], float]
+    number: int = 0
+    iterations: dict[int, int] = field(default_factory=dict)
+    saving: set[int] = field(default_factory=set)
+    saved: dict[int, CutDone] = field(default_factory=dict)
+    _unapplied: dict[int, set[int]] = field(default_factory=dict)
+    _slots: dict[int, int] = field(default_factory=dict)
+
+    def commit(self, worker: int, closure: int, attempt: int, optimizers: Sequence[int]) -> Commit:
+        """Local. The next commit; to be sent to all servers that hold a part of the update.
+
+        Args:
+            worker: Who has pushed it.
+            closure: The closure.
+            attempt: The attempt.
+            optimizers: The optimizers that make a step, in order.
+
+        Raises:
+            RateError: There is no learning rate. Nothing is counted then.
+        """
+        iterations = dict(self.iterations) if optimizers else {}
+        steps = []
+        for optimizer in optimizers:
+            iteration = iterations.get(optimizer, 0)
+            steps.append(Step(optimizer, iteration, self._rate(optimizer, iteration)))
+            iterations[optimizer] = iteration + 1
+        self.iterations.update(iterations)
+        self.number += 1
+        return Commit(self.number, worker, closure, attempt, tuple(steps))
+
+    def _rate(self, optimizer: int, iteration: int) -> float:
+        try:
+            rate = float(self.rate(optimizer, iteration))
+        except Exception as error:
+            raise RateError(
+                f"the learning rate of optimizer {optimizer} at its step {iteration}: the schedule raises {error!r}. "
+                "The update is not applied"
+            ) from error
+        if math.isnan(rate):
+            raise RateError(
+                f"the learning rate of optimizer {optimizer} at its step {iteration}: expected a number, got nan. The "
+                "update is not applied"
+            )
+        return rate
+
+    # ------------------------------------------------------------------ the coordinator's own writes
+
+    def free_slot(self) -> int | None:
+        """Local. A slot of the coordinator on every server, or None: then a write must be applied first."""
+        return next((slot for slot in range(SLOTS) if slot not in self._slots.values()), None)
+
+    def write(self, slot: int, servers: Iterable[int]) -> list[Send]:
+        """Local. Commit what the coordinator has put into its slot on these servers; nobody else is asked.
+
+        A closure that is decided later is applied later. The write can be read when `unwritten` says so.
+
+        Args:
+            slot: From `free_slot`; the data lies there already.
+            servers: Who holds a part of the write.
+
+        Raises:
+            RuntimeError: The slot is in use.
+        """
+        if slot in self._slots.values():
+            raise RuntimeError(f"expected a free slot for a write, got slot {slot}, in use are {self._slots}")
+        commit = self.commit(self.rank, self.number + 1, OWN_WRITE, ())
+        self._slots[commit.number] = slot
+        self._unapplied[commit.number] = set(servers)
+        push = Push(commit.closure, OWN_WRITE, slot, 0, True)
+        return [Send(server, message) for server in servers for message in (push, commit)]
+
+    def written(self, server: int, write: int) -> None:
+        """Local. A server has applied a write: `Applied` with the attempt OWN_WRITE.
+
+        Args:
+            server: The server.
+            write: The number of the write, `Applied.closure`.
+
+        Raises:
+            RuntimeError: No such write is outstanding there.
+        """
+        if server not in self._unapplied.get(write, ()):
+            raise RuntimeError(f"server of rank {server} has applied write {write}, which it has not to apply")
+        self._unapplied[write].remove(server)
+        if not self._unapplied[write]:
+            del self._unapplied[write], self._slots[write]
+
+    def unwritten(self, server: int) -> bool:
+        """Local. Whether a one-sided read from this server may miss a write of the coordinator.
+
+        A `Call` never does: it comes behind the commit.
+        """
+        return any(server in servers for servers in self._unapplied.values())
+
+    # ------------------------------------------------------------------ cuts
+
+    def cut(self, shares: Mapping[int, bytes] | None = None) -> list[Send]:
+        """Local. Let all servers save the state of this moment: with all commits so far, and no later one.
+
+        Args:
+            shares: For servers, what to save; see `Cut`.
+
+        Raises:
+            RuntimeError: The cut before is not saved yet.
+        """
+        if self.saving:
+            raise RuntimeError(f"the servers of ranks {sorted(self.saving)} are still saving the cut before this one")
+        self.saving, self.saved = set(self.servers), {}
+        return [Send(server, Cut(self.number, (shares or {}).get(server, b""))) for server in self.servers]
+
+    def cut_done(self, server: int, message: CutDone) -> None:
+        """Local. A server has saved its state, or cannot; `saved` has all their words when `saving` is empty.
+
+        Args:
+            server: The server.
+            message: What it says.
+
+        Raises:
+            RuntimeError: It had nothing to save.
+        """
+        if server not in self.saving:
+            raise RuntimeError(f"server of rank {server} sends {message!r}: expected it from {sorted(self.saving)}")
+        self.saving.remove(server)
+        self.saved[server] = message

@@ -1,0 +1,165 @@
+"""Handles: what functions and arguments name is sent by its name, and not by its content."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Callable, Sequence
+from types import FunctionType
+from typing import Any
+
+import cloudpickle
+
+from mpidist.variables.served import Place, ServedHome, ServedSum, ServedVariable
+
+# A picklable name of an object, None for an object that is sent by its content.
+HandleOf = Callable[[object], tuple[Any, ...] | None]
+
+
+class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Sends functions by their code where they cannot be imported."""
+
+    def __init__(self, file: io.BytesIO, handle_of: HandleOf) -> None:
+        super().__init__(file)
+        self._handle_of = handle_of
+
+    def persistent_id(self, given: object) -> tuple[Any, ...] | None:
+        """Local. See `pickle.Pickler.persistent_id`."""
+        return self._handle_of(given)
+
+
+class _PlainPickler(pickle.Pickler):
+    """Smaller and faster, for what has no functions."""
+
+    def __init__(self, file: io.BytesIO, handle_of: HandleOf) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._handle_of = handle_of
+
+    def persistent_id(self, given: object) -> tuple[Any, ...] | None:
+        """Local. See `pickle.Pickler.persistent_id`."""
+        return self._handle_of(given)
+
+    def reducer_override(self, given: object) -> Any:
+        """Local. Refuse what the program itself defines; see `pickle.Pickler.reducer_override`.
+
+        Workers serve inside the strategy's constructor: they have not run the lines below it.
+        """
+        if isinstance(given, (type, FunctionType)) and given.__module__ == "__main__":
+            raise pickle.PicklingError(f"{given.__qualname__} is the program's own")
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, find: Callable[[tuple[Any, ...]], Any]) -> None:
+        super().__init__(file)
+        self._find = find
+
+    def persistent_load(self, handle: tuple[Any, ...]) -> Any:
+        return self._find(handle)
+
+
+def handle_of_variable(given: object) -> tuple[Any, ...] | None:
+    """Local. The handle of a served variable, None for anything else."""
+    return ("variable", given.place.number) if isinstance(given, ServedVariable) else None
+
+
+def describing_handle_of(given: object) -> tuple[Any, ...] | None:
+    """Local. A handle that says itself what the variable is, for who may not have been told."""
+    return ("variable", given.place.number, *describe_variable(given)) if isinstance(given, ServedVariable) else None
+
+
+def describe_variable(variable: ServedVariable) -> tuple[Any, ...]:
+    """Local. The arguments of `variable_of` but the first."""
+    return tuple(variable.place), variable.name, variable.trainable, isinstance(variable, ServedSum)
+
+
+def variable_of(
+    home: ServedHome, place: tuple[Any, ...], name: str, trainable: bool, is_sum: bool
+) -> ServedVariable:
+    """Local. A variable that was described on another process.
+
+    Args:
+        home: Of this process.
+        place: As of `Place`.
+        name: Of the variable.
+        trainable: Of the variable.
+        is_sum: Whether it is the variable of a metric.
+    """
+    return (ServedSum if is_sum else ServedVariable)(home, Place(*place), name=name, trainable=trainable)
+
+
+def dump_function(function: Callable[..., Any], handle_of: HandleOf) -> bytes:
+    """Local. A function, with what it captures.
+
+    Raises:
+        TypeError: It captures something that cannot be sent.
+    """
+    file = io.BytesIO()
+    _CodePickler(file, handle_of).dump(function)
+    return file.getvalue()
+
+
+def dump_arguments(arguments: object, handle_of: HandleOf) -> bytes:
+    """Local. Arguments, by plain pickle where that is possible.
+
+    Raises:
+        TypeError: Something cannot be sent.
+    """
+    file = io.BytesIO()
+    try:
+        _PlainPickler(file, handle_of).dump(arguments)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # A function without a name, for instance. What cannot be sent at all raises again.
+        file = io.BytesIO()
+        _CodePickler(file, handle_of).dump(arguments)
+    return file.getvalue()
+
+
+def dump_result(result: object) -> bytes:
+    """Local. The result of a function, on its way to the coordinator.
+
+    Raises:
+        TypeError: It cannot be sent.
+    """
+    try:
+        return dump_arguments(result, describing_handle_of)
+    except Exception as error:
+        raise TypeError(
+            f"the function has returned what cannot be sent to the coordinator: {error}. Return arrays, numbers, or "
+            "nests of them; what shall stay on the worker is made by create_per_worker_value"
+        ) from error
+
+
+def portable(error: BaseException) -> bytes:
+    """Local. The pickled exception; of one that cannot be pickled, a RuntimeError with its text."""
+    try:
+        data = dump_arguments(error, describing_handle_of)
+        pickle.loads(data)
+    except Exception:
+        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
+    return data
+
+
+def with_inputs(arguments: bytes, inputs: Sequence[bytes]) -> bytes:
+    """Local. Arguments with the results that they take, whose handles are `("input", place)`.
+
+    Args:
+        arguments: As of `dump_arguments`.
+        inputs: The results, likewise, in the order of their places.
+    """
+    return pickle.dumps(list(inputs)) + arguments
+
+
+def load(data: bytes, find: Callable[[tuple[Any, ...]], Any]) -> Any:
+    """Local. Load on another process what was dumped.
+
+    Args:
+        data: Of one of the functions above.
+        find: Gives the object of a handle.
+    """
+    file = io.BytesIO(data)
+    loaded = _Unpickler(file, find).load()
+    if file.tell() == len(data):
+        return loaded
+    inputs = [load(one, find) for one in loaded]
+    return _Unpickler(file, lambda handle: inputs[handle[1]] if handle[0] == "input" else find(handle)).load()

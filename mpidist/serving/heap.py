@@ -1,0 +1,185 @@
+"""The heap of a server, as the coordinator divides it: slots for pushes first, then variables."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpidist.serving.messages import SLOTS
+from mpidist.variables.served import HEADER_BYTES, Place
+
+# Each variable begins on a cache line of its own.
+ALIGNMENT = 64
+_PAGE = 4096
+
+
+class Slots(NamedTuple):
+    """The slots at the beginning of each heap: `SLOTS` for each rank that pushes.
+
+    Attributes:
+        ranks: The ranks that push: the coordinator and the workers.
+        slot_bytes: The size of a slot.
+    """
+
+    ranks: Sequence[int]
+    slot_bytes: int
+
+    @property
+    def end(self) -> int:
+        """Local. The first byte behind all slots."""
+        return len(self.ranks) * SLOTS * self.slot_bytes
+
+    def offset(self, rank: int, slot: int) -> int:
+        """Local. The first byte of a slot.
+
+        Args:
+            rank: Who pushes.
+            slot: Which of its slots.
+        """
+        return (self.ranks.index(rank) * SLOTS + slot) * self.slot_bytes
+
+
+def slots_of(heap_bytes: int, ranks: Sequence[int], slot_bytes: int | None) -> Slots:
+    """Local. The slots of a heap.
+
+    Args:
+        heap_bytes: The size of the heap.
+        ranks: Who pushes.
+        slot_bytes: The size of a slot; by default all slots together take half of the heap.
+
+    Raises:
+        ValueError: They do not fit.
+    """
+    count = len(ranks) * SLOTS
+    size = heap_bytes // 2 // count if slot_bytes is None else slot_bytes
+    slots = Slots(tuple(ranks), max(_PAGE, size // _PAGE * _PAGE))
+    if slots.end > heap_bytes - _PAGE:
+        raise ValueError(
+            f"expected a heap larger than its {count} slots ({SLOTS} for each of {len(ranks)} ranks) of "
+            f"{slots.slot_bytes} bytes, got heap_bytes={heap_bytes}. A heap holds two copies of each variable, the "
+            "optimizer's state of it, and the slots"
+        )
+    return slots
+
+
+class HeapFullError(MemoryError):
+    """A variable does not fit into the heap of any server."""
+
+
+class Space:
+    """The free space of one heap. What is given back is used again, the first place that fits.
+
+    Args:
+        begin: The first free byte.
+        end: The first byte behind the heap.
+    """
+
+    def __init__(self, begin: int, end: int) -> None:
+        self._free = [(begin, end)]
+
+    @property
+    def free_bytes(self) -> int:
+        """Local. All free bytes; they need not be in one piece."""
+        return sum(end - begin for begin, end in self._free)
+
+    def take(self, byte_count: int) -> int | None:
+        """Local. Take a piece; None if there is none of this size."""
+        size = -(-byte_count // ALIGNMENT) * ALIGNMENT
+        for place, (begin, end) in enumerate(self._free):
+            if end - begin >= size:
+                self._free[place : place + 1] = [(begin + size, end)] if end - begin > size else []
+                return begin
+        return None
+
+    def give(self, begin: int, byte_count: int) -> None:
+        """Local. Give a piece back.
+
+        Args:
+            begin: Its first byte.
+            byte_count: As of `take`.
+        """
+        pieces = sorted([*self._free, (begin, begin - (-byte_count // ALIGNMENT) * ALIGNMENT)])
+        joined = pieces[:1]
+        for low, high in pieces[1:]:
+            if low == joined[-1][1]:
+                joined[-1] = (joined[-1][0], high)
+            else:
+                joined.append((low, high))
+        self._free = joined
+
+
+class Heaps:
+    """The places of variables in the heaps of all servers.
+
+    A new variable goes to the server whose variables have the fewest bytes. Of equals it is the next one after the
+    server that got the last one.
+
+    Args:
+        heap_sizes: By the rank of the server.
+        slots: Of each heap.
+        name_of: What to call a rank.
+    """
+
+    def __init__(self, heap_sizes: Mapping[int, int], slots: Slots, name_of: Callable[[int], str]) -> None:
+        self._spaces = {server: Space(slots.end, size) for server, size in heap_sizes.items()}
+        self._taken = dict.fromkeys(heap_sizes, 0)
+        self._slots = slots
+        self._name_of = name_of
+        self._last = -1
+        self._numbers = 0
+
+    def take(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, buffers: int, server: int | None = None
+    ) -> Place | None:
+        """Local. Reserve memory for a variable; None if there is no room.
+
+        Args:
+            shape: Of the variable.
+            dtype: Of the variable.
+            buffers: How many versions of it, 1 or 2.
+            server: The rank of the server; by default it is chosen.
+        """
+        servers = list(self._spaces)
+        wanted, aligned = _sizes(shape, dtype, buffers)
+        order = [server] if server is not None else sorted(
+            servers, key=lambda one: (self._taken[one], (servers.index(one) - self._last - 1) % len(servers))
+        )
+        for one in order:
+            begin = self._spaces[one].take(wanted)
+            if begin is None:
+                continue
+            if server is None:
+                self._last = servers.index(one)
+            self._taken[one] += wanted
+            self._numbers += 1
+            first = begin + HEADER_BYTES
+            return Place(self._numbers, one, begin, (first, first + (buffers - 1) * aligned), shape, dtype.name)
+        return None
+
+    def give(self, place: Place) -> None:
+        """Local. Give the memory of a variable back."""
+        buffers = 1 + (place.buffers[1] > place.buffers[0])
+        taken, _ = _sizes(place.shape, np.dtype(place.dtype), buffers)
+        self._spaces[place.server].give(place.header, taken)
+        self._taken[place.server] -= taken
+
+    def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, *, buffers: int) -> HeapFullError:
+        """Local. The error for a variable for which there is no room; the arguments as of `take`."""
+        wanted, _ = _sizes(shape, dtype, buffers)
+        free = ", ".join(f"{self._name_of(one)} {space.free_bytes}" for one, space in self._spaces.items())
+        slots, slot_bytes = self._slots.end, self._slots.slot_bytes
+        return HeapFullError(
+            f"variable {name!r} of shape {shape} and dtype {dtype} takes {wanted} bytes of a server's heap ({buffers} "
+            f"buffer{'s' if buffers > 1 else ''}), and the servers have free: {free}. A heap holds two buffers of each "
+            f"variable, one of each slot of an optimizer, and {slots} bytes of slots for pushes: {SLOTS} x "
+            f"{len(self._slots.ranks)} (chief and workers) x slot_bytes={slot_bytes}. Give ServerOptions a larger "
+            "heap_bytes or smaller slot_bytes, start more servers, or drop variables"
+        )
+
+
+def _sizes(shape: tuple[int, ...], dtype: np.dtype[Any], buffers: int) -> tuple[int, int]:
+    """All bytes of a variable, and those of one buffer."""
+    aligned = -(-int(np.prod(shape, dtype=np.int64)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
+    return HEADER_BYTES + buffers * aligned, aligned

@@ -1,0 +1,152 @@
+"""The role of a parameter server: it holds variables, and applies what the coordinator commits."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.serving.block import BEGUN, VERSION, HeapVariable, Updates
+from mpidist.serving.cut import Cutting, Saver
+from mpidist.serving.heap import Slots
+from mpidist.serving.messages import Call, Discard, Message, Send
+from mpidist.serving.push import changes_in, free_slot, read_pushed
+from mpidist.serving.staging import Action, Apply, Free, Staging
+from mpidist.serving.station import Station
+from mpidist.variables.served import Place
+from mpidist.variables.update.kernel import Kernel, LayerKernel
+from mpidist.variables.update.options import OptimizerOptions
+
+
+class Holder:
+    """The variables of one server, and their updates.
+
+    Args:
+        station: Of this process.
+        coordinator: Its rank.
+        slots: Of the heap.
+        copy_bytes: The bytes that it copies while a checkpoint is saved.
+    """
+
+    def __init__(self, station: Station, coordinator: int, slots: Slots, copy_bytes: int) -> None:
+        self._station = station
+        self._coordinator = coordinator
+        self._slots = slots
+        self._staging = Staging(coordinator)
+        self._cutting = Cutting(copy_bytes)
+        self._saver: Saver | None = None
+        self._variables: dict[int, HeapVariable] = {}
+        self._updates: dict[int, Updates] = {}
+        self._calls: dict[str, Callable[..., Any]] = {
+            "create": self._create, "plan": self._plan, "snapshot": self._snapshot, "begin": self._begin,
+            "show": self._show,
+        }
+        self._dropped: dict[str, dict[int, Any]] = {"memory": self._variables, "plan": self._updates}
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. See `Role.take`."""
+        if isinstance(message, Call):
+            function = self._calls.get(message.name)
+            if function is not None:
+                self._station.answer(sender, message, function)
+            return function is not None
+        if isinstance(message, Discard):
+            if message.kind in self._dropped:
+                del self._dropped[message.kind][message.number]
+            return message.kind in self._dropped
+        actions = self._staging.take(sender, message)
+        if self._saver is None:
+            for action in actions or ():
+                self._do(action)
+        elif actions is not None:
+            self._cutting.waiting += actions
+            self._go_on(self._saver)
+        return actions is not None
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Send):
+            self._station.send(action)
+        elif isinstance(action, Apply):
+            self._apply(action)
+            self._free(action.commit.worker, action.slot)
+        elif isinstance(action, Free):
+            self._free(action.worker, action.slot)
+        else:
+            self._saver = saver = Saver(action, self._variables, self._cutting)
+            self._station.background = lambda: self._go_on(saver)
+
+    def _go_on(self, saver: Saver) -> None:
+        """Do what waits, as far as the copies for the cut allow it; tell the coordinator when the cut is saved."""
+        # Looked at first: nothing waits any more for a cut that is over.
+        done = saver.done
+        while (action := saver.next(self._changed_by)) is not None:
+            self._do(action)
+        if done is not None:
+            self._saver = self._station.background = None
+            self._station.send(Send(self._coordinator, done))
+
+    def _changed_by(self, apply: Apply) -> set[int]:
+        """The numbers of what an update changes: variables, and the state of optimizers."""
+        commit, changed = apply.commit, set()
+        for change in changes_in(self._station.window.memory, self._slots.offset(commit.worker, apply.slot)):
+            changed.add(change.variable)
+            if change.kind == "step":
+                changed |= self._updates[commit.steps[change.step].optimizer].state_of(change.variable)
+        return changed
+
+    def _apply(self, apply: Apply) -> None:
+        commit = apply.commit
+        for change, array in read_pushed(self._station.window.memory, self._slots.offset(commit.worker, apply.slot)):
+            variable = self._variables[change.variable]
+            if change.kind == "step":
+                step = commit.steps[change.step]
+                self._updates[step.optimizer].apply(variable, array, step, change.factor)
+            else:
+                variable.change(_CHANGES[change.kind](array))
+
+    def _free(self, worker: int, slot: int) -> None:
+        free_slot(self._station.window.memory, self._slots.offset(worker, slot))
+
+    def _create(self, place: Place, fill: float) -> None:
+        """Make a variable whose value is everywhere the same number."""
+        variable = HeapVariable(self._station.window.memory, place)
+        # All of its pages are touched now, so that a machine without memory says so before training begins.
+        for buffer in variable.buffers:
+            buffer[...] = fill
+        variable.words[VERSION] = variable.words[BEGUN] = 0
+        self._variables[place.number] = variable
+
+    def _plan(
+        self, optimizer: int, kernel: Kernel | LayerKernel, options: OptimizerOptions,
+        slots: Mapping[int, Sequence[int]],
+    ) -> None:
+        """Know an optimizer: for the number of each variable the numbers of its state."""
+        states = {number: [self._variables[slot] for slot in of] for number, of in slots.items()}
+        self._updates[optimizer] = Updates(kernel, options, states)
+
+    def _begin(self, number: int) -> int:
+        """Begin a version that the coordinator writes one-sidedly; the number of its buffer."""
+        return self._variables[number].begin()
+
+    def _show(self, number: int) -> None:
+        self._variables[number].show()
+
+    def _snapshot(self, number: int) -> AnyArray:
+        """A version of a variable that changes too fast for others to read it."""
+        return np.array(self._variables[number].current)
+
+
+def _assign(array: AnyArray) -> Callable[[AnyArray, AnyArray], None]:
+    return lambda _, new: np.copyto(new, array)
+
+
+def _add(array: AnyArray) -> Callable[[AnyArray, AnyArray], None]:
+    def make(current: AnyArray, new: AnyArray) -> None:
+        np.add(current, array, out=new)
+
+    return make
+
+
+_CHANGES = {"assign": _assign, "add": _add}

@@ -1,0 +1,338 @@
+"""Messages: what coordinator, servers and workers tell each other. Payload of variables never goes this way.
+
+A closure is handed out as attempt 1, 2, ... until one attempt is decided. These carry it:
+
+    Do         coordinator to worker    run this closure
+    Push       worker to server         a part of my update lies in my slot
+    Prepared   server to coordinator    the whole update lies there
+    Finished   worker to coordinator    the function has returned
+    Commit     coordinator to server    apply the update: all servers get commits in one order
+    Applied    server to coordinator    applied, and the slot is free
+    Fence      coordinator to all       this worker is lost: drop what it staged, take nothing more from it
+
+Nothing here is decided by a worker or a server alone, so that a closure is applied by all its servers or by none.
+A server notes in the slot itself that it has applied it. A worker that begins a closure waits for that note before it
+reads from this server, and hears of a fence meanwhile: so a closure sees what its worker has finished before.
+"""
+
+from __future__ import annotations
+
+import itertools
+import pickle
+from typing import NamedTuple, TypeAlias
+
+# A worker's places on each server. It may run its next closure before its last one is applied: one ahead, no more.
+SLOTS = 2
+
+# Attempts of closures are counted from 1. The coordinator's own writes are attempt 0 of the commit that they are.
+OWN_WRITE = 0
+
+
+class Define(NamedTuple):
+    """Coordinator to worker: a function, a variable or an optimizer, before the first message that names it.
+
+    Attributes:
+        kind: "function", "variable" or "optimizer".
+        number: Of this kind; never used again.
+        code: What it is, pickled.
+    """
+
+    kind: str
+    number: int
+    code: bytes
+
+
+class Do(NamedTuple):
+    """Coordinator to worker: run a closure.
+
+    Attributes:
+        closure: Its number, counted from 1 in the order of `schedule`.
+        attempt: Counted from 1.
+        slot: The worker's place on every server that this attempt pushes to; free, or freed by what was sent before.
+        function: The number of its function.
+        arguments: Its pickled arguments.
+    """
+
+    closure: int
+    attempt: int
+    slot: int
+    function: int
+    arguments: bytes
+
+
+class Push(NamedTuple):
+    """Worker to server: a part of an attempt's update lies in the worker's slot, which also says what it is.
+
+    Attributes:
+        closure: The closure.
+        attempt: The attempt.
+        slot: Where it lies.
+        ordinal: The number of this part on this server, counted from 0.
+        last: Whether the attempt pushes nothing more to this server.
+    """
+
+    closure: int
+    attempt: int
+    slot: int
+    ordinal: int
+    last: bool
+
+
+class Drop(NamedTuple):
+    """Worker or coordinator to server: forget what an attempt has pushed.
+
+    A worker sends it before `Failed`, when its function has raised. The coordinator sends it in the place of a commit
+    that has no learning rate, and is answered by `Applied`.
+
+    Attributes:
+        worker: The rank that has pushed it.
+        closure: The closure.
+        attempt: The attempt.
+    """
+
+    worker: int
+    closure: int
+    attempt: int
+
+
+class Finished(NamedTuple):
+    """Worker to coordinator: the function has returned.
+
+    Attributes:
+        closure: The closure.
+        attempt: The attempt.
+        servers: The ranks of the servers that it has pushed to.
+        optimizers: The numbers of the optimizers that need a step, in order; one that steps twice comes twice.
+        result: The pickled result.
+    """
+
+    closure: int
+    attempt: int
+    servers: tuple[int, ...]
+    optimizers: tuple[int, ...]
+    result: bytes
+
+
+class Failed(NamedTuple):
+    """Worker to coordinator: the function has raised.
+
+    Attributes:
+        closure: The closure.
+        attempt: The attempt.
+        error: The pickled exception.
+        traceback: Its text.
+    """
+
+    closure: int
+    attempt: int
+    error: bytes
+    traceback: str
+
+
+class Prepared(NamedTuple):
+    """Server to coordinator: the whole update of an attempt is staged here."""
+
+    closure: int
+    attempt: int
+
+
+class Step(NamedTuple):
+    """A step of an optimizer.
+
+    Attributes:
+        optimizer: Its number.
+        iteration: The number of its steps before this one.
+        rate: The learning rate.
+    """
+
+    optimizer: int
+    iteration: int
+    rate: float
+
+
+class Commit(NamedTuple):
+    """Coordinator to server: apply what an attempt has staged.
+
+    Attributes:
+        number: Its place in the one order of all commits, counted from 1. A server sees those that concern it.
+        worker: The rank that has pushed it.
+        closure: The closure.
+        attempt: The attempt.
+        steps: Its steps, in the order of `Finished.optimizers`.
+    """
+
+    number: int
+    worker: int
+    closure: int
+    attempt: int
+    steps: tuple[Step, ...]
+
+
+class Applied(NamedTuple):
+    """Server to coordinator: a commit is applied, or dropped as was told; the slot is free."""
+
+    closure: int
+    attempt: int
+
+
+class Fence(NamedTuple):
+    """Coordinator to all servers and to the worker itself: this worker is lost."""
+
+    worker: int
+
+
+class Cut(NamedTuple):
+    """Coordinator to server: save the state that holds exactly the commits up to this number.
+
+    Attributes:
+        number: Of the last of these commits.
+        share: The pickled `cut.Share`, which says what to save of it, and how; empty for nothing.
+    """
+
+    number: int
+    share: bytes = b""
+
+
+class CutDone(NamedTuple):
+    """Server to coordinator: the state of that cut is saved, or cannot be.
+
+    Attributes:
+        number: Of the cut.
+        outcome: What the share returned, pickled; of one that failed, the pickled exception.
+        traceback: The text of the exception; empty if there was none.
+    """
+
+    number: int
+    outcome: bytes = b""
+    traceback: str = ""
+
+
+class Build(NamedTuple):
+    """Coordinator to worker: make a resource, a value or a data set that stays on the worker.
+
+    Attributes:
+        resource: Its number.
+        function: The number of the function that makes it.
+        arguments: Its pickled arguments.
+    """
+
+    resource: int
+    function: int
+    arguments: bytes
+
+
+class Built(NamedTuple):
+    """Worker to coordinator: a resource is there, or could not be made.
+
+    Attributes:
+        resource: Its number.
+        error: The pickled exception; empty if it was made.
+        traceback: Its text.
+    """
+
+    resource: int
+    error: bytes = b""
+    traceback: str = ""
+
+
+class Discard(NamedTuple):
+    """Coordinator to worker or server: the program has dropped something, and nothing in flight uses it.
+
+    Attributes:
+        kind: For workers one of `Define`, or "resource"; for servers "memory" of a variable, or "plan".
+        number: Of this kind.
+    """
+
+    kind: str
+    number: int
+
+
+class Call(NamedTuple):
+    """Coordinator to a server or a worker: a question with an answer, such as "make a variable".
+
+    Attributes:
+        call: Its number.
+        name: What is wanted.
+        arguments: Its pickled arguments.
+    """
+
+    call: int
+    name: str
+    arguments: bytes
+
+
+class Answer(NamedTuple):
+    """The answer to a call.
+
+    Attributes:
+        call: The number of the call.
+        value: The pickled value; of a call that failed, the pickled exception.
+        traceback: The text of the exception; empty if there was none.
+    """
+
+    call: int
+    value: bytes
+    traceback: str = ""
+
+
+Message: TypeAlias = (
+    Define | Do | Push | Drop | Finished | Failed | Prepared | Commit | Applied | Fence | Cut | CutDone | Build | Built
+    | Discard | Call | Answer
+)
+# The position is the first byte on the wire.
+_KINDS: tuple[type[Message], ...] = (
+    Define, Do, Push, Drop, Finished, Failed, Prepared, Commit, Applied, Fence, Cut, CutDone, Build, Built, Discard,
+    Call, Answer,
+)
+_NUMBERS = {kind: bytes([number]) for number, kind in enumerate(_KINDS)}
+# The frames of newer protocols take 11 bytes, and are of use from 4 GiB on only, which no window carries.
+_WITHOUT_FRAMES = 3
+
+
+class Send(NamedTuple):
+    """A message to be sent. The state machines of the protocol give these out; they never send.
+
+    Attributes:
+        rank: The receiver.
+        message: The message.
+    """
+
+    rank: int
+    message: Message
+
+
+def encode(message: Message) -> bytes:
+    """Local. The bytes of a message.
+
+    Args:
+        message: The message; each of its numbers takes 2 to 10 bytes.
+    """
+    fields: tuple[object, ...] = message
+    if isinstance(message, Commit):
+        # Flat: a class is written as its long name, and a tuple takes 4 bytes.
+        fields = (*message[:-1], *itertools.chain.from_iterable(message.steps))
+    return _NUMBERS[type(message)] + pickle.dumps(tuple(fields), _WITHOUT_FRAMES)
+
+
+def decode(data: bytes) -> Message:
+    """Local. The message that `encode` made these bytes of.
+
+    Args:
+        data: The bytes, from a peer that is known to belong to the job: to read a pickle is to run it.
+
+    Raises:
+        ValueError: They are no message.
+    """
+    try:
+        kind = _KINDS[data[0]]
+        fields = pickle.loads(memoryview(data)[1:])
+        if kind is Commit:
+            fields, steps = fields[:4], fields[4:]
+            fields = (*fields, tuple(Step(*steps[at : at + 3]) for at in range(0, len(steps), 3)))
+        message: Message = kind(*fields)
+    except Exception as error:
+        raise ValueError(
+            f"expected a message of mpidist's serving protocol, got {len(data)} bytes that are none, {data[:40]!r}; "
+            "all processes of the job must run the same version of mpidist"
+        ) from error
+    return message

@@ -1,0 +1,72 @@
+"""The plan of an optimizer whose variables lie on servers, as the chief has it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from mpidist.arrays import AnyArray
+from mpidist.variables.served import ServedVariable
+from mpidist.variables.update.kernel import Kernel, LayerKernel
+from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.variable import Gradient, Variable
+
+
+class ServedPlan:
+    """The plan of an optimizer on the coordinator, where nothing is applied; see `UpdatePlan`.
+
+    Attributes:
+        number: Of the optimizer.
+        variables: In their order.
+        slots: Their state.
+        kernel: The arithmetic.
+        options: For the work around it.
+    """
+
+    def __init__(
+        self, number: int, variables: Sequence[ServedVariable], slots: Mapping[str, Sequence[Variable]],
+        kernel: Kernel | LayerKernel, options: OptimizerOptions,
+    ) -> None:
+        self.number = number
+        self.variables: Sequence[Variable] = tuple(variables)
+        self.slots = slots
+        self.kernel = kernel
+        self.options = options
+
+    def gradient(self, number: int) -> AnyArray:
+        """Local. Refuse; see `apply`."""
+        del number
+        raise _outside()
+
+    def accumulate(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:
+        """Local. Refuse; see `apply`."""
+        del gradients, factor, is_summed
+        raise _outside()
+
+    def apply(self, gradients: Mapping[int, Gradient], settings: Any) -> bool:
+        """Local. Refuse.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        del gradients, settings
+        raise _outside()
+
+    def take_average(self, numbers: tuple[int, ...]) -> None:
+        """Local. Set variables to their moving average."""
+        for number in numbers:
+            self.variables[number].assign(self.slots["average"][number].value())
+
+    def state(self) -> dict[str, Any]:
+        """Local. Nothing besides the slots."""
+        return {}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Local. Nothing besides the slots."""
+
+
+def _outside() -> RuntimeError:
+    return RuntimeError(
+        "gradients are applied on workers: call the optimizer inside a function that "
+        "ClusterCoordinator(strategy).schedule(function) runs there"
+    )

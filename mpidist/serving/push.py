@@ -1,0 +1,144 @@
+"""Pushes: the changes of a closure on one server, written into a slot of its heap, and read there at the commit."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.window import Window
+from mpidist.serving.heap import ALIGNMENT
+
+# A slot begins with the place and the size of the table of its changes, which stands behind the arrays. The server sets
+# the place to 0 when the changes are applied.
+_HEAD_BYTES = 16
+
+
+class Change(NamedTuple):
+    """A change of one variable.
+
+    Attributes:
+        kind: "assign", "add" or "step".
+        variable: The number of the variable.
+        begin: Where the array begins in the slot.
+        dtype: Of the array.
+        size: Its number of elements.
+        step: The place of the step among those of the closure; -1 for another kind.
+        factor: The gradient is multiplied with it.
+    """
+
+    kind: str
+    variable: int
+    begin: int
+    dtype: str
+    size: int
+    step: int = -1
+    factor: float = 1.0
+
+
+class Pushed:
+    """The changes of one attempt on one server.
+
+    Args:
+        window: To the server.
+        server: Its rank.
+        offset: Of the slot.
+        slot_bytes: Of the slot.
+    """
+
+    def __init__(self, window: Window, server: int, offset: int, slot_bytes: int) -> None:
+        self._window = window
+        self._server = server
+        self._offset = offset
+        self._slot_bytes = slot_bytes
+        self._end = _HEAD_BYTES
+        self._changes: list[Change] = []
+
+    def add(self, kind: str, variable: int, array: AnyArray, *, step: int = -1, factor: float = 1.0) -> int:
+        """Local. Write a change; the array may be changed afterwards. Returns where in the heap it lies.
+
+        Args:
+            kind: As of `Change`.
+            variable: The number of the variable.
+            array: Of its dtype.
+            step: As of `Change`.
+            factor: As of `Change`.
+
+        Raises:
+            MemoryError: The slot is too small.
+        """
+        array = np.ascontiguousarray(array)
+        begin = -(-self._end // ALIGNMENT) * ALIGNMENT
+        self._require(begin + array.nbytes)
+        self._window.put(self._server, self._offset + begin, array.reshape(-1))
+        self._window.flush(self._server)
+        self._end = begin + array.nbytes
+        self._changes.append(Change(kind, variable, begin, array.dtype.str, array.size, step, factor))
+        return self._offset + begin
+
+    def close(self) -> None:
+        """Local. Write the table: the server can read it all."""
+        table = np.frombuffer(pickle.dumps([tuple(change) for change in self._changes]), np.uint8)
+        self._require(self._end + table.size)
+        self._window.put(self._server, self._offset, np.array([self._end, table.size], np.uint64))
+        self._window.put(self._server, self._offset + self._end, table)
+        self._window.flush(self._server)
+
+    def _require(self, byte_count: int) -> None:
+        if byte_count > self._slot_bytes:
+            raise MemoryError(
+                f"a closure, or the coordinator, pushes {byte_count} bytes or more to one server, and a slot of its "
+                f"heap has {self._slot_bytes}: give ServerOptions(slot_bytes={2 * byte_count}) or a larger heap_bytes"
+            )
+
+
+def is_free(window: Window, server: int, offset: int) -> bool:
+    """Local. Whether a server has applied what was in a slot.
+
+    Args:
+        window: To the server.
+        server: Its rank.
+        offset: Of the slot.
+    """
+    place = np.empty(1, np.uint64)
+    window.get(server, offset, place)
+    window.flush(server)
+    return not place[0]
+
+
+def free_slot(memory: AnyArray, offset: int) -> None:
+    """Local. Note in a slot that what was in it is applied.
+
+    Args:
+        memory: The heap.
+        offset: Of the slot.
+    """
+    memory[offset : offset + 8] = 0
+
+
+def changes_in(memory: AnyArray, offset: int) -> list[Change]:
+    """Local. The changes in a slot, in their order.
+
+    Args:
+        memory: The heap.
+        offset: Of the slot.
+    """
+    begin, size = memory[offset : offset + _HEAD_BYTES].view(np.uint64).tolist()
+    table: list[tuple[Any, ...]] = pickle.loads(memory[offset + begin : offset + begin + size].tobytes())
+    return [Change(*entry) for entry in table]
+
+
+def read_pushed(memory: AnyArray, offset: int) -> Iterator[tuple[Change, AnyArray]]:
+    """Local. The changes in a slot, in their order, with their arrays, which may be used up.
+
+    Args:
+        memory: The heap.
+        offset: Of the slot.
+    """
+    for change in changes_in(memory, offset):
+        dtype = np.dtype(change.dtype)
+        start = offset + change.begin
+        yield change, memory[start : start + change.size * dtype.itemsize].view(dtype)

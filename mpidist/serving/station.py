@@ -1,0 +1,160 @@
+"""The station: a process in a group of coordinator, workers and servers, with its window and its roles.
+
+A rank has one role. A process without a launcher has all three, and sends messages to itself.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import traceback
+from collections.abc import Callable
+from typing import Any, Protocol
+
+from mpidist.comm.deaths import WATCH
+from mpidist.comm.window import Window
+from mpidist.errors import DeadRankError
+from mpidist.serving.messages import Answer, Call, Message, Send, decode, encode
+
+# Work in the background is looked after as often.
+_BACKGROUND_SECONDS = 0.001
+
+
+class Role(Protocol):
+    """A process as the others see it."""
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. Do what a message asks for.
+
+        Args:
+            sender: The rank that has sent it.
+            message: The message.
+
+        Returns:
+            False if it is for another role.
+        """
+        ...
+
+
+class Station:
+    """A process of the group.
+
+    Args:
+        window: To the others.
+        name_of: What to call a rank: "worker 1".
+        needed: The ranks without which nothing goes on: coordinator and servers.
+
+    Attributes:
+        window: As given.
+        roles: Of this process.
+        lost: The ranks that are dead, or count as dead.
+        background: Work of a role that goes on beside the messages; None for most of the time.
+    """
+
+    def __init__(self, window: Window, name_of: Callable[[int], str], needed: frozenset[int]) -> None:
+        self.window = window
+        self.name_of = name_of
+        self.roles: list[Role] = []
+        self.lost: set[int] = set()
+        self.background: Callable[[], None] | None = None
+        self._needed = needed
+        self._answers: dict[int, Answer | None] = {}
+        self._number = 0
+
+    def send(self, send: Send) -> None:
+        """Local. Send a message."""
+        self.window.ring(send.rank, encode(send.message))
+
+    def step(self, seconds: float = 0.0) -> bool:
+        """Local. Take one message, if one comes within this time; returns whether one came.
+
+        Raises:
+            DeadRankError: The coordinator or a server is dead.
+        """
+        if self.background is not None:
+            self.background()
+            seconds = min(seconds, _BACKGROUND_SECONDS)
+        got = self.window.poll(seconds)
+        if got is None:
+            self.require_needed()
+            return False
+        sender, data = got
+        message = decode(data)
+        if isinstance(message, Answer):
+            if message.call in self._answers:
+                self._answers[message.call] = message
+            return True
+        if not any(role.take(sender, message) for role in self.roles):
+            raise RuntimeError(f"{self.name_of(sender)} sends {message!r}, for which this process has no role")
+        return True
+
+    def require_needed(self) -> None:
+        """Local. Raise DeadRankError if the coordinator or a server is dead."""
+        dead = self.window.lost() & self._needed
+        if dead:
+            # The program gets time to handle the error.
+            WATCH.was_raised = WATCH.was_raised or threading.current_thread() is threading.main_thread()
+            names = ", ".join(f"{self.name_of(rank)} (rank {rank})" for rank in sorted(dead))
+            raise DeadRankError(
+                f"{names} is dead, without which no training goes on. Start the job again: a program that saves "
+                "checkpoints goes on from the last one, also with another number of servers"
+            )
+
+    def call(self, rank: int, name: str, *arguments: Any) -> Any:
+        """Local. Ask another process, and wait for its answer.
+
+        Args:
+            rank: The process.
+            name: What is wanted.
+            arguments: Picklable.
+
+        Raises:
+            Exception: What it raised there.
+            DeadRankError: The coordinator or a server is dead.
+        """
+        self._number += 1
+        number = self._number
+        self._answers[number] = None
+        self.send(Send(rank, Call(number, name, pickle.dumps(arguments))))
+        try:
+            while (answer := self._answers[number]) is None:
+                self.step(0.05)
+        finally:
+            del self._answers[number]
+        return self.value_of(rank, answer.value, answer.traceback)
+
+    def value_of(self, rank: int, data: bytes, text: str) -> Any:
+        """Local. The object that another process has made.
+
+        Args:
+            rank: The process.
+            data: The pickled value, or exception.
+            text: The traceback of an exception, empty for a value.
+
+        Raises:
+            Exception: What it raised there.
+        """
+        value = pickle.loads(data)
+        if text:
+            if hasattr(value, "add_note"):
+                value.add_note(f"Raised on {self.name_of(rank)}:\n{text}")
+            raise value
+        return value
+
+    def answer(self, sender: int, call: Call, function: Callable[..., Any]) -> None:
+        """Local. Answer a call by what a function returns or raises.
+
+        Args:
+            sender: Who has asked.
+            call: The call.
+            function: Gets the call's arguments.
+        """
+        try:
+            value, text = function(*pickle.loads(call.arguments)), ""
+        except Exception as error:  # it is the other process's to raise
+            value, text = error, traceback.format_exc()
+        try:
+            data = pickle.dumps(value)
+        except Exception as error:
+            data, text = pickle.dumps(TypeError(f"the answer to {call.name!r} cannot be pickled: {error}")), str(error)
+        self.send(Send(sender, Answer(call.call, data, text)))

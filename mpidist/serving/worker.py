@@ -1,0 +1,397 @@
+"""The role of a worker: it runs closures, whose changes count when the coordinator commits them."""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+from collections import deque
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.arrays import AnyArray, as_array
+from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.data.input_context import InputContext
+from mpidist.errors import DeadRankError
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.serving import handles
+from mpidist.serving.heap import Slots
+from mpidist.serving.messages import (
+    Build,
+    Built,
+    Define,
+    Discard,
+    Do,
+    Failed,
+    Fence,
+    Finished,
+    Message,
+    Push,
+    Send,
+)
+from mpidist.serving.push import Pushed, is_free
+from mpidist.serving.reading import Value, read_whole
+from mpidist.serving.station import Station
+from mpidist.serving.worker_optimizer import WorkerOptimizer
+from mpidist.variables.served import Place, ServedHome, ServedVariable
+from mpidist.variables.update.arithmetic import UpdateSettings
+from mpidist.variables.update.kernel import Kernel, LayerKernel
+from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.variable import Gradient, Read, UpdatePlan, Variable
+
+
+class _NotMade(NamedTuple):
+    """Stands for a resource that could not be made."""
+
+    error: BaseException
+
+
+class _Closure:
+    """The reads and changes of a running closure."""
+
+    def __init__(self, do: Do) -> None:
+        self.do = do
+        self.pushed: dict[int, Pushed] = {}
+        self.optimizers: list[int] = []
+        # By the numbers of variables: their values here, and those that an optimizer changes later.
+        self.values: dict[int, AnyArray] = {}
+        # Where on the servers lies what was added and is not in `values`: most closures never read it.
+        self.added: dict[int, list[int]] = {}
+        self.stepped: dict[int, str] = {}
+
+
+class Worker(ServedHome):
+    """The closures of one worker. It is also the home of variables, as they see it.
+
+    Args:
+        station: Of this process.
+        coordinator: Its rank.
+        slots: Of each heap.
+        servers: The ranks of the servers.
+        context: Which worker this is, and of how many.
+        rank: Of this process.
+        is_relaxed: Whether a read in a closure may mix two versions of a variable.
+
+    Attributes:
+        index: Of this worker.
+        is_fenced: Whether the coordinator counts this worker as lost.
+    """
+
+    def __init__(
+        self, station: Station, coordinator: int, slots: Slots, servers: Sequence[int], context: InputContext,
+        rank: int, *, is_relaxed: bool = False,
+    ) -> None:
+        self.communicator: Communicator = SoloCommunicator()
+        self.strategy: Any = None
+        self.index = context.input_pipeline_id
+        self.context = context
+        self.is_fenced = False
+        self._station = station
+        self._coordinator = coordinator
+        self._slots = slots
+        self._servers = list(servers)
+        self._rank = rank
+        self._is_relaxed = is_relaxed
+        self._waiting: deque[Do | Build | Discard] = deque()
+        # What the coordinator names by kind and number: as it was sent, and as it is used.
+        self._codes: dict[tuple[str, int], bytes] = {}
+        self._named: dict[tuple[str, int], Any] = {}
+        # The number and the name of the optimizer that is built.
+        self._planned = (0, "")
+        self._closure: _Closure | None = None
+        # What was read last of each variable.
+        self._known: dict[int, Value] = {}
+        # By server: where the slots of closures begin that are not known to be applied.
+        self._unapplied: dict[int, set[int]] = {server: set() for server in servers}
+
+    # ------------------------------------------------------------------ messages
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. See `Role.take`. Closures wait for `work`."""
+        del sender
+        if isinstance(message, (Do, Build, Discard)):
+            self._waiting.append(message)
+        elif isinstance(message, Define):
+            self._codes[message.kind, message.number] = message.code
+        elif isinstance(message, Fence) and message.worker == self._rank:
+            self.is_fenced = True
+        else:
+            return False
+        return True
+
+    def work(self) -> bool:
+        """Local. Do what comes next, such as a closure; False if there is nothing."""
+        if not self._waiting:
+            return False
+        message = self._waiting.popleft()
+        if isinstance(message, Do):
+            self._send(self._run(message))
+        elif isinstance(message, Build):
+            self._send(self._build(message))
+        else:
+            self._codes.pop((message.kind, message.number), None)
+            self._named.pop((message.kind, message.number), None)
+            if message.kind == "variable":
+                self._known.pop(message.number, None)
+        return True
+
+    def _send(self, message: Message) -> None:
+        self._station.send(Send(self._coordinator, message))
+
+    def _run(self, do: Do) -> Message:
+        closure = self._closure = _Closure(do)
+        slot = self._slots.offset(self._rank, do.slot)
+        for unapplied in self._unapplied.values():
+            # It is free, though this worker may not have looked.
+            unapplied.discard(slot)
+        try:
+            data = handles.dump_result(self._call(do.function, do.arguments))
+            for pushed in closure.pushed.values():
+                pushed.close()
+        except BaseException as error:  # whatever it is, it is the program's on the coordinator
+            return Failed(do.closure, do.attempt, handles.portable(error), traceback.format_exc())
+        finally:
+            self._closure = None
+        for server in closure.pushed:
+            self._unapplied[server].add(slot)
+            self._station.send(Send(server, Push(do.closure, do.attempt, do.slot, 0, True)))
+        return Finished(do.closure, do.attempt, tuple(closure.pushed), tuple(closure.optimizers), data)
+
+    def _build(self, build: Build) -> Message:
+        try:
+            self._named["resource", build.resource] = self._call(build.function, build.arguments)
+        except BaseException as error:  # as above
+            self._named["resource", build.resource] = _NotMade(error)
+            return Built(build.resource, handles.portable(error), traceback.format_exc())
+        return Built(build.resource)
+
+    def _call(self, function: int, pickled: bytes) -> Any:
+        with self.strategy.inside():
+            arguments, named = handles.load(pickled, self._find)
+            return self._find(("function", function))(*arguments, **named)
+
+    def _find(self, handle: tuple[Any, ...]) -> Any:
+        kind, *rest = handle
+        if kind == "strategy":
+            return self.strategy
+        if kind == "context":
+            return self.context
+        if kind == "value":
+            return rest[0]
+        name = kind, rest[0]
+        if name not in self._named:
+            # A result of another worker describes its variables.
+            described = rest[1:] if rest[1:] else handles.load(self._codes.pop(name), self._find)
+            self._named[name] = self._make(*name, described)
+        found = self._named[name]
+        if isinstance(found, _NotMade):
+            # Whoever uses what could not be made fails as the making did.
+            raise found.error
+        return found
+
+    def _make(self, kind: str, number: int, described: Any) -> Any:
+        """Make a function, a variable or an optimizer of what the coordinator has sent."""
+        if kind == "variable":
+            return handles.variable_of(self, *described)
+        if kind == "optimizer":
+            kernel, options, name, variables = described
+            optimizer = WorkerOptimizer(kernel, name=name, **options)
+            self._planned = number, name
+            optimizer.build(variables)
+            return optimizer
+        return described
+
+    # ------------------------------------------------------------------ the home of variables
+
+    def create_variable(self, *_: Any, **__: Any) -> Variable:
+        """Local. Refuse.
+
+        Raises:
+            ValueError: Always.
+        """
+        raise ValueError(
+            "a variable cannot be made inside a function that runs on a worker: make it in `with strategy.scope():` "
+            "on the coordinator, and use it in the function"
+        )
+
+    def plan(
+        self, variables: Sequence[Variable], kernel: Kernel | LayerKernel, options: OptimizerOptions
+    ) -> UpdatePlan:
+        """Local. See `Home.plan`."""
+        del kernel
+        return WorkerPlan(self, *self._planned, variables, options)
+
+    def pull(self, place: Place) -> AnyArray:
+        """Local. See `ServedHome.pull`."""
+        closure = self._closure
+        if closure is None:
+            return read_whole(self._station, place).array
+        if place.number in closure.stepped:
+            raise RuntimeError(
+                f"this closure has applied gradients of optimizer {closure.stepped[place.number]!r} to a variable, and "
+                "reads it afterwards: its new value is on the server when the closure is done. Read it before, or in "
+                "the next closure"
+            )
+        if place.number not in closure.values:
+            self._wait_for_own(place.server)
+            value = read_whole(
+                self._station, place, self._known.pop(place.number, None), is_relaxed=self._is_relaxed
+            )
+            self._known[place.number] = value
+            closure.values[place.number] = value.array
+        for offset in closure.added.pop(place.number, ()):
+            delta = np.empty(place.shape, place.dtype)
+            self._station.window.get(place.server, offset, delta.reshape(-1))
+            self._station.window.flush(place.server)
+            closure.values[place.number] = np.asarray(closure.values[place.number] + delta)
+        return closure.values[place.number]
+
+    def _wait_for_own(self, server: int) -> None:
+        """Wait until a server has applied what this worker has finished: a closure sees what came before it here."""
+        unapplied = self._unapplied[server]
+        while unapplied:
+            unapplied -= {offset for offset in unapplied if is_free(self._station.window, server, offset)}
+            if unapplied:
+                self._station.step()
+            if self.is_fenced:
+                raise DeadRankError("the coordinator counts this worker as lost, and drops what it has finished")
+
+    def push(self, kind: str, place: Place, array: AnyArray) -> None:
+        """Local. See `ServedHome.push`."""
+        closure = self._require_closure("a variable is written")
+        offset = self._pushed(closure, place.server).add(kind, place.number, array)
+        if kind == "assign":
+            closure.values[place.number] = np.array(array)
+            closure.added.pop(place.number, None)
+            closure.stepped.pop(place.number, None)
+        else:
+            closure.added.setdefault(place.number, []).append(offset)
+
+    def load(self, place: Place, read: Read) -> None:
+        """Local. See `ServedHome.load`."""
+        self.push("assign", place, read(0, place.size).reshape(place.shape))
+
+    def pause(self) -> contextlib.AbstractContextManager[None]:
+        """Local. Nothing: a closure counts as one anyway."""
+        return contextlib.nullcontext()
+
+    def begin_cut(self, shares: Mapping[int, Any]) -> None:
+        """Local. Refuse.
+
+        Raises:
+            RuntimeError: Always.
+        """
+        del shares
+        raise RuntimeError("a function that runs on a worker cannot save a checkpoint: save it on the coordinator")
+
+    def end_cut(self) -> dict[int, Any]:
+        """Local. Nothing."""
+        return {}
+
+    def device_of(self, place: Place) -> str:
+        """Local. See `ServedHome.device_of`."""
+        return f"/job:ps/replica:0/task:{self._servers.index(place.server)}/device:CPU:0"
+
+    def apply(self, optimizer: int, name: str, gradients: Sequence[tuple[ServedVariable, AnyArray, float]]) -> None:
+        """Local. Let the servers make a step of an optimizer when this closure is applied.
+
+        Args:
+            optimizer: Its number.
+            name: Its name.
+            gradients: Of variables, with factors.
+        """
+        closure = self._require_closure("gradients are applied")
+        step = len(closure.optimizers)
+        closure.optimizers.append(optimizer)
+        for variable, gradient, factor in gradients:
+            place = variable.place
+            self._pushed(closure, place.server).add("step", place.number, gradient, step=step, factor=factor)
+            closure.stepped[place.number] = name
+
+    def _require_closure(self, what: str) -> _Closure:
+        if self._closure is None:
+            raise RuntimeError(f"{what} outside a closure, where a value or a data set of a worker is made")
+        return self._closure
+
+    def _pushed(self, closure: _Closure, server: int) -> Pushed:
+        if server not in closure.pushed:
+            offset = self._slots.offset(self._rank, closure.do.slot)
+            closure.pushed[server] = Pushed(self._station.window, server, offset, self._slots.slot_bytes)
+        return closure.pushed[server]
+
+    def _is_whole(self) -> bool:
+        return True
+
+    def _end(self, *, is_collective: bool) -> None:
+        """Local. Nothing: the strategy ends the window."""
+
+
+class WorkerPlan:
+    """The plan of an optimizer on a worker: gradients go to the servers; see `UpdatePlan`."""
+
+    def __init__(
+        self, worker: Worker, number: int, name: str, variables: Sequence[Variable], options: OptimizerOptions
+    ) -> None:
+        self.number = number
+        self._name = name
+        self.variables = tuple(variables)
+        self.slots: dict[str, list[Variable]] = {}
+        self._served = [variable for variable in variables if isinstance(variable, ServedVariable)]
+        self._worker = worker
+        self._options = options
+        self._gradients: dict[int, AnyArray] = {}
+
+    def gradient(self, number: int) -> AnyArray:
+        """Local. See `UpdatePlan.gradient`."""
+        if number not in self._gradients:
+            self._gradients[number] = np.empty(self.variables[number].shape, self.variables[number].dtype)
+        return self._gradients[number]
+
+    def accumulate(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:
+        """Local. Refuse: the coordinator has refused it before."""
+        raise NotImplementedError("gradients are not accumulated over closures")
+
+    def apply(self, gradients: Mapping[int, Gradient], settings: UpdateSettings) -> bool:
+        """Local. See `UpdatePlan.apply`; the step and the learning rate are given when the closure is committed."""
+        if not gradients:
+            raise ValueError("expected at least one gradient, got none")
+        given = {number: self._array(number, gradient) for number, gradient in gradients.items()}
+        norms = np.ones(len(given))
+        if self._options.clips_norms or settings.must_be_finite:
+            norms = np.array([np.linalg.norm(array.astype(np.float64).reshape(-1)) for array in given.values()])
+        if settings.must_be_finite and not np.isfinite(norms).all():
+            return False
+        factors = settings.factor * self._clipping(norms * settings.factor)
+        self._worker.apply(self.number, self._name, [
+            (self._served[number], array, float(factor))
+            for (number, array), factor in zip(given.items(), factors, strict=True)
+        ])
+        return True
+
+    def _clipping(self, norms: AnyArray) -> AnyArray:
+        options = self._options
+        if options.clipnorm is not None:
+            return np.asarray(options.clipnorm / np.maximum(norms, options.clipnorm))
+        if options.global_clipnorm is not None:
+            norm = np.sqrt(np.dot(norms, norms))
+            return np.full_like(norms, options.global_clipnorm / np.maximum(norm, options.global_clipnorm))
+        return np.ones_like(norms)
+
+    def _array(self, number: int, gradient: npt.ArrayLike | IndexedSlices) -> AnyArray:
+        if isinstance(gradient, IndexedSlices):
+            gradient = IndexedSlices(gradient.values, gradient.indices, self.variables[number].shape).to_dense()
+        return self.variables[number].coerce(as_array(gradient))
+
+    def take_average(self, numbers: tuple[int, ...]) -> None:
+        """Local. Refuse: it is for the coordinator."""
+        del numbers
+        raise RuntimeError("finalize_variable_values is called on the coordinator, after `join`")
+
+    def state(self) -> dict[str, Any]:
+        """Local. Nothing."""
+        return {}
+
+    def load(self, saved: Mapping[str, Any]) -> None:
+        """Local. Nothing."""

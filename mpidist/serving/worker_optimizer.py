@@ -1,0 +1,54 @@
+"""An optimizer in a function that runs on a worker: the coordinator gives its step and its learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.variables.update.arithmetic import UpdateSettings
+from mpidist.variables.update.kernel import Kernel, LayerKernel
+from mpidist.variables.variable import Gradient, UpdatePlan
+
+_OF_THE_COORDINATOR = frozenset({"iterations", "learning_rate"})
+
+
+class WorkerOptimizer(Optimizer):
+    """The optimizer of the coordinator, as a function on a worker sees it.
+
+    Args:
+        kernel: The arithmetic.
+        name: For people.
+        options: As of `Optimizer`.
+    """
+
+    def __init__(self, kernel: Kernel | LayerKernel, *, name: str, **options: Any) -> None:
+        super().__init__(kernel, 0.0, name=name, **options)
+        for attribute in _OF_THE_COORDINATOR:
+            super().__delattr__(attribute)
+        self._is_made = True
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute in _OF_THE_COORDINATOR:
+            raise self._refusal(attribute)
+        raise AttributeError(f"{type(self).__name__!r} has no attribute {attribute!r}")
+
+    def __setattr__(self, attribute: str, value: object) -> None:
+        if attribute in _OF_THE_COORDINATOR and "_is_made" in vars(self):
+            raise self._refusal(attribute)
+        super().__setattr__(attribute, value)
+
+    def _refusal(self, attribute: str) -> RuntimeError:
+        return RuntimeError(
+            f"{self.name}.{attribute} is not known on a worker: the coordinator gives step and learning rate when the "
+            "function counts. Read it on the coordinator, and pass it as an argument; set it there, too"
+        )
+
+    def _apply_whole(
+        self, plan: UpdatePlan, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool,
+        must_be_finite: bool,
+    ) -> bool | None:
+        return plan.apply(gradients, UpdateSettings(1, 0.0, factor, is_summed, must_be_finite))
+
+    def __repr__(self) -> str:
+        return f"<{self.name} on a worker>"

@@ -1,0 +1,359 @@
+"""`ParameterServerStrategy`: variables on servers, which workers update asynchronously."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import pickle
+import signal
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple, TypeVar, cast
+
+from mpidist import context
+from mpidist.arguments import whole
+from mpidist.cluster.launch_line import warn_of_deaths
+from mpidist.cluster.resolver import ClusterResolver
+from mpidist.cluster.server_roles import ServerRoles, agree_on_roles
+from mpidist.comm import ending
+from mpidist.comm.communicator import Communicator, SoloCommunicator, open_communicator
+from mpidist.comm.deaths import WATCH
+from mpidist.comm.window import Window, open_window
+from mpidist.context import Entry
+from mpidist.data.input_context import InputContext
+from mpidist.errors import DeadRankError
+from mpidist.observe.output import flush, say
+from mpidist.options import RunOptions, WindowOptions
+from mpidist.serving.chief import Chief
+from mpidist.serving.heap import slots_of
+from mpidist.serving.holder import Holder
+from mpidist.serving.messages import Call, Message, Send
+from mpidist.serving.station import Station
+from mpidist.serving.worker import Worker
+from mpidist.strategy.base import Strategy
+from mpidist.strategy.replica import ReplicaContext
+from mpidist.variables.variable import Home
+
+T = TypeVar("T")
+
+_DEFAULT_HEAP_BYTES = 256 << 20
+_END = "end"
+# The ranks, of which all but this one serve it, or have left the program after that.
+_served: weakref.WeakSet[Communicator] = weakref.WeakSet()
+# After a death messages of the end get so long to leave this process.
+_LAST_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The memory of parameter servers, and the way to them.
+
+    Attributes:
+        heap_bytes: The heap of each server. It holds two copies of each variable, the optimizer's state of it, and the
+            slots: in all twice the variables, the state, and 2 x (workers + 1) x slot_bytes.
+        slot_bytes: What one closure may push to one server. Default: all slots take half of the heap.
+        window: The way by which ranks reach each other's memory.
+        copy_bytes: What a server copies at most while it saves a checkpoint, of what updates change before it is
+            saved; then they wait.
+        consistency: "whole": a function reads one version of a variable. "relaxed": a read may have parts of two
+            versions, and never waits for a server whose variable changes all the time.
+    """
+
+    heap_bytes: int = _DEFAULT_HEAP_BYTES
+    slot_bytes: int | None = None
+    window: WindowOptions = field(default_factory=WindowOptions)
+    copy_bytes: int = 64 << 20
+    consistency: Literal["whole", "relaxed"] = "whole"
+
+    def __post_init__(self) -> None:
+        whole("heap_bytes", self.heap_bytes, least=1 << 16)
+        if self.slot_bytes is not None:
+            whole("slot_bytes", self.slot_bytes, least=1 << 12)
+        whole("copy_bytes", self.copy_bytes, least=0)
+        if not isinstance(self.window, WindowOptions):
+            raise TypeError(f"`window` must be WindowOptions, got {self.window!r}")
+        if self.consistency not in ("whole", "relaxed"):
+            raise ValueError(f"`consistency` must be 'whole' or 'relaxed', got {self.consistency!r}")
+
+
+class _End(NamedTuple):
+    """The end of the chief's program.
+
+    Attributes:
+        code: Its exit code.
+        lost: The ranks that are dead, or given up. Where there are none, all ranks end the window together.
+    """
+
+    code: int
+    lost: tuple[int, ...]
+
+
+class ParameterServerStrategy(Strategy):
+    """Variables live on parameter servers. A coordinator hands functions to workers, which read and update them.
+
+    Collective. On the chief, and on an evaluator, the program goes on; there it makes variables in `scope()` and gives
+    functions to a `ClusterCoordinator`. The ranks of workers and servers serve inside this constructor, and leave the
+    program when the chief's has come to its end.
+
+    Args:
+        cluster_resolver: Says who is chief, worker and server (the job "ps"); default: TF_CONFIG where it is set. A
+            process without a launcher is all of them.
+        variable_partitioner: Not there yet: must be None.
+        communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
+        serve: False lets workers and servers come back from the constructor; they then call `serve`.
+        options: Memory of the servers; the chief's count.
+
+    Raises:
+        ValueError: The cluster does not fit, or the options; on every rank.
+        LauncherError: Tasks and ranks do not fit together.
+        RuntimeError: The other ranks serve a strategy that was made before.
+        OSError: A host has too little shared memory for the heaps of its servers; on every rank.
+
+    Attributes:
+        roles: Who is what.
+        options: The chief's.
+        chief: The home of variables on the chief; None on other ranks.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: object | None = None,
+        *,
+        communicator: object | None = None,
+        serve: bool = True,
+        options: ServerOptions | None = None,
+    ) -> None:
+        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
+            raise ValueError(f"`cluster_resolver` must be a ClusterResolver, got {cluster_resolver!r}")
+        if variable_partitioner is not None:
+            raise NotImplementedError("variable_partitioner is not there yet: each variable lies on one server")
+        if options is not None and not isinstance(options, ServerOptions):
+            raise ValueError(f"`options` must be ServerOptions, got {options!r}")
+        ranks = open_communicator(communicator)
+        if ranks in _served:
+            raise RuntimeError(
+                "this program has built its ParameterServerStrategy: the other ranks serve it, and leave the program "
+                "with it, so that they build no second one. Use the first one in all of the program"
+            )
+        self.roles = roles = agree_on_roles(ranks, cluster_resolver)
+        warn_of_deaths(ranks)
+        # A `Server` knows nothing of them, and where slots lie must be the same on all ranks.
+        self.options = roles.group.broadcast_object(options or ServerOptions(), roles.chief)
+        super().__init__(SoloCommunicator(), cluster_resolver=roles.resolver)
+        self.chief: Chief | None = None
+        self._station: Station | None = None
+        self._worker: Worker | None = None
+        self._has_ended = self._is_whole_group = False
+        self._code = 0
+        is_evaluator = roles.task_type == "evaluator"
+        if not is_evaluator:
+            self._open(roles)
+        if serve and ranks.size > 1:
+            # An evaluator goes on as well: it ends with the chief.
+            needed = () if is_evaluator else (roles.chief, *roles.servers)
+            ending.tolerate_deaths(roles.group.processes[one] for one in needed if one != roles.group.rank)
+            _served.add(ranks)
+        if serve and self.chief is None and not is_evaluator:
+            self._serve_and_leave()
+            # The lines below are the chief's.
+            sys.exit(self._code)
+
+    def _open(self, roles: ServerRoles) -> None:
+        rank, group = roles.group.rank, roles.group
+        pushers = list(dict.fromkeys((roles.chief, *roles.workers)))
+        slots = slots_of(self.options.heap_bytes, pushers, self.options.slot_bytes)
+        heap_bytes = self.options.heap_bytes if rank in roles.servers else 0
+        window = open_window(group, heap_bytes, self.options.window)
+        self._station = station = Station(window, roles.name_of, frozenset({roles.chief, *roles.servers}))
+        if rank in roles.servers:
+            station.roles.append(Holder(station, roles.chief, slots, self.options.copy_bytes))
+        home: Home | None = None
+        if rank in roles.workers:
+            place = InputContext(len(roles.workers), roles.workers.index(rank), 1)
+            home = self._worker = Worker(
+                station, roles.chief, slots, roles.servers, place, rank,
+                is_relaxed=self.options.consistency == "relaxed",
+            )
+            station.roles.append(self._worker)
+            self._worker.strategy = self
+        if rank == roles.chief:
+            home = self.chief = Chief(station, rank, roles.servers, slots, is_one_process=group.size == 1)
+            self.chief.strategy = self
+            station.roles.append(self.chief)
+            atexit.register(_end_all, weakref.ref(self))
+        station.roles.append(_Ending(self))
+        self._set_home(home or self.arena)
+
+    def _set_home(self, home: Home) -> None:
+        self._cross_entry = Entry(self, None, home)
+        self._replica_entry = Entry(self, self._replica_context, home)
+
+    @property
+    def replica(self) -> ReplicaContext:
+        """Local. The replica context inside `run`."""
+        return self._replica_context
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Local. Surrounds a function that a worker runs."""
+        worker = cast(Worker, self._worker)
+        before = self._cross_entry, self._replica_entry
+        self._set_home(worker)
+        context.push(self._cross_entry)
+        try:
+            yield
+        finally:
+            context.pop()
+            self._cross_entry, self._replica_entry = before
+
+    def _serve_and_leave(self) -> None:
+        try:
+            self.serve()
+        except DeadRankError as error:
+            if self._worker is None or not self._worker.is_fenced or ending.is_switched_off():
+                raise
+            say(str(error))
+            flush()
+            time.sleep(ending.FORWARD_SECONDS)
+            # As others die: Open MPI's launcher was seen to end the job after exit codes.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def serve(self) -> None:
+        """Local. Serve as a worker or a server until the chief's program has come to its end.
+
+        Raises:
+            RuntimeError: On the chief, and on an evaluator.
+            DeadRankError: The chief or a server is dead.
+        """
+        station = self._station
+        if station is None or self.chief is not None:
+            raise RuntimeError(f"serve() is for workers and servers, this rank is {self.roles.task_type}")
+        while not self._has_ended:
+            if self._worker is None:
+                station.step(0.05)
+                continue
+            while station.step():
+                pass
+            if self._worker.is_fenced:
+                raise DeadRankError(
+                    f"the coordinator counts {self.roles.name_of(station.window.rank)} as lost: it ran too long, or "
+                    "nothing was heard of it. Its work was given to others, and it leaves"
+                )
+            if not self._worker.work():
+                station.step(0.05)
+        if self._is_whole_group:
+            station.window.close()
+            return
+        # Hydra was seen to end all ranks when several end at the same moment after a death, the chief among them.
+        while self.roles.chief not in station.window.lost():
+            station.window.poll(0.05)
+        station.window.drop()
+
+    def run(
+        self, fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> T:
+        """Local. Call `fn` in a function that `ClusterCoordinator.schedule` runs; see `Strategy.run`.
+
+        Raises:
+            RuntimeError: Outside of such a function.
+        """
+        entry = context.innermost()
+        if self.roles.task_type != "evaluator" and (entry is None or entry.home is not self._worker):
+            raise RuntimeError(
+                "strategy.run outside a scheduled function: the chief computes nothing itself. Put the call into a "
+                "function, and give that to ClusterCoordinator(strategy).schedule(function)"
+            )
+        return super().run(fn, args, kwargs, options)
+
+    def work_here(self) -> bool:
+        """Local. Run the next closure, where one process is chief and worker; False if there is none."""
+        return self.chief is not None and self._worker is not None and self._worker.work()
+
+    def give_up(self, rank: int) -> None:
+        """Local. On the chief: count a worker as dead. It may be alive, and takes part in nothing any more."""
+        station, group = cast(Station, self._station), self.roles.group
+        station.lost.add(rank)
+        station.window.forget(rank)
+        process = group.processes[rank]
+        WATCH.note(process, f"rank {rank} of {group.size} (process {process.number} on {process.host})")
+
+    def note_end(self, end: _End) -> None:
+        """Local. The chief's program has come to its end."""
+        self._has_ended, self._is_whole_group, self._code = True, not end.lost, end.code
+        self._end_lost(end.lost)
+
+    def _end_lost(self, lost: Iterable[int]) -> None:
+        """End processes of this host that were given up, for which the launcher would wait. Deaths matter no more."""
+        WATCH.needed = frozenset()
+        for rank in lost:
+            WATCH.end(self.roles.group.processes[rank])
+
+    def end_service(self) -> None:
+        """Local. On the chief: let workers and servers leave the program; later calls change nothing."""
+        station = self._station
+        if station is None or self.chief is None or self._has_ended or station.window.is_closed:
+            return
+        # A thread of the coordinator's may be in the window.
+        with self.chief.lock:
+            self._end_service(self.chief, station)
+
+    def _end_service(self, chief: Chief, station: Station) -> None:
+        self._has_ended = True
+        window: Window = station.window
+        lost = window.lost() | station.lost
+        end = _End(ending.exit_code(), tuple(lost))
+        chief.exit_code_file.write(end.code)
+        if lost & {*self.roles.servers}:
+            # All others raise the error of that themselves.
+            return
+        self._end_lost(lost)
+        for rank in range(window.size):
+            if rank != window.rank and rank not in lost:
+                station.send(Send(rank, Call(0, _END, pickle.dumps(tuple(end)))))
+        if not lost:
+            window.close()
+            return
+        # What was sent goes on while this process is in the window. The window ends with the process: others wait for
+        # that, and would take a word of farewell for a life that goes on.
+        window.poll(_LAST_SECONDS)
+
+    def _end(self, *, is_collective: bool) -> None:
+        self.end_service()
+        super()._end(is_collective=is_collective)
+        group = self.roles.group
+        if self._station is not None and self._station.window.is_closed and is_collective:
+            group.close()
+        else:
+            group.drop()
+
+
+class _Ending:
+    """The role that takes the word of the end.
+
+    Args:
+        strategy: Of this process.
+    """
+
+    def __init__(self, strategy: ParameterServerStrategy) -> None:
+        self._strategy = weakref.ref(strategy)
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. See `Role.take`."""
+        del sender
+        strategy = self._strategy()
+        if isinstance(message, Call) and message.name == _END and strategy is not None:
+            strategy.note_end(_End(*pickle.loads(message.arguments)))
+            return True
+        return False
+
+
+def _end_all(reference: weakref.ref[ParameterServerStrategy]) -> None:
+    strategy = reference()
+    if strategy is not None:
+        strategy.end_service()

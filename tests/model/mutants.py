@@ -1,0 +1,312 @@
+"""Machines with one fault each: the exploration must find them."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from mpidist.coordinator.closures import Closures
+from mpidist.coordinator.work import ClosureEnd, End
+from mpidist.serving.commits import Commits
+from mpidist.serving.cut import Cutting, Ready
+from mpidist.serving.messages import Commit, Cut, Drop, Fence, Prepared, Push, Send
+from mpidist.serving.staging import Apply, Free, Save, Staging
+from tests.model.parties import Schedule, Write, rate_of_first
+from tests.model.world import Job
+
+
+class DecidesUnprepared(Closures):
+    """Decides on the worker's word alone."""
+
+    def _decide(self, number: int) -> list[Any]:
+        finished = self._closures[number].finished
+        self._closures[number].prepared |= set(finished.servers if finished else ())
+        return super()._decide(number)
+
+
+class TakesOldAttempts(Closures):
+    """Counts the word of a server about an attempt that is void."""
+
+    def _prepared(self, server: int, message: Prepared) -> list[Any]:
+        closure = self._closures.get(message.closure)
+        return super()._prepared(server, message._replace(attempt=closure.attempt) if closure else message)
+
+
+class RepeatsDecided(Closures):
+    """Hands a decided attempt out again when its worker is lost."""
+
+    def lost(self, rank: int, now: float) -> list[Any]:
+        for closure in self._closures.values():
+            if closure.worker == rank:
+                closure.is_decided = False
+        return super().lost(rank, now)
+
+
+class FreesEarly(Closures):
+    """Gives a worker's slot away when the attempt is decided, and not applied."""
+
+    def _decide(self, number: int) -> list[Any]:
+        actions = super()._decide(number)
+        closure = self._closures.get(number)
+        if closure is not None and closure.is_decided and closure.worker is not None:
+            self._workers.release(closure.worker, number)
+        return actions
+
+    def _finish(self, number: int, closure: Any) -> list[Any]:
+        worker = self.workers.get(closure.worker)
+        if not closure.unapplied and worker is not None and number not in worker.slots:
+            closure.worker = -1
+        return super()._finish(number, closure)
+
+
+class EndsEarly(Closures):
+    """Gives the result out when the attempt is decided, and not applied."""
+
+    def _decide(self, number: int) -> list[Any]:
+        actions = super()._decide(number)
+        closure = self._closures.get(number)
+        if closure is not None and closure.is_decided:
+            closure.unapplied = frozenset()
+            actions += self._finish(number, closure)
+        return actions
+
+
+class TellsOneServer(Closures):
+    """Sends the commit to the first server only."""
+
+    def _decide(self, number: int) -> list[Any]:
+        return super()._decide(number)[:1]
+
+
+class LosesResults(Closures):
+    """Does not say that a closure has ended."""
+
+    def _finish(self, number: int, closure: Any) -> list[Any]:
+        super()._finish(number, closure)
+        return []
+
+
+class CallsResultsCancelled(Closures):
+    """Says that a closure was cancelled whose update is applied."""
+
+    def _finish(self, number: int, closure: Any) -> list[Any]:
+        return [ClosureEnd(number, End.CANCELLED) for _ in super()._finish(number, closure)]
+
+
+class RaisesAtOnce(Closures):
+    """Lets the user have an error while closures run."""
+
+    @property
+    def in_flight(self) -> int:
+        return 0
+
+
+class LeavesNothing(Closures):
+    """Does not say what a cut leaves to be done."""
+
+    def undecided(self) -> dict[int, Any]:
+        return {}
+
+
+class ForgetsLost(Closures):
+    """Does not hand out again what a lost worker had."""
+
+    def _again(self, number: int) -> list[Any]:
+        return [] if self._closures[number].failures == 0 else super()._again(number)
+
+
+class FencesWorkersOnly(Closures):
+    """Tells the lost worker, but no server."""
+
+    def lost(self, rank: int, now: float) -> list[Any]:
+        return [
+            action for action in super().lost(rank, now)
+            if not (isinstance(action, Send) and isinstance(action.message, Fence) and action.rank != rank)
+        ]
+
+
+class ReadsAtOnce(Commits):
+    """Lets the coordinator read before its write is applied."""
+
+    def unwritten(self, server: int) -> bool:
+        return False
+
+
+class CutsLate(Commits):
+    """Names a cut that holds one commit too many."""
+
+    def cut(self, shares: Any = None) -> list[Send]:
+        return [Send(send.rank, Cut(self.number + 1)) for send in super().cut(shares)]
+
+
+class RepeatsSteps(Commits):
+    """Gives two attempts the same step of an optimizer."""
+
+    def commit(self, worker: int, closure: int, attempt: int, optimizers: Any) -> Commit:
+        commit = super().commit(worker, closure, attempt, optimizers)
+        self.iterations.clear()
+        return commit
+
+
+class DropsOnce(Staging):
+    """A fence drops what is staged, but not what comes after it."""
+
+    def take(self, sender: int, message: Any) -> list[Any] | None:
+        actions = super().take(sender, message)
+        self.fenced.clear()
+        return actions
+
+
+class RefusesOnly(Staging):
+    """A fence refuses what comes after it, but does not drop what is staged."""
+
+    def take(self, sender: int, message: Any) -> list[Any] | None:
+        if isinstance(message, Fence):
+            self.fenced.add(message.worker)
+            return []
+        return super().take(sender, message)
+
+
+class KeepsFailed(Staging):
+    """Does not drop what a failed function has pushed."""
+
+    def take(self, sender: int, message: Any) -> list[Any] | None:
+        return [] if isinstance(message, Drop) else super().take(sender, message)
+
+
+class PreparesEarly(Staging):
+    """Says that an update is there when its first part is."""
+
+    def take(self, sender: int, message: Any) -> list[Any] | None:
+        actions = super().take(sender, message)
+        if isinstance(message, Push) and actions is not None and sender not in self.fenced:
+            return [Send(self.coordinator, Prepared(message.closure, message.attempt))] if message.ordinal == 0 else []
+        return actions
+
+
+class KeepsSlots(Staging):
+    """Does not free the slot of an update that has no learning rate."""
+
+    def take(self, sender: int, message: Any) -> list[Any] | None:
+        actions = super().take(sender, message)
+        return None if actions is None else [action for action in actions if not isinstance(action, Free)]
+
+
+class SavesLate(Staging):
+    """Saves the state of a cut after the next commit."""
+
+    def take(self, sender: int, message: Any) -> list[Any] | None:
+        actions = super().take(sender, message)
+        if isinstance(message, Cut):
+            self.late = message.number
+            return []
+        if isinstance(message, Commit) and actions is not None and "late" in vars(self):
+            return [*actions, Save(vars(self).pop("late"), b"")]
+        return actions
+
+
+class SavesEarly(Staging):
+    """Saves the state of a cut before the last commit is applied."""
+
+    def take(self, sender: int, message: Any) -> list[Any] | None:
+        actions = super().take(sender, message)
+        if isinstance(message, Commit) and actions is not None:
+            self.late = actions
+            return []
+        late = vars(self).pop("late", [])
+        return actions if actions is None else [*actions, *late]
+
+
+class CopiesLate(Cutting):
+    """Changes a block without a copy."""
+
+    def next(self, changed_by: Any) -> Ready | None:
+        before = dict(self.live)
+        ready = super().next(changed_by)
+        self.live, self.copied = before, {}
+        return None if ready is None else ready._replace(copies=[])
+
+
+class CopiesOne(Cutting):
+    """Copies the first of the blocks that a commit changes."""
+
+    def next(self, changed_by: Any) -> Ready | None:
+        return super().next(lambda apply: changed_by(apply)[:1])
+
+
+class WaitsForRoom(Cutting):
+    """Waits for room for all that a commit changes, be it saved or not."""
+
+    def next(self, changed_by: Any) -> Ready | None:
+        for action in self.waiting[:1]:
+            if isinstance(action, Apply) and len(changed_by(action)) > self.limit and (self.live or self.is_stuck):
+                self.is_stuck = True
+                return None
+        return super().next(changed_by)
+
+    is_stuck = False
+
+
+class Overtakes(Cutting):
+    """Lets what comes behind a commit that waits go first."""
+
+    def next(self, changed_by: Any) -> Ready | None:
+        ready = super().next(changed_by)
+        if ready is None and len(self.waiting) > 1:
+            return Ready(self.waiting.pop(), [])
+        return ready
+
+
+BOTH = Schedule((1, 2))
+PARTS = Schedule((1,), parts=2)
+
+
+class Mutant(NamedTuple):
+    """A job that breaks a rule.
+
+    Attributes:
+        rule: The rule.
+        job: The job.
+    """
+
+    rule: str
+    job: Job
+
+
+def one(*, workers: int = 1, **options: Any) -> Job:
+    """A job with one closure."""
+    return Job((BOTH, "join"), upfront=1, workers=workers, **options)
+
+
+MUTANTS = {
+    "decides-unprepared": Mutant("protocol", one(closures=DecidesUnprepared)),
+    "takes-old-attempts": Mutant("protocol", one(workers=2, suspicions=1, closures=TakesOldAttempts)),
+    "repeats-decided": Mutant("protocol", one(workers=2, kills=1, closures=RepeatsDecided)),
+    "frees-early": Mutant("payload", Job((BOTH,) * 3, upfront=3, workers=1, closures=FreesEarly)),
+    "ends-early": Mutant("done", one(closures=EndsEarly)),
+    "tells-one-server": Mutant("together", one(closures=TellsOneServer)),
+    "loses-results": Mutant("result", one(closures=LosesResults)),
+    "calls-results-cancelled": Mutant("void", one(closures=CallsResultsCancelled)),
+    "raises-at-once": Mutant("errors", Job((BOTH, BOTH, "join"), upfront=2, fails=1, closures=RaisesAtOnce)),
+    "leaves-nothing": Mutant("cut", Job((BOTH, "cut", "join"), workers=1, closures=LeavesNothing)),
+    "forgets-lost": Mutant("progress", one(workers=2, kills=1, closures=ForgetsLost)),
+    "fences-workers-only": Mutant("memory", one(kills=1, closures=FencesWorkersOnly)),
+    "reads-at-once": Mutant("write", Job((Write((1, 2)), "read"), commits=ReadsAtOnce)),
+    "cuts-late": Mutant("protocol", Job((BOTH, "cut"), workers=1, commits=CutsLate)),
+    "copies-late": Mutant("cut", Job((BOTH, "cut", BOTH), workers=1, cutting=CopiesLate)),
+    "copies-one": Mutant("cut", Job((BOTH, BOTH, "cut"), upfront=2, workers=1, copies=2, cutting=CopiesOne)),
+    "waits-for-ever": Mutant("progress", Job((BOTH, BOTH, "cut"), upfront=2, workers=1, cutting=WaitsForRoom)),
+    "overtakes": Mutant("done", Job((BOTH, "cut", BOTH), workers=1, copies=0, cutting=Overtakes)),
+    "saves-early": Mutant("cut", Job((BOTH, "cut"), workers=1, staging=SavesEarly)),
+    "saves-late": Mutant("cut", Job((BOTH, "cut"), workers=1, staging=SavesLate)),
+    "repeats-steps": Mutant("order", Job((BOTH, BOTH), upfront=2, workers=1, commits=RepeatsSteps)),
+    "fence-drops-once": Mutant("memory", one(suspicions=1, staging=DropsOnce)),
+    "fence-refuses-only": Mutant("memory", one(kills=1, staging=RefusesOnly)),
+    "keeps-failed": Mutant("memory", Job((BOTH,), workers=1, fails=1, staging=KeepsFailed)),
+    "keeps-slots": Mutant(
+        "progress", Job((BOTH, BOTH, BOTH, "join", BOTH, "join"), workers=1, pulls=True, rate=rate_of_first,
+                        staging=KeepsSlots)
+    ),
+    "prepares-early": Mutant("protocol", Job((PARTS,), workers=1, staging=PreparesEarly)),
+    "slot-of-the-lost": Mutant("payload", one(suspicions=1, joins=1, splits=True, inherits=True)),
+    "worker-does-not-wait": Mutant("own", Job((BOTH, BOTH), upfront=2, workers=1, pulls=True, waits=False)),
+}

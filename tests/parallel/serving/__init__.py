@@ -1,0 +1,1 @@
+"""Tests of parameter servers on several ranks."""

@@ -1,0 +1,230 @@
+"""Programs with parameter servers: they end in good order, and a worker may be killed in the middle."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.launching import find_mpirun, finish, is_open_mpi, launch_environment, run_program
+from tests.markdown import ROOT, blocks_of
+from tests.system.test_deaths import survivors_live
+
+pytestmark = pytest.mark.timeout_seconds(180)
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import mpidist
+"""
+PLAIN = HEAD + """
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=2)
+strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 22))
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    counts = [mpidist.Variable(0) for _ in range(4)]
+print([count.device[18:24] for count in counts])
+for count in counts:
+    coordinator.schedule(lambda count: count.assign_add(2), (count,))
+coordinator.join()
+print("counts", [int(count) for count in counts])
+
+# Workers have not come to these lines.
+class Pair(tuple):
+    pass
+
+class OwnError(Exception):
+    pass
+
+def turn(pair):
+    if pair[0] == pair[1]:
+        raise OwnError(pair)
+    return Pair(reversed(pair))
+
+turned = coordinator.schedule(turn, (Pair((1, 2)),)).fetch()
+print("turned", turned, type(turned) is Pair)
+try:
+    coordinator.schedule(turn, (Pair((3, 3)),), on_error="keep").fetch()
+except OwnError as error:
+    print("caught", error)
+try:
+    mpidist.ParameterServerStrategy(resolver)
+except RuntimeError as error:
+    print(error)
+"""
+
+
+def test_a_program_ends_in_good_order_on_all_ranks(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PLAIN)
+    result = run_program(4, program)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "counts [2, 2, 2, 2]" in result.stdout
+    assert "turned (2, 1) True\ncaught (3, 3)\n" in result.stdout
+    assert "the other ranks serve it, and leave the program with it" in result.stdout
+    assert result.stdout.count("counts") == 1, "only the chief goes on"
+    assert "task:0', 'task:1', 'task:0', 'task:1" in result.stdout, result.stdout
+
+
+# The branches of tf.distribute's documentation.
+BRANCHES = HEAD + """
+cluster_resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1, num_evaluators=int(sys.argv[1]))
+if cluster_resolver.task_type == "chief":
+    options = mpidist.ServerOptions(heap_bytes=1 << 22)
+    strategy = mpidist.ParameterServerStrategy(cluster_resolver, options=options)
+    coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+    with strategy.scope():
+        counts = [mpidist.Variable(np.full(1000, float(number))) for number in range(4)]
+    for count in counts:
+        for _ in range(5):
+            coordinator.schedule(lambda count: count.assign_add(np.ones(1000)), (count,))
+    coordinator.join()
+    print("counts", [set(count.numpy().tolist()) for count in counts])
+elif cluster_resolver.task_type in ("worker", "ps"):
+    server = mpidist.Server(
+        cluster_resolver.cluster_spec(),
+        job_name=cluster_resolver.task_type,
+        task_index=cluster_resolver.task_id,
+        protocol="grpc")
+    server.join()
+    print("joined")
+else:
+    strategy = mpidist.ParameterServerStrategy(cluster_resolver)
+    print("evaluator alone:", strategy.communicator.size, strategy.options.heap_bytes)
+"""
+
+
+@pytest.mark.parametrize(("ranks", "evaluators"), [(1, 0), (4, 0), (4, 1)])
+def test_a_program_that_branches_by_role(tmp_path: Path, ranks: int, evaluators: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(BRANCHES)
+    result = run_program(ranks, program, evaluators)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "counts [{5.0}, {6.0}, {7.0}, {8.0}]" in result.stdout, result.stdout + result.stderr
+    assert "joined" not in result.stdout, "a server leaves the program"
+    assert result.stdout.count("evaluator alone: 1 268435456") == evaluators
+    # As it was started, this job ends with any of its ranks.
+    warning = f"the death of ranks 0-{ranks - 1} ends the whole job; to let the others go on, start it by: "
+    assert result.stderr.count(warning) == (1 if ranks > 1 else 0), result.stderr
+
+
+def test_the_options_of_the_chief_count(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + """
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
+is_chief = resolver.task_type == "chief"
+options = mpidist.ServerOptions(heap_bytes=1 << 22) if is_chief else None
+strategy = mpidist.ParameterServerStrategy(resolver, serve=False, options=options)
+os.write(1, f"{resolver.task_type} {strategy.options.heap_bytes}\\n".encode())
+strategy.close() if is_chief else strategy.serve()
+""")
+    result = run_program(3, program)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert sorted(result.stdout.split("\n")) == ["", "chief 4194304", "ps 4194304", "worker 4194304"]
+
+
+@pytest.mark.parametrize("ranks", [1, 4])
+def test_the_program_of_the_guide(tmp_path: Path, ranks: int) -> None:
+    page = ROOT / "docs" / "parameter_servers.md"
+    block = next(block for block in blocks_of(page.read_text()) if "ClusterCoordinator(strategy)" in block.text)
+    program = tmp_path / "program.py"
+    program.write_text(block.text)
+    # One task with a number of its own for each rank.
+    jobs = {"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["a:4"]}
+    config = json.dumps({"cluster": jobs}) if ranks > 1 else ""
+    result = run_program(ranks, program, TF_CONFIG=config)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout == "[2. 2. 2.] 80\n", result.stdout + result.stderr
+
+
+def run_to_the_end(
+    ranks: int, program: Path, *arguments: object, killed: Path, delay: float = 0.0
+) -> tuple[int, str]:
+    """Run a program whose ranks live on after a death, and kill the process that it names in a file.
+
+    Returns:
+        The launcher's exit code, which says nothing after a death, and what the program wrote.
+    """
+    root = str(Path(__file__).resolve().parent.parent.parent)
+    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
+    process = subprocess.Popen(
+        [*survivors_live(ranks), sys.executable, str(program), *map(str, arguments)],
+        env=launch_environment({**os.environ, "PYTHONPATH": path}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
+    )
+    while not killed.exists() and process.poll() is None:
+        time.sleep(0.02)
+    time.sleep(delay)
+    if process.poll() is None:
+        os.kill(int(killed.read_text()), signal.SIGKILL)
+    result = finish(process, program.name, 100)
+    return result.returncode, result.stdout + result.stderr
+
+
+@pytest.mark.parametrize(("rank", "name"), [(0, "chief 0"), (3, "ps 1")])
+def test_the_death_of_the_chief_or_of_a_server_ends_all_ranks(tmp_path: Path, rank: int, name: str) -> None:
+    program = tmp_path / "program.py"
+    note = (
+        "from mpidist.comm.communicator import open_communicator\n"
+        f"pid = os.getpid() if open_communicator().rank == {rank} else 0\n"
+    )
+    wait = (
+        "\nwhile not os.path.exists(sys.argv[1] + '/me'):\n    time.sleep(0.01)\n"
+        "os.rename(sys.argv[1] + '/me', sys.argv[1] + '/pid')\n"
+        "while True:\n    coordinator.schedule(lambda: None)\n    coordinator.join()\n"
+    )
+    write = "if pid:\n    open(sys.argv[1] + '/me', 'w').write(str(pid))\n"
+    program.write_text(PLAIN.replace("resolver = ", note + write + "resolver = ", 1) + wait)
+    _, text = run_to_the_end(4, program, tmp_path, killed=tmp_path / "pid", delay=0.3)
+    assert f"DeadRankError: {name} (rank {rank}) is dead, without which no training goes on" in text, text
+
+
+# The chief and the worker do something else for long when a server or the chief dies.
+BUSY = HEAD + """
+from mpidist.comm.communicator import open_communicator
+folder, dying = sys.argv[1], int(sys.argv[2])
+pid = os.getpid() if open_communicator().rank == dying else 0
+if pid:
+    open(folder + "/me", "w").write(str(pid))
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=int(sys.argv[3]))
+strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 22))
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    weights = [mpidist.Variable(np.zeros(7), name=f"weight {number}") for number in range(3)]
+checkpoint = mpidist.Checkpoint(weights=weights)
+path = mpidist.latest_checkpoint(folder)
+if path is None:
+    for number, weight in enumerate(weights):
+        coordinator.schedule(lambda weight, number: weight.assign_add(np.full(7, number + 1.0)), (weight, number))
+    coordinator.join()
+    checkpoint.save(folder + "/ckpt")
+    coordinator.schedule(lambda: (os.rename(folder + "/me", folder + "/pid"), time.sleep(100)))
+    time.sleep(100)
+checkpoint.restore(path).assert_consumed()
+print("restored", [set(weight.numpy().tolist()) for weight in weights])
+"""
+
+
+@pytest.mark.parametrize("dying", [0, 3])
+def test_a_death_ends_ranks_that_do_something_else_and_a_checkpoint_goes_on(tmp_path: Path, dying: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(BUSY)
+    _, text = run_to_the_end(4, program, tmp_path, dying, 2, killed=tmp_path / "pid")
+    # With what the launcher and a busy machine take.
+    assert time.time() - (tmp_path / "pid").stat().st_ctime < 25, text
+    told = set(re.findall(rf"mpidist: rank (\d) of 4 on \S+ cannot go on: .*rank {dying} of 4 \(process ", text))
+    assert told, text
+    if not is_open_mpi(find_mpirun()):
+        # Open MPI's launcher ends the others, and they may have said nothing yet.
+        assert told == {"0", "1", "2", "3"} - {str(dying)}, text
+        assert (tmp_path / "exit-code").exists() == (dying != 0)
+    result = run_program(3, program, tmp_path, -1, 1)
+    assert "restored [{1.0}, {2.0}, {3.0}]" in result.stdout, result.stdout + result.stderr
+    assert result.returncode == 0, result.stderr

@@ -1,0 +1,76 @@
+"""The example with parameter servers, as a user starts it: with and without a launcher, and with a death."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.launching import launch_environment, run_program
+from tests.markdown import ROOT
+from tests.system.test_deaths import survivors_live
+
+# Seven ranks on two busy cores take their time.
+pytestmark = pytest.mark.timeout_seconds(240)
+
+EXAMPLE = ROOT / "examples" / "parameter_server.py"
+# Of seven ranks, which are dealt these tasks in this order.
+CLUSTER = {"chief": ["a:1"], "worker": ["a:2", "a:3", "a:4"], "ps": ["a:5", "a:6"], "evaluator": ["a:7"]}
+
+
+def accuracies(text: str) -> list[float]:
+    return [float(number) for number in re.findall(r"test accuracy ([0-9.]+)", text)]
+
+
+@pytest.mark.parametrize(("ranks", "counts"), [(6, "workers: 3, servers: 2"), (1, "workers: 1, servers: 1")])
+def test_it_trains_with_servers(ranks: int, counts: str) -> None:
+    result = run_program(ranks, EXAMPLE, "--epochs", 5, timeout_seconds=200)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert f"{counts}\n" in text
+    assert "training: 110/110 loss=" in text
+    losses = [float(number) for number in re.findall(r": loss ([0-9.]+), test", text)]
+    assert len(losses) == 5, text
+    assert losses[4] < losses[1] < losses[0], text
+    assert accuracies(text)[-1] > 0.9, text
+
+
+def test_a_worker_is_killed_and_the_evaluator_ends_with_the_job(tmp_path: Path) -> None:
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    environment = {**os.environ, "PYTHONPATH": path, "TF_CONFIG": json.dumps({"cluster": CLUSTER})}
+    options = ["--epochs", "5", "--kill-one", "--evaluator", "--directory", str(tmp_path / "run")]
+    # The launcher's exit code says nothing after a death.
+    result = subprocess.run(
+        [*survivors_live(7), sys.executable, str(EXAMPLE), *options],
+        env=launch_environment(environment), capture_output=True, text=True, errors="replace", timeout=200, check=False,
+    )
+    text = result.stdout + result.stderr
+    assert "its work goes to the other 2 workers" in text, text
+    # The step in whose middle the worker died was executed twice, and counts once.
+    assert "scheduled 110, executed 111, applied 110\n" in text, text
+    found = re.findall(r"evaluator: ckpt-(\d)\.h5, step (\d+), test accuracy ([0-9.]+)", text)
+    assert [int(step) for _, step, _ in found] == [22 * int(number) for number, _, _ in found], text
+    assert found[-1][0] == "5", text
+    assert float(found[-1][2]) > 0.9, text
+    for wrong in ("cannot go on", "variables of its own"):
+        assert wrong not in text, text
+    assert "without other ranks" not in text, text
+    # One process goes on from there.
+    again = run_program(1, EXAMPLE, "--epochs", 6, "--directory", tmp_path / "run", timeout_seconds=100)
+    text = again.stdout + again.stderr
+    assert again.returncode == 0, text
+    assert "goes on after step 110\n" in text
+    assert (tmp_path / "run" / "ckpt-6.h5").exists()
+    assert accuracies(text)[-1] > 0.9, text
+
+
+@pytest.mark.parametrize(("option", "reason"), [("--evaluator", "--directory"), ("--kill-one", "another worker")])
+def test_options_that_do_not_fit(option: str, reason: str) -> None:
+    result = run_program(1, EXAMPLE, option)
+    assert result.returncode == 2
+    assert reason in result.stderr

@@ -1,0 +1,146 @@
+"""Updates at a server while a cut is saved, and the thread that saves it."""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+import pytest
+
+from mpidist.serving.block import HeapVariable
+from mpidist.serving.cut import Block, Cutting, Saver
+from mpidist.serving.messages import Commit
+from mpidist.serving.staging import Apply, Free, Save
+from mpidist.variables.served import Place
+from mpidist.variables.variable import Read
+
+FIRST, SECOND, OTHER = Block(1, 0, 4), Block(1, 4, 8), Block(2, 0, 4)
+BLOCKS = {FIRST: 32, SECOND: 32, OTHER: 32}
+
+
+def update(variable: int) -> Apply:
+    """An update of one variable."""
+    return Apply(Commit(1, 5, variable, 1, ()), 0, 1)
+
+
+def changed_by(apply: Apply) -> set[int]:
+    return {apply.commit.closure}
+
+
+def cutting_of(limit: int, *waiting: Apply | Free) -> Cutting:
+    cutting = Cutting(limit)
+    cutting.begin(BLOCKS)
+    cutting.waiting += waiting
+    return cutting
+
+
+def test_an_update_copies_what_it_changes_once() -> None:
+    cutting = cutting_of(64, update(1), update(1))
+    assert cutting.next(changed_by) == (update(1), [FIRST, SECOND])
+    assert cutting.next(changed_by) == (update(1), [])
+    assert cutting.next(changed_by) is None
+    assert (cutting.live, cutting.copied) == ({OTHER: 32}, {FIRST: 32, SECOND: 32})
+
+
+def test_what_is_saved_is_not_copied() -> None:
+    cutting = cutting_of(32, update(1))
+    cutting.saved(FIRST)
+    assert cutting.next(changed_by) == (update(1), [SECOND])
+
+
+def test_an_update_waits_for_room_and_all_behind_it_too() -> None:
+    cutting = cutting_of(63, update(1), Free(5, 1), update(3))
+    assert cutting.next(changed_by) is None
+    cutting.saved(OTHER)
+    assert cutting.next(changed_by) is None
+    cutting.saved(SECOND)
+    assert cutting.next(changed_by) == (update(1), [FIRST])
+    assert cutting.next(changed_by) == (Free(5, 1), [])
+    assert cutting.next(changed_by) == (update(3), [])
+
+
+def test_without_room_an_update_waits_for_its_own_variable_only() -> None:
+    cutting = cutting_of(0, update(2))
+    cutting.saved(OTHER)
+    assert cutting.next(changed_by) == (update(2), [])
+
+
+def test_two_cuts_at_a_time_are_refused() -> None:
+    cutting = cutting_of(0)
+    with pytest.raises(RuntimeError, match="a cut begins while 3 blocks of another one are not saved"):
+        cutting.begin(BLOCKS)
+    cutting.end()
+    cutting.begin(BLOCKS)
+
+
+# Held while a share is not to go on.
+disk = threading.Lock()
+
+
+class KeepingShare(NamedTuple):
+    """Returns the blocks that it reads."""
+
+    numbers: tuple[int, ...] = (1,)
+
+    def blocks(self) -> dict[Block, int]:
+        return {Block(number, low, low + 4): 32 for number in self.numbers for low in (0, 4)}
+
+    def write(self, read: Callable[[int], Read]) -> list[list[float]]:
+        with disk:
+            return [read(block.variable)(block.low, block.high).tolist() for block in self.blocks()]
+
+
+class FailingShare(KeepingShare):
+    """Does not come to its end."""
+
+    def write(self, read: Callable[[int], Read]) -> list[list[float]]:
+        read(1)(0, 4)
+        raise LookupError(f"of the share: {self.numbers}")
+
+
+def variables() -> dict[int, HeapVariable]:
+    memory = np.zeros(1024, np.uint8)
+    return {1: HeapVariable(memory, Place(1, 0, 0, (64, 64), (8,), "float64"))}
+
+
+def end_of(saver: Saver) -> object:
+    end = time.monotonic() + 60
+    while saver.done is None:
+        assert time.monotonic() < end, "the thread does not come to its end"
+        time.sleep(0.001)
+    assert saver.done.number == 7
+    value: object = pickle.loads(saver.done.outcome)
+    assert isinstance(value, Exception) is bool(saver.done.traceback)
+    return value
+
+
+def test_the_thread_saves_what_was_there_before_an_update() -> None:
+    held, cutting = variables(), Cutting(64)
+    with disk:
+        saver = Saver(Save(7, pickle.dumps(KeepingShare())), held, cutting)
+        cutting.waiting += [update(1)]
+        assert saver.next(changed_by) == update(1)
+        held[1].buffers[0][...] = 1
+    assert end_of(saver) == [[0.0] * 4, [0.0] * 4]
+    assert cutting == Cutting(64)
+
+
+def test_what_fails_leaves_nothing_to_wait_for() -> None:
+    cutting = Cutting(0)
+    saver = Saver(Save(7, pickle.dumps(FailingShare())), variables(), cutting)
+    cutting.waiting += [update(1)]
+    assert repr(end_of(saver)) == "LookupError('of the share: (1,)')"
+    assert saver.next(changed_by) == update(1)
+
+
+def test_what_is_not_there_cannot_be_saved() -> None:
+    saver = Saver(Save(7, pickle.dumps(KeepingShare((1, 2)))), variables(), Cutting(0))
+    assert repr(end_of(saver)) == "KeyError(2)"
+
+
+def test_nothing_is_saved_at_once() -> None:
+    assert end_of(Saver(Save(7, b""), {}, Cutting(0))) is None
