@@ -12,6 +12,7 @@ Importing this package starts no MPI. Without a launcher a program has one repli
 Layers, from top to bottom. A module imports from lower rows, or from lower modules of its own folder; the import
 contracts in `setup.cfg` check it:
 
+    cli                          the command line
     testing                      the pytest plugin, the contract of a collective
     cluster_resolver experimental    thin modules with tf.distribute's names
     strategy | checkpoint        what a user calls: scope, run, reduce, gather, data | save and restore
@@ -19,9 +20,10 @@ contracts in `setup.cfg` check it:
     variables                    arrays that span ranks, and their home: the arena, and the step
     cluster                      who takes part
     comm                         communicators, collectives, node memory
-    observe summary              progress, event files
+    observe summary              progress, who waits for whom; event files
     indexed_slices chief         rows of an array; who writes for a group
     errors options tree arrays launch context      vocabulary; no MPI
+    arguments missing            checks of arguments | names of TensorFlow that are not here
 
 Rooms of `comm`, likewise:
 
@@ -31,7 +33,8 @@ Rooms of `comm`, likewise:
     backends/ gpu/ compression/  one way to move arrays a module; CUDA, NCCL, staging; compressed gradients
     front/                       the front of every collective: checks, conversions, the call log, packing, sparse sums
     backend collective memory/ arrival    the two interfaces; memory that ranks share; who is late
-    agreement mpi_communicator   one error on all ranks; the only home of `mpi4py.MPI`
+    agreement duplicates         one error on all ranks; our duplicates of the user's communicator
+    mpi_communicator             the only home of `mpi4py.MPI`
     arithmetic/ communicator ending    arithmetic without communication; a group of ranks; how a job ends
 
 Five minutes through the code: `strategy/mirrored.py` (a strategy), `comm/collective.py` (what a collective promises),
@@ -55,6 +58,9 @@ Glossary; each word has one meaning:
     claim           the right to something that all ranks of a group must give back together
     channel         messages between two ranks, apart from all others
     death           the end of a rank's process while other ranks still need it
+    calls           the communicating calls of this rank on one communicator, which the recorder notes
+    page            memory in which a rank shows its calls to the ranks of its node
+    peer            another rank, as the watchdog sees it by its page, or by its file in the job directory
     collective      an object that combines arrays of all ranks; as a word before a call: every rank makes the call
     front           the checks and conversions around a backend
     backend         one way to move and combine flat arrays
@@ -90,9 +96,22 @@ import importlib
 import sys
 from typing import TYPE_CHECKING, Any
 
+from mpidist.missing import no_attribute
+
 if TYPE_CHECKING:
-    from mpidist import cluster_resolver, data, experimental, metrics, observe, optimizers, summary, testing
+    from mpidist import (
+        cluster_resolver,
+        coordinator,
+        data,
+        experimental,
+        metrics,
+        observe,
+        optimizers,
+        summary,
+        testing,
+    )
     from mpidist.checkpoint.checkpoint import Checkpoint
+    from mpidist.checkpoint.following import checkpoints_iterator
     from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
     from mpidist.cluster.spec import ClusterSpec
     from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
@@ -110,6 +129,7 @@ if TYPE_CHECKING:
         RunOptions,
         VariableAggregation,
         VariableSynchronization,
+        WindowOptions,
     )
     from mpidist.strategy.base import Strategy
     from mpidist.strategy.default import (
@@ -124,7 +144,9 @@ if TYPE_CHECKING:
     from mpidist.strategy.mirrored import MirroredStrategy
     from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
     from mpidist.strategy.one_device import OneDeviceStrategy
+    from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
     from mpidist.strategy.replica import ReplicaContext
+    from mpidist.strategy.server import Server
     from mpidist.strategy.values import DistributedValues, compute_average_loss, scale_regularization_loss
     from mpidist.variables.module import Module
 
@@ -148,15 +170,20 @@ _HOMES = {
     "MultiWorkerMirroredStrategy": "mpidist.strategy.multi_worker",
     "NcclAllReduce": "mpidist.comm.cross_device.reductions",
     "OneDeviceStrategy": "mpidist.strategy.one_device",
+    "ParameterServerStrategy": "mpidist.strategy.parameter_server",
     "ReduceOp": "mpidist.options",
     "ReductionToOneDevice": "mpidist.comm.cross_device.reductions",
     "ReplicaContext": "mpidist.strategy.replica",
     "RunOptions": "mpidist.options",
+    "Server": "mpidist.strategy.server",
+    "ServerOptions": "mpidist.strategy.parameter_server",
     "Strategy": "mpidist.strategy.base",
     "StrategyExtended": "mpidist.strategy.extended",
     "Variable": "mpidist.strategy.default",
     "VariableAggregation": "mpidist.options",
     "VariableSynchronization": "mpidist.options",
+    "WindowOptions": "mpidist.options",
+    "checkpoints_iterator": "mpidist.checkpoint.following",
     "compute_average_loss": "mpidist.strategy.values",
     "experimental_set_strategy": "mpidist.strategy.default",
     "get_replica_context": "mpidist.strategy.default",
@@ -167,7 +194,9 @@ _HOMES = {
     "latest_checkpoint": "mpidist.checkpoint.manager",
     "scale_regularization_loss": "mpidist.strategy.values",
 }
-_MODULES = ("cluster_resolver", "data", "experimental", "metrics", "observe", "optimizers", "summary", "testing")
+_MODULES = (
+    "cluster_resolver", "coordinator", "data", "experimental", "metrics", "observe", "optimizers", "summary", "testing",
+)
 
 __all__ = [
     "AutoShardPolicy",
@@ -188,17 +217,23 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "NcclAllReduce",
     "OneDeviceStrategy",
+    "ParameterServerStrategy",
     "ReduceOp",
     "ReductionToOneDevice",
     "ReplicaContext",
     "RunOptions",
+    "Server",
+    "ServerOptions",
     "Strategy",
     "StrategyExtended",
     "Variable",
     "VariableAggregation",
     "VariableSynchronization",
+    "WindowOptions",
+    "checkpoints_iterator",
     "cluster_resolver",
     "compute_average_loss",
+    "coordinator",
     "data",
     "experimental",
     "experimental_set_strategy",
@@ -222,7 +257,7 @@ def __getattr__(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f"mpidist.{name}")
     if name not in _HOMES:
-        raise AttributeError(f"module 'mpidist' has no attribute {name!r}")
+        no_attribute("mpidist", name)
     value = getattr(importlib.import_module(_HOMES[name]), name)
     globals()[name] = value
     return value

@@ -6,6 +6,7 @@ driver: a CuPy array can only exist where the program has imported CuPy already.
 
 from __future__ import annotations
 
+import importlib
 import sys
 from typing import Any, cast
 
@@ -37,6 +38,11 @@ def namespace(array: object) -> Any:
 
 def gpu_namespace() -> Any:
     """Local. The module `cupy`. It is loaded already where a GPU is bound or a CuPy array exists."""
+    if "cupy" not in sys.modules:
+        raise RuntimeError(
+            "arrays on a GPU need CuPy and a GPU that is bound, and there is none: name it by devices=['GPU:0'], or by "
+            "MPIDIST_DEVICE=gpu"
+        )
     return sys.modules["cupy"]
 
 
@@ -85,8 +91,10 @@ def lend(array: object) -> AnyArray:
             f"type {kind}. Move it to the host"
         )
     try:
+        if _is_bfloat16(array):
+            return np.from_dlpack(_viewed(array, "int16")).view("bfloat16")
         return np.from_dlpack(cast(Any, array))
-    except (BufferError, RuntimeError, TypeError) as error:
+    except (BufferError, ImportError, RuntimeError, TypeError) as error:
         raise TypeError(
             f"NumPy cannot view a {type(array).__module__}.{type(array).__name__} of dtype "
             f"{getattr(array, 'dtype', '?')} without a copy: {error}"
@@ -100,7 +108,24 @@ def give_back(result: AnyArray, like: object) -> Any:
     # Before version 1.0 DLPack cannot mark memory as read-only, so NumPy refuses to export such an array.
     if not getattr(result.flags, "writeable", True):
         result = result.copy()
-    return array_api_compat.array_namespace(like).from_dlpack(result)
+    library = array_api_compat.array_namespace(like)
+    if result.dtype.name == "bfloat16":
+        return _viewed(library.from_dlpack(result.view(np.int16)), "bfloat16")
+    return library.from_dlpack(result)
+
+
+def _is_bfloat16(array: object) -> bool:
+    """Whether an array of another library is of bfloat16, which DLPack does not bring to NumPy."""
+    is_it = str(getattr(array, "dtype", "")).rpartition(".")[2] == "bfloat16"
+    if is_it:
+        # NumPy knows the name bfloat16 only after this import.
+        importlib.import_module("ml_dtypes")
+    return is_it
+
+
+def _viewed(array: Any, dtype_name: str) -> Any:
+    """The memory of an array of another library as one of another dtype of the same size."""
+    return array.view(getattr(array_api_compat.array_namespace(array), dtype_name))
 
 
 def as_array(value: Any) -> AnyArray:

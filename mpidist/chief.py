@@ -6,6 +6,7 @@ communicators of their own. Each group has its own chief.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Protocol, cast
 
 from mpidist import context, launch
@@ -31,18 +32,26 @@ class _Role:
     """This process's rank in the group that the cluster gives it; None where the whole job is one group."""
 
     rank: int | None = None
+    training_has_ended: Callable[[], bool] | None = None
 
 
 _role = _Role()
 
 
-def note_role(rank: int | None) -> None:
+def note_role(rank: int | None, training_has_ended: Callable[[], bool] | None = None) -> None:
     """Local. Note that the cluster divides the job into groups, or gives its ranks another order.
 
     Args:
         rank: This process's rank in its group. None: the job is one group, in the launcher's order.
+        training_has_ended: On an evaluator's rank: whether the program of the chief has come to its end.
     """
     _role.rank = rank
+    _role.training_has_ended = training_has_ended
+
+
+def training_has_ended() -> bool:
+    """Local. On an evaluator's rank: whether the chief that trains has come to its end; False on any other."""
+    return _role.training_has_ended is not None and _role.training_has_ended()
 
 
 def role_rank() -> int | None:

@@ -1,15 +1,27 @@
 """The cluster resolvers, under the names of `tf.distribute.cluster_resolver`."""
 
+from typing import TYPE_CHECKING, NoReturn
+
 from mpidist.cluster.mpi import MPIClusterResolver
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.simple import SimpleClusterResolver
+from mpidist.cluster.slurm import SlurmClusterResolver
 from mpidist.cluster.tf_config import TFConfigClusterResolver
 from mpidist.cluster.union import UnionResolver
+from mpidist.missing import no_attribute
 
 __all__ = [
     "ClusterResolver",
     "MPIClusterResolver",
     "SimpleClusterResolver",
+    "SlurmClusterResolver",
     "TFConfigClusterResolver",
     "UnionResolver",
 ]
+
+
+# Hidden from type checkers, which would take any name for one of the module's.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        no_attribute(__name__, name)

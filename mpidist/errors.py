@@ -30,8 +30,20 @@ class CheckpointError(MpidistError, ValueError):
     """A checkpoint cannot be read, or does not fit the objects that it is restored into."""
 
 
+class DamagedCheckpointError(CheckpointError):
+    """The file of a checkpoint is truncated, damaged, or no checkpoint; an older one may be whole."""
+
+
 class DeadRankError(MpidistError, RuntimeError):
     """A rank of the group has died, so that nothing collective can be done; the text names it."""
+
+
+class CancelledError(MpidistError, RuntimeError):
+    """A scheduled function was not run, since another one had failed."""
+
+
+class InterruptedCallError(MpidistError, RuntimeError):
+    """An exception has left a call in the middle, so that variables and results may hold half of it."""
 
 
 class RankError(MpidistError, RuntimeError):

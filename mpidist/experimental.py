@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
+from mpidist import coordinator
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.compression.power_sgd import PowerSGD
 from mpidist.comm.compression.top_k import TopK
+from mpidist.missing import no_attribute
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategy import multi_worker
+from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.strategy.values import ValueContext
 from mpidist.variables.sync_on_read import variable_sync_on_read_context
 
@@ -40,8 +45,17 @@ __all__ = [
     "CommunicationImplementation",
     "CommunicationOptions",
     "MultiWorkerMirroredStrategy",
+    "ParameterServerStrategy",
     "PowerSGD",
     "TopK",
     "ValueContext",
+    "coordinator",
     "variable_sync_on_read_context",
 ]
+
+
+# Hidden from type checkers, which would take any name for one of the module's.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        no_attribute(__name__, name)

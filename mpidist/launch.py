@@ -22,23 +22,33 @@ class Launcher:
         rank: Variable with the rank.
         size: Variables with the number of ranks, the first one that is set counts.
         node_rank: Variable with the rank within the node.
+        mark: Another variable that it sets, where its others do not tell it apart.
     """
 
     name: str
     rank: str
     size: tuple[str, ...]
     node_rank: str
+    mark: str = ""
 
 
 # Innermost launcher first: under `sbatch` + `mpirun` every rank inherits the batch step's SLURM_PROCID=0, so what
-# mpirun itself says comes before what SLURM says.
+# mpirun itself says comes before what SLURM says. tests/launch_environments.json has what was seen of each.
 LAUNCHERS: tuple[Launcher, ...] = (
     Launcher("Open MPI mpirun", "OMPI_COMM_WORLD_RANK", ("OMPI_COMM_WORLD_SIZE",), "OMPI_COMM_WORLD_LOCAL_RANK"),
     Launcher("MVAPICH mpirun", "MV2_COMM_WORLD_RANK", ("MV2_COMM_WORLD_SIZE",), "MV2_COMM_WORLD_LOCAL_RANK"),
     Launcher("PALS mpiexec", "PALS_RANKID", ("PALS_SIZE", "PMI_SIZE"), "PALS_LOCAL_RANKID"),
     Launcher("Flux", "FLUX_TASK_RANK", ("FLUX_JOB_SIZE",), "FLUX_TASK_LOCAL_ID"),
     Launcher("jsrun", "JSM_NAMESPACE_RANK", ("JSM_NAMESPACE_SIZE",), "JSM_NAMESPACE_LOCAL_RANK"),
-    Launcher("MPICH mpirun (Hydra)", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID"),
+    # These speak PMI, an interface. Hydra sets the number within the node, and srun never does; Intel's Hydra and
+    # MVAPICH's have a variable more.
+    Launcher("Intel MPI mpirun (Hydra)", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "I_MPI_HYDRA_UUID"),
+    Launcher("MVAPICH mpirun", "PMI_RANK", ("PMI_SIZE",), "MVP_COMM_WORLD_LOCAL_RANK", "MVP_COMM_WORLD_LOCAL_RANK"),
+    Launcher("MPICH mpirun (Hydra)", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID", "MPI_LOCALRANKID"),
+    Launcher("srun --mpi=pmi2", "PMI_RANK", ("PMI_SIZE",), "SLURM_LOCALID", "SLURM_STEP_NUM_TASKS"),
+    Launcher("a launcher over PMI", "PMI_RANK", ("PMI_SIZE",), "MPI_LOCALRANKID"),
+    # SLURM_LOCALID is the node rank under srun only: under mpirun it is that of mpirun's daemon.
+    Launcher("srun --mpi=pmix", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), "SLURM_LOCALID", "PMIX_RANK"),
     Launcher("srun", "SLURM_PROCID", ("SLURM_STEP_NUM_TASKS",), "SLURM_LOCALID"),
 )
 
@@ -77,7 +87,8 @@ def read(environment: Mapping[str, str] | None = None) -> Launch | None:
     for launcher in LAUNCHERS:
         rank = _number(environment.get(launcher.rank))
         size = next((n for n in (_number(environment.get(name)) for name in launcher.size) if n is not None), None)
-        if rank is not None and size is not None:
+        is_marked = not launcher.mark or launcher.mark in environment
+        if rank is not None and size is not None and is_marked:
             return Launch(launcher.name, rank, size, _number(environment.get(launcher.node_rank)))
     return None
 
@@ -120,18 +131,28 @@ def terminal() -> str | None:
     """
     if read() is None:
         return os.ttyname(2) if os.isatty(2) else None
-    found: str | None = None
-    pid = os.getppid()
-    while pid > 1:
-        try:
-            status = Path(f"/proc/{pid}/stat").read_text()
-            name, rest = status[status.index("(") + 1 :].rsplit(") ", 1)
-            if name in LAUNCHER_PROGRAMS:
-                found = os.readlink(f"/proc/{pid}/fd/2")
-        except (OSError, ValueError):
-            return None
-        pid = int(rest.split()[1])
-    return found if found is not None and found.startswith(("/dev/pts/", "/dev/tty")) else None
+    try:
+        found = [os.readlink(f"/proc/{process}/fd/2") for process in launcher_processes()]
+    except OSError:
+        return None
+    return found[-1] if found and found[-1].startswith(("/dev/pts/", "/dev/tty")) else None
+
+
+def launcher_processes() -> list[int]:
+    """Local. The launchers among the ancestors of this process on this host, the innermost first.
+
+    Raises:
+        OSError: An ancestor cannot be seen.
+    """
+    found = []
+    process = os.getppid()
+    while process > 1:
+        status = Path(f"/proc/{process}/stat").read_text()
+        name, rest = status[status.index("(") + 1 :].rsplit(") ", 1)
+        if name in LAUNCHER_PROGRAMS:
+            found.append(process)
+        process = int(rest.split()[1])
+    return found
 
 
 def is_multiprocessing_child() -> bool:
@@ -140,6 +161,17 @@ def is_multiprocessing_child() -> bool:
     A spawn or forkserver child that initialises MPI kills the job (MPICH) or segfaults its parent (Open MPI).
     """
     return multiprocessing.parent_process() is not None
+
+
+def lost_connection() -> str:
+    """Local. The connection to the launcher that this process should have inherited and has not; empty if all is well.
+
+    A process that a rank starts inherits the environment, but not the open files. MPI would end it without a reason.
+    """
+    descriptor = _number(os.environ.get("PMI_FD"))
+    if descriptor is None or Path(f"/proc/self/fd/{descriptor}").exists() or not Path("/proc/self/fd").exists():
+        return ""
+    return f"PMI_FD={descriptor}"
 
 
 def _number(text: str | None) -> int | None:

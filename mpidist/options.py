@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import enum
+import math
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
+
+from mpidist.arguments import number, whole
 
 E = TypeVar("E", bound=enum.Enum)
 
@@ -65,6 +68,14 @@ class CommunicationImplementation(enum.Enum):
     STAGED = "STAGED"
 
 
+class WindowWay(enum.Enum):
+    """The way by which ranks reach each other's memory. `AUTO` chooses one, and logs the reason."""
+
+    AUTO = "AUTO"
+    RMA = "RMA"
+    SOCKETS = "SOCKETS"
+
+
 class InputReplicationMode(enum.Enum):
     """The number of input pipelines. One rank is one worker and one replica, so both members mean the same."""
 
@@ -82,13 +93,14 @@ class AutoShardPolicy(enum.IntEnum):
     HINT = 3
 
 
-def parse_enum(kind: type[E], value: object, argument: str) -> E:
+def parse_enum(kind: type[E], value: object, argument: str, owner: str = "") -> E:
     """Local. A member of an enum, given as such or by its name in upper or lower case.
 
     Args:
         kind: The enum.
         value: A member, or the name of one.
         argument: The name of the caller's argument, for the error.
+        owner: The beginning of the error, where it is one of several things of the kind: "variable 'w': ".
 
     Returns:
         The member.
@@ -102,12 +114,13 @@ def parse_enum(kind: type[E], value: object, argument: str) -> E:
     if isinstance(value, str) and value.upper() in kind.__members__:
         return kind[value.upper()]
     names = ", ".join(kind.__members__)
+    home = "mpidist.experimental" if kind.__name__ == "CommunicationImplementation" else "mpidist"
     if isinstance(value, str):
         raise ValueError(
-            f"`{argument}`: {value!r} is not a valid {kind.__name__}; expected one of {names}"
+            f"{owner}`{argument}`: {value!r} is not a valid {kind.__name__}; expected one of {names}"
         )
     raise TypeError(
-        f"Expected `{argument}` to be a `mpidist.{kind.__name__}` or its name ({names}), "
+        f"{owner}Expected `{argument}` to be a `{home}.{kind.__name__}` or its name ({names}), "
         f"got {value!r} of type {type(value).__name__}"
     )
 
@@ -119,11 +132,13 @@ class CommunicationOptions:
     Attributes:
         bytes_per_pack: Size in bytes of the chunks of a large reduction; 0 lets the library choose.
         timeout_seconds: The time that a rank waits for the others at the beginning of a collective call or of a step.
-            After it, an error names the ranks that are missing. None and 0 set no limit, and cost nothing.
+            After it, an error names the ranks that are missing; in all else that a strategy does a report does, and the
+            job ends. None and 0 set no limit, and cost nothing.
         implementation: The collective, or its name; `AUTO` lets the library choose.
-        check: Compare shapes, dtypes and values between the ranks at every call, not only at the first ones.
-        wire_dtype: "float16" or "bfloat16": the dtype in which floating-point arrays are sent to be summed; they are
-            added up in float32. It halves the bytes sent for float32, and rounds the inputs and the sum.
+        check: Compare calls between the ranks before each of them, not only the first ones, and the variables' values.
+        wire_dtype: "float16" or "bfloat16": the dtype in which float32 gradients are sent to be summed; they are added
+            up in float32. It halves the bytes sent, and rounds the gradients and the sum. All dense float32 gradients
+            of a step together must have 64 KB or more. Given for a call, it holds for each array of 64 KB or more.
         reproducible: Sums have the same bits on any number of nodes; with `Strategy.gradients` on any number of ranks.
         compression: An approximate way for optimizers to sum gradients, for example `PowerSGD(rank=4)`; see
             `mpidist.comm.compression.compression.Compression`. Variables are then private to each rank, as with an
@@ -141,12 +156,11 @@ class CommunicationOptions:
     compression: object | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int):
-            raise TypeError(f"`bytes_per_pack` must be an int, got {self.bytes_per_pack!r}")
+        whole("bytes_per_pack", self.bytes_per_pack)
         if self.bytes_per_pack < 0:
             raise ValueError(f"`bytes_per_pack` must be 0 (automatic) or positive, got {self.bytes_per_pack}")
-        if self.timeout_seconds is not None and not self.timeout_seconds >= 0:
-            raise ValueError(f"`timeout_seconds` must be None or not negative, got {self.timeout_seconds!r}")
+        if self.timeout_seconds is not None and self.timeout_seconds != math.inf:
+            number("timeout_seconds", self.timeout_seconds, least=0)
         member = parse_enum(CommunicationImplementation, self.implementation, "implementation")
         object.__setattr__(self, "implementation", member)
         if self.wire_dtype not in (None, "float16", "bfloat16"):
@@ -168,9 +182,15 @@ class CommunicationOptions:
 
         Raises:
             ValueError: The merged options contradict each other.
+            TypeError: `other` is something else.
         """
         if other is None:
             return self
+        if not isinstance(other, CommunicationOptions):
+            raise TypeError(
+                "options of communication must be mpidist.experimental.CommunicationOptions(...) or None, got "
+                f"{other!r} of type {type(other).__name__}"
+            )
         said = {
             field.name: getattr(other, field.name) for field in fields(other)
             if getattr(other, field.name) != field.default
@@ -219,3 +239,32 @@ class InputOptions:
         size = self.experimental_per_replica_buffer_size
         if isinstance(size, bool) or not isinstance(size, int) or size < 0:
             raise ValueError(f"`experimental_per_replica_buffer_size` must be an int >= 0, got {size!r}")
+
+
+@dataclass(frozen=True)
+class WindowOptions:
+    """The way in which servers, workers and the coordinator communicate.
+
+    Attributes:
+        way: One-sided calls of MPI, or sockets, or the name of either; `AUTO` lets the library choose.
+        ports: The first and the last port on which a rank may wait for others on other hosts; default: any free one.
+        silence_seconds: A rank on another host is lost when nothing has come from its host for so long; at least 1.
+    """
+
+    way: WindowWay | str = WindowWay.AUTO
+    ports: tuple[int, int] | None = None
+    silence_seconds: float = 30.0
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "way", parse_enum(WindowWay, self.way, "way"))
+        number("silence_seconds", self.silence_seconds, least=1)
+        if self.ports is not None:
+            try:
+                first, last = (whole("ports", port, least=1) for port in self.ports)
+            except (TypeError, ValueError):
+                first, last = 1, 0
+            if not first <= last < 1 << 16:
+                raise ValueError(
+                    "`ports` must be None or the first and the last of some ports, from 1 to 65535, such as "
+                    f"(50000, 50100), got {self.ports!r}"
+                )

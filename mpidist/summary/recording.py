@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.arguments import whole
 from mpidist.summary.png import encode_png, to_pixels
 from mpidist.summary.step import Step, require_step
 from mpidist.summary.wav import encode_wav, fits_wav
@@ -83,7 +84,7 @@ def histogram(
     """
 
     def prepare(array: npt.NDArray[Any]) -> _Write:
-        count = DEFAULT_BUCKETS if buckets is None else buckets
+        count = DEFAULT_BUCKETS if buckets is None else whole("buckets", buckets)
         if count < 1 or not _is_real(array):
             raise ValueError(
                 f"summary {name!r}: expected an array of real numbers and at least one bucket, got dtype {array.dtype} "
@@ -127,7 +128,8 @@ def image(
 
     def prepare(array: npt.NDArray[Any]) -> _Write:
         is_picture = array.ndim == 4 and 1 <= array.shape[3] <= 4 and min(array.shape[1:3]) > 0
-        if not is_picture or max_outputs < 0 or not (array.dtype == np.uint8 or array.dtype.kind == "f"):
+        has_room = whole("max_outputs", max_outputs) >= 0
+        if not is_picture or not has_room or not (array.dtype == np.uint8 or array.dtype.kind == "f"):
             raise ValueError(
                 f"summary {name!r}: expected uint8 or floats of shape (images, height, width, 1 to 4 channels) and "
                 f"max_outputs of at least 0, got dtype {array.dtype}, shape {array.shape} and "
@@ -180,7 +182,7 @@ def audio(
             raise ValueError(f"summary {name!r}: expected encoding 'wav' or None, got {encoding!r}")
         rate = int(sample_rate) if isinstance(sample_rate, (int, np.integer)) else 0
         is_sound = array.ndim == 3 and array.dtype.kind == "f" and fits_wav(array.shape[2], rate)
-        if not is_sound or max_outputs < 0:
+        if not is_sound or whole("max_outputs", max_outputs) < 0:
             raise ValueError(
                 f"summary {name!r}: expected floats of shape (sounds, frames, channels), max_outputs of at least 0 and "
                 f"a whole number of frames per second that a WAV file can hold, got dtype {array.dtype}, shape "

@@ -35,6 +35,7 @@ def require_step(step: Step | None) -> int:
 
     Raises:
         ValueError: There is no step at all.
+        TypeError: The step is no number.
     """
     chosen = get_step() if step is None else step
     if chosen is None:
@@ -42,4 +43,10 @@ def require_step(step: Step | None) -> int:
             "a summary needs a step, got none. Pass `step`, or set one with "
             "mpidist.summary.experimental.set_step() or writer.as_default(step)"
         )
-    return int(chosen)
+    try:
+        return int(chosen)
+    except (TypeError, ValueError, OverflowError):
+        raise TypeError(
+            f"`step` of a summary must be an integer or a variable of one, got {chosen!r} of type "
+            f"{type(chosen).__name__}"
+        ) from None

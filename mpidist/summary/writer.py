@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.arguments import number, whole
 from mpidist.chief import is_chief
 from mpidist.errors import UnavailableError
 from mpidist.summary.step import Step, get_step, set_step
@@ -170,8 +171,8 @@ def create_file_writer(
         OSError: The file cannot be created; on the chief.
     """
     del name  # an argument of TensorFlow
-    queue = MAX_QUEUE if max_queue is None else max_queue
-    millis = FLUSH_MILLIS if flush_millis is None else flush_millis
+    queue = MAX_QUEUE if max_queue is None else whole("max_queue", max_queue)
+    millis = FLUSH_MILLIS if flush_millis is None else number("flush_millis", flush_millis)
     if queue < 1 or millis < 0:
         raise ValueError(
             f"expected `max_queue` of at least 1 and `flush_millis` of at least 0, got {max_queue!r} and "
@@ -235,8 +236,14 @@ def recording_writer() -> SummaryWriter | None:
 def flush(writer: SummaryWriter | None = None) -> None:
     """Local. Flush a writer, by default that of this thread; without one it does nothing."""
     chosen = _recording.writer if writer is None else writer
-    if chosen is not None:
-        chosen.flush()
+    if chosen is None:
+        return
+    if not isinstance(chosen, SummaryWriter):
+        raise TypeError(
+            f"`writer` must be a writer, as mpidist.summary.create_file_writer() makes it, or None, got {chosen!r} of "
+            f"type {type(chosen).__name__}"
+        )
+    chosen.flush()
 
 
 def _holds(value: npt.ArrayLike) -> bool:

@@ -15,7 +15,6 @@ calls between the ranks.
 
 from __future__ import annotations
 
-import importlib
 import importlib.util
 from collections.abc import Callable
 from typing import Any, ClassVar
@@ -23,23 +22,25 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
-from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.slices import cut_evenly
 from mpidist.comm.collective import Collective
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import ReduceOp
+from mpidist.testing.expected import (
+    arrays_of,
+    arrays_with_nan,
+    combined,
+    compare,
+    expect,
+    expect_equal,
+    is_defined,
+    known_dtypes,
+)
 
 DTYPES = (
     "bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16",
     "float32", "float64", "longdouble", "complex64", "complex128", "clongdouble", ">f4", ">i8",
 )
-# The relative error of a sum or a mean of small numbers that is rounded to the dtype.
-TOLERANCES = {"bfloat16": 1e-2, "float16": 1e-3}
-_FUNCTIONS: dict[ReduceOp, Callable[..., Any]] = {
-    ReduceOp.SUM: np.sum, ReduceOp.MEAN: np.mean, ReduceOp.MIN: np.min, ReduceOp.MAX: np.max, ReduceOp.PROD: np.prod,
-}
-
-
 class CollectiveContract:
     """Tests that every `Collective` must pass. Subclasses have a fixture `collective` that makes one over all ranks.
 
@@ -61,43 +62,43 @@ class CollectiveContract:
     @pytest.mark.parametrize("op", ReduceOp)
     def test_all_reduce_of_every_dtype(self, collective: Collective, op: ReduceOp) -> None:
         """Values and dtypes of results are right; undefined combinations are refused."""
-        for name, dtype in self._known_dtypes():
-            arrays = _arrays(collective, dtype)
+        for name, dtype in known_dtypes(self.dtypes):
+            arrays = arrays_of(collective, dtype)
             mine = arrays[collective.communicator.rank].copy()
-            if not _is_defined(op, dtype):
+            if not is_defined(op, dtype):
                 with pytest.raises(TypeError, match=op.name):
                     collective.all_reduce(mine, op)
                 continue
             result = collective.all_reduce(mine, op)
-            _compare(result, arrays, op, name)
-            _expect_equal(mine, arrays[collective.communicator.rank], f"the input of {op.name} of {name}")
-            _expect(not np.shares_memory(result, mine), "the result must not be the input, on one rank either")
+            compare(result, arrays, op, name)
+            expect_equal(mine, arrays[collective.communicator.rank], f"the input of {op.name} of {name}")
+            expect(not np.shares_memory(result, mine), "the result must not be the input, on one rank either")
 
     def test_all_reduce_of_every_shape(self, collective: Collective) -> None:
         """Scalars, empty arrays and memory that is not contiguous are taken."""
         for shape in ((), (0,), (3, 0), (1,), (2, 3, 5)):
-            arrays = _arrays(collective, np.dtype("float32"), shape)
-            _compare(collective.all_reduce(arrays[collective.communicator.rank]), arrays, ReduceOp.SUM, f"{shape}")
-        wide = _arrays(collective, np.dtype("float64"), (6, 4))
+            arrays = arrays_of(collective, np.dtype("float32"), shape)
+            compare(collective.all_reduce(arrays[collective.communicator.rank]), arrays, ReduceOp.SUM, f"{shape}")
+        wide = arrays_of(collective, np.dtype("float64"), (6, 4))
         for view in (np.transpose, lambda array: array[::-1, ::2], lambda array: array[:, 1]):
             arrays = [view(array) for array in wide]
             for op in (ReduceOp.SUM, ReduceOp.MEAN):
                 result = collective.all_reduce(arrays[collective.communicator.rank], op)
-                _compare(result, arrays, op, "a view that is not contiguous")
+                compare(result, arrays, op, "a view that is not contiguous")
 
     @pytest.mark.parametrize("op", ReduceOp)
     def test_all_reduce_in_place(self, collective: Collective, op: ReduceOp) -> None:
         """The argument takes the result, or stays unchanged if it cannot."""
         for name in ("int32", "float16", "float32", "float64", ">f4"):
-            arrays = _arrays(collective, np.dtype(name))
+            arrays = arrays_of(collective, np.dtype(name))
             mine = arrays[collective.communicator.rank].copy()
             if op is ReduceOp.MEAN and mine.dtype.kind == "i":
                 with pytest.raises(TypeError, match="float64"):
                     collective.all_reduce(mine, op, in_place=True)
-                _expect_equal(mine, arrays[collective.communicator.rank], "an array that cannot take the result")
+                expect_equal(mine, arrays[collective.communicator.rank], "an array that cannot take the result")
                 continue
-            _expect(collective.all_reduce(mine, op, in_place=True) is mine, "`in_place` must return its argument")
-            _compare(mine, arrays, op, f"{name} in place")
+            expect(collective.all_reduce(mine, op, in_place=True) is mine, "`in_place` must return its argument")
+            compare(mine, arrays, op, f"{name} in place")
 
     def test_in_place_wants_an_array_that_it_can_write(self, collective: Collective) -> None:
         """Views that are not contiguous and read-only arrays are refused."""
@@ -113,13 +114,39 @@ class CollectiveContract:
         for dtype in ("float32", "float64"):
             array = generator.standard_normal(1001).astype(dtype)
             results = collective.communicator.all_gather_object(collective.all_reduce(array).tobytes())
-            _expect(len(set(results)) == 1, f"sums of {dtype} differ between ranks")
+            expect(len(set(results)) == 1, f"sums of {dtype} differ between ranks")
+
+    @pytest.mark.parametrize("op", [ReduceOp.MIN, ReduceOp.MAX])
+    def test_a_nan_of_any_rank_is_one_on_every_rank(self, collective: Collective, op: ReduceOp) -> None:
+        """As in NumPy, whatever the size, the operation, the sign of the NaN and the rank that has it."""
+        rank, size = collective.communicator.rank, collective.communicator.size
+        for name, dtype in known_dtypes(self.dtypes):
+            if dtype.kind != "f" and name != "bfloat16":
+                continue
+            for count in (size + 1, 1000, self.large):
+                if count == self.large and name != "float32":
+                    continue
+                arrays = arrays_with_nan(size, count, dtype)
+                wanted = combined(arrays, op, np.dtype(np.float64))
+                text = f"{op.name} of {count} numbers of {name} with NaN"
+                result = collective.all_reduce(arrays[rank].copy(), op)
+                expect(result.dtype == dtype, f"{text}: the result is of {result.dtype}")
+                np.testing.assert_array_equal(result.astype("float64"), wanted, err_msg=f"all_reduce, {text}")
+                bits = collective.communicator.all_gather_object(result.astype("float64").tobytes())
+                expect(len(set(bits)) == 1, f"{text}: bits differ between ranks")
+                reduced = collective.reduce(arrays[rank], op, size - 1)
+                if reduced is not None:
+                    np.testing.assert_array_equal(reduced.astype("float64"), wanted, err_msg=f"reduce, {text}")
+                mine = collective.reduce_scatter(arrays[rank], op).astype("float64")
+                np.testing.assert_array_equal(
+                    mine, wanted[cut_evenly(count, size)[rank]], err_msg=f"reduce_scatter, {text}"
+                )
 
     def test_small_integers_and_halves_do_not_overflow_on_the_way(self, collective: Collective) -> None:
         """The mean fits the dtype where the sum does not."""
         for array in (np.full(3, 100, np.int8), np.full(3, 40000, np.float16)):
             mean = collective.all_reduce(array, ReduceOp.MEAN)
-            _expect_equal(mean.astype("float64"), array.astype("float64"), "the mean of equal arrays")
+            expect_equal(mean.astype("float64"), array.astype("float64"), "the mean of equal arrays")
 
     def test_what_is_no_number_is_refused(self, collective: Collective) -> None:
         """Text, objects, dates and structures are refused."""
@@ -133,19 +160,19 @@ class CollectiveContract:
         size, rank = communicator.size, communicator.rank
         base = np.arange(self.large, dtype=np.float32) % 1000
         total = base * size + size * (size - 1) // 2
-        _expect_equal(collective.all_reduce(base + rank), total, "all_reduce")
+        expect_equal(collective.all_reduce(base + rank), total, "all_reduce")
         reduced = collective.reduce(base + rank, ReduceOp.SUM, size - 1)
         if reduced is not None:
-            _expect_equal(reduced, total, "reduce")
-        _expect_equal(
+            expect_equal(reduced, total, "reduce")
+        expect_equal(
             collective.reduce_scatter(base + rank), total[cut_evenly(self.large, size)[rank]], "reduce_scatter"
         )
-        _expect_equal(collective.broadcast(base + rank, size - 1), base + size - 1, "broadcast")
+        expect_equal(collective.broadcast(base + rank, size - 1), base + size - 1, "broadcast")
         gathered = collective.all_gather(base[rank:] + rank)
-        _expect_equal(gathered, np.concatenate([base[one:] + one for one in range(size)]), "all_gather")
+        expect_equal(gathered, np.concatenate([base[one:] + one for one in range(size)]), "all_gather")
         received = collective.all_to_all([base[to:] + rank for to in range(size)])
         for source, part in enumerate(received):
-            _expect_equal(part, base[rank:] + source, f"all_to_all from rank {source}")
+            expect_equal(part, base[rank:] + source, f"all_to_all from rank {source}")
 
     def test_reduce_to_each_rank(self, collective: Collective) -> None:
         """The root gets the result, and no other rank does."""
@@ -153,21 +180,21 @@ class CollectiveContract:
         cases = [("float64", op, root) for root in range(size) for op in (ReduceOp.SUM, ReduceOp.MEAN)]
         cases += [(name, ReduceOp.MAX, size - 1) for name in ("bool", "float16", "int8")]
         for name, op, root in [*cases, ("int32", ReduceOp.MEAN, 0)]:
-            arrays = _arrays(collective, np.dtype(name))
+            arrays = arrays_of(collective, np.dtype(name))
             result = collective.reduce(arrays[rank], op, root)
             if rank == root:
-                _compare(np.asarray(result), arrays, op, f"{name} at rank {root}")
+                compare(np.asarray(result), arrays, op, f"{name} at rank {root}")
             else:
-                _expect(result is None, f"rank {rank} got a result that belongs to rank {root}")
+                expect(result is None, f"rank {rank} got a result that belongs to rank {root}")
 
     def test_reduce_scatter(self, collective: Collective) -> None:
         """Slices are those of `numpy.array_split`, also with fewer rows than ranks and without rows."""
         rank, size = collective.communicator.rank, collective.communicator.size
         cases = [((7,), "float64", ReduceOp.SUM), ((2, 3), "float32", ReduceOp.MEAN), ((0, 3), "int32", ReduceOp.SUM)]
         for shape, name, op in [*cases, ((9, 2), "float16", ReduceOp.MAX), ((5,), "int16", ReduceOp.MEAN)]:
-            arrays = _arrays(collective, np.dtype(name), shape)
+            arrays = arrays_of(collective, np.dtype(name), shape)
             slices = [np.array_split(array, size)[rank] for array in arrays]
-            _compare(collective.reduce_scatter(arrays[rank], op), slices, op, f"slice of {shape}")
+            compare(collective.reduce_scatter(arrays[rank], op), slices, op, f"slice of {shape}")
         with pytest.raises(ValueError, match="at least one dimension"):
             collective.reduce_scatter(np.float64(1))
 
@@ -175,15 +202,15 @@ class CollectiveContract:
         """Arrays of each dtype and shape come from each rank."""
         rank, size = collective.communicator.rank, collective.communicator.size
         cases: list[tuple[tuple[int, ...], np.dtype[Any], int]] = [
-            ((7,), dtype, size - 1) for _, dtype in self._known_dtypes()
+            ((7,), dtype, size - 1) for _, dtype in known_dtypes(self.dtypes)
         ]
         cases += [((2, 3), np.dtype("float32"), root) for root in range(size)]
         for shape, dtype, root in [*cases, ((), np.dtype("int32"), 0), ((0,), np.dtype("int32"), 0)]:
-            arrays = _arrays(collective, dtype, shape)
+            arrays = arrays_of(collective, dtype, shape)
             result = collective.broadcast(arrays[rank], root)
-            _expect_equal(result, arrays[root], f"{dtype} of shape {shape} from rank {root}")
+            expect_equal(result, arrays[root], f"{dtype} of shape {shape} from rank {root}")
         wide = np.arange(12.0).reshape(3, 4) + rank
-        _expect_equal(collective.broadcast(wide[:, ::2]), np.arange(12.0).reshape(3, 4)[:, ::2], "a strided array")
+        expect_equal(collective.broadcast(wide[:, ::2]), np.arange(12.0).reshape(3, 4)[:, ::2], "a strided array")
         for root in (-1, size):
             with pytest.raises(ValueError, match="`root` must be a rank"):
                 collective.broadcast(np.zeros(2), root)
@@ -192,17 +219,17 @@ class CollectiveContract:
         """Arrays are concatenated along each axis and of each dtype; some ranks have no elements."""
         rank, size = collective.communicator.rank, collective.communicator.size
         cases = [(np.dtype("float32"), axis) for axis in (1, 2, -1, -3)]
-        for dtype, axis in [*cases, *((dtype, 0) for _, dtype in self._known_dtypes())]:
+        for dtype, axis in [*cases, *((dtype, 0) for _, dtype in known_dtypes(self.dtypes))]:
             parts = []
             for other in range(size):
                 shape = [2, 3, 4]
                 shape[axis] = other % 3
                 parts.append((np.arange(np.prod(shape)) % 2 + other).reshape(shape).astype(dtype))
             result = collective.all_gather(parts[rank].copy(order="F"), axis)
-            _expect_equal(result, np.concatenate(parts, axis), f"{dtype} along axis {axis}")
-        _expect(collective.all_gather(np.zeros((0, 3))).shape == (0, 3), "an array without rows must keep its shape")
+            expect_equal(result, np.concatenate(parts, axis), f"{dtype} along axis {axis}")
+        expect(collective.all_gather(np.zeros((0, 3))).shape == (0, 3), "an array without rows must keep its shape")
         axis = 1 if rank == 0 else -1
-        _expect(collective.all_gather(np.zeros((2, 1)), axis).shape == (2, size), "axis -1 must be the last one")
+        expect(collective.all_gather(np.zeros((2, 1)), axis).shape == (2, size), "axis -1 must be the last one")
 
     def test_all_gather_refuses_a_bad_axis_on_every_rank(self, collective: Collective) -> None:
         """All ranks raise the same text."""
@@ -210,7 +237,7 @@ class CollectiveContract:
             with pytest.raises(ValueError, match=r"at least one dimension|out of range") as caught:
                 collective.all_gather(np.zeros(shape), axis)
             texts = collective.communicator.all_gather_object(str(caught.value))
-            _expect(len(set(texts)) == 1, f"errors differ between ranks: {texts}")
+            expect(len(set(texts)) == 1, f"errors differ between ranks: {texts}")
 
     def test_all_to_all(self, collective: Collective) -> None:
         """Uneven and empty parts arrive; a wrong number of parts is refused."""
@@ -218,12 +245,12 @@ class CollectiveContract:
         for dtype in ("float32", "int8", "complex128"):
             parts = [np.full(((rank + to) % 3, 2), 10 * rank + to, dtype) for to in range(size)]
             received = collective.all_to_all(parts)
-            _expect(len(received) == size, f"all_to_all must give {size} parts, got {len(received)}")
+            expect(len(received) == size, f"all_to_all must give {size} parts, got {len(received)}")
             for source, part in enumerate(received):
                 wanted = np.full(((rank + source) % 3, 2), 10 * source + rank, dtype)
-                _expect_equal(part, wanted, f"part from rank {source}")
+                expect_equal(part, wanted, f"part from rank {source}")
         for part in collective.all_to_all([np.zeros((0, 2))] * size):
-            _expect_equal(part, np.zeros((0, 2)), "an empty part")
+            expect_equal(part, np.zeros((0, 2)), "an empty part")
         with pytest.raises(ValueError, match="one part per rank"):
             collective.all_to_all([np.zeros(1)] * (size + 1))
 
@@ -241,9 +268,9 @@ class CollectiveContract:
         for what, call in _differing(calls, collective, odd=collective.communicator.rank == size - 1).items():
             with pytest.raises(MismatchError, match="must be the same on all ranks") as caught:
                 call()
-            _expect(is_shared(caught.value), f"{what}: the error must be marked as one of every rank")
-            _expect(f"rank {size - 1}" in str(caught.value), f"{what}: the rank must be named: {caught.value}")
-            _expect(collective.all_reduce(np.ones(1)).tolist() == [size], f"after another {what} a call must work")
+            expect(is_shared(caught.value), f"{what}: the error must be marked as one of every rank")
+            expect(f"rank {size - 1}" in str(caught.value), f"{what}: the rank must be named: {caught.value}")
+            expect(collective.all_reduce(np.ones(1)).tolist() == [size], f"after another {what} a call must work")
 
     @pytest.mark.parametrize("library", ["torch", "jax.numpy"])
     def test_arrays_of_other_libraries(self, collective: Collective, library: str) -> None:
@@ -264,51 +291,15 @@ class CollectiveContract:
         }
         for what, (result, wanted) in results.items():
             if result is not None:
-                _expect(isinstance(result, type(ones)), f"{what} of {type(ones)} gave {type(result)}")
-                _expect_equal(np.asarray(result, "float64"), wanted.astype("float64"), what)
+                expect(isinstance(result, type(ones)), f"{what} of {type(ones)} gave {type(result)}")
+                expect_equal(np.asarray(result, "float64"), wanted.astype("float64"), what)
         if library == "torch":
-            _expect(collective.all_reduce(ones, in_place=True) is ones, "`in_place` must return its argument")
-            _expect_equal(ones.numpy(), np.full(5, size, "float32"), "a tensor that was reduced in place")
-
-    def _known_dtypes(self) -> list[tuple[str, np.dtype[Any]]]:
-        if "bfloat16" in self.dtypes and importlib.util.find_spec("ml_dtypes") is not None:
-            # NumPy knows the name bfloat16 only after this import.
-            importlib.import_module("ml_dtypes")
-            return [(name, np.dtype(name)) for name in self.dtypes]
-        return [(name, np.dtype(name)) for name in self.dtypes if name != "bfloat16"]
-
-
-def _arrays(collective: Collective, dtype: np.dtype[Any], shape: tuple[int, ...] = (70,)) -> list[AnyArray]:
-    """One array per rank, of numbers so small that every dtype holds their sum and product over a few ranks."""
-    made = []
-    for rank in range(collective.communicator.size):
-        values: AnyArray = (np.arange(int(np.prod(shape))) + rank) % (3 if rank < 4 else 1) + 1
-        if dtype.kind == "c":
-            values = values + 1j * rank
-        elif dtype.kind == "b":
-            values = values % 2
-        made.append(values.reshape(shape).astype(dtype))
-    return made
-
-
-def _is_defined(op: ReduceOp, dtype: np.dtype[Any]) -> bool:
-    if dtype.kind == "b":
-        return op in (ReduceOp.MIN, ReduceOp.MAX)
-    return dtype.kind != "c" or op not in (ReduceOp.MIN, ReduceOp.MAX)
-
-
-def _compare(result: AnyArray, arrays: list[AnyArray], op: ReduceOp, what: str) -> None:
-    """Compare with NumPy's result in the widest type, in which these small numbers are exact."""
-    dtype = arrays[0].dtype
-    wide = np.clongdouble if dtype.kind == "c" else np.longdouble
-    wanted = np.asarray(_FUNCTIONS[op](np.stack([array.astype(wide) for array in arrays]), axis=0))
-    kept = np.dtype(np.float64) if op is ReduceOp.MEAN and dtype.kind in "iu" else dtype
-    text = f"{op.name} of {what}"
-    _expect(result.dtype == kept, f"{text}: the result is of {result.dtype}, expected {kept}")
-    np.testing.assert_allclose(
-        result.astype(wanted.dtype), wanted, rtol=TOLERANCES.get(dtype.name, 1e-6), err_msg=text, strict=True
-    )
-
+            expect(collective.all_reduce(ones, in_place=True) is ones, "`in_place` must return its argument")
+            expect_equal(ones.numpy(), np.full(5, size, "float32"), "a tensor that was reduced in place")
+        if importlib.util.find_spec("ml_dtypes") is not None and "bfloat16" in self.dtypes:
+            halves = collective.all_reduce(xp.ones(5, dtype=xp.bfloat16))
+            expect(halves.dtype == xp.bfloat16, f"a sum of bfloat16 of {library} is of {halves.dtype}")
+            expect(halves.tolist() == [float(size)] * 5, f"a sum of bfloat16 of {library} is {halves}")
 
 def _differing(calls: str, collective: Collective, *, odd: bool) -> dict[str, Callable[[], object]]:
     """Calls in which the rank with `odd` differs from the others. They are so few that the collective compares all."""
@@ -343,15 +334,3 @@ def _differing(calls: str, collective: Collective, *, odd: bool) -> dict[str, Ca
         },
     }
     return lists[calls]
-
-
-def _expect(condition: bool, text: str) -> None:
-    if not condition:
-        pytest.fail(text, pytrace=True)
-
-
-def _expect_equal(got: AnyArray, wanted: AnyArray, what: str) -> None:
-    np.testing.assert_array_equal(got, wanted, err_msg=what)
-    _expect(got.shape == wanted.shape, f"{what}: shape {got.shape}, expected {wanted.shape}")
-    # Operations that only move arrays may return the native byte order.
-    _expect(got.dtype.newbyteorder("=") == wanted.dtype.newbyteorder("="), f"{what}: {got.dtype}, not {wanted.dtype}")

@@ -49,3 +49,25 @@ def test_a_tensor_that_records_gradients_is_refused_with_its_reason() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     with pytest.raises(TypeError, match=r"NumPy cannot view .* without a copy: .*detach"):
         arrays.lend(torch.zeros(2, requires_grad=True))
+
+
+@pytest.mark.parametrize("library", ["torch", "jax.numpy"])
+def test_bfloat16_is_lent_and_given_back(library: str) -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes").bfloat16
+    xp = pytest.importorskip(library, reason=f"{library.partition('.')[0]} is not installed")
+    given = xp.asarray([1.5, -2.0, 3.0], dtype=xp.bfloat16)
+    lent = arrays.lend(given)
+    assert lent.dtype == bfloat16
+    assert lent.astype("float32").tolist() == [1.5, -2, 3]
+    back = arrays.give_back(lent + bfloat16(1), given)
+    assert isinstance(back, type(given))
+    assert back.dtype == xp.bfloat16
+    assert back.tolist() == [2.5, -1, 4]
+
+
+def test_bfloat16_of_torch_is_not_copied() -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    tensor = torch.zeros((2, 3), dtype=torch.bfloat16)
+    arrays.lend(tensor)[0] = 2
+    assert tensor.tolist() == [[2, 2, 2], [0, 0, 0]]

@@ -85,7 +85,7 @@ def test_exceptions_leave_it_clean() -> None:
         mpidist.get_replica_context().merge_call(fail)  # type: ignore[union-attr]
 
     for function in (fail, merge):
-        with pytest.raises(KeyError), strategy.scope():
+        with pytest.raises(KeyError, match="on purpose"), strategy.scope():
             strategy.run(function)
         assert state() == START
 
@@ -177,6 +177,62 @@ def test_a_strategy_is_set_for_the_rest() -> None:
     assert state() == START
 
 
+def test_the_default_strategy_is_not_used_in_the_scope_of_another() -> None:
+    """It would give each rank its own value in silence."""
+    default, strategy = mpidist.get_strategy(), mpidist.OneDeviceStrategy("cpu:0")
+    scope = default.scope()
+    calls: list[Callable[[], object]] = [
+        scope.__enter__, lambda: default.run(lambda: None),
+        lambda: default.reduce("SUM", 1.0, axis=None), lambda: default.gather([1.0], axis=0),
+        lambda: default.extended.reduce_to("SUM", 1.0, "cpu:0"),
+        lambda: default.extended.reduce_to("SUM", 1.0, "cpu:0", mpidist.experimental.CommunicationOptions()),
+        lambda: default.extended.batch_reduce_to("SUM", [(1.0, "cpu:0")]),
+        lambda: default.extended.call_for_each_replica(lambda: None),
+    ]
+    for call in calls:
+        with strategy.scope(), pytest.raises(RuntimeError, match=r"Mixing different .*OneDeviceStrategy.*get_strategy"):
+            call()
+    replica = mpidist.get_replica_context()
+    assert replica is not None
+    for call in (lambda: replica.all_reduce("SUM", 1.0), lambda: replica.all_gather([1.0], axis=0)):
+        with strategy.scope(), pytest.raises(RuntimeError, match=r"Need to be inside .*not the current one"):
+            call()
+        with pytest.raises(RuntimeError, match=r"Mismatching tf.distribute.Strategy objects"):
+            strategy.run(call)
+    assert state() == START
+    for _ in range(2):
+        with scope as entered:
+            assert entered is default
+            assert state() == START
+
+
+def test_the_default_strategy_checks_arguments_as_the_others() -> None:
+    default = mpidist.get_strategy()
+    replica = mpidist.get_replica_context()
+    assert replica is not None
+    with pytest.raises(ValueError, match=r"must be a list or tuple, got int: use args=\(value,\)"):
+        default.run(lambda x: x, args=5)  # type: ignore[arg-type]
+    for axis in (None, 1.0, True):
+        with pytest.raises(TypeError, match="`axis` must be an int"):
+            default.gather([1.0], axis=axis)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="`axis` must be an int"):
+            replica.all_gather([1.0], axis=axis)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("strategy", [mpidist.get_strategy(), mpidist.OneDeviceStrategy("cpu:0")], ids=["default", ""])
+def test_what_cannot_be_called_is_named(strategy: mpidist.Strategy) -> None:
+    calls: list[Callable[..., object]] = [
+        strategy.run, strategy.extended.call_for_each_replica,
+        lambda *given: strategy.run(lambda: mpidist.get_replica_context().merge_call(*given)),  # type: ignore[union-attr]
+    ]
+    for call in calls:
+        with pytest.raises(TypeError, match=r"expected a function to call, got NoneType: None\. Pass the function"):
+            call(None)
+        with pytest.raises(TypeError, match="keyword args must be a dict or None, got int"):
+            call(print, (), 5)
+    assert state() == START
+
+
 def test_the_default_strategy() -> None:
     strategy = mpidist.get_strategy()
     assert strategy is mpidist.get_strategy()
@@ -208,3 +264,9 @@ def test_the_default_strategy() -> None:
         return x
 
     assert replica.merge_call(merge_fn, (value,)) is value
+
+
+def test_only_a_strategy_can_be_set() -> None:
+    with pytest.raises(TypeError, match=r"`strategy` must be a strategy.* or None to leave the scope, got int: 3"):
+        experimental_set_strategy(3)  # type: ignore[arg-type]
+    assert state() == START

@@ -11,7 +11,9 @@ import pytest
 import mpidist
 
 # These import MPI, which would start it here.
-NEEDS_MPI = {"mpidist.comm.mpi_communicator", "mpidist.comm.backends.mpi"}
+NEEDS_MPI = {
+    "mpidist.comm.mpi_communicator", "mpidist.comm.duplicates", "mpidist.comm.backends.mpi", "mpidist.comm.windows.rma",
+}
 # And this one imports CuPy, which is there only where a GPU is.
 NEEDS_CUPY = {"mpidist.comm.gpu.cuda"}
 MODULES = sorted({m.name for m in pkgutil.walk_packages(mpidist.__path__, "mpidist.")} - NEEDS_MPI - NEEDS_CUPY)

@@ -117,3 +117,12 @@ def test_gradients_flow_through_the_list() -> None:
     variables = module.trainable_variables
     optimizer.apply_gradients(zip([np.ones(v.shape) for v in variables], variables, strict=True))
     assert module.bias.numpy() == -1
+
+
+def test_integer_keys_are_ordered_as_numbers() -> None:
+    module = Module()
+    holder: Any = module
+    holder.layers = {
+        key: mpidist.Variable(0.0, name=f"key {key}") for key in (10, "b", 2, -1, "10", 1, ("x", 2))
+    }
+    assert names(module.variables) == [f"key {key}" for key in (-1, 1, 2, 10, ("x", 2), "10", "b")]

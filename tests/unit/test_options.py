@@ -54,7 +54,7 @@ def test_communication_options() -> None:
     options = CommunicationOptions(implementation="ring")
     assert options.implementation is CommunicationImplementation.RING
     assert CommunicationOptions() == CommunicationOptions(0, None, "AUTO")
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(dataclasses.FrozenInstanceError, match="bytes_per_pack"):
         options.bytes_per_pack = 5  # type: ignore[misc]  # that is the point
 
 

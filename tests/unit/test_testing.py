@@ -22,9 +22,9 @@ def make_report(outcome: str = "passed", longrepr: object = None) -> pytest.Test
     )
 
 
-def run_pytest(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
+def run_pytest(folder: Path, *options: str, shared: str = "pytest_plugins") -> subprocess.CompletedProcess[str]:
     # Registered once, by its entry point where mpidist is installed, else by name.
-    (folder / "conftest.py").write_text("from tests.conftest import pytest_plugins\n")
+    (folder / "conftest.py").write_text(f"from tests.conftest import {shared}\n")
     environment = {**launch_environment(), "PYTHONPATH": str(ROOT)}
     return subprocess.run(
         [sys.executable, "-m", "pytest", *options, str(folder)],
@@ -105,3 +105,12 @@ def test_a_single_process_has_no_limit_unless_asked(tmp_path: Path) -> None:
     )
     assert run_pytest(tmp_path).returncode == 0
     assert run_pytest(tmp_path, "--mpi-timeout", "20").returncode == 1
+
+
+def test_an_interrupt_ends_the_run_by_itself(tmp_path: Path) -> None:
+    """Also beside the check for leaks, to which pytest comes last."""
+    (tmp_path / "test_it.py").write_text("def test_it():\n    raise KeyboardInterrupt('by hand')\n")
+    result = run_pytest(tmp_path, shared="*")
+    assert result.returncode == pytest.ExitCode.INTERRUPTED, result.stdout + result.stderr
+    assert "test_it.py:2: KeyboardInterrupt" in result.stdout, result.stdout
+    assert "Error" not in result.stderr, result.stderr

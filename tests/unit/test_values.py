@@ -27,6 +27,11 @@ from mpidist.strategy.values import ValueContext, as_array, compute_average_loss
         # A replica may be left without examples.
         ([], None, None, 0.0),
         ([], None, 8, 0.0),
+        ([1.0, 2.0], [[1.0], [0.5]], 2, 1.0),
+        ([[1.0, 2.0], [3.0, 4.0]], [[[1.0], [0.0]], [[0.0], [1.0]]], 2, 2.5),
+        ([], None, 0, 0.0),
+        ([1.0, 2.0], None, 0, 0.0),
+        ([1.0, 2.0], None, np.int64(2), 1.5),
     ],
 )
 def test_average_loss(losses: Any, weights: Any, batch: int | None, expected: float) -> None:
@@ -49,15 +54,43 @@ def test_average_loss_of_halves_is_rounded_once() -> None:
     ("arguments", "text"),
     [
         ((1.0,), "one loss per example, got a scalar"),
-        (([1.0], None, 0), "must be positive, got 0"),
-        (([1.0], None, -3), "must be positive, got -3"),
-        (([1.0, 2.0], [[1.0], [2.0]]), "must not have more dimensions"),
+        (([1.0], None, -3), "must not be negative, got -3"),
+        (([1.0, 2.0], [[1.0, 1.0], [2.0, 2.0]]), "must not have more dimensions"),
+        (([1.0, 2.0], [[[1.0]], [[2.0]]]), "must not have more dimensions"),
         (([1.0, 2.0], [1.0, 2.0, 3.0]), "broadcast"),
     ],
 )
 def test_average_loss_of_nonsense(arguments: tuple[Any, ...], text: str) -> None:
     with pytest.raises(ValueError, match=text):
         compute_average_loss(*arguments)
+
+
+@pytest.mark.parametrize("size", [2.5, 2.0, True, "2", np.ones(2, int)])
+def test_a_batch_size_is_an_integer(size: Any) -> None:
+    with pytest.raises(TypeError, match="`global_batch_size` must be an integer, got"):
+        compute_average_loss([1.0, 2.0], None, size)
+
+
+def test_average_loss_outside_run_needs_the_size() -> None:
+    strategy = mpidist.OneDeviceStrategy("cpu:0")
+    with strategy.scope():
+        with pytest.raises(RuntimeError, match=r"inside `run`.*or give it `global_batch_size`"):
+            compute_average_loss([1.0, 3.0])
+        assert compute_average_loss([1.0, 3.0], global_batch_size=2) == 2
+    assert strategy.run(compute_average_loss, args=([1.0, 3.0],)) == 2
+
+
+def test_regularization_is_the_sum_of_all_terms() -> None:
+    nests: list[Any] = [
+        [1.0, 2.0], (np.float32(1), 2.0), np.array([1.0, 2.0]), {"a": [1.0], "b": np.full((2, 2), 0.5)}
+    ]
+    for terms in nests:
+        loss = scale_regularization_loss(terms)
+        assert loss == 3
+        assert np.ndim(loss) == 0
+    assert scale_regularization_loss([]) == 0
+    assert scale_regularization_loss(np.ones(4096, "float16")).dtype == np.float16
+    assert scale_regularization_loss(np.ones(4096, "float16")) == 4096
 
 
 def test_regularization_is_scaled_in_a_replica_only() -> None:

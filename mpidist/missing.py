@@ -1,0 +1,103 @@
+"""Names of TensorFlow that are not here, and what stands for them; `docs/from-tf-distribute.md` has the whole table."""
+
+from __future__ import annotations
+
+from typing import NoReturn
+
+_SYNCHRONOUS = "`mpidist.MultiWorkerMirroredStrategy`, which trains on all ranks at the same time"
+_NO_TPU = f"{_SYNCHRONOUS}; there are no TPUs here"
+_LAUNCHED = "nothing: drop the line, the launcher says who takes part and connects the ranks"
+_FILES = "`mpidist.data.Dataset.from_files(files, reader)` with a reader of your own for this kind of file"
+_SLICES = "`mpidist.data.Dataset.from_tensor_slices`"
+_RESTART = "`mpidist.CheckpointManager`, and a job that is started again"
+_ARRAY = "`numpy.asarray`: values are plain arrays"
+
+# Not here, in whichever module or object a program looks for it.
+INSTEAD = {
+    "CentralStorageStrategy": "any strategy: variables are stored once per node",
+    "CollectiveAllReduceStrategy": _SYNCHRONOUS,
+    "FixedLengthRecordDataset": _FILES,
+    "GCEClusterResolver": _LAUNCHED,
+    "GradientTape": "gradients that you compute in NumPy, or with PyTorch or JAX on this rank's arrays",
+    "KubernetesClusterResolver": _LAUNCHED,
+    "PreemptionCheckpointHandler": _RESTART,
+    "TFRecordDataset": _FILES,
+    "TPUClusterResolver": _NO_TPU,
+    "TPUStrategy": _NO_TPU,
+    "Tensor": _ARRAY,
+    "TerminationConfig": _RESTART,
+    "TextLineDataset": _FILES,
+    "config": "nothing: drop the line, a strategy says where arrays are",
+    "constant": _ARRAY,
+    "convert_to_tensor": _ARRAY,
+    "device": "nothing: drop the line, a strategy says where arrays are",
+    "distribute": "`mpidist` itself, which has the names of tf.distribute",
+    "embedding_lookup": "`variable.value()[ids]`",
+    "experimental_connect_to_cluster": _LAUNCHED,
+    "experimental_run": "`strategy.run`",
+    "experimental_run_v2": "`strategy.run`",
+    "function": "nothing: drop the line, nothing is compiled",
+    "get_global_step": "`iterations` of an optimizer",
+    "keras": "a step that you write yourself, with `mpidist.optimizers` and `mpidist.metrics`",
+    "make_dataset_iterator": "`strategy.experimental_distribute_dataset`",
+    "make_experimental_numpy_dataset": _SLICES,
+    "experimental_make_numpy_dataset": _SLICES,
+    "make_input_fn_iterator": "`strategy.distribute_datasets_from_function`",
+    "nn": "`mpidist.compute_average_loss` and `mpidist.scale_regularization_loss`",
+    "partitioners": "nothing: a variable of `mpidist.ParameterServerStrategy` lies on one server",
+    "saved_model": "`mpidist.Checkpoint`",
+    "train": "`mpidist.Checkpoint`, `mpidist.CheckpointManager` and `mpidist.ClusterSpec`",
+    "unwrap": "`strategy.experimental_local_results`",
+}
+# Here, in another module than that of TensorFlow or than one may think.
+_ELSEWHERE = {
+    "mpidist.coordinator": ("ClusterCoordinator", "PerWorkerValues", "RemoteValue"),
+    "mpidist.data": ("Dataset", "DistributeOptions", "Options"),
+    "mpidist.experimental": (
+        "CollectiveCommunication", "CollectiveHints", "CommunicationImplementation", "CommunicationOptions",
+        "ValueContext",
+    ),
+    "mpidist.cluster_resolver": (
+        "ClusterResolver", "MPIClusterResolver", "SimpleClusterResolver", "SlurmClusterResolver",
+        "TFConfigClusterResolver", "UnionResolver",
+    ),
+    "mpidist.optimizers": ("SGD", "Adam", "AdamW", "LossScaleOptimizer", "Optimizer"),
+    "mpidist": (
+        "AutoShardPolicy", "ClusterSpec", "DistributedDataset", "DistributedIterator", "DistributedValues",
+        "InputContext", "InputOptions", "MirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy",
+        "ReduceOp", "RunOptions", "Strategy",
+        "Variable",
+    ),
+}
+
+
+def instead_of(name: str) -> str | None:
+    """Local. The thing to use instead of a missing name, None where it is no name of TensorFlow."""
+    if name in INSTEAD:
+        return INSTEAD[name]
+    return next((f"`{home}.{name}`" for home, names in _ELSEWHERE.items() if name in names), None)
+
+
+def no_attribute(module: str, name: str) -> NoReturn:
+    """Local. Raise AttributeError for a name that a module lacks, with what to use instead.
+
+    Args:
+        module: The name of the module.
+        name: The name that a program looked for.
+    """
+    instead = instead_of(name)
+    way_out = "" if instead is None else f": use {instead}"
+    raise AttributeError(f"module {module!r} has no attribute {name!r}{way_out}")
+
+
+class Missing:
+    """A method that a class of TensorFlow has and this one lacks: a descriptor whose error says what to use instead.
+
+    `__getattr__` would do the same, and would make each use of the other attributes slower.
+    """
+
+    def __set_name__(self, _: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, _: object, owner: type) -> NoReturn:
+        raise AttributeError(f"{owner.__name__!r} has no attribute {self._name!r}: use {instead_of(self._name)}")
