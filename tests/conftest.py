@@ -64,6 +64,10 @@ def leaks_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     check = request.config.stash[_CHECK]
     check.begin()
     yield
+    if request.node.funcargs is None:
+        # The test was interrupted, and pytest ends: it has put the fixtures away, and the traceback holds the rest.
+        return
+    broken = leaks.mend_calls()
     # pytest keeps what other fixtures have made until the end of the test.
     request.node.funcargs.clear()
     report = request.node.stash.get(_REPORT, None)
@@ -71,7 +75,7 @@ def leaks_nothing(request: pytest.FixtureRequest) -> Iterator[None]:
     if report is None or report.passed:
         keeps = request.node.get_closest_marker("keeps_memory") is not None
         more = check.end(request.node.nodeid, keeps_memory=keeps)
-        assert not more, f"left behind: {'; '.join(more)}"
+        assert not more + broken, f"left behind: {'; '.join(more + broken)}"
 
 
 @pytest.hookimpl(wrapper=True)

@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mpidist.comm import resource
-from tests.leftovers import mapped_node_memory
+from tests.leftovers import mapped_node_memory, open_orders
 
 # One of each for the whole process.
-_THREADS_OF_THE_PROCESS = ("mpidist-communication", "mpidist-deaths")
+_THREADS_OF_THE_PROCESS = ("mpidist-communication", "mpidist-deaths", "mpidist-watchdog")
 # By the name of its class: tqdm's thread has a name of its own in later versions only.
 _MONITOR = "TMonitor"
 # A pool that is shut down lets its threads end by themselves.
@@ -57,6 +57,16 @@ def held() -> Holdings:
         if path.startswith("/") and not path.startswith(("/dev/", "/proc/", "/sys/")) and not _is_device(path):
             files.add(f"{number}: {path}")
     return Holdings(resource.held() - KEPT, threads, frozenset(files), frozenset(mapped_node_memory()))
+
+
+def mend_calls() -> list[str]:
+    """Local. A line for each call that was left in the middle. The next test may use its communicator."""
+    lines = []
+    for order in open_orders():
+        if order.broken:
+            lines.append(order.broken)
+            order.broken = ""
+    return lines
 
 
 class LeakCheck:

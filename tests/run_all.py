@@ -6,7 +6,8 @@
 The MPI is the one of this environment. MPIDIST_TEST_RANKS=2 in the environment stands for `--ranks 2`. Every test has
 a time limit (see `mpidist.testing`), and so has every part. Exit code 0: everything passed.
 
-With --long tests that draw or repeat do so more often, and tests marked `long` run: for a night, not for every change.
+With --long tests that draw or repeat do so more often, tests marked `long` run, and deliberate faults show whether the
+tests notice (`tests/mutation.py`): for a night, not for every change.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ ROOT = Path(__file__).resolve().parent.parent
 # No part was seen to take a third of it; only a launcher that hangs comes here.
 PART_SECONDS = 1200
 LONG_PART_SECONDS = 4 * 3600
+# Programs wait most of their time: for a death, a report, a launcher. Two of them are under way.
+AT_ONCE = ("--numprocesses", "2", "--dist", "worksteal")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -61,7 +64,9 @@ def main(arguments: list[str] | None = None) -> int:
             command = [*mpirun_command(count, mpirun), *measured, "--with-mpi", "tests/parallel", *chosen]
             parts[f"{count} rank{'s' if count > 1 else ''}"] = command
         if not options.skip_programs:
-            parts["programs"] = [*pytest, "tests/system", *chosen]
+            parts["programs"] = [*pytest, *AT_ONCE, "tests/system", *chosen]
+        if options.long and not options.k:
+            parts["faults"] = [sys.executable, "tests/mutation.py"]
     except NoLauncherError as error:
         print(f"run_all: {error}", file=sys.stderr)
         return 1

@@ -67,6 +67,9 @@ class ndarray:  # noqa: N801 - CuPy's name
     def set(self, host: Any) -> None:
         self.host[...] = host
 
+    def __dlpack__(self, *_: Any, **__: Any) -> Any:
+        raise BufferError("device type 2: NumPy can only view memory of the host")
+
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`")
 
@@ -204,6 +207,7 @@ def simulated_cupy() -> Iterator[Any]:
     ):
         setattr(module, name, _make(name))
     for name in (
+        "may_share_memory",
         "divide", "add", "multiply", "subtract", "copyto", "sqrt", "square", "exp", "log", "maximum", "minimum", "tanh",
     ):
         setattr(module, name, getattr(np, name))

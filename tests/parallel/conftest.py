@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+# Hypothesis draws from the constants of the modules that a process has loaded, and ranks must draw alike.
+from mpidist.checkpoint import checkpoint, manager  # noqa: F401
 from mpidist.comm import asynchronous, resource
 from mpidist.comm.communicator import Communicator, open_communicator
 from tests.leaks import KEPT

@@ -17,7 +17,7 @@ import sys, time
 import mpi4py
 {before}
 import numpy as np
-from mpidist.comm import asynchronous
+from mpidist.comm import communication_thread
 from mpidist.comm.choice import selection
 from mpidist.comm.asynchronous import open_asynchronous
 from mpidist.comm.communicator import open_communicator
@@ -78,7 +78,7 @@ def test_nothing_is_said_where_all_were_waited_for(tmp_path: Path) -> None:
 
 def test_a_reduction_that_others_never_make_ends_the_job(tmp_path: Path) -> None:
     code = """
-asynchronous.STALLED_SECONDS = 1.0
+communication_thread.STALLED_SECONDS = 1.0
 if rank == 1:
     own.all_reduce_async(np.ones(3))
 """
@@ -92,7 +92,7 @@ if rank == 1:
 @pytest.mark.parametrize("how", ["raise ValueError('the bug')", "sys.exit(3)"])
 def test_a_failure_with_reductions_under_way_ends_the_job(tmp_path: Path, how: str) -> None:
     code = f"""
-asynchronous.STALLED_SECONDS = 1.0
+communication_thread.STALLED_SECONDS = 1.0
 handle = own.all_reduce_async(np.ones(3)) if rank == 0 else None
 if rank == 1:
     {how}

@@ -62,12 +62,23 @@ def test_collectives_are_compared_and_give_times_to_the_model(tmp_path: Path) ->
 def test_resnet50s_gradients_are_measured_alone(tmp_path: Path) -> None:
     figures = tmp_path / "collectives.json"
     result = run_program(
-        2, FOLDER / "collectives.py", "--no-sweep", "--no-gloo", "--rounds", 1, "--json", figures, timeout_seconds=100,
+        2, FOLDER / "collectives.py", "--no-sweep", "--no-gloo", "--rounds", 1, "--json", figures, timeout_seconds=200,
     )
     assert result.returncode == 0, result.stderr + result.stdout
     content = json.loads(figures.read_text())
     assert content["times_us"] == content["ratios"] == {}
     assert {"AUTO, nest of 161", "AUTO, nest of 161 views", "raw MPI, per tensor"} <= set(content["resnet50_us"])
+
+
+def test_the_cost_of_comparing_calls_between_nodes_is_a_ratio(tmp_path: Path) -> None:
+    figures = tmp_path / "dispatch.json"
+    result = run_program(2, FOLDER / "dispatch.py", "--calls", 200, "--json", figures, timeout_seconds=100)
+    assert result.returncode == 0, result.stderr + result.stdout
+    times = json.loads(figures.read_text())["between nodes"]
+    for kind in ("min", "median"):
+        assert 0 < times["not compared"][kind] < 1e6
+        assert times["ratio"][kind] == pytest.approx(times["compared"][kind] / times["not compared"][kind])
+    assert "compared " in result.stdout
 
 
 @pytest.mark.skipif(
@@ -131,3 +142,40 @@ def test_costs_keep_to_the_formulas(cost_model: ModuleType) -> None:
     assert cost_model.best(machine, 4096, 1, 8e6, ("recursive doubling", "ring")) == "recursive doubling"
     for cost in cost_model.ALGORITHMS.values():
         assert cost(machine, 1 << 16, 64, 1e8) > cost(machine, 256, 64, 1e8) * 0.999
+
+
+def test_windows_are_compared_with_raw_mpi_and_a_copy(tmp_path: Path) -> None:
+    figures, picture = tmp_path / "windows.json", tmp_path / "windows.png"
+    result = run_program(
+        2, FOLDER / "windows.py", "--megabytes", 1, "--rounds", 2, "--messages", 40, "--json", figures,
+        "--plot", picture, timeout_seconds=100,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    content = json.loads(figures.read_text())
+    for times in content["latencies_us"].values():
+        assert set(times) == {"RMA", "SOCKETS", "raw MPI"}
+        assert all(0 < one["min"] <= one["median"] < 1e6 for one in times.values())
+    for what in ("get", "put"):
+        times = content["moves_us"][str(1 << 20)][what]
+        assert set(times) == {"RMA", "SOCKETS", "raw MPI", "memory copy"}
+        # Nothing moves a megabyte in less than ten microseconds, or takes ten seconds for it.
+        assert all(10 < one["min"] <= one["median"] < 1e7 for one in times.values())
+        ratio = content["of_raw_mpi"][str(1 << 20)][what]["RMA"]
+        assert ratio == pytest.approx(times["RMA"]["median"] / times["raw MPI"]["median"])
+
+
+def test_parameter_servers_are_measured_by_both_ways(tmp_path: Path) -> None:
+    figures, picture = tmp_path / "servers.json", tmp_path / "servers.png"
+    result = run_program(
+        3, FOLDER / "parameter_servers.py", "--megabytes", 1, "--closures", 10, "--rounds", 1, "--idle", 0,
+        "--json", figures, "--plot", picture, timeout_seconds=100,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    content = json.loads(figures.read_text())
+    assert content["workers"] == 1
+    assert set(content["raw, us"]["1 MB"]) == {"Get", "Put", "copy"}
+    for way in ("RMA", "SOCKETS"):
+        assert {"null closure, us", "closures per second", "ring to prepared, us"} < set(content[way])
+        assert all(time > 0 for time in content[way]["1 MB"].values())

@@ -12,6 +12,8 @@ from tests.launching import run_program
 
 pytestmark = pytest.mark.timeout_seconds(150)
 
+# Less than the limit of a call: a rank that waited would take as long.
+AT_ONCE = 0.9
 HEAD = """
 import json, time
 import numpy as np
@@ -85,7 +87,7 @@ report(*good[-3:], *firsts, *seconds, *[attempt(collective.barrier) for collecti
             for again in (second, barrier):
                 assert again[0] == "CollectiveTimeoutError", again
                 assert "no longer meet" in again[1]
-                assert again[2] < 0.5, again
+                assert again[2] < AT_ONCE, again
 
 
 def test_other_calls_are_named_everywhere(tmp_path: Path) -> None:
@@ -98,7 +100,7 @@ report(first, attempt(lambda: collective.all_reduce(np.ones(5))))
         assert first[0] == "MismatchError", first
         assert "all_reduce on ranks 0-1; broadcast from rank on rank 2" in first[1]
         assert second[0] == "CollectiveTimeoutError", second
-        assert second[2] < 0.5, second
+        assert second[2] < AT_ONCE, second
 
 
 def test_a_step_of_an_optimizer_is_timed_too(tmp_path: Path) -> None:

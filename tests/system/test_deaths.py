@@ -7,12 +7,18 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.launching import find_mpirun, is_open_mpi, launch_environment, survival_options
+from tests.launching import (
+    NOTE_BEGIN,
+    find_mpirun,
+    is_open_mpi,
+    launch_environment,
+    seconds_since_begin,
+    survival_options,
+)
 from tests.leftovers import files_left_behind
 
 pytestmark = pytest.mark.timeout_seconds(120)
@@ -44,7 +50,7 @@ for _ in range(20):
     step()
 # The thread for them and its communicator are there before the death.
 strategy.extended.all_reduce_async("SUM", np.ones(3)).wait()
-"""
+""" + NOTE_BEGIN
 # The time from the death to the end of the job, with what the launcher takes.
 SECONDS = 20
 
@@ -67,13 +73,12 @@ def run(folder: Path, code: str, head: str = "") -> tuple[int, str]:
     environment = launch_environment({
         **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     })
-    begin = time.monotonic()
     result = subprocess.run(
         [*survivors_live(3), sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=90,
         check=False, errors="replace",
     )
     text = result.stdout + result.stderr
-    assert time.monotonic() - begin < SECONDS, text
+    assert seconds_since_begin(program) < SECONDS, text
     return result.returncode, text
 
 
@@ -84,6 +89,7 @@ def assert_named(text: str, dead: int = 2) -> None:
         assert line is not None, text
         assert re.search(rf"rank {dead} of 3 \(process \d+ on \S+\) ended without taking leave", line[0]), text
         assert f"exit function of rank {rank}\n" in text
+    assert "signal only works in main thread" not in text
     assert files_left_behind() == []
 
 
@@ -111,6 +117,33 @@ def test_however_it_ends(tmp_path: Path, how: str) -> None:
     code, text = run(tmp_path, f"if rank == 0:\n    {how}\nfor_ever(step)\n")
     assert code != 0
     assert_named(text, dead=0)
+
+
+OPENS = NOTE_BEGIN + """
+import os, signal, sys
+from mpidist import launch
+from mpidist.comm import shared_file
+
+def fail(node):
+    HOW
+
+if launch.world_rank() == 1:
+    shared_file.shares_files = fail
+"""
+
+
+def test_a_death_while_the_first_communicator_opens(tmp_path: Path) -> None:
+    code, text = run(tmp_path, "", OPENS.replace("HOW", "os.kill(os.getpid(), signal.SIGKILL)"))
+    assert code != 0
+    for rank in (0, 2):
+        assert re.search(rf"mpidist: rank {rank} of 3 on \S+ cannot go on: rank 1 of 3 \(process \d+ ", text), text
+
+
+def test_an_error_of_one_rank_while_the_first_communicator_opens_ends_the_job(tmp_path: Path) -> None:
+    code, text = run(tmp_path, "", OPENS.replace("HOW", "raise OSError('no more')"))
+    assert code != 0
+    assert text.count("Traceback") == 1, text
+    assert re.search(r"mpidist: rank 1 of 3 on \S+ failed, the job ends\n(.*\n)+OSError: no more", text), text
 
 
 def test_the_error_can_be_caught(tmp_path: Path) -> None:
@@ -177,3 +210,28 @@ def test_a_users_sigusr1_stays_the_users(tmp_path: Path) -> None:
     )
     assert code in (0, -signal.SIGPIPE), text
     assert text.count("handled\n") == 3
+
+
+DIES_IN_FINALIZE = """
+import ctypes
+from mpi4py import MPI
+
+if rank == 1:
+    # MPI calls this first thing in MPI_Finalize; a function of Python it would call only as long as that lives.
+    end = ctypes.cast(ctypes.CDLL(None)._exit, ctypes.c_void_p)
+    key, library = ctypes.c_int(), ctypes.CDLL(MPI.__file__)
+    world = (ctypes.c_int if MPI._sizeof(MPI.COMM_SELF) == 4 else ctypes.c_void_p)(MPI._handleof(MPI.COMM_SELF))
+    assert library.MPI_Comm_create_keyval(end, end, ctypes.byref(key), None) == 0
+    assert library.MPI_Comm_set_attr(world, key, None) == 0
+"""
+
+
+def test_a_death_in_the_end_of_mpi(tmp_path: Path) -> None:
+    _, text = run(tmp_path, DIES_IN_FINALIZE)
+    if not is_open_mpi(find_mpirun()):
+        # Open MPI sees the death, and goes on.
+        for rank in (0, 2):
+            said = rf"mpidist: rank {rank} of 3 on \S+ leaves MPI_Finalize: rank 1 of 3 \(process .*\) died in it"
+            assert re.search(said, text), text
+    assert text.count("exit function") == 3
+    assert files_left_behind() == []

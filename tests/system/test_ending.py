@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.launching import run_program
+from tests.launching import NOTE_BEGIN, run_program, seconds_since_begin
 
 pytestmark = pytest.mark.timeout_seconds(150)
 
@@ -23,8 +22,8 @@ def wait_for_others():
     strategy.reduce("SUM", 1.0, axis=None)
 def bug():
     raise ValueError("the bug of rank %d" % rank)
-"""
-# MPI jobs take a second to start; the rest is what the library takes.
+""" + NOTE_BEGIN
+# From the start of the program to the end of the job, with what the launcher takes.
 SECONDS = 20
 
 
@@ -32,10 +31,9 @@ def run(folder: Path, code: str, *, ranks: int = 3, **environment: str) -> tuple
     """The finished job, and what it wrote."""
     program = folder / "program.py"
     program.write_text(HEAD + code)
-    begin = time.monotonic()
     result = run_program(ranks, program, timeout_seconds=60, **environment)
     text = result.stdout + result.stderr
-    assert time.monotonic() - begin < SECONDS, text
+    assert seconds_since_begin(program) < SECONDS, text
     return result, text
 
 
@@ -196,3 +194,194 @@ print("the ranks go on")
     assert result.returncode == 0, text
     assert text.count("the child's own") == text.count("the ranks go on") == 3
     assert not ours(text)
+
+
+@pytest.mark.parametrize(
+    ("end", "code"), [("sys.exit(3)", 3), ("bug()", 1), ("raise KeyboardInterrupt", 130), ("sys.exit()", 0)]
+)
+def test_a_forked_child_that_ends_by_itself_leaves_its_parents_mpi_alone(tmp_path: Path, end: str, code: int) -> None:
+    program = f"""
+import atexit
+child = os.fork()
+if child == 0:
+    atexit.register(os.write, 1, b"the child ends\\n")
+    {end}
+assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == {code}
+wait_for_others()
+os.write(1, b"the ranks go on\\n")
+"""
+    result, text = run(tmp_path, program)
+    assert result.returncode == 0, text
+    assert text.count("the child ends") == text.count("the ranks go on") == 3
+    assert not ours(text)
+
+
+FORKED = """
+import signal
+from mpidist.experimental import CommunicationOptions
+with strategy.scope():
+    variable = mpidist.Variable(np.zeros(1000, "float32"))
+    mean = mpidist.metrics.Mean()
+    optimizer = mpidist.optimizers.SGD(1.0)
+mean.update_state([1.0, 2.0])
+ones = np.ones(1000, "float32")
+timed = mpidist.MultiWorkerMirroredStrategy(communication_options=CommunicationOptions(timeout_seconds=50))
+handle = strategy.extended.all_reduce_async("SUM", ones.copy())
+handle.wait()
+
+def step():
+    optimizer.apply_gradients([(ones, variable)])
+
+def create():
+    with strategy.scope():
+        mpidist.Variable(1.0)
+
+calls = {
+    "reduce": wait_for_others,
+    "reduce in time": lambda: timed.reduce("SUM", 1.0, axis=None),
+    "gather": lambda: strategy.gather(ones, axis=0),
+    "step": step,
+    "assign": lambda: variable.assign(7 * ones),
+    "create": create,
+    "metric": mean.result,
+    "object": lambda: strategy.gather_object(1),
+    "barrier": strategy.communicator.barrier,
+    "asynchronous": lambda: strategy.extended.all_reduce_async("SUM", ones.copy()).wait(),
+    "strategy": mpidist.MultiWorkerMirroredStrategy,
+    "save": lambda: mpidist.Checkpoint(variable=variable).save(sys.argv[0]),
+}
+step()
+for _ in range(20):
+    wait_for_others()
+    timed.reduce("SUM", 1.0, axis=None)
+"""
+
+
+def test_a_forked_child_is_no_rank(tmp_path: Path) -> None:
+    """Its calls would meet the other ranks instead of its parent's, and results would be wrong in silence."""
+    code = f"""{FORKED}
+child = os.fork() if rank == 0 else None
+if child == 0:
+    signal.alarm(30)
+    for name, call in calls.items():
+        try:
+            call()
+            os.write(1, f"{{name}} was done\\n".encode())
+        except RuntimeError as error:
+            if "this process was forked from a rank" not in str(error):
+                os.write(1, f"{{name}}: {{error}}\\n".encode())
+    # What was made before can be read, and let go.
+    assert variable.numpy()[0] == -3
+    strategy.close()
+    os.write(1, f"{{len(calls)}} calls are refused\\n".encode())
+    os._exit(0)
+if rank == 0:
+    assert os.waitpid(child, 0)[1] == 0
+for number in range(10):
+    assert strategy.reduce("SUM", float(rank), axis=None) == 3
+    assert timed.reduce("SUM", float(rank), axis=None) == 3
+    step()
+    assert (variable.numpy() == -3 * (number + 2)).all(), variable.numpy()
+assert mean.result() == 1.5
+print("the ranks go on")
+"""
+    result, text = run(tmp_path, code)
+    assert result.returncode == 0, text
+    assert "12 calls are refused\n" in text, text
+    assert "was done" not in text, text
+    assert text.count("the ranks go on") == 3, text
+    assert not ours(text)
+
+
+def test_a_forked_child_does_not_wait_for_its_parents_reduction(tmp_path: Path) -> None:
+    code = """
+import signal
+handle = strategy.extended.all_reduce_async("SUM", np.ones(3)) if rank == 0 else None
+child = os.fork() if rank == 0 else None
+if child == 0:
+    signal.alarm(10)
+    try:
+        handle.wait()
+    except RuntimeError as error:
+        os._exit(7 if "forked after the reduction began" in str(error) else 8)
+    os._exit(9)
+if rank == 0:
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+else:
+    handle = strategy.extended.all_reduce_async("SUM", np.ones(3))
+wait_for_others()
+assert (handle.wait() == 3).all()
+print("the ranks go on")
+"""
+    result, text = run(tmp_path, code)
+    assert result.returncode == 0, text
+    assert text.count("the ranks go on") == 3, text
+
+
+def test_a_signal_of_a_forked_child_is_its_own(tmp_path: Path) -> None:
+    """The child shares the descriptor by which signals wake a thread of its parent."""
+    code = """
+import signal
+child = os.fork() if rank == 0 else None
+if child == 0:
+    try:
+        time.sleep(20)
+    except KeyboardInterrupt:
+        os._exit(7)
+    os._exit(8)
+begin = time.monotonic()
+if rank == 0:
+    time.sleep(1)
+    os.kill(child, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    assert time.monotonic() < begin + 4
+while strategy.reduce("MAX", time.monotonic() - begin, axis=None) < 7:
+    pass
+print("the ranks go on")
+"""
+    result, text = run(tmp_path, code)
+    assert result.returncode == 0, text
+    assert text.count("the ranks go on") == 3, text
+    assert not ours(text)
+
+
+@pytest.mark.parametrize("who", ["rank == 1", "True"])
+@pytest.mark.parametrize("late", ["atexit.register(call)", "keep.append(Last())"])
+def test_calls_after_the_end_are_refused(tmp_path: Path, late: str, who: str) -> None:
+    """A rank that made one alone would wait for ever, and nobody would say so."""
+    head = f"""
+import atexit, os
+
+def call():
+    try:
+        strategy.reduce("SUM", 1.0, axis=None)
+    except RuntimeError as error:
+        os.write(1, f"{{error}}\\n".encode())
+
+class Last:
+    def __del__(self):
+        call()
+
+keep = []
+keep.append(keep)
+if {who.replace("rank", "int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')))")}:
+    {late}
+"""
+    program = tmp_path / "program.py"
+    program.write_text(f"{head}{HEAD}for _ in range(20):\n    wait_for_others()\n")
+    result = run_program(2, program, timeout_seconds=30)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    refused = "cannot be done: the program has come to its end on all ranks"
+    assert text.count(refused) == (2 if who == "True" else 1), text
+
+
+def test_a_thread_of_the_programs_own_may_call_mpi_to_the_end(tmp_path: Path) -> None:
+    code = (
+        "import threading\nfrom mpi4py import MPI\n"
+        "def poll():\n    while True:\n        MPI.COMM_SELF.Iprobe()\n        time.sleep(0.0005)\n"
+        "threading.Thread(target=poll, daemon=True).start()\nwait_for_others()\n"
+    )
+    result, text = run(tmp_path, code)
+    assert result.returncode == 0, text
+    assert ours(text) == []

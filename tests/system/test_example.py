@@ -20,6 +20,8 @@ from tests.leftovers import files_left_behind
 pytestmark = pytest.mark.timeout_seconds(240)
 
 EXAMPLE = Path(__file__).resolve().parents[2] / "examples" / "train.py"
+# So many that a run is killed long before its end.
+MANY_EPOCHS = ("--epochs", 60)
 
 
 def train(ranks: int, *options: object) -> str:
@@ -30,9 +32,11 @@ def train(ranks: int, *options: object) -> str:
 
 
 def test_accuracy_of_97_percent_on_8_ranks(tmp_path: Path) -> None:
-    begin = time.monotonic()
+    begin = os.times()
     output = train(8, "--plot", tmp_path / "curve.png")
-    assert time.monotonic() - begin < 60
+    end = os.times()
+    # What the cores have done for the job: other programs may have most of them.
+    assert end.children_user + end.children_system - begin.children_user - begin.children_system < 60
     assert float(re.findall("test accuracy ([0-9.]+)", output)[-1]) >= 0.97
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -53,18 +57,26 @@ def test_losses_do_not_depend_on_the_number_of_ranks(ranks: int, losses_alone: P
     np.testing.assert_allclose(together, alone, rtol=2e-5)
 
 
+@pytest.fixture(scope="module")
+def losses_undisturbed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The losses of two ranks in many epochs."""
+    path = tmp_path_factory.mktemp("losses") / "undisturbed"
+    train(2, *MANY_EPOCHS, "--losses", path)
+    return path
+
+
 @pytest.mark.parametrize("ranks_after", [2, 3])
-def test_a_killed_run_goes_on_and_ends_where_an_undisturbed_one_does(ranks_after: int, tmp_path: Path) -> None:
-    options = ("--epochs", 60)
-    train(2, *options, "--losses", tmp_path / "undisturbed")
+def test_a_killed_run_goes_on_and_ends_where_an_undisturbed_one_does(
+    ranks_after: int, losses_undisturbed: Path, tmp_path: Path
+) -> None:
     folder = tmp_path / "checkpoints"
-    process = start_program(2, EXAMPLE, *options, "--checkpoint-dir", folder)
+    process = start_program(2, EXAMPLE, *MANY_EPOCHS, "--checkpoint-dir", folder)
     wait_for(folder / "ckpt-3.h5", process)
     kill_all_ranks(process)
     assert files_left_behind() == []
-    output = train(ranks_after, *options, "--checkpoint-dir", folder, "--losses", tmp_path / "resumed")
+    output = train(ranks_after, *MANY_EPOCHS, "--checkpoint-dir", folder, "--losses", tmp_path / "resumed")
     assert "resumed after epoch" in output
-    undisturbed, resumed = np.loadtxt(tmp_path / "undisturbed"), np.loadtxt(tmp_path / "resumed")
+    undisturbed, resumed = np.loadtxt(losses_undisturbed), np.loadtxt(tmp_path / "resumed")
     if ranks_after == 2:
         np.testing.assert_array_equal(resumed, undisturbed)
     else:

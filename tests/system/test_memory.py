@@ -4,12 +4,23 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests.launching import run_program, start_program
+from tests.hosts.virtual_hosts import why_unavailable
+from tests.launching import (
+    find_mpirun,
+    finish,
+    is_open_mpi,
+    launch_environment,
+    mpirun_command,
+    run_program,
+    start_program,
+)
 from tests.leftovers import files_left_behind
 
 
@@ -55,3 +66,35 @@ def test_protected_memory_stops_a_stray_write(tmp_path: Path, protect: str) -> N
         assert "SIGSEGV" in text or "EXIT CODE: 139" in text or "signal 11" in text or result.returncode in (139, 11)
     else:
         assert result.stdout.count("survived 0.0") == 2, result.stderr
+
+
+@pytest.mark.timeout_seconds(120)
+@pytest.mark.parametrize("option", ["size=64m", "ro"])
+def test_a_place_for_memory_that_cannot_be_used_is_one_warning(tmp_path: Path, option: str) -> None:
+    """64 MB is what a container has unless its --shm-size says more. The ranks train on private copies."""
+    if option == "ro" and not is_open_mpi(find_mpirun()):
+        pytest.skip("MPICH itself does not start where /dev/shm cannot be written to")
+    if why_unavailable():
+        pytest.skip(str(why_unavailable()))
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import mpidist\nstrategy = mpidist.MirroredStrategy()\n"
+        "with strategy.scope():\n    v = mpidist.Variable([3.0])\n"
+        "mpidist.optimizers.SGD(1.0).apply_gradients([([1.0], v)])\nmpidist.MirroredStrategy()\n"
+        "sizes, shares = strategy.communicator.node_sizes, strategy.arena.shares_memory\n"
+        "print(f'{sizes} {shares} {v.numpy()[0]}\\n', end='', flush=True)\n"
+    )
+    user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
+    inside = f'mount -t tmpfs -o {option} tmpfs /dev/shm && exec "$@"'
+    process = subprocess.Popen(
+        ["unshare", *user, "--mount", "sh", "-c", inside, "sh", *mpirun_command(2, find_mpirun()), sys.executable,
+         str(program)],
+        env={**launch_environment(), "PYTHONPATH": os.pathsep.join(sys.path)}, stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True,
+    )
+    result = finish(process, program.name, 60)
+    assert result.stdout.count("(2,) False 1.0\n") == 2, result.stdout + result.stderr
+    assert "variables are private to each rank" in result.stderr
+    if option == "size=64m":
+        assert result.stderr.count("variables are private to each rank") == 1
+        assert "/dev/shm has 64 MB, and is used from 256 MB on. Enlarge it (a container's --shm-size" in result.stderr

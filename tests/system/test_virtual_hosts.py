@@ -209,6 +209,88 @@ def test_survivors_of_a_death_on_another_host_end(virtual_hosts: Open, tmp_path:
         assert told == {"rank 0", "rank 1"}, text
 
 
+ALONE = """
+import sys, time
+import mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+ranks = strategy.communicator
+last = ranks.rank == ranks.size - 1
+ranks.barrier()
+"""
+
+
+@pytest.mark.parametrize(
+    ("alone", "why", "where"),
+    [
+        ("ranks.all_gather_object(1)", "the ranks are in different calls", "waits in exchange between ranks"),
+        ("sys.exit(0)", "it waits for a rank that has ended", "has come to its end"),
+    ],
+    ids=["another call", "an exit"],
+)
+def test_a_rank_that_never_comes_is_seen_from_other_hosts(
+    virtual_hosts: Open, tmp_path: Path, alone: str, why: str, where: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(f"{ALONE}if last:\n    {alone}\nranks.barrier()\n")
+    hosts = virtual_hosts(2)
+    begin = time.monotonic()
+    # The first host has two ranks, which wait, and the second one the rank that is alone.
+    result = hosts.run((2, 1), program, timeout_seconds=JOB_SECONDS, MPIDIST_JOB_DIR=str(tmp_path))
+    text = result.stdout + result.stderr
+    assert time.monotonic() - begin < END_SECONDS, text
+    assert result.returncode != 0
+    assert text.count("mpidist: ") == 1, text
+    assert re.search(rf"mpidist: rank \d of 3 on n\d can never go on, the job ends: {why}\n", text), text
+    assert re.search(rf"  rank 2 of 3 (\(process \d+ )?on n2\)? {where}", text), text
+
+
+def test_a_death_on_another_host_has_a_name(virtual_hosts: Open, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"{ALONE}import os, signal\nif last:\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "while True:\n    ranks.barrier()\n"
+    )
+    open_mpi = is_open_mpi(find_mpirun())
+    hosts = virtual_hosts(2 if open_mpi else 3)
+    hosts.survivors_live = True
+    begin = time.monotonic()
+    # Hydra ends all ranks of the proxy whose rank has died.
+    ranks = (1, 2) if open_mpi else (1, 1, 1)
+    result = hosts.run(ranks, program, timeout_seconds=JOB_SECONDS, MPIDIST_JOB_DIR=str(tmp_path))
+    text = result.stdout + result.stderr
+    assert time.monotonic() - begin < END_SECONDS, text
+    assert result.returncode != 0
+    dead = rf"rank 2 of 3 \(process \d+ on {'n2' if open_mpi else 'n3'}\)"
+    assert re.search(rf"mpidist: rank 0 of 3 on n1 cannot go on: {dead} ended", text), text
+    assert "a rank on another host" not in text
+
+
+def test_checkpoints_show_where_ranks_can_see_each_other(virtual_hosts: Open, tmp_path: Path) -> None:
+    """Without a job directory the one of the first checkpoint serves."""
+    program = tmp_path / "program.py"
+    program.write_text(
+        f"{ALONE}import numpy as np\nwith strategy.scope():\n    v = mpidist.Variable(np.ones(3))\n"
+        "mpidist.Checkpoint(v=v).save(sys.argv[1])\nif last:\n    sys.exit(0)\nranks.barrier()\n"
+    )
+    hosts = virtual_hosts(2)
+    result = hosts.run((2, 1), program, tmp_path / "saved" / "ckpt", timeout_seconds=JOB_SECONDS)
+    text = result.stdout + result.stderr
+    assert result.returncode != 0
+    assert "can never go on, the job ends: it waits for a rank that has ended" in text, text
+    assert re.search(r"  rank 2 of 3 .*has come to its end", text), text
+
+
+def test_a_job_directory_is_empty_after_a_good_end(virtual_hosts: Open, tmp_path: Path) -> None:
+    program, folder = tmp_path / "program.py", tmp_path / "jobs"
+    program.write_text(
+        f"{ALONE}import os\nassert len(os.listdir(sys.argv[1])) == 1\nranks.barrier()\ntime.sleep(2)\n"
+    )
+    folder.mkdir()
+    hosts = virtual_hosts(2)
+    succeed(hosts.run((2, 1), program, folder, timeout_seconds=JOB_SECONDS, MPIDIST_JOB_DIR=str(folder)))
+    assert list(folder.iterdir()) == []
+
+
 def test_hosts_have_processes_memory_and_interfaces_of_their_own(virtual_hosts: Open) -> None:
     hosts = virtual_hosts(3)
     code = (

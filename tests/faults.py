@@ -1,0 +1,916 @@
+"""Deliberate faults, and the tests that must notice each: the list of `tests/mutation.py`."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Fault(NamedTuple):
+    """A change of one place of the package after which some program gets wrong numbers, loses something, or hangs.
+
+    Attributes:
+        name: A name for people.
+        file: Below mpidist/.
+        old: A text that occurs once in the file.
+        new: The text in its place.
+        tests: Below one folder of tests/, as pytest takes them, with spaces between.
+        ranks: The number of ranks that parallel tests need; 1 is without a launcher.
+    """
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str
+    ranks: int = 1
+
+    def put_into(self, text: str) -> str:
+        """The text of the file with the fault.
+
+        Raises:
+            ValueError: The old text does not occur just once.
+        """
+        count = text.count(self.old)
+        if count != 1:
+            raise ValueError(
+                f"fault {self.name!r}: expected the old text once in mpidist/{self.file}, got it {count} times. "
+                f"Correct tests/faults.py: {self.old!r}"
+            )
+        return text.replace(self.old, self.new)
+
+    @property
+    def folder(self) -> str:
+        """The folder of the tests."""
+        return self.tests.split("/")[0]
+
+
+CONTRACT = "parallel/comm/test_collective.py::TestBackends::test_"
+CHOICE = "parallel/comm/choice/test_selection.py::test_"
+TOGETHER = "parallel/checkpoint/test_together.py::test_"
+FAMILIES = "parallel/optimizers/test_families.py::test_agrees_with_the_formula"
+FORMULAS = "unit/test_optimizers.py::test_formulas"
+OPTIONS = "parallel/optimizers/test_options.py::test_"
+METRICS = "unit/test_metrics.py::test_"
+POSITIVES = "unit/test_metrics_positives.py::test_"
+DATA = "parallel/data/test_data.py::test_"
+
+COMM = (
+    Fault(
+        "barrier lets one step ahead", "comm/memory/node_barrier.py",
+        "if seen >= least:", "if seen >= least - NUMBER:",
+        "parallel/comm/backends/test_node.py::test_the_barrier_keeps_everyone_until_the_last", 2,
+    ),
+    Fault(
+        "blocks of the shorter array only", "comm/backends/shared_blocks.py",
+        "range(0, max(counts), self.block_bytes)", "range(0, len(mine), self.block_bytes)",
+        CONTRACT + "all_gather_of_uneven_sizes", 2,
+    ),
+    Fault(
+        "allocated arrays at other places", "comm/backends/node.py",
+        "int(place < 0 or bool((places != place).any()))", "int(place < 0)",
+        "parallel/comm/backends/test_node.py::test_ranks_with_different_arrays_agree_on_the_way", 2,
+    ),
+    Fault(
+        "ring receives into a buffer in use", "comm/backends/ring.py",
+        "buffer = buffers[number % len(buffers)]", "buffer = buffers[0]",
+        CONTRACT + "large_arrays", 2,
+    ),
+    Fault(
+        "ring gathers the slice before", "comm/backends/ring.py",
+        "self._gather_around(total, slices, first=self._rank + 1)",
+        "self._gather_around(total, slices, first=self._rank)",
+        CONTRACT + "large_arrays", 3,
+    ),
+    Fault(
+        "tree pairs in any order", "comm/arithmetic/tree_order.py",
+        "for number, position in sorted(present.items()):", "for number, position in present.items():",
+        "unit/test_tree_order.py",
+    ),
+    Fault(
+        "tree rounds halves at every node", "comm/backends/tree.py",
+        "wide = rows.astype(np.float32) if is_half(rows.dtype) else rows", "wide = rows",
+        "parallel/comm/backends/test_tree.py::test_the_bits_are_those_of_the_tree_on_any_backend_and_nodes", 3,
+    ),
+    Fault(
+        "sums of halves in half precision", "comm/arithmetic/combine.py",
+        "_IN_FLOAT32 = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD)", "_IN_FLOAT32 = (ReduceOp.MEAN,)",
+        "parallel/comm/backends/test_node.py::test_a_sum_of_halves_is_rounded_once", 3,
+    ),
+    Fault(
+        "reproducible sums of halves in half precision", "comm/arithmetic/tree_order.py",
+        "rows = [source.astype(np.float32) for source in sources] if is_half(out.dtype) else sources", "rows = sources",
+        "parallel/comm/backends/test_node.py::test_a_sum_of_halves_is_rounded_once", 3,
+    ),
+    Fault(
+        "means of integers in single precision", "comm/arithmetic/combine.py",
+        "return np.dtype(np.float64)", "return np.dtype(np.float32)",
+        CONTRACT + "all_reduce_of_every_dtype", 2,
+    ),
+    Fault(
+        "MIN drops a NaN", "comm/arithmetic/combine.py", "ReduceOp.MIN: np.minimum,", "ReduceOp.MIN: np.fmin,",
+        CONTRACT + "a_nan_of_any_rank_is_one_on_every_rank", 2,
+    ),
+    Fault(
+        "NaN as MPI has it", "comm/backends/mpi.py",
+        'if (op is _MIN or op is _MAX) and source.dtype.kind == "f":', "if False:",
+        CONTRACT + "a_nan_of_any_rank_is_one_on_every_rank", 3,
+    ),
+    Fault(
+        "halves on the wire are added in half precision", "comm/front/halves.py",
+        "mine = add_halves(got.reshape(size, counts[rank]))", "mine = got.reshape(size, counts[rank]).sum(0)",
+        "parallel/comm/front/test_wire_dtype.py::test_two_roundings_and_no_more", 3,
+    ),
+    Fault(
+        "a rank keeps more digits than the others", "comm/front/halves.py",
+        "    total[...] = gathered",
+        "    total[...] = gathered\n    total[sum(counts[:rank]) : sum(counts[: rank + 1])] = mine",
+        "parallel/comm/front/test_wire_dtype.py::test_two_roundings_and_no_more", 2,
+    ),
+    Fault(
+        "neighbours are not agreed on", "comm/front/packing.py",
+        "apart = collective.all_reduce(apart, ReduceOp.MAX)", "pass",
+        "parallel/comm/front/test_packing.py::test_neighbours_differ_between_ranks", 2,
+    ),
+    Fault(
+        "neighbours of two allocations", "comm/front/packing.py",
+        "first[1] is not second[1] or not _is_next(first[0], second[0])", "not _is_next(first[0], second[0])",
+        "parallel/comm/front/test_packing.py::test_arrays_of_two_allocations_are_no_neighbours", 2,
+    ),
+    Fault(
+        "rows of other shapes on other ranks", "comm/front/sparse.py",
+        "if any(checksum != header[1] for checksum in checksums):", "if False:",
+        "parallel/comm/front/test_sparse.py::test_a_difference_is_a_mismatch_on_every_rank", 2,
+    ),
+    Fault(
+        "means of rows wrap", "comm/front/sparse.py", "        values = values.astype(np.float64)\n", "        pass\n",
+        "parallel/comm/front/test_sparse.py::test_means_of_small_integers_do_not_wrap", 3,
+    ),
+    Fault(
+        "frequent rows count once", "comm/arithmetic/merging.py",
+        "np.add.at(wide, np.repeat(late, counts[late] - VECTOR_ROUNDS), values[order[positions]].astype(wide.dtype))",
+        "wide[np.repeat(late, counts[late] - VECTOR_ROUNDS)] += values[order[positions]].astype(wide.dtype)",
+        "unit/test_variables_merging.py::test_rows_of_any_frequency",
+    ),
+    Fault(
+        "rows in any order", "comm/arithmetic/merging.py",
+        'np.argsort(indices, kind="stable")', "np.argsort(indices)", "unit/test_variables_merging.py",
+    ),
+    Fault(
+        "an error of one rank is its own", "comm/agreement.py",
+        "if communicator.all_reduce_max(int(error is not None)) == 0:",
+        "if communicator.all_reduce_max(int(error is not None)) * int(error is not None) == 0:",
+        "parallel/comm/test_agreement.py::test_a_failure_is_everybodys", 2,
+    ),
+    Fault(
+        "the last rank is not compared", "comm/agreement.py",
+        "if values.count(values[0]) == len(values):", "if values[:-1].count(values[0]) == len(values) - 1:",
+        "parallel/comm/test_agreement.py::test_a_different_value_is_named_with_its_ranks", 2,
+    ),
+    Fault(
+        "no comparison after call 16", "comm/memory/node_barrier.py",
+        "differs = differs or bool((seen ^ word) & HASH)", "differs = False",
+        "parallel/comm/test_call_order.py::test_a_late_call_that_differs_is_an_error_on_every_rank", 2,
+    ),
+    Fault(
+        "no comparison between nodes", "comm/call_order.py",
+        "if number % COMPARED_EVERY == 0:", "if False:",
+        "parallel/comm/test_call_order.py::test_ranks_of_different_nodes_compare_now_and_then", 2,
+    ),
+    Fault(
+        "an interrupt comes twice between nodes", "comm/call_comparison.py",
+        "is_asked=self.is_asked and not self._is_interrupted", "is_asked=self.is_asked",
+        "parallel/comm/test_interrupts.py::test_between_nodes_it_comes_on_all_ranks_while_calls_come_slowly", 2,
+    ),
+    Fault(
+        "a rank that looks closely takes what was signed since for another call", "comm/call_comparison.py",
+        "page.differs(before, page.shown(before))", "page.differs(before, self._mark_before)",
+        "parallel/comm/test_interrupts.py::test_reductions_in_the_background_do_not_raise_it", 2,
+    ),
+    Fault(
+        "a rank that waits outside of calls takes what was signed since for another call", "comm/call_comparison.py",
+        "self.mark if self._depth else page.shown(number)", "self.mark",
+        "parallel/comm/test_asynchronous.py::test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call",
+        2,
+    ),
+    Fault(
+        "an interrupt waits for no slow calls", "comm/interrupts.py",
+        "if inside is None and self._count_across() == count:", "if inside is None:",
+        "parallel/comm/test_interrupts.py::test_between_nodes_it_comes_on_all_ranks_while_calls_come_slowly", 2,
+    ),
+    Fault(
+        "what was left in the middle goes on", "comm/call_order.py",
+        'self.broken = f"{self._key[0]} was left in the middle by {what}"', 'self.broken = ""',
+        "parallel/comm/test_call_order.py::test_a_call_left_in_the_middle_is_refused_from_then_on", 2,
+    ),
+    Fault(
+        "a check is made in the first calls only", "comm/front/call_log.py",
+        "if self._checks or self._count <= CHECKED_CALLS:", "if self._count <= CHECKED_CALLS:",
+        "parallel/comm/test_collective.py::test_check_looks_at_every_call", 2,
+    ),
+    Fault(
+        "rounding is lost in TopK", "comm/compression/top_k.py",
+        "rest[chosen] -= sent.astype(rest.dtype)", "rest[chosen] = 0",
+        "unit/test_compression.py::test_what_rounding_leaves_out_is_sent_later",
+    ),
+    Fault(
+        "TopK keeps what is not finite", "comm/compression/top_k.py",
+        "if np.isfinite(gradient).all():", "if True:",
+        "parallel/comm/compression/test_compression.py::test_what_is_not_finite_is_seen_everywhere_and_forgotten", 2,
+    ),
+    Fault(
+        "AUTO gathers by a rank's own size", "comm/backends/automatic.py",
+        "self.backend(gathered, gathered.nbytes).all_gather", "self.backend(mine, mine.nbytes).all_gather",
+        CHOICE + "all_ranks_choose_alike_where_their_sizes_differ", 2,
+    ),
+    Fault(
+        "AUTO exchanges by a rank's own size", "comm/backends/automatic.py",
+        "self.backend(sent, 0).all_to_all", "self.backend(sent, sent.nbytes).all_to_all",
+        CHOICE + "all_ranks_choose_alike_where_their_sizes_differ", 2,
+    ),
+    Fault(
+        "options of one rank", "comm/choice/selection.py",
+        "return replace(options, check=any(check for _, check in everyones))", "return options",
+        CHOICE + "a_check_that_one_rank_asks_for_is_made_by_all", 2,
+    ),
+    Fault(
+        "asynchronous calls go on after a failure", "comm/asynchronous.py", "if self._error is None:", "if True:",
+        "parallel/comm/test_asynchronous.py::test_an_error_reaches_its_handle_and_all_later_ones", 2,
+    ),
+    Fault(
+        "a failure in the background is lost", "comm/asynchronous.py",
+        "                self._error = error\n", "                pass\n",
+        "parallel/comm/test_asynchronous.py::test_an_error_reaches_its_handle_and_all_later_ones", 2,
+    ),
+)
+
+CLUSTER = (
+    Fault(
+        "an evaluator trains with the workers", "cluster/placement.py",
+        'group=EVALUATOR_GROUP if task.job == "evaluator" else TRAINING_GROUP,', "group=TRAINING_GROUP,",
+        "parallel/cluster/test_cluster.py::test_an_evaluator_does_not_train", 3,
+    ),
+    Fault(
+        "a resolver fails on one rank", "cluster/placement.py",
+        'claim = together(communicator, "asking the cluster resolver", lambda: _claim(resolver))',
+        "claim = _claim(resolver)",
+        "parallel/cluster/test_cluster.py::test_a_resolver_that_fails_on_one_rank_is_the_same_error_on_all", 2,
+    ),
+    Fault(
+        "replicas in the order of the ranks", "cluster/placement.py",
+        "replica_key=order.index(task),", "replica_key=0,",
+        "parallel/cluster/test_cluster.py::test_told_tasks_order_the_replicas", 3,
+    ),
+    Fault(
+        "a wrong task on one rank of a cluster with servers", "cluster/server_roles.py",
+        'together(communicator, "reading the cluster", lambda: _read(found, communicator.size))',
+        "_read(found, communicator.size)",
+        "parallel/cluster/test_server_roles.py::test_what_one_rank_is_told_wrong_is_one_error", 3,
+    ),
+    Fault(
+        "servers before the workers", "cluster/server_roles.py",
+        'first_server = 1 + jobs.count("worker")', 'first_server = 1 + jobs.count("ps")',
+        "parallel/cluster/test_server_roles.py::test_roles_of_tf_config_in_any_order", 4,
+    ),
+    Fault(
+        "an evaluator is not told of the end", "cluster/groups.py",
+        "        atexit.register(_tell_end, channel, evaluators, os.getpid())\n", "        pass\n",
+        "system/test_evaluator.py::test_an_evaluator_follows_and_ends_with_the_job",
+    ),
+    Fault(
+        "an evaluator waits at its end for the dead", "cluster/groups.py",
+        "mpi.isend(dead, rank, tag)", "mpi.isend([], rank, tag)",
+        "parallel/cluster/test_groups.py::test_an_evaluator_hears_of_the_end_and_of_the_dead", 2,
+    ),
+    Fault(
+        "TF_CONFIG on some ranks only", "cluster/detect.py",
+        "zip(*communicator.all_gather_object(applies), strict=True)", "((flag,) for flag in applies)",
+        "parallel/cluster/test_cluster.py::test_tf_config_on_some_ranks_only_is_one_error", 2,
+    ),
+    Fault(
+        "ranks in an order of the user's get the tasks of a Slurm step", "cluster/detect.py",
+        'return place == (os.environ["SLURM_PROCID"], os.environ["SLURM_STEP_NUM_TASKS"])', "return bool(place)",
+        "parallel/cluster/test_cluster.py::test_ranks_in_an_order_of_the_users_do_not_get_the_tasks_of_a_step", 2,
+    ),
+    Fault(
+        "hosts of a Slurm step by the alphabet", "cluster/slurm_step.py",
+        "return dict(zip(hosts, counts, strict=True))", "return dict(sorted(zip(hosts, counts, strict=True)))",
+        "unit/test_slurm.py::test_hosts_stand_in_slurms_order_not_by_the_alphabet",
+    ),
+    Fault(
+        "the ranks of a heterogeneous Slurm job in the order of its list of nodes", "cluster/slurm_step.py",
+        "    return parts\n", "    return [hosts]\n",
+        "unit/test_slurm.py::test_a_component_of_a_heterogeneous_job_is_a_job_of_the_cluster",
+    ),
+)
+
+VARIABLES = (
+    Fault(
+        "other variables at the same step", "variables/step/step.py",
+        "sign=hash((selection.checksum, numbers))", "sign=hash(numbers)",
+        "parallel/variables/step/test_plan.py::test_differences_are_found_late_on_one_node", 2,
+    ),
+    Fault(
+        "another learning rate on one rank", "variables/step/step.py",
+        "sign=hash((selection.checksum, numbers))", "sign=selection.checksum",
+        "parallel/comm/test_call_order.py::test_numbers_of_a_step_that_differ", 2,
+    ),
+    Fault(
+        "sums on one rank alone", "variables/step/step.py",
+        "sign=hash((selection.checksum, numbers))", "sign=hash((*selection.names, *numbers[:3]))",
+        "parallel/optimizers/test_optimizers.py::test_sums_on_one_rank_alone_are_a_mismatch", 2,
+    ),
+    Fault(
+        "sums are accumulated on every rank", "variables/step/accumulator.py",
+        "for number, gradient in dense.items() if counts else ():", "for number, gradient in dense.items():",
+        "parallel/strategy/test_logical_replicas.py::test_skipped_aggregation_with_accumulation_and_loss_scaling", 2,
+    ),
+    Fault(
+        "accumulated gradients stay scaled", "variables/step/accumulator.py",
+        "own if factor == 1 else np.multiply(own, factor, dtype=total.dtype)", "own",
+        OPTIONS + "scaled_gradients_are_unscaled " + OPTIONS + "a_skipped_update_forgets_its_calls", 2,
+    ),
+    Fault(
+        "accumulated sums are not cleared", "variables/step/accumulator.py",
+        "        for total in self.sums:\n            total.clear()\n", "",
+        OPTIONS + "accumulated_calls_are_one_of_their_mean", 2,
+    ),
+    Fault(
+        "clipping before unscaling", "variables/step/limits.py",
+        "self._clipping(norms * factor)", "self._clipping(norms)",
+        OPTIONS + "scaled_gradients_are_unscaled", 2,
+    ),
+    Fault(
+        "the global norm is that of each variable", "variables/step/limits.py",
+        "np.asarray(np.sqrt(np.dot(norms, norms)))", "norms",
+        "parallel/optimizers/test_families.py::test_global_norm_is_over_all_variables_and_dtypes", 2,
+    ),
+    Fault(
+        "steps that are not finite are made", "variables/step/limits.py",
+        "if self._must_be_finite and not np.isfinite(norms).all():", "if False:",
+        OPTIONS + "one_ranks_overflow_skips_the_step_on_all", 2,
+    ),
+    Fault(
+        "every rank updates all rows", "variables/step/table.py",
+        "(node.rank, node.size) if self.is_shared else (0, 1)", "(0, 1)",
+        "parallel/optimizers/test_tables.py::test_is_one_rank_with_all_rows", 2,
+    ),
+    Fault(
+        "rows are measured on every rank", "variables/step/table.py",
+        "if (communicator.rank if one_measures else communicator.node_index) != 0:", "if False:",
+        "parallel/optimizers/test_tables.py::test_is_one_rank_with_all_rows", 2,
+    ),
+    Fault(
+        "halves of a step in half precision", "variables/step/sums.py",
+        "return _add_halves if is_half(dtype) else _add_in_order", "return _add_in_order",
+        "parallel/optimizers/test_optimizers.py::test_half_gradients_of_a_node_are_added_in_single_precision", 3,
+    ),
+    Fault(
+        "no average where a gradient is None", "variables/step/arena_plan.py",
+        "        if self._average is not None:\n            self._average.follow(settings.step)",
+        "        if self._average is not None and len(numbers) == len(self.variables):\n"
+        "            self._average.follow(settings.step)",
+        OPTIONS + "average_of_the_weights", 2,
+    ),
+    Fault(
+        "the average begins at zero", "variables/update/arithmetic.py", "if is_first:", "if False:",
+        "unit/test_update_arithmetic.py::test_the_average_is_the_last_slot_and_no_kernel_sees_it",
+    ),
+    Fault(
+        "variables become their average once", "variables/step/average.py",
+        "step % self._frequency == 0", "step == self._frequency",
+        OPTIONS + "variables_become_their_average_every_so_often", 2,
+    ),
+    Fault(
+        "clipping by value before unscaling", "variables/update/arithmetic.py",
+        "np.clip(gradient, -clipvalue, clipvalue, out=gradient)",
+        "np.clip(gradient, -clipvalue * factor, clipvalue * factor, out=gradient)",
+        "unit/test_update_arithmetic.py::test_a_block_is_unscaled_then_clipped_then_decayed",
+    ),
+    Fault(
+        "a gradient is written over before it is read", "variables/step/arena_plan.py", "if aliases:", "if False:",
+        "parallel/optimizers/test_aliases.py::test_a_gradient_is_read_before_it_is_written_over", 2,
+    ),
+    Fault(
+        "norms are measured on every node", "variables/step/variable_pass.py",
+        "bundle.variable_blocks(chosen, communicator.rank, communicator.size)",
+        "bundle.variable_blocks(chosen, node.rank, node.size)",
+        "parallel/variables/step/test_plan.py::test_a_pass_measures_and_changes_variables_one_by_one", 3,
+    ),
+    Fault(
+        "each rank assigns its own value", "variables/arena_memory.py",
+        "        return self.collective.broadcast(array)\n", "        return array\n",
+        "parallel/variables/test_variables.py::test_on_write_table", 2,
+    ),
+    Fault(
+        "rows that are named twice count once", "variables/scatter.py", '"add": np.add.at,',
+        '"add": lambda target, indices, values: target.__setitem__(indices, target[indices] + values),',
+        "unit/test_variable_scatter.py::test_rows_are_applied_one_after_another",
+    ),
+    Fault(
+        "an integer sum loses its rest", "variables/sync_on_read.py",
+        "share + (self.group.rank < rest)", "share",
+        "parallel/variables/test_variables.py::test_an_integer_sum_on_read_loses_nothing", 2,
+    ),
+)
+
+OPTIMIZERS = (
+    Fault(
+        "bias correction of another step", "optimizers/adam.py",
+        "(1 - self.beta_2**step))", "(1 - self.beta_2**(step + 1)))",
+        "unit/test_optimizers.py::test_adams_first_step_is_the_rate",
+    ),
+    Fault(
+        "epsilon as in Keras", "optimizers/adam.py", "epsilon = self.epsilon / root", "epsilon = self.epsilon",
+        FORMULAS,
+    ),
+    Fault(
+        "decay without the rate", "optimizers/adam.py",
+        "keep = 1 - learning_rate * self.weight_decay", "keep = 1 - self.weight_decay",
+        FORMULAS,
+    ),
+    Fault(
+        "amsgrad forgets the largest", "optimizers/adam.py",
+        "np.maximum(slots[2], squares, out=slots[2])", "np.copyto(slots[2], squares)",
+        FORMULAS,
+    ),
+    Fault(
+        "nesterov as plain momentum", "optimizers/sgd.py",
+        "np.add(gradient, scratch[0], out=gradient)", "np.copyto(gradient, velocity)",
+        FORMULAS,
+    ),
+    Fault(
+        "Adagrad forgets", "optimizers/adagrad.py",
+        "np.add(total, root, out=total)", "np.maximum(total, root, out=total)", FORMULAS,
+    ),
+    Fault(
+        "Adadelta counts its steps with the rate", "optimizers/adadelta.py",
+        "            np.multiply(steps, self.rho, out=steps)\n",
+        "            np.multiply(gradient, learning_rate, out=gradient)\n"
+        "            np.multiply(steps, self.rho, out=steps)\n", FORMULAS,
+    ),
+    Fault(
+        "Ftrl leaves beta out", "optimizers/ftrl.py",
+        "2 * self.l2_regularization_strength + self.beta / learning_rate", "2 * self.l2_regularization_strength",
+        FAMILIES, 2,
+    ),
+    Fault(
+        "LAMB does not correct its velocity", "optimizers/lamb.py",
+        "root_correction = 1 / math.sqrt(1 - self.beta_2**step)", "root_correction = 1.0", FAMILIES, 2,
+    ),
+    Fault(
+        "LARS leaves the decay out of the norm", "optimizers/lars.py",
+        "(direction_norm + decay * parameter_norm)", "direction_norm", FAMILIES, 2,
+    ),
+    Fault(
+        "Lion decays its momentum as its direction", "optimizers/lion.py",
+        "np.multiply(momentum, self.beta_2, out=momentum)", "np.multiply(momentum, self.beta_1, out=momentum)",
+        FAMILIES, 2,
+    ),
+    Fault(
+        "RMSprop does not subtract the mean", "optimizers/rmsprop.py",
+        "np.subtract(square, root, out=root)", "np.copyto(root, square)", FORMULAS,
+    ),
+    Fault(
+        "RMSprop adds epsilon under the root", "optimizers/rmsprop.py",
+        "                np.sqrt(root, out=root)\n",
+        "                np.sqrt(root + self.epsilon, out=root)\n", FORMULAS,
+    ),
+    Fault(
+        "warming up begins at zero", "optimizers/schedules.py",
+        "(step + 1) / self.warmup_steps", "step / self.warmup_steps", "unit/test_schedules.py::test_linear_warmup",
+    ),
+    Fault(
+        "the scale grows one step late", "optimizers/loss_scale.py",
+        "if self._good_steps >= self.dynamic_growth_steps:", "if self._good_steps > self.dynamic_growth_steps:",
+        "unit/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
+    ),
+)
+
+METRIC = (
+    Fault(
+        "a metric merges itself while it changes", "metrics/metric.py",
+        "in [other.sums.component.copy() for other in others]:", "in [other.sums.component for other in others]:",
+        METRICS + "merging_and_resetting",
+    ),
+    Fault(
+        "ties in any order", "metrics/precision_recall.py", ', axis=-1, kind="stable")', ", axis=-1)",
+        POSITIVES + "of_equal_predictions_the_first_ones_are_higher",
+    ),
+    Fault(
+        "k + 1 scores are the highest k", "metrics/top_k.py", ".sum(-1) < k)", ".sum(-1) <= k)",
+        METRICS + "top_k_is_that_of_a_sorted_row",
+    ),
+    Fault(
+        "area of rectangles", "metrics/auc.py", "heights = (y[:-1] + y[1:]) / 2", "heights = y[1:]",
+        POSITIVES + "area_under_roc_is_that_of_scikit_learn",
+    ),
+    Fault(
+        "precision grows linearly", "metrics/auc.py",
+        "slope * (gained + intercept * np.log(growth))", "slope * gained", POSITIVES + "area_of_keras",
+    ),
+    Fault(
+        "weights do not divide", "metrics/mean.py", "float(weight.sum())", "array.size", METRICS + "weighted_mean",
+    ),
+    Fault(
+        "small integers wrap in errors", "metrics/regression.py",
+        "predictions.astype(np.float64) - truth", "predictions - truth",
+        METRICS + "values_of_keras",
+    ),
+    Fault(
+        "a confusion matrix on its side", "metrics/confusion_matrix.py",
+        "rows * count + columns", "columns * count + rows", METRICS + "confusion_matrix",
+    ),
+)
+
+INPUT = (
+    Fault(
+        "each pass in the same order", "data/items/shuffle.py",
+        "path = () if is_same else epoch.path", "path = ()",
+        "unit/test_data_dataset.py::test_shuffle_is_a_permutation_that_depends_on_seed_and_iteration_only",
+    ),
+    Fault(
+        "each rank shuffles by its own seed", "data/distribution/share.py",
+        "    _adopt_seeds(pipeline, facts)\n    others", "    others",
+        DATA + "all_ranks_shuffle_alike_and_anew_in_each_pass", 2,
+    ),
+    Fault(
+        "all ranks see OFF in one order", "data/items/shuffle.py",
+        "[value, epoch.salt] if self.drawn and epoch.salt else [value]", "[value]",
+        DATA + "off_shuffles_differently_on_each_rank_without_a_seed", 2,
+    ),
+    Fault(
+        "rows between slices are lost", "data/items/sharding.py",
+        "begin = least * reader + min(reader, more)", "begin = least * reader + more",
+        "unit/test_data_sharding.py::test_even_slices_are_contiguous_and_cover_everything",
+    ),
+    Fault(
+        "batch sizes are not rotated", "data/items/sharding.py",
+        "return (*sizes[reader:], *sizes[:reader])", "return tuple(sizes)",
+        "unit/test_data_sharding.py::test_rotated_sizes_make_global_steps_of_the_batch_size",
+    ),
+    Fault(
+        "a pass goes on at another batch", "data/items/batching.py",
+        "return rounds * sum(self.sizes) + sum(self.sizes[:turn])", "return group * self.sizes[0]",
+        "unit/test_data_sharding.py::test_batches_of_sizes_in_turn_are_the_same_from_any_start",
+    ),
+    Fault(
+        "padding takes the first dtype", "data/reading/padding.py",
+        "dtype = np.result_type(*(leaf.dtype for leaf in column))", "dtype = column[0].dtype",
+        "unit/test_data_transformations.py::test_padded_batch",
+    ),
+    Fault(
+        "padding wraps", "data/reading/padding.py", "batch[...] = _value_as(value, dtype)",
+        "batch[...] = np.asarray(value).astype(dtype)", "unit/test_data_arguments.py",
+    ),
+    Fault(
+        "an error of reading looks like the end", "data/reading/prefetch.py",
+        "channel.end(error)", "channel.end(None)",
+        "unit/test_data_prefetch.py::test_an_error_comes_after_the_elements_before_it",
+    ),
+    Fault(
+        "a forgotten prefetcher stays", "data/reading/prefetch.py",
+        "weakref.finalize(self, channel.close)", "channel.close",
+        "unit/test_data_prefetch.py::test_a_forgotten_prefetcher_ends_its_thread",
+    ),
+    Fault(
+        "a position in an exhausted iterator", "data/distribution/distributed_iterator.py",
+        "self._is_ended = self._steps_alone = False", "self._steps_alone = False",
+        DATA + "a_position_is_loaded_into_an_exhausted_iterator", 2,
+    ),
+    Fault(
+        "a position of no readers", "data/items/position.py",
+        "(name in (_READERS, _BATCH_SIZE))", "(name == _BATCH_SIZE)",
+        "parallel/data/test_policies.py::test_a_position_of_no_readers_is_refused", 2,
+    ),
+    Fault(
+        "a position without its seeds", "data/items/position.py",
+        "seed.value = int(state.get(name, seed.value))", "pass",
+        DATA + "another_number_of_ranks_resumes_without_loss_or_repetition", 2,
+    ),
+    Fault(
+        "the end of one rank is its own", "data/distribution/distributed_iterator.py",
+        "decision = self._communicator.all_reduce_max(state)", "decision = state",
+        DATA + "a_read_that_fails_on_one_rank_fails_on_all_where_a_flag_is_exchanged", 2,
+    ),
+    Fault(
+        "elements are views of the data", "data/reading/source.py",
+        "return np.array(leaf[begin:end]) if isinstance(leaf, np.ndarray) else leaf[begin:end]",
+        "return leaf[begin:end]",
+        "unit/test_data_dataset.py::test_what_the_user_does_to_an_element_does_not_reach_the_data",
+    ),
+    Fault(
+        "lazy rows are sorted", "data/reading/source.py",
+        "return leaf[increasing][positions]", "return leaf[increasing]",
+        "unit/test_data_dataset.py::test_hdf5_datasets "
+        "unit/test_data_dataset.py::test_lazy_arrays_are_read_in_increasing_order_once_a_batch",
+    ),
+)
+
+CHECKPOINT = (
+    Fault(
+        "a component in the middle of a page", "checkpoint/transfer.py",
+        "heads[self._rank + 1 :]", "heads[self._rank + 1 : self._rank + 2]",
+        TOGETHER + "components_of_any_size_are_written", 3,
+    ),
+    Fault(
+        "the last checkpoint is not evaluated", "checkpoint/following.py",
+        "(has_ended or now >= not_before)", "now >= not_before",
+        "unit/test_checkpoints_iterator.py::test_it_ends_with_the_training_after_the_last_checkpoint",
+    ),
+    Fault(
+        "a file that one rank cannot open", "checkpoint/checkpoint.py",
+        'file = together(communicator, f"opening checkpoint {name!r}", lambda: SavedFile(contents))',
+        "file = SavedFile(contents)",
+        TOGETHER + "a_rank_that_cannot_open_the_file_makes_all_raise", 2,
+    ),
+    Fault(
+        "an object that one rank cannot load", "checkpoint/restoring.py",
+        """together(communicator, f"restoring {path!r}", partial(self._load, path, state, tree))""",
+        "self._load(path, state, tree)",
+        TOGETHER + "an_object_that_takes_no_state_on_one_rank_makes_all_raise", 2,
+    ),
+    Fault(
+        "a checkpoint that no state file names", "checkpoint/transfer.py", "if not was_there:", "if False:",
+        TOGETHER + "without_a_state_file_the_new_checkpoint_goes_too",
+    ),
+    Fault(
+        "a rank goes by its own state file", "checkpoint/manager.py",
+        "is_due, number, self._state = self._agree(", "is_due, number, _ = self._agree(",
+        TOGETHER + "a_rank_that_reads_an_old_state_file_goes_on_with_the_others", 2,
+    ),
+    Fault(
+        "a rank goes by its own clock", "checkpoint/checkpoint.py",
+        "saved_at = write_checkpoint(", "write_checkpoint(", TOGETHER + "clocks_may_differ", 2,
+    ),
+    Fault(
+        "a new name is not synced", "checkpoint/transfer.py",
+        "        sync_directory(os.path.dirname(path))\n", "",
+        TOGETHER + "names_are_on_the_disk_before_others_name_them",
+    ),
+    Fault(
+        "the name of the state file is not synced", "checkpoint/directory.py", "    sync_directory(directory)\n", "",
+        TOGETHER + "names_are_on_the_disk_before_others_name_them",
+    ),
+    Fault(
+        "the mark of a whole file is not synced", "checkpoint/hdf5.py",
+        "        write_at(descriptor, mark, blank.complete_offset)\n        os.fsync(descriptor)\n",
+        "        write_at(descriptor, mark, blank.complete_offset)\n",
+        TOGETHER + "names_are_on_the_disk_before_others_name_them",
+    ),
+    Fault(
+        "damage is not seen", "checkpoint/transfer.py",
+        "if zlib.crc32(data) != contents.checksums[number]:", "if False:",
+        "unit/test_checkpoint_file.py::test_one_flipped_bit_is_an_error_that_names_the_array",
+    ),
+    Fault(
+        "a failed write is lost", "checkpoint/transfer.py",
+        'exchange(communicator, f"writing checkpoint {path!r}", checksums, error)',
+        'exchange(communicator, f"writing checkpoint {path!r}", checksums)',
+        "parallel/checkpoint/test_checkpoint.py::test_a_failure_of_one_rank_is_one_of_all_and_loses_nothing", 2,
+    ),
+    Fault(
+        "a failed write leaves its file", "checkpoint/transfer.py", "os.unlink(blank.path)", "pass",
+        "parallel/checkpoint/test_checkpoint.py::test_a_failure_of_one_rank_is_one_of_all_and_loses_nothing", 2,
+    ),
+    Fault(
+        "old checkpoints go before the new one is named", "checkpoint/manager.py",
+        "        self._write(state)\n        kept, gone = self._retire(state)",
+        "        kept, gone = self._retire(state)",
+        "unit/test_checkpoint_file.py::test_a_kill_leaves_the_previous_checkpoint",
+    ),
+    Fault(
+        "arrays of other libraries are left out", "checkpoint/attributes.py", 'hasattr(type(value), "__dlpack__")',
+        'type(value).__module__ == "numpy"',
+        "unit/test_checkpoint_walk.py::test_an_array_of_another_library_would_be_lost",
+    ),
+    Fault(
+        "a counter is left out in silence", "checkpoint/checkpoint.py",
+        "self._warn_of_counters(found, path)\n", "pass\n",
+        "unit/test_checkpoint_walk.py::test_plain_numbers_that_have_changed_are_one_warning_each",
+    ),
+    Fault(
+        "the lock of another job is deleted", "checkpoint/lock.py",
+        "if _read(held[1]) == this_process():", "if True:",
+        "unit/test_checkpoint_manager.py::test_a_requeued_job_takes_over_and_the_old_one_notices",
+    ),
+    Fault(
+        "fewer replicas get other components", "checkpoint/saved.py",
+        "variable.group.rank % self.replicas * variable.size", "0",
+        "parallel/checkpoint/test_replicas.py::test_saved_by_n_restored_by_m", 2,
+    ),
+)
+
+STRATEGY = (
+    Fault(
+        "a replica without booleans decides", "strategy/values.py",
+        "identity = op is ReduceOp.MIN\n", "identity = op is ReduceOp.MAX\n",
+        "parallel/strategy/test_values.py::test_a_replica_without_booleans_does_not_decide", 2,
+    ),
+    Fault(
+        "a mean of means", "strategy/values.py",
+        "elements = int(collective.all_reduce(np.array(count)))",
+        "elements = count * collective.communicator.size",
+        "parallel/strategy/test_values.py::test_any_axes_and_sizes", 2,
+    ),
+    Fault(
+        "halves overflow along an axis", "strategy/values.py",
+        "return _LOCAL[op](array, axis=axes, dtype=_wide(array.dtype))", "return _LOCAL[op](array, axis=axes)",
+        "parallel/strategy/test_values.py::test_sums_of_halves_along_an_axis_are_rounded_once", 2,
+    ),
+    Fault(
+        "rows go to another micro-batch", "strategy/cut.py",
+        "return cut_evenly(self.count, len(self.rows))", "return cut_evenly(self.logical_replicas, len(self.rows))",
+        "unit/test_strategy_cut.py",
+    ),
+    Fault(
+        "micro-batches are added rank by rank", "strategy/logical_replicas.py",
+        "pairs = pairing([node for own in nodes for node in own])",
+        "pairs = [(0, number) for number in range(1, sum(len(own) for own in nodes))]",
+        "parallel/strategy/test_logical_replicas.py::test_the_sum_is_the_tree_over_micro_batches", 2,
+    ),
+)
+
+ENDINGS = (
+    Fault(
+        "the start of MPI holds the interpreter", "comm/mpi_start.py", "ctypes.CDLL", "ctypes.PyDLL",
+        "system/test_start.py::test_a_time_limit_holds_for_the_start_of_mpi",
+    ),
+    Fault(
+        "the watchdog only looks", "observe/watchdog.py", "self._give_up(seen, waiting)", "pass",
+        "system/test_watchdog.py::test_an_early_exit_ends_the_job",
+    ),
+    Fault(
+        "a call has not left", "observe/calls.py",
+        '        self.depth = 0\n        self.words[STATE] = self.state\n', '        self.depth = 0\n',
+        "unit/test_recorder.py::test_a_call_is_seen_while_it_lasts",
+    ),
+    Fault(
+        "a signed call has not left", "comm/call_order.py",
+        "            self._state[STATE] = calls.state\n", "",
+        "unit/test_recorder.py::test_a_signed_call_is_noted_as_any_other",
+    ),
+    Fault(
+        "another call of the same number", "observe/peers.py",
+        "and other % NEXT not in (0, state % NEXT):", "and other % NEXT == 0:",
+        "unit/test_page.py::test_who_is_in_another_call_is_elsewhere",
+    ),
+    Fault(
+        "a code at the exit is lost", "comm/ending.py",
+        'self._end(self.code, f"{self.place} exited', 'self._end(0, f"{self.place} exited',
+        "unit/test_ending.py::test_leaving_with_a_code_ends_the_job",
+    ),
+    Fault(
+        "a lone failure leaves the others waiting", "comm/ending.py",
+        "        if not self.is_finalized():\n            self.abort(code)\n", "",
+        "unit/test_ending.py::test_a_failure_is_printed_whole_and_ends_the_job",
+    ),
+    Fault(
+        "a dead rank in a new group", "comm/deaths.py", "        if lost:\n", "        if False:\n",
+        "system/test_deaths.py::test_the_error_can_be_caught",
+    ),
+    Fault(
+        "a late rank is waited for", "comm/arrival.py", "if waited > self._timeout:", "if False:",
+        "system/test_collective_timeout.py::test_the_late_rank_is_named_everywhere",
+    ),
+)
+
+HOLDS = "unit/test_protocol.py::test_rules_hold_in_every_state"
+
+SERVING = (
+    Fault(
+        "an update changes what a cut has not saved", "serving/cut.py",
+        "if isinstance(action, Apply) and self.live:", "if isinstance(action, Apply) and not self.live:", HOLDS,
+    ),
+    Fault(
+        "copies have no limit", "serving/cut.py", "                return None\n            self.copied",
+        "                pass\n            self.copied",
+        "unit/test_serving_cut.py::test_an_update_waits_for_room_and_all_behind_it_too",
+    ),
+    Fault(
+        "an update waits for ever behind a cut that is saved", "serving/holder.py",
+        "self._station.background = lambda: self._go_on(saver)", "self._station.background = lambda: None",
+        "parallel/serving/test_cut.py::test_updates_between_cut_and_end", 3,
+    ),
+    Fault(
+        "a cut without the state of optimizers", "serving/holder.py",
+        "changed |= self._updates[commit.steps[change.step].optimizer].state_of(change.variable)", "pass",
+        "parallel/serving/test_cut.py::test_updates_between_cut_and_end", 3,
+    ),
+    Fault(
+        "an update counts before its servers have it", "coordinator/closures.py",
+        "if finished is None or worker is None or not closure.prepared.issuperset(finished.servers):",
+        "if finished is None or worker is None:", HOLDS,
+    ),
+    Fault(
+        "a server's word on a void attempt counts", "coordinator/closures.py",
+        "if closure is None or closure.worker is None or closure.attempt != message.attempt:",
+        "if closure is None or closure.worker is None:", HOLDS,
+    ),
+    Fault(
+        "a lost worker's decided closure runs again", "coordinator/closures.py",
+        "            if not self._closures[number].is_decided:\n                actions",
+        "            if self._closures[number].worker is not None:\n                actions", HOLDS,
+    ),
+    Fault(
+        "a closure lost after a cancellation runs again", "coordinator/closures.py",
+        "        if self._is_cancelling:\n            return [*self._end(number, End.CANCELLED)]\n", "",
+        "unit/test_coordinator_closures.py::test_first_error_is_raised_once_after_all_that_runs_has_ended",
+    ),
+    Fault(
+        "a closure waits for ever for a result that there will not be", "coordinator/closures.py",
+        "ends += self._awaiting.give_up(one)", "pass",
+        "unit/test_coordinator_closures.py::test_a_closure_ends_as_its_input_that_has_no_result",
+    ),
+    Fault(
+        "a slot is used again before its update is applied", "coordinator/closures.py",
+        "        self._workers.returned(worker, now)\n",
+        "        self._workers.returned(worker, now)\n        worker.slots = [None] * len(worker.slots)\n",
+        HOLDS,
+    ),
+    Fault(
+        "a step is counted that is not made", "serving/commits.py",
+        "iterations = dict(self.iterations) if optimizers else {}", "iterations = self.iterations",
+        "unit/test_coordinator_closures.py::test_update_without_a_learning_rate_is_dropped_and_fails",
+    ),
+    Fault(
+        "a fence lets late pushes through", "serving/staging.py",
+        "        self.fenced.add(message.worker)\n", "", HOLDS,
+    ),
+    Fault(
+        "a fence keeps what is staged", "serving/staging.py",
+        "        self.staged.pop(message.worker, None)\n        return []\n", "        return []\n",
+        HOLDS,
+    ),
+    Fault(
+        "half an update is committed", "serving/staging.py", "told = push.last and push.attempt != OWN_WRITE",
+        "told = push.attempt != OWN_WRITE",
+        "unit/test_serving_staging.py::test_whole_update_is_prepared_then_applied_then_forgotten",
+    ),
+    Fault(
+        "a worker waits for an update that was given up", "serving/worker.py",
+        "            unapplied.discard(slot)\n", "            pass\n",
+        "parallel/serving/test_dropped_updates.py::test_update_that_fits_one_server_only_is_not_waited_for", 4,
+    ),
+    Fault(
+        "a lost worker's bound closures wait for ever", "coordinator/workers.py",
+        "        self.waiting.unbind(rank)\n", "",
+        "unit/test_coordinator_closures.py::test_bound_closure_waits_for_its_worker_while_that_lives",
+    ),
+)
+
+WINDOW = "parallel/comm/test_windows.py::test_"
+HANDSHAKE = "unit/test_handshake.py::test_"
+NONSENSE = "parallel/comm/test_window_strangers.py::test_a_rank_that_sends_nonsense_is_left_out"
+
+WINDOWS = (
+    Fault(
+        "a message overtakes a larger one", "comm/windows/rma.py", "            waiting.add(one.source)\n", "",
+        WINDOW + "messages_of_a_rank_keep_their_order", 2,
+    ),
+    Fault(
+        "nobody keeps the array of a put", "comm/windows/rma.py",
+        "                self._win.Put([view[at : at + _PIECE_BYTES], MPI.BYTE], rank, offset + at)\n"
+        "            self._moving[rank].append(view)\n",
+        "                self._win.Put([view[at : at + _PIECE_BYTES], MPI.BYTE], rank, offset + at)\n",
+        WINDOW + "an_array_that_nobody_else_has_is_kept_until_the_flush", 2,
+    ),
+    Fault(
+        "heaps may be larger than shared memory", "comm/windows/room.py", "if wanted > free:", "if free > wanted < 0:",
+        WINDOW + "heaps_that_do_not_fit_are_everybodys_error", 2,
+    ),
+    Fault(
+        "a put may go beyond the heap", "comm/window.py", "if not 0 <= whole(\"offset\", offset) <=",
+        "if not 0 <= whole(\"offset\", offset) <= 8 +", WINDOW + "wrong_arguments_are_refused", 2,
+    ),
+    Fault(
+        "a rank writes beyond the heap by its socket", "comm/windows/sockets.py",
+        "at + size <= self.memory.size", "size <= self.memory.size", NONSENSE, 2,
+    ),
+    Fault(
+        "a message has any size", "comm/windows/sockets.py", "kind is Kind.MESSAGE and size <= MAX_MESSAGE_BYTES",
+        "kind is Kind.MESSAGE", NONSENSE, 2,
+    ),
+    Fault(
+        "a zombie writes into the heap", "comm/windows/sockets.py",
+        "if connection.rank in self._losses.forgotten and kind in", "if connection.rank == self.rank and kind in",
+        WINDOW + "nothing_is_sent_to_a_forgotten_rank_or_taken_from_it", 2,
+    ),
+    Fault(
+        "a stranger is admitted", "comm/windows/handshake.py", "    if not hmac.compare_digest(_receive(",
+        "    if rank < 0 and not hmac.compare_digest(_receive(",
+        HANDSHAKE + "a_caller_that_goes_on_without_the_secret_is_refused",
+    ),
+    Fault(
+        "a proof can be sent back", "comm/windows/handshake.py", "text = side + struct", "text = struct",
+        HANDSHAKE + "what_was_sent_cannot_be_sent_back",
+    ),
+    Fault(
+        "another user is admitted", "comm/windows/handshake.py", "        if user != os.geteuid():",
+        "        if user < 0:", HANDSHAKE + "another_users_process_is_refused",
+    ),
+)
+
+FAULTS = (
+    *COMM, *CLUSTER, *VARIABLES, *OPTIMIZERS, *METRIC, *INPUT, *CHECKPOINT, *STRATEGY, *ENDINGS, *SERVING,
+    *WINDOWS,
+)
