@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import os
 import threading
+import time
 from pathlib import Path
 from typing import NamedTuple
 
@@ -97,8 +98,7 @@ class LeakCheck:
         lines = []
         if any(_more(now, self._before)[:-1]):
             gc.collect()
-            for thread in held().threads - self._before.threads:
-                thread.join(_ENDING_SECONDS)
+            _wait_for_end(held().threads - self._before.threads)
             more = _more(held(), self._before)[:-1]
             lines += [f"{kind} {sorted(map(str, one))}" for kind, one in zip(Holdings._fields, more) if one]  # noqa: B905
         if self._suspects and self._tests % _COLLECTED_EVERY == 0:
@@ -119,6 +119,13 @@ class LeakCheck:
             if piece in there:
                 lines.append(f"node_memory {piece!r} by {origin}")
         return lines
+
+
+def _wait_for_end(threads: frozenset[threading.Thread]) -> None:
+    end = time.monotonic() + _ENDING_SECONDS
+    # Not `join`, which refuses a thread that another one is about to start.
+    while threads & set(threading.enumerate()) and time.monotonic() < end:
+        time.sleep(0.01)
 
 
 def _more(now: Holdings, before: Holdings) -> list[frozenset[object]]:
