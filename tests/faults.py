@@ -756,8 +756,12 @@ ENDINGS = (
     ),
     Fault(
         "a code at the exit is lost", "comm/ending.py",
-        'self._end(self.code, f"{self.place} exited', 'self._end(0, f"{self.place} exited',
+        'self._end(self.code, "" if', 'self._end(0, "" if',
         "unit/test_ending.py::test_leaving_with_a_code_ends_the_job",
+    ),
+    Fault(
+        "a chief that fails ends alone", "comm/ending.py", "tolerates_deaths and not self.leads:", "tolerates_deaths:",
+        "system/test_parameter_server.py::test_the_code_of_a_chief_that_fails_is_the_launchers",
     ),
     Fault(
         "a lone failure leaves the others waiting", "comm/ending.py",

@@ -78,9 +78,16 @@ NOT_STARTED = "PMIx server's listener thread failed to start"
 _STARTS = 3
 
 
-def survival_options(mpirun: str) -> list[str]:
-    """The options of mpirun that let ranks live after the death of another."""
-    return ["--with-ft", "ulfm"] if is_open_mpi(mpirun) else ["-disable-auto-cleanup"]
+def survival_options(mpirun: str, *, tells_codes: bool = False) -> list[str]:
+    """The options of mpirun that let ranks live after the death of another.
+
+    Args:
+        mpirun: Its path.
+        tells_codes: Whether an exit code of a rank becomes that of the launcher; Open MPI's may then end others.
+    """
+    if not is_open_mpi(mpirun):
+        return ["-disable-auto-cleanup"]
+    return ["--with-ft", "ulfm", *([] if tells_codes else ["--rtos", "error-nonzero-status=0"])]
 
 
 def start_program(ranks: int, program: Path, *arguments: object, **environment: str) -> subprocess.Popen[str]:

@@ -78,11 +78,11 @@ class _Ending:
         self.previous_hook = sys.excepthook
         self.code: int | None = None
         self.watched: weakref.ref[_Exit] | None = None
-        self.tolerates_deaths = False
+        self.tolerates_deaths = self.leads = False
         # After a death: the program's own thread ends the process, or a thread of ours does.
         self.ends_itself = False
         self.survivor_ends = False
-        self.has_explained = False
+        self.has_explained = self.has_failed = False
 
     def on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -99,10 +99,11 @@ class _Ending:
                 # A rank that has failed and printed why ends before the launcher ends the others: they stay silent.
                 time.sleep(TURN_SECONDS)
             text = self._traceback(kind, error, trace)
-            why = f"cannot go on: {describe(mourned)}" if mourned else "failed, and ends alone"
+            end = "the job ends" if self.leads and not WATCH.dead else "and ends alone"
+            why = f"cannot go on: {describe(mourned)}" if mourned else f"failed, {end}"
             say(f"{self.place} {why}\n{text}")
             # `at_exit` ends the process, after the program's exit functions.
-            self.code = 1
+            self.code, self.has_failed = 1, True
             end_later(HANDLING_SECONDS)
             return
         if isinstance(error, KeyboardInterrupt):
@@ -159,10 +160,10 @@ class _Ending:
         mourns = not self.ends_itself and not self.tolerates_deaths
         self.ends_itself = True
         if not WATCH.dead:
-            if self.code and self.tolerates_deaths:
+            if self.code and self.tolerates_deaths and not self.leads:
                 self.end_process(self.code)
             if self.code:
-                self._end(self.code, f"{self.place} exited with {self.code}, the job ends")
+                self._end(self.code, "" if self.has_failed else f"{self.place} exited with {self.code}, the job ends")
             INTERRUPTS.show_calls()
             if leave_together([one.mpi for one in list(FAREWELLS.values())], self.wait_at_end):
                 for difference in INTERRUPTS.differences():
@@ -317,17 +318,18 @@ def install(
         setattr(builtins, name, ending.exit)
 
 
-def tolerate_deaths(needed: Iterable[Process] = ()) -> None:
+def tolerate_deaths(needed: Iterable[Process] = (), *, leads: bool = False) -> None:
     """Local. Let this rank live when another one dies, and end alone when it fails: a rank that serves, or coordinates.
 
     The rank looks for deaths itself (`deaths.WATCH.lost`), and communicates only in groups whose ranks are alive.
 
     Args:
         needed: The processes whose deaths end this rank, whatever it does; they replace those of the last call.
+        leads: Whether an exit code of this rank is that of the job, which it ends, as long as nobody has died.
     """
     WATCH.needed = frozenset(needed)
     for ending in _installed:
-        ending.tolerates_deaths = True
+        ending.tolerates_deaths, ending.leads = True, leads
     # They do not say who has died, and the answer to that would take a second.
     WATCH.ignore_notices(at_end=False)
 

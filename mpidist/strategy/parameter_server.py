@@ -156,7 +156,8 @@ class ParameterServerStrategy(Strategy):
         if serve and ranks.size > 1:
             # An evaluator goes on as well: it ends with the chief.
             needed = () if is_evaluator else (roles.chief, *roles.servers)
-            ending.tolerate_deaths(roles.group.processes[one] for one in needed if one != roles.group.rank)
+            others = (roles.group.processes[one] for one in needed if one != roles.group.rank)
+            ending.tolerate_deaths(others, leads=self.chief is not None)
             _served.add(ranks)
         if serve and self.chief is None and not is_evaluator:
             self._serve_and_leave()
@@ -285,7 +286,9 @@ class ParameterServerStrategy(Strategy):
 
     def note_end(self, end: _End) -> None:
         """Local. The chief's program has come to its end."""
-        self._has_ended, self._is_whole_group, self._code = True, not end.lost, end.code
+        self._has_ended, self._is_whole_group = True, not end.lost
+        # In a whole group the chief ends the job, if it has failed.
+        self._code = end.code if end.lost else 0
         self._end_lost(end.lost)
 
     def _end_lost(self, lost: Iterable[int]) -> None:

@@ -55,11 +55,11 @@ strategy.extended.all_reduce_async("SUM", np.ones(3)).wait()
 SECONDS = 20
 
 
-def survivors_live(ranks: int) -> list[str]:
+def survivors_live(ranks: int, *, tells_codes: bool = False) -> list[str]:
     """The start of a command line that lets ranks live after the death of another."""
     mpirun = find_mpirun()
     if is_open_mpi(mpirun):
-        return [mpirun, "--oversubscribe", *survival_options(mpirun), "-n", str(ranks)]
+        return [mpirun, "--oversubscribe", *survival_options(mpirun, tells_codes=tells_codes), "-n", str(ranks)]
     # Hydra keeps the ranks of other proxies only: each rank gets a proxy of its own.
     hosts = ",".join(f"127.0.0.{number + 1}:1" for number in range(ranks))
     return [mpirun, *survival_options(mpirun), "-launcher", "fork", "-hosts", hosts, "-n", str(ranks)]
@@ -74,8 +74,8 @@ def run(folder: Path, code: str, head: str = "") -> tuple[int, str]:
         **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     })
     result = subprocess.run(
-        [*survivors_live(3), sys.executable, str(program)], env=environment, capture_output=True, text=True, timeout=90,
-        check=False, errors="replace",
+        [*survivors_live(3, tells_codes=True), sys.executable, str(program)], env=environment, capture_output=True,
+        text=True, timeout=90, check=False, errors="replace",
     )
     text = result.stdout + result.stderr
     assert seconds_since_begin(program) < SECONDS, text

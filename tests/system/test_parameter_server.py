@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import find_mpirun, finish, is_open_mpi, launch_environment, run_program
+from tests.launching import finish, launch_environment, run_program
 from tests.markdown import ROOT, blocks_of
 from tests.system.test_deaths import survivors_live
 
@@ -186,6 +186,26 @@ def test_the_death_of_the_chief_or_of_a_server_ends_all_ranks(tmp_path: Path, ra
     assert f"DeadRankError: {name} (rank {rank}) is dead, without which no training goes on" in text, text
 
 
+@pytest.mark.parametrize(("how", "code", "why"), [
+    ("sys.exit(7)", 7, r"rank 0 of 4 on \S+ exited with 7, the job ends"),
+    ("raise ValueError('of mine')", 1, r"(?s)rank 0 of 4 on \S+ failed, the job ends.*ValueError: of mine"),
+])
+def test_the_code_of_a_chief_that_fails_is_the_launchers(tmp_path: Path, how: str, code: int, why: str) -> None:
+    """Also where the launcher lets the others live: nobody has died, and nobody waits."""
+    program = tmp_path / "program.py"
+    program.write_text(f"{PLAIN}\nprint('trained', flush=True)\n{how}\n")
+    result = subprocess.run(
+        [*survivors_live(4), sys.executable, str(program)], env=launch_environment({
+            **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        }), capture_output=True, text=True, errors="replace", timeout=60, check=False,
+    )
+    text = result.stdout + result.stderr
+    assert result.returncode == code, text
+    assert "trained" in text, text
+    assert len(re.findall(why, text)) == 1, text
+    assert "DeadRankError" not in text, text
+
+
 # The chief and the worker do something else for long when a server or the chief dies.
 BUSY = HEAD + """
 from mpidist.comm.communicator import open_communicator
@@ -220,11 +240,8 @@ def test_a_death_ends_ranks_that_do_something_else_and_a_checkpoint_goes_on(tmp_
     # With what the launcher and a busy machine take.
     assert time.time() - (tmp_path / "pid").stat().st_ctime < 25, text
     told = set(re.findall(rf"mpidist: rank (\d) of 4 on \S+ cannot go on: .*rank {dying} of 4 \(process ", text))
-    assert told, text
-    if not is_open_mpi(find_mpirun()):
-        # Open MPI's launcher ends the others, and they may have said nothing yet.
-        assert told == {"0", "1", "2", "3"} - {str(dying)}, text
-        assert (tmp_path / "exit-code").exists() == (dying != 0)
+    assert told == {"0", "1", "2", "3"} - {str(dying)}, text
+    assert (tmp_path / "exit-code").exists() == (dying != 0)
     result = run_program(3, program, tmp_path, -1, 1)
     assert "restored [{1.0}, {2.0}, {3.0}]" in result.stdout, result.stdout + result.stderr
     assert result.returncode == 0, result.stderr

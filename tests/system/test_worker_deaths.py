@@ -14,7 +14,7 @@ import pytest
 
 from tests.amounts import amount
 from tests.carrier import EVERY_MOMENT, wait_for_end
-from tests.launching import finish, launch_environment
+from tests.launching import find_mpirun, finish, is_open_mpi, launch_environment
 from tests.leftovers import files_left_behind
 from tests.markdown import ROOT
 from tests.system.test_deaths import survivors_live
@@ -121,7 +121,12 @@ def test_at_each_step_of_the_protocol(tmp_path: Path, way: str, number: int, mom
     assert (tmp_path / "saved" / "exit-code").read_text() == "3\n"
     last = len(moments) + 4
     survivors = (0, *range(last - 3, last + 1))
-    assert [(tmp_path / f"{rank}.code").read_text() for rank in survivors] == ["3"] * 5, text
+    codes = {rank: path.read_text() for rank in survivors if (path := tmp_path / f"{rank}.code").exists()}
+    assert codes.pop(0) == "3", text
+    assert set(codes.values()) == {"3"}, text
+    # Open MPI's launcher counts some dead ranks twice, and then takes the job for ended while the last ranks are about
+    # to end (PRRTE 3.0, `prte_state_base_track_procs`).
+    assert is_open_mpi(find_mpirun()) or len(codes) == 4, text
     assert files_left_behind() == []
 
 

@@ -32,10 +32,10 @@ def _two_cores_and_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         (OPEN_MPI, 2, "", False, "mpirun -n 2"),
         (OPEN_MPI, 3, "", False, "mpirun --oversubscribe -n 3"),
-        (OPEN_MPI, 3, "", True, "mpirun --with-ft ulfm --oversubscribe -n 3"),
-        (OPEN_MPI, 3, "a,b", True, "mpirun --with-ft ulfm --host a:2,b:1 -n 3"),
+        (OPEN_MPI, 3, "", True, "mpirun --with-ft ulfm --rtos error-nonzero-status=0 --oversubscribe -n 3"),
+        (OPEN_MPI, 3, "a,b", True, "mpirun --with-ft ulfm --rtos error-nonzero-status=0 --host a:2,b:1 -n 3"),
         (OPEN_MPI, 1, "a,b", False, "mpirun --host a:1 -n 1"),
-        (OPEN_MPI._replace(in_slurm=True), 9, "", True, "mpirun --with-ft ulfm -n 9"),
+        (OPEN_MPI._replace(in_slurm=True), 9, "", True, "mpirun --with-ft ulfm --rtos error-nonzero-status=0 -n 9"),
         (MPICH, 3, "", False, "/opt/bin/mpirun -n 3"),
         (MPICH, 3, "a,b", False, "/opt/bin/mpirun -hosts a:2,b:1 -n 3"),
         (MPICH, 2, "", True,
