@@ -178,8 +178,11 @@ def test_a_rate_that_changes(case: str) -> None:
 def test_schedules(name: str, arguments: Any) -> None:
     schedule = getattr(optimizers, name)(*arguments)
     reference = getattr(keras.optimizers.schedules, name)(*arguments)
-    rates = [float(keras.ops.convert_to_numpy(reference(step))) for step in range(25)]
-    np.testing.assert_allclose([schedule(step) for step in range(25)], rates, rtol=1e-5)
+    # At a restart itself the reference is on either side: it counts periods by a logarithm in single precision, which
+    # differs between processors. `test_schedules.py` looks at ours.
+    steps = np.arange(25) + (0.25 if name == "CosineDecayRestarts" else 0)
+    rates = [float(keras.ops.convert_to_numpy(reference(step))) for step in steps]
+    np.testing.assert_allclose([schedule(step) for step in steps], rates, rtol=1e-5)
 
 
 @pytest.mark.parametrize("case", ["SGD momentum", "Lamb"])
