@@ -764,6 +764,11 @@ ENDINGS = (
         "system/test_parameter_server.py::test_the_code_of_a_chief_that_fails_is_the_launchers",
     ),
     Fault(
+        "a strategy of ranks that serve waits for them", "comm/duplicates.py",
+        "not SERVED.isdisjoint(duplicates.by_purpose.values())", "False",
+        "system/test_parameter_server.py::test_a_program_ends_in_good_order_on_all_ranks",
+    ),
+    Fault(
         "a lone failure leaves the others waiting", "comm/ending.py",
         "        if not self.is_finalized():\n            self.abort(code)\n", "",
         "unit/test_ending.py::test_a_failure_is_printed_whole_and_ends_the_job",

@@ -6,6 +6,7 @@ import functools
 import importlib
 import socket
 import sys
+import weakref
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, Protocol, TypeVar, cast
@@ -163,6 +164,10 @@ def require_communicator(given: object) -> None:
         )
 
 
+# Those whose other ranks serve this one, as parameter servers and workers, or have left the program after that.
+SERVED: weakref.WeakSet[Communicator] = weakref.WeakSet()
+
+
 class SoloCommunicator(Communicator):
     """One rank, without MPI: the communicator of a program that no launcher has started."""
 
@@ -245,6 +250,7 @@ def open_communicator(mpi_communicator: object | None = None, *, purpose: str = 
         LauncherError: The launcher has started several ranks and MPI sees one, or there is no MPI library, or one that
             cannot speak with the launcher; or this is a child process of `multiprocessing`, where MPI must not be
             started, or was started by a rank.
+        RuntimeError: The other ranks serve a `ParameterServerStrategy`.
     """
     if isinstance(mpi_communicator, SoloCommunicator):
         return mpi_communicator

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import cast
 
 from mpidist.comm import ending, pages
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.communicator import SERVED, Communicator, SoloCommunicator
 from mpidist.comm.deaths import WATCH, Process, this_process
 from mpidist.comm.farewell import Farewell
 from mpidist.comm.mpi_communicator import MPI, MpiCommunicator
@@ -47,6 +47,12 @@ def open_duplicate(user: MPI.Intracomm | None, purpose: str) -> Communicator:
     if duplicates is None:
         duplicates = _Duplicates({}, None)
         user.Set_attr(_DUPLICATES, duplicates)
+    if not SERVED.isdisjoint(duplicates.by_purpose.values()):
+        raise RuntimeError(
+            "this program has built its ParameterServerStrategy: the other ranks serve it, and leave the program with "
+            "it, so that they come to no other strategy and no other collective call. Use that strategy in all of the "
+            "program; what all ranks are to do together stands above it"
+        )
     if purpose not in duplicates.by_purpose:
         start = pages.begin(this_process(MPI.Get_processor_name()), user.rank, user.size)
         with start.during("opening a communicator"):

@@ -30,6 +30,7 @@ class MirroredStrategy(Strategy):
     Raises:
         ValueError: The ranks are on several nodes, `devices` does not name one device per rank, or as `Strategy`.
         TypeError: As `Strategy`.
+        RuntimeError: The other ranks serve a `ParameterServerStrategy` that was made before.
     """
 
     def __init__(

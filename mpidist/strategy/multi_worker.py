@@ -34,6 +34,7 @@ class MultiWorkerMirroredStrategy(Strategy):
     Raises:
         LauncherError: Tasks and ranks do not fit together, or there is no launcher.
         ValueError: The cluster has parameter servers, or an argument has a wrong type.
+        RuntimeError: The other ranks serve a `ParameterServerStrategy` that was made before.
     """
 
     def __init__(

@@ -20,7 +20,7 @@ from mpidist.cluster.launch_line import warn_of_deaths
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.server_roles import ServerRoles, agree_on_roles
 from mpidist.comm import ending
-from mpidist.comm.communicator import Communicator, SoloCommunicator, open_communicator
+from mpidist.comm.communicator import SERVED, SoloCommunicator, open_communicator
 from mpidist.comm.deaths import WATCH
 from mpidist.comm.window import Window, open_window
 from mpidist.context import Entry
@@ -42,8 +42,6 @@ T = TypeVar("T")
 
 _DEFAULT_HEAP_BYTES = 256 << 20
 _END = "end"
-# The ranks, of which all but this one serve it, or have left the program after that.
-_served: weakref.WeakSet[Communicator] = weakref.WeakSet()
 # After a death messages of the end get so long to leave this process.
 _LAST_SECONDS = 0.2
 
@@ -135,11 +133,6 @@ class ParameterServerStrategy(Strategy):
         if options is not None and not isinstance(options, ServerOptions):
             raise ValueError(f"`options` must be ServerOptions, got {options!r}")
         ranks = open_communicator(communicator)
-        if ranks in _served:
-            raise RuntimeError(
-                "this program has built its ParameterServerStrategy: the other ranks serve it, and leave the program "
-                "with it, so that they build no second one. Use the first one in all of the program"
-            )
         self.roles = roles = agree_on_roles(ranks, cluster_resolver)
         warn_of_deaths(ranks)
         # A `Server` knows nothing of them, and where slots lie must be the same on all ranks.
@@ -158,7 +151,7 @@ class ParameterServerStrategy(Strategy):
             needed = () if is_evaluator else (roles.chief, *roles.servers)
             others = (roles.group.processes[one] for one in needed if one != roles.group.rank)
             ending.tolerate_deaths(others, leads=self.chief is not None)
-            _served.add(ranks)
+            SERVED.add(ranks)
         if serve and self.chief is None and not is_evaluator:
             self._serve_and_leave()
             # The lines below are the chief's.
