@@ -90,8 +90,7 @@ class MirroredVariable(Variable):
     @noted("assign_add")
     def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Collective. See `Variable.add_array`."""
-        del method  # nothing is refused
-        self._change("assign_add to variable number", array, lambda target, delta: np.add(target, delta, out=target))
+        self._change(f"{method} to variable number", array, lambda target, delta: np.add(target, delta, out=target))
 
     def reader(self) -> Read:
         """Local. See `Variable.reader`: live views; of a variable on a GPU copies in host memory."""

@@ -219,13 +219,12 @@ class Program:
         if not self.state.others:
             return
         number = chance.randrange(len(self.state.others))
-        variable, value = self.state.others[number]
-        value = self.part(0, value.shape)
-        if self.twist == "op":
-            variable.assign_add(value)
-            value = variable.numpy()
-        else:
-            variable.assign(value)
+        variable, before = self.state.others[number]
+        value = self.part(0, before.shape)
+        # Neighbouring calls, also of the same variable, do different things; see `ones`.
+        way = (self.number + (self.twist == "op")) % 3
+        (variable.assign, variable.assign_add, variable.assign_sub)[way](value)
+        value = variable.numpy() if self.twist == "op" else (value, before + value, before - value)[way]
         same(variable.numpy(), value, f"assign in call {self.number}")
         self.state.others[number] = variable, np.array(value)
 

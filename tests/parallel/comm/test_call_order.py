@@ -265,6 +265,8 @@ def test_writes_to_other_variables_and_other_metrics_are_errors(communicator: Co
         (second if odd else first).assign(np.ones(3))
     with pytest.raises(MismatchError, match=r"assign_add to variable number 1 at .*assign to variable number 1 at"):
         (first.assign if odd else first.assign_add)(np.ones(3))
+    with pytest.raises(MismatchError, match=r"assign_add to variable number 1 at .*assign_sub to variable number 1 at"):
+        (first.assign_sub if odd else first.assign_add)(np.ones(3))
     loss.update_state(1.0)
     accuracy.update_state(5.0)
     with pytest.raises(MismatchError, match=r"after value of variable number 3 .*after value of variable number 4"):
