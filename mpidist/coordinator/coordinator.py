@@ -2,41 +2,33 @@
 
 from __future__ import annotations
 
-import dataclasses
 import inspect
 import logging
 import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, cast
-
-import numpy as np
+from typing import Any, Literal, NoReturn, cast
 
 from mpidist import tree
 from mpidist.coordinator.closures import LIMIT, Action, Closures
-from mpidist.coordinator.functions import Functions, Naming, arguments_of, is_of_this_process
+from mpidist.coordinator.functions import Functions, Naming, arguments_of
+from mpidist.coordinator.names import Names, OwnContext
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
-from mpidist.coordinator.work import ClosureEnd, Name, Rules
+from mpidist.coordinator.work import ClosureEnd, Rules
 from mpidist.data.dataset import Dataset
 from mpidist.data.input_context import InputContext
 from mpidist.errors import DeadRankError
-from mpidist.optimizers.optimizer import Optimizer
 from mpidist.serving.chief import Chief
-from mpidist.serving.handles import describe_variable, dump_arguments, handle_of_variable
 from mpidist.serving.messages import Message, Send
-from mpidist.serving.plan import ServedPlan
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.variables.served import ServedVariable
-from mpidist.variables.variable import Variable
 
 logger = logging.getLogger("mpidist")
 
 # Between two looks of the thread that goes on while the program does something else.
 _NAP_SECONDS = 0.001
 _WAIT_SECONDS = 0.05
-# Sent by their contents, without a further look.
-_PLAIN = frozenset({tuple, list, dict, str, bytes, int, float, bool, type(None), np.ndarray})
 
 _coordinators: weakref.WeakKeyDictionary[ParameterServerStrategy, ClusterCoordinator] = weakref.WeakKeyDictionary()
 
@@ -80,9 +72,8 @@ class ClusterCoordinator:
         self._station = self._chief.station
         self._closures = Closures(self._chief.commits, LIMIT, closure_timeout, prefetch)
         self._values: dict[int, RemoteValue] = {}
-        self._functions = Functions(Naming(self._handle_of, self._name_of, self._chief.note_drop))
-        # What workers are sent once, by kind and number.
-        self._names: dict[tuple[str, int], Name] = {}
+        self._names = Names(strategy, self._chief, self._values)
+        self._functions = Functions(Naming(self._names.handle_of, self._names.name_of, self._chief.note_drop))
         self._failure: BaseException | None = None
         self._chief.closures = self._take
         self._chief.watch = self._watch
@@ -201,7 +192,7 @@ class ClusterCoordinator:
         if isinstance(dataset_fn, Dataset):
             return self._resource(_same, (dataset_fn,), {}, self._iterate)
         if callable(dataset_fn):
-            return self._resource(_make_dataset, (dataset_fn, _Context()), {}, self._iterate)
+            return self._resource(_make_dataset, (dataset_fn, OwnContext()), {}, self._iterate)
         raise ValueError(f"Unexpected dataset type! Expected a function or a Dataset, got {dataset_fn!r}")
 
     def _iterate(self, dataset: PerWorkerValues) -> PerWorkerValues:
@@ -233,48 +224,9 @@ class ClusterCoordinator:
         self._chief.note_drop(values, "resource", number)
         return values
 
-    def _handle_of(self, given: object) -> tuple[Any, ...] | None:
-        if type(given) in _PLAIN:
-            return None
-        if isinstance(given, ServedVariable):
-            return handle_of_variable(given)
-        if isinstance(given, Optimizer):
-            return "optimizer", self._plan_of(given).number
-        if isinstance(given, PerWorkerValues):
-            return "resource", given.number
-        if isinstance(given, RemoteValue):
-            return "input" if self._values.get(given.number) is given else "value", given.number
-        if isinstance(given, _Context):
-            return ("context",)
-        if given is self.strategy:
-            return ("strategy",)
-        if isinstance(given, Variable):
-            raise TypeError(
-                f"variable {given.name!r} is not on a parameter server; variables are made in `with strategy.scope():`"
-            )
-        if isinstance(given, ClusterCoordinator) or is_of_this_process(given):
-            raise TypeError("it is of this process alone")
-        return None
-
-    def _name_of(self, given: object) -> tuple[Name, ...]:
-        if isinstance(given, ServedVariable):
-            return (self._named("variable", given.place.number, lambda: describe_variable(given)),)
-        if isinstance(given, Optimizer):
-            plan = self._plan_of(given)
-            self._chief.optimizers[plan.number] = given
-            described = plan.kernel, dataclasses.asdict(plan.options), given.name, list(plan.variables)
-            variables = [name for variable in plan.variables for name in self._name_of(variable)]
-            return (*variables, self._named("optimizer", plan.number, lambda: described))
-        return ()
-
-    def _named(self, kind: str, number: int, described: Callable[[], object]) -> Name:
-        if (kind, number) not in self._names:
-            self._names[kind, number] = Name(kind, number, dump_arguments(described(), handle_of_variable))
-        return self._names[kind, number]
-
     def _discard(self, kind: str, number: int) -> list[Send]:
         """See `Chief.discard`."""
-        self._names.pop((kind, number), None)
+        self._names.discard(kind, number)
         return self._closures.discard(kind, number)
 
     def _find(self, handle: tuple[Any, ...]) -> ServedVariable:
@@ -283,14 +235,6 @@ class ClusterCoordinator:
         if variable is None:
             raise RuntimeError("a function has returned a variable that the program has dropped: keep the variable")
         return variable
-
-    def _plan_of(self, optimizer: Optimizer) -> ServedPlan:
-        if not isinstance(optimizer.plan, ServedPlan):
-            raise TypeError(
-                f"the state of optimizer {optimizer.name!r} is not on parameter servers: call "
-                "optimizer.build(variables) on the chief first, with variables of this strategy"
-            )
-        return optimizer.plan
 
     def _take(self, sender: int, message: Message) -> bool:
         """See `Role.take`."""
@@ -368,12 +312,11 @@ class ClusterCoordinator:
         if end is not None:
             raise error_of(end)
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("it is of this process alone")
+
     def __repr__(self) -> str:
         return f"<mpidist.coordinator.ClusterCoordinator of {len(self._closures.workers)} workers>"
-
-
-class _Context:
-    """Stands for the worker's `InputContext`."""
 
 
 def _same(dataset: Dataset) -> Dataset:

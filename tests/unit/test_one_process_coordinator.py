@@ -52,3 +52,11 @@ def test_arguments_come_in_a_tuple_and_a_dictionary(
         with pytest.raises(TypeError, match=text):
             call(abs, **given)
     assert coordinator.schedule(max, (1, 2), {"key": abs}).fetch() == 2
+
+
+def test_a_coordinator_is_not_sent(strategy: ParameterServerStrategy) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    with pytest.raises(TypeError, match=r"captures 'coordinator', .* cannot be sent .*: it is of this process"):
+        coordinator.schedule(lambda: coordinator.done() or 3)
+    with pytest.raises(TypeError, match=r"is given argument 0, .* cannot be sent .*: it is of this process"):
+        coordinator.schedule(repr, (coordinator,))
