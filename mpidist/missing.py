@@ -51,7 +51,9 @@ INSTEAD = {
 }
 # Here, in another module than that of TensorFlow or than one may think.
 _ELSEWHERE = {
-    "mpidist.coordinator": ("ClusterCoordinator", "PerWorkerValues", "RemoteValue"),
+    "mpidist.coordinator": (
+        "ClusterCoordinator", "PerWorkerValues", "RemoteValue", "experimental_get_current_worker_index",
+    ),
     "mpidist.data": ("Dataset", "DistributeOptions", "Options"),
     "mpidist.experimental": (
         "CollectiveCommunication", "CollectiveHints", "CommunicationImplementation", "CommunicationOptions",

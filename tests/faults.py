@@ -861,6 +861,11 @@ SERVING = (
         "parallel/serving/test_dropped_updates.py::test_update_that_fits_one_server_only_is_not_waited_for", 4,
     ),
     Fault(
+        "an interrupt tears a message of the chief apart", "strategy/parameter_server.py",
+        "station.whole = Whole(self.communicator.order)", "pass",
+        "unit/test_one_process_coordinator.py::test_an_interrupt_comes_between_functions",
+    ),
+    Fault(
         "a lost worker's bound closures wait for ever", "coordinator/workers.py",
         "        self.waiting.unbind(rank)\n", "",
         "unit/test_coordinator_closures.py::test_bound_closure_waits_for_its_worker_while_that_lives",

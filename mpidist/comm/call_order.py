@@ -201,7 +201,7 @@ class CallOrder(CallComparison):
             self._is_interrupted = False
             # A barrier outside calls must not show it again.
             self.mark &= HASH
-            INTERRUPTS.deliver()
+            INTERRUPTS.deliver(is_own=self.is_alone)
 
     def fail(self, error: BaseException) -> None:
         """Local, and Collective with ranks that make another call. End the call that an exception leaves.

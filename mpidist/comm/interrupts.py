@@ -123,9 +123,13 @@ class Interrupts:
             # The main thread runs no handler while it is in a call of MPI.
             WATCH.hear(signal.SIGINT, self._hear)
 
-    def deliver(self) -> NoReturn:
-        """Local. Raise KeyboardInterrupt: all ranks are about to."""
-        if not self.is_asked:
+    def deliver(self, *, is_own: bool = False) -> NoReturn:
+        """Local. Raise KeyboardInterrupt: all ranks are about to.
+
+        Args:
+            is_own: This rank alone was interrupted.
+        """
+        if not self.is_asked and not is_own:
             # One Ctrl-C reaches all ranks, and this one's may still be on its way.
             self._expects_until = time.monotonic() + PATIENCE_SECONDS
         self._ask(asked=False)

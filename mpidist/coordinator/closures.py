@@ -37,8 +37,8 @@ from mpidist.serving.messages import (
     Send,
 )
 
-# As tf.distribute's queue.
-LIMIT = 256 * 1024
+# Of waiting closures, as in tf.distribute.
+QUEUE_SIZE = 256 * 1024
 
 Action: TypeAlias = Send | ClosureEnd | ResourceEnd
 
@@ -78,7 +78,7 @@ class Closures:
     """
 
     commits: Commits
-    limit: int = LIMIT
+    limit: int = QUEUE_SIZE
     timeout: float | None = None
     prefetch: InitVar[bool] = False
     workers: dict[int, Worker] = field(init=False)

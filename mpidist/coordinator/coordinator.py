@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 import logging
 import threading
 import time
@@ -11,13 +10,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, cast
 
 from mpidist import tree
-from mpidist.coordinator.closures import LIMIT, Action, Closures
+from mpidist.arguments import described, flag, number, whole
+from mpidist.coordinator.closures import QUEUE_SIZE, Action, Closures
 from mpidist.coordinator.functions import Functions, Naming, arguments_of
 from mpidist.coordinator.names import Names, OwnContext
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
-from mpidist.coordinator.work import ClosureEnd, Rules
+from mpidist.coordinator.work import ClosureEnd, rules_of
+from mpidist.coordinator.worker_data import make_dataset, same
 from mpidist.data.dataset import Dataset
-from mpidist.data.input_context import InputContext
 from mpidist.errors import DeadRankError
 from mpidist.serving.chief import Chief
 from mpidist.serving.messages import Message, Send
@@ -40,9 +40,11 @@ class ClusterCoordinator:
         strategy: A `ParameterServerStrategy`, on its chief.
         closure_timeout: Seconds after which a function's worker counts as lost; default: never.
         prefetch: Give a worker its next function while it still runs one, if no other worker is free.
+        queue_size: So many functions may wait for a worker, or for the values that they take; then `schedule` waits.
 
     Raises:
-        ValueError: Another strategy.
+        TypeError: An option of a wrong type.
+        ValueError: Another strategy, or an option out of range.
         RuntimeError: This rank is not the chief.
     """
 
@@ -62,15 +64,20 @@ class ClusterCoordinator:
         return _coordinators[strategy]
 
     def __init__(
-        self, strategy: ParameterServerStrategy, closure_timeout: float | None = None, *, prefetch: bool = False
+        self, strategy: ParameterServerStrategy, closure_timeout: float | None = None, *, prefetch: bool = False,
+        queue_size: int = QUEUE_SIZE,
     ) -> None:
+        if closure_timeout is not None and not number("closure_timeout", closure_timeout, least=0):
+            raise ValueError("`closure_timeout` must be more than 0 seconds, got 0: every worker would count as lost")
+        flag("prefetch", prefetch)
+        whole("queue_size", queue_size, least=1)
         if hasattr(self, "strategy"):
             return
         self.strategy = strategy
         # `__new__` has looked.
         self._chief = cast(Chief, strategy.chief)
         self._station = self._chief.station
-        self._closures = Closures(self._chief.commits, LIMIT, closure_timeout, prefetch)
+        self._closures = Closures(self._chief.commits, queue_size, closure_timeout, prefetch)
         self._values: dict[int, RemoteValue] = {}
         self._names = Names(strategy, self._chief, self._values)
         self._functions = Functions(Naming(self._names.handle_of, self._names.name_of, self._chief.note_drop))
@@ -106,7 +113,7 @@ class ClusterCoordinator:
                 none.
             kwargs: Its keyword arguments, likewise.
             worker: The index of the worker that is to run it, as long as that lives; default: any.
-            priority: Higher ones run first.
+            priority: Higher ones run first, equal ones in the order of `schedule`.
             retries: How often it is run again when it raises.
             on_error: "cancel": its error cancels what waits, and the next `schedule`, `join` or `done` raises it.
                 "keep": only its own value raises.
@@ -116,14 +123,13 @@ class ClusterCoordinator:
 
         Raises:
             Exception: Of an earlier function; see `on_error`.
+            KeyboardInterrupt: While it waits for room in the queue; the function is not in it.
             TypeError: `fn` cannot be called, or something cannot be sent.
+            ValueError: An option out of range.
         """
-        if not callable(fn):
-            raise TypeError(f"`fn` must be a function, got {fn!r}")
-        if on_error not in ("cancel", "keep"):
-            raise ValueError(f"`on_error` must be 'cancel' or 'keep', got {on_error!r}")
+        _require_function(fn)
         arguments = arguments_of(args, kwargs)
-        rank = None if worker is None else self._rank_of(worker)
+        rules = rules_of(self.strategy.roles.workers, worker, priority, retries, on_error)
         with self._chief.lock:
             self._raise_error()
             self._chief.settle()
@@ -131,10 +137,10 @@ class ClusterCoordinator:
                 self._step()
                 self._raise_error()
             work, inputs = self._functions.work(fn, *arguments)
-            rules = Rules(rank, priority, retries, on_error)
-            number, actions = self._closures.schedule(work, rules, time.monotonic(), inputs)
-            value = self._values[number] = RemoteValue(number, self._wait_for, self._find)
-            self._do(actions)
+            with self._station.whole:
+                number, actions = self._closures.schedule(work, rules, time.monotonic(), inputs)
+                value = self._values[number] = RemoteValue(number, self._wait_for, self._find)
+                self._do(actions)
             return value
 
     def join(self) -> None:
@@ -153,7 +159,7 @@ class ClusterCoordinator:
     def done(self) -> bool:
         """Local. Whether all functions have ended; raises as `join`."""
         with self._chief.lock:
-            while self._station.step() or self.strategy.work_here():
+            while self._act():
                 pass
             self._look_for_losses()
             self._raise_error()
@@ -190,38 +196,32 @@ class ClusterCoordinator:
             ValueError: It is neither.
         """
         if isinstance(dataset_fn, Dataset):
-            return self._resource(_same, (dataset_fn,), {}, self._iterate)
+            return self._resource(same, (dataset_fn,), {}, self._iterate)
         if callable(dataset_fn):
-            return self._resource(_make_dataset, (dataset_fn, OwnContext()), {}, self._iterate)
-        raise ValueError(f"Unexpected dataset type! Expected a function or a Dataset, got {dataset_fn!r}")
+            return self._resource(make_dataset, (dataset_fn, OwnContext()), {}, self._iterate)
+        raise ValueError(f"Unexpected dataset type! Expected a function or a Dataset, got {described(dataset_fn)}")
 
     def _iterate(self, dataset: PerWorkerValues) -> PerWorkerValues:
         return self._resource(iter, (dataset,), {})
 
     # ------------------------------------------------------------------ inside
 
-    def _rank_of(self, worker: int) -> int:
-        ranks = self.strategy.roles.workers
-        if not 0 <= worker < len(ranks):
-            raise ValueError(f"`worker` must be from 0 to {len(ranks) - 1}, got {worker}")
-        return ranks[worker]
-
     def _resource(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         iterate: Callable[[PerWorkerValues], PerWorkerValues] | None = None,
     ) -> PerWorkerValues:
-        if not callable(fn):
-            raise TypeError(f"expected a function, got {fn!r}")
+        _require_function(fn)
         with self._chief.lock:
             self._chief.settle()
             work, inputs = self._functions.work(fn, args, kwargs)
             while inputs:
                 self._wait_for(self._values[inputs[0]])
                 work, inputs = self._functions.work(fn, args, kwargs)
-            number, sends = self._closures.resources.build(work)
-            self._do(list(sends))
-        values = PerWorkerValues(number, iterate)
-        self._chief.note_drop(values, "resource", number)
+            with self._station.whole:
+                number, sends = self._closures.resources.build(work)
+                self._do(list(sends))
+                values = PerWorkerValues(number, iterate)
+                self._chief.note_drop(values, "resource", number)
         return values
 
     def _discard(self, kind: str, number: int) -> list[Send]:
@@ -241,10 +241,10 @@ class ClusterCoordinator:
         iterations = self._chief.commits.iterations
         # The program may have restored a checkpoint.
         optimizers = list(self._chief.optimizers.items())
-        iterations.update({number: optimizer.iterations for number, optimizer in optimizers})
+        iterations.update({plan: optimizer.iterations for plan, optimizer in optimizers})
         actions = self._closures.take(sender, message, time.monotonic())
-        for number, optimizer in optimizers:
-            optimizer.iterations = iterations[number]
+        for plan, optimizer in optimizers:
+            optimizer.iterations = iterations[plan]
         if actions is None:
             return False
         self._do(actions)
@@ -261,9 +261,14 @@ class ClusterCoordinator:
     def _step(self) -> None:
         """Go on for a moment, or wait for a message."""
         self._raise_failure()
-        if not self._station.step() and not self.strategy.work_here():
+        if not self._act():
             self._station.step(0.0 if self.strategy.roles.is_one_process else _WAIT_SECONDS)
         self._look_for_losses()
+
+    def _act(self) -> bool:
+        """Take a message that is there, or run a function where this process is the worker; whether there was one."""
+        with self._station.whole:
+            return self._station.step() or self.strategy.work_here()
 
     def go_on(self) -> None:
         """Local. Take what has come, in a thread of ours, while the program does something else."""
@@ -286,8 +291,9 @@ class ClusterCoordinator:
         for rank in sorted(lost):
             name, left = self._station.name_of(rank), len(self._closures.workers) - 1
             logger.warning("%s is lost; its work goes to the other %d worker%s", name, left, "s" * (left != 1))
-            self._do(self._closures.lost(rank, now))
-            self.strategy.give_up(rank)
+            with self._station.whole:
+                self._do(self._closures.lost(rank, now))
+                self.strategy.give_up(rank)
         if lost and not self._closures.workers:
             raise DeadRankError("all workers are lost: start the job again, and let it restore the last checkpoint")
 
@@ -303,13 +309,15 @@ class ClusterCoordinator:
 
     def _raise_error(self) -> None:
         self._raise_failure()
-        if self._closures.error is None:
+        end = self._closures.error
+        if end is None:
             return
-        self._do(self._closures.cancel())
+        with self._station.whole:
+            self._do(self._closures.cancel())
         while self._closures.in_flight:
             self._step()
-        end = self._closures.take_error()
-        if end is not None:
+        with self._station.whole:
+            self._closures.take_error()
             raise error_of(end)
 
     def __reduce__(self) -> NoReturn:
@@ -319,14 +327,9 @@ class ClusterCoordinator:
         return f"<mpidist.coordinator.ClusterCoordinator of {len(self._closures.workers)} workers>"
 
 
-def _same(dataset: Dataset) -> Dataset:
-    return dataset
-
-
-def _make_dataset(dataset_fn: Callable[..., Any], place: InputContext) -> Any:
-    parameters = inspect.signature(dataset_fn).parameters.values()
-    wants = any(one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD for one in parameters)
-    return dataset_fn(place) if wants else dataset_fn()
+def _require_function(given: object) -> None:
+    if not callable(given):
+        raise TypeError(f"`fn` must be a function, got {described(given)}")
 
 
 def _go_on(reference: weakref.ref[ClusterCoordinator], lock: Any) -> None:

@@ -83,12 +83,14 @@ def arguments_of(
         kwargs: None for none.
 
     Raises:
-        TypeError: `args` is no tuple or list, or `kwargs` no dictionary.
+        TypeError: `args` is no tuple or list, or `kwargs` no dictionary with names as keys.
     """
     if args is not None and not isinstance(args, (tuple, list)):
         raise TypeError(f"`args` must be a tuple of the function's arguments, as args=(value,), got {described(args)}")
     if kwargs is not None and not isinstance(kwargs, Mapping):
         raise TypeError(f"`kwargs` must be a dictionary of the function's arguments, got {described(kwargs)}")
+    if wrong := [name for name in kwargs or () if not isinstance(name, str)]:
+        raise TypeError(f"`kwargs` must have the names of the function's arguments as keys, got {described(wrong[0])}")
     return tuple(args or ()), dict(kwargs or {})
 
 

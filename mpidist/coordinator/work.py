@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 from typing import Literal, NamedTuple
+
+from mpidist.arguments import described, number, whole
 
 
 class Name(NamedTuple):
@@ -53,6 +56,30 @@ class Rules(NamedTuple):
     priority: float = 0
     retries: int = 0
     on_error: Literal["cancel", "keep"] = "cancel"
+
+
+def rules_of(
+    workers: Sequence[int], worker: int | None, priority: float, retries: int, on_error: Literal["cancel", "keep"]
+) -> Rules:
+    """Local. Check what the user has given.
+
+    Args:
+        workers: The ranks of all workers.
+        worker: The index of one of them.
+        priority: As of `Rules`.
+        retries: As of `Rules`.
+        on_error: As of `Rules`.
+
+    Raises:
+        TypeError: One is of a wrong type.
+        ValueError: One is out of range.
+    """
+    if worker is not None and whole("worker", worker, least=0) >= len(workers):
+        raise ValueError(f"`worker` must be from 0 to {len(workers) - 1}, got {worker}")
+    if not isinstance(on_error, str) or on_error not in ("cancel", "keep"):
+        raise ValueError(f"`on_error` must be 'cancel' or 'keep', got {described(on_error)}")
+    rank = None if worker is None else workers[worker]
+    return Rules(rank, number("priority", priority), whole("retries", retries, least=0), on_error)
 
 
 class End(Enum):

@@ -198,15 +198,18 @@ class Chief(ServedHome):
         """Local. Let servers and workers forget what the program has dropped; its memory can be used again."""
         # A cut may still read the memory, and servers may keep back what changes it.
         while self._dropped and not self.commits.saving:
-            kind, number, place = self._dropped.popleft()
-            if place is not None:
-                self._heaps.give(place)
-                self.station.send(Send(place.server, Discard("memory", number)))
-            elif kind == "optimizer":
-                for server in self.commits.servers:
-                    self.station.send(Send(server, Discard("plan", number)))
-            for send in self.discard(kind, number):
-                self.station.send(send)
+            with self.station.whole:
+                self._let_go(*self._dropped.popleft())
+
+    def _let_go(self, kind: str, number: int, place: Place | None) -> None:
+        if place is not None:
+            self._heaps.give(place)
+            self.station.send(Send(place.server, Discard("memory", number)))
+        elif kind == "optimizer":
+            for server in self.commits.servers:
+                self.station.send(Send(server, Discard("plan", number)))
+        for send in self.discard(kind, number):
+            self.station.send(send)
 
     def plan(
         self, variables: Sequence[Variable], kernel: Kernel | LayerKernel, options: OptimizerOptions
@@ -270,8 +273,9 @@ class Chief(ServedHome):
             pushed = Pushed(self.station.window, place.server, offset, self._slots.slot_bytes)
             pushed.add(kind, place.number, array)
             pushed.close()
-            for send in self.commits.write(slot, [place.server]):
-                self.station.send(send)
+            with self.station.whole:
+                for send in self.commits.write(slot, [place.server]):
+                    self.station.send(send)
 
     def load(self, place: Place, read: Read) -> None:
         """Local. See `ServedHome.load`. It goes one-sidedly into the buffer that is not shown."""

@@ -5,6 +5,7 @@ A rank has one role. A process without a launcher has all three, and sends messa
 
 from __future__ import annotations
 
+import contextlib
 import pickle
 import threading
 import traceback
@@ -49,6 +50,7 @@ class Station:
         roles: Of this process.
         lost: The ranks that are dead, or count as dead.
         background: Work of a role that goes on beside the messages; None for most of the time.
+        whole: Surrounds what an interrupt must not tear apart. On the chief a `Whole`.
     """
 
     def __init__(self, window: Window, name_of: Callable[[int], str], needed: frozenset[int]) -> None:
@@ -57,6 +59,7 @@ class Station:
         self.roles: list[Role] = []
         self.lost: set[int] = set()
         self.background: Callable[[], None] | None = None
+        self.whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self._needed = needed
         self._answers: dict[int, Answer | None] = {}
         self._number = 0
@@ -71,6 +74,10 @@ class Station:
         Raises:
             DeadRankError: The coordinator or a server is dead.
         """
+        with self.whole:
+            return self._step(seconds)
+
+    def _step(self, seconds: float) -> bool:
         if self.background is not None:
             self.background()
             seconds = min(seconds, _BACKGROUND_SECONDS)

@@ -33,6 +33,7 @@ from mpidist.serving.heap import slots_of
 from mpidist.serving.holder import Holder
 from mpidist.serving.messages import Call, Message, Send
 from mpidist.serving.station import Station
+from mpidist.serving.whole import Whole
 from mpidist.serving.worker import Worker
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.replica import ReplicaContext
@@ -178,6 +179,7 @@ class ParameterServerStrategy(Strategy):
         if rank == roles.chief:
             home = self.chief = Chief(station, rank, roles.servers, slots, is_one_process=group.size == 1)
             self.chief.strategy = self
+            station.whole = Whole(self.communicator.order)
             station.roles.append(self.chief)
             atexit.register(_end_all, weakref.ref(self))
         station.roles.append(_Ending(self))

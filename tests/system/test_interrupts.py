@@ -257,3 +257,61 @@ def test_a_rank_that_leaves_the_opening_of_a_communicator_ends_the_job(tmp_path:
     assert result.returncode != 0, text
     assert "sum" not in result.stdout, text
     assert "opening a communicator was left in the middle by InterruptedError: by a handler" in text, text
+
+
+SERVED = """
+import os, random, signal, sys, threading, time
+import numpy as np
+signal.signal(signal.SIGINT, signal.default_int_handler)
+import mpidist
+SIZE, ROUNDS = 20_000, 30
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
+strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 24))
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy, queue_size=4)
+with strategy.scope():
+    counts = mpidist.Variable(np.zeros(SIZE, "int8"))
+
+def work(number):
+    one = np.zeros(SIZE, "int8")
+    one[number] = 1
+    counts.assign_add(one)
+    return number
+
+chance, number, values = random.Random(int(sys.argv[1])), 0, {}
+
+def interrupt(delay):
+    time.sleep(delay)
+    os.kill(os.getpid(), signal.SIGINT)
+
+for _ in range(ROUNDS):
+    try:
+        threading.Thread(target=interrupt, args=(chance.uniform(0, 0.05),), daemon=True).start()
+        while True:
+            if number < SIZE:
+                number += 1
+                values[number - 1] = coordinator.schedule(work, (number - 1,))
+            kind = chance.random()
+            if kind < 0.1:
+                coordinator.join()
+            elif kind < 0.3:
+                coordinator.fetch(values[chance.choice(list(values))])
+    except KeyboardInterrupt:
+        pass
+coordinator.join()
+assert coordinator.fetch(values) == {one: one for one in values}
+applied = counts.numpy()
+# Where `schedule` itself was interrupted, its function runs or does not.
+assert all(applied[one] == 1 for one in values), [one for one in values if applied[one] != 1]
+assert set(applied.tolist()) <= {0, 1} and applied.sum() <= number and number - len(values) <= ROUNDS
+print("whole", number, len(values))
+"""
+
+
+@pytest.mark.parametrize("ranks", [1, 3])
+@pytest.mark.parametrize("seed", range(amount(1, 20)))
+def test_functions_count_once_where_the_chief_is_interrupted(tmp_path: Path, ranks: int, seed: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SERVED)
+    result = run_program(ranks, program, seed, timeout_seconds=100)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "whole" in result.stdout, result.stdout + result.stderr
