@@ -42,6 +42,10 @@ class CancelledError(MpidistError, RuntimeError):
     """A scheduled function was not run, since another one had failed."""
 
 
+class EndOfDataError(MpidistError, LookupError):
+    """A scheduled function has no value, since the data of the workers that may run it has ended."""
+
+
 class InterruptedCallError(MpidistError, RuntimeError):
     """An exception has left a call in the middle, so that variables and results may hold half of it."""
 

@@ -866,6 +866,16 @@ SERVING = (
         "unit/test_one_process_coordinator.py::test_an_interrupt_comes_between_functions",
     ),
     Fault(
+        "who has come to the end of its data takes the functions of those who have not", "coordinator/workers.py",
+        "return worker.ended.isdisjoint(data) or not", "return True or not",
+        "unit/test_coordinator_closures.py::test_closure_at_the_end_of_its_data_goes_to_who_has_some_left",
+    ),
+    Fault(
+        "the end of one worker's data is the end of all", "coordinator/closures.py",
+        "not is_bound and self._workers.have_left(data)", "False",
+        "parallel/serving/test_data_that_ends.py::test_each_element_of_each_worker_counts_once", 4,
+    ),
+    Fault(
         "a lost worker's bound closures wait for ever", "coordinator/workers.py",
         "        self.waiting.unbind(rank)\n", "",
         "unit/test_coordinator_closures.py::test_bound_closure_waits_for_its_worker_while_that_lives",

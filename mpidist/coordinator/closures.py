@@ -105,6 +105,10 @@ class Closures:
         """Local. Whether every closure has ended."""
         return not self._closures
 
+    def is_at_end(self, data: int) -> bool:
+        """Local. Whether an iterator over workers' own data has come to its end on every worker."""
+        return not self._workers.have_left((data,))
+
     @property
     def in_flight(self) -> int:
         """Local. The number of closures that some worker has, or has finished, and that have not ended."""
@@ -138,7 +142,7 @@ class Closures:
         if inputs:
             self._awaiting.add(self._number, inputs)
         else:
-            self._workers.put(self._number, rules)
+            self._workers.put(self._number, rules, work.data)
         return self._number, self._dispatch(now)
 
     def cancel(self) -> list[Action]:
@@ -251,7 +255,7 @@ class Closures:
         closure.prepared = frozenset()
         if self._is_cancelling:
             return [*self._end(number, End.CANCELLED)]
-        self._workers.put(number, closure.rules)
+        self._workers.put(number, closure.rules, closure.work.data)
         return []
 
     def _dispatch(self, now: float) -> list[Action]:
@@ -287,10 +291,20 @@ class Closures:
         closure = self._closures[number]
         # Its pushes are dropped: the worker has told the servers before it told the coordinator.
         self._workers.release(rank, number)
+        if message.ended:
+            return self._ended(rank, closure, message)
         closure.failures += 1
         if closure.failures <= closure.rules.retries and not self._is_cancelling:
             return self._again(number)
         return [*self._end(number, End.ERROR, message.error, message.traceback)]
+
+    def _ended(self, rank: int, closure: _Closure, message: Failed) -> list[Action]:
+        """A worker's data has ended. Another worker, whose data has not, runs the closure."""
+        self.workers[rank].ended.add(message.ended)
+        data, is_bound = closure.work.data, closure.rules.worker in self.workers
+        if message.ended in data and not is_bound and self._workers.have_left(data):
+            return self._again(message.closure)
+        return [*self._end(message.closure, End.AT_END, message.error, message.traceback)]
 
     def _prepared(self, server: int, message: Prepared) -> list[Action]:
         closure = self._closures.get(message.closure)
@@ -349,7 +363,7 @@ class Closures:
                 for waiting, inputs in self._awaiting.note(one, payload):
                     begun = self._closures[waiting]
                     begun.work = begun.work._replace(arguments=with_inputs(begun.work.arguments, inputs))
-                    self._workers.put(waiting, begun.rules)
+                    self._workers.put(waiting, begun.rules, begun.work.data)
             else:
                 ends += self._awaiting.give_up(one)
         return [ClosureEnd(one, end, payload, text) for one in ends]

@@ -15,12 +15,14 @@ from mpidist.coordinator.closures import QUEUE_SIZE, Action, Closures
 from mpidist.coordinator.functions import Functions, Naming, arguments_of
 from mpidist.coordinator.names import Names, OwnContext
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
-from mpidist.coordinator.work import ClosureEnd, rules_of
+from mpidist.coordinator.work import ClosureEnd, End, rules_of
 from mpidist.coordinator.worker_data import make_dataset, same
 from mpidist.data.dataset import Dataset
-from mpidist.errors import DeadRankError
+from mpidist.errors import DeadRankError, EndOfDataError
 from mpidist.serving.chief import Chief
+from mpidist.serving.handles import portable
 from mpidist.serving.messages import Message, Send
+from mpidist.serving.own_data import OwnIterator
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.variables.served import ServedVariable
 
@@ -136,7 +138,13 @@ class ClusterCoordinator:
             while self._closures.is_full:
                 self._step()
                 self._raise_error()
-            work, inputs = self._functions.work(fn, *arguments)
+            try:
+                work, inputs = self._functions.work(fn, *arguments)
+            except EndOfDataError as error:
+                # Of a value that it takes: as if that had not been there yet.
+                value = RemoteValue(0, self._wait_for, self._find)
+                value.set(ClosureEnd(0, End.AT_END, portable(error)))
+                return value
             with self._station.whole:
                 number, actions = self._closures.schedule(work, rules, time.monotonic(), inputs)
                 value = self._values[number] = RemoteValue(number, self._wait_for, self._find)
@@ -159,9 +167,7 @@ class ClusterCoordinator:
     def done(self) -> bool:
         """Local. Whether all functions have ended; raises as `join`."""
         with self._chief.lock:
-            while self._act():
-                pass
-            self._look_for_losses()
+            self._catch_up()
             self._raise_error()
             return self._closures.is_done
 
@@ -188,6 +194,10 @@ class ClusterCoordinator:
     def create_per_worker_dataset(self, dataset_fn: Callable[..., Dataset] | Dataset) -> PerWorkerValues:
         """Local. Let each worker make a data set. `iter` of it gives iterators, one on each worker.
 
+        A function that asks an iterator for more than there is has no value and changes nothing, unless it handles
+        StopIteration itself. It goes to another worker, whose data has not ended, if there is one; else its
+        `RemoteValue.is_at_end` is true. So is the iterators' `is_at_end` when all have ended. It cancels nothing.
+
         Args:
             dataset_fn: Makes it; a function with an argument that has no default gets the worker's `InputContext`. Or
                 the data set, whole on each worker.
@@ -202,13 +212,20 @@ class ClusterCoordinator:
         raise ValueError(f"Unexpected dataset type! Expected a function or a Dataset, got {described(dataset_fn)}")
 
     def _iterate(self, dataset: PerWorkerValues) -> PerWorkerValues:
-        return self._resource(iter, (dataset,), {})
+        return self._resource(OwnIterator, (dataset,), {}, at_end=self._is_at_end)
+
+    def _is_at_end(self, data: int) -> bool:
+        """See `PerWorkerValues.is_at_end`."""
+        with self._chief.lock:
+            self._catch_up()
+            return self._closures.is_at_end(data)
 
     # ------------------------------------------------------------------ inside
 
     def _resource(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         iterate: Callable[[PerWorkerValues], PerWorkerValues] | None = None,
+        at_end: Callable[[int], bool] | None = None,
     ) -> PerWorkerValues:
         _require_function(fn)
         with self._chief.lock:
@@ -220,7 +237,7 @@ class ClusterCoordinator:
             with self._station.whole:
                 number, sends = self._closures.resources.build(work)
                 self._do(list(sends))
-                values = PerWorkerValues(number, iterate)
+                values = PerWorkerValues(number, iterate, at_end)
                 self._chief.note_drop(values, "resource", number)
         return values
 
@@ -269,6 +286,12 @@ class ClusterCoordinator:
         """Take a message that is there, or run a function where this process is the worker; whether there was one."""
         with self._station.whole:
             return self._station.step() or self.strategy.work_here()
+
+    def _catch_up(self) -> None:
+        """Take what has come, without waiting."""
+        while self._act():
+            pass
+        self._look_for_losses()
 
     def go_on(self) -> None:
         """Local. Take what has come, in a thread of ours, while the program does something else."""

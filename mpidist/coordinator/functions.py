@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from mpidist.arguments import described
 from mpidist.comm.resource import Resource
-from mpidist.coordinator.remote_value import RemoteValue
+from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue
 from mpidist.coordinator.work import Name, Work
 from mpidist.serving.handles import HandleOf, dump_arguments, dump_function
 
@@ -128,7 +128,10 @@ class Functions:
             places = [*((f"argument {number}", given) for number, given in enumerate(args)),
                       *((f"argument {name!r}", given) for name, given in kwargs.items())]
             raise self._blame(fn, places, "is given", error) from error
-        return Work(function.name, arguments, function.captured, self._names(held), (function, *held)), list(inputs)
+        data = tuple(sorted({
+            one.number for one in (*function.held, *held) if isinstance(one, PerWorkerValues) and one.is_iterator
+        }))
+        return Work(function.name, arguments, function.captured, self._names(held), (function, *held), data), [*inputs]
 
     def forget(self) -> None:
         """Local. Keep no function for its next use."""

@@ -38,6 +38,11 @@ class RemoteValue:
         """Local. Whether the function has ended."""
         return self._end is not None
 
+    @property
+    def is_at_end(self) -> bool:
+        """Local. Whether the function has ended without a value, since the data of the workers had ended."""
+        return self._end is not None and self._end.end is End.AT_END
+
     def set(self, end: ClosureEnd) -> None:
         """Local. Note how the function has ended."""
         self._end = end
@@ -53,6 +58,7 @@ class RemoteValue:
         Raises:
             Exception: What the function raised.
             CancelledError: It was cancelled, since another function had failed.
+            EndOfDataError: There is none; see `is_at_end`.
         """
         if self._end is None:
             self._wait(self)
@@ -76,7 +82,7 @@ def value_of(end: ClosureEnd | None, find: Callable[[tuple[Any, ...]], Any]) -> 
     """
     if end is None or end.end is End.CANCELLED:
         raise CancelledError("The corresponding function is cancelled. Please reschedule the function.")
-    if end.end is End.ERROR:
+    if end.end is not End.RESULT:
         raise error_of(end)
     return load(end.payload, find)
 
@@ -95,11 +101,32 @@ class PerWorkerValues:
     Args:
         number: Of the resource.
         iterate: Makes the values of `iter`; None where that has no meaning.
+        at_end: Whether iterators have come to their end on all workers, by their number; None for other values.
     """
 
-    def __init__(self, number: int, iterate: Callable[[PerWorkerValues], PerWorkerValues] | None = None) -> None:
+    def __init__(
+        self, number: int, iterate: Callable[[PerWorkerValues], PerWorkerValues] | None = None,
+        at_end: Callable[[int], bool] | None = None,
+    ) -> None:
         self.number = number
         self._iterate = iterate
+        self._at_end = at_end
+
+    @property
+    def is_iterator(self) -> bool:
+        """Local. Whether each worker has an iterator over its own data set."""
+        return self._at_end is not None
+
+    @property
+    def is_at_end(self) -> bool:
+        """Local. Whether each worker has come to the end of its data, and a function has asked for more.
+
+        Raises:
+            TypeError: These are no iterators.
+        """
+        if self._at_end is None:
+            raise TypeError("only an iterator comes to an end: `iter` of a data set of workers gives iterators")
+        return self._at_end(self.number)
 
     def __iter__(self) -> PerWorkerValues:
         if self._iterate is None:

@@ -32,6 +32,7 @@ class Work(NamedTuple):
         captured: What the function names: in order, so that each names only what stands before it.
         named: What the arguments name, likewise.
         held: What must not be given back before the work has ended.
+        data: The iterators over workers' own data sets that it takes, as resources.
     """
 
     function: Name
@@ -39,6 +40,7 @@ class Work(NamedTuple):
     captured: tuple[Name, ...] = ()
     named: tuple[Name, ...] = ()
     held: object = None
+    data: tuple[int, ...] = ()
 
 
 class Rules(NamedTuple):
@@ -87,6 +89,7 @@ class End(Enum):
 
     RESULT = "result"
     ERROR = "error"
+    AT_END = "at the end of the data"
     CANCELLED = "cancelled"
 
 
@@ -95,7 +98,7 @@ class ClosureEnd(NamedTuple):
 
     Attributes:
         closure: The closure.
-        end: RESULT, ERROR or CANCELLED; only the first has changed anything.
+        end: Only a RESULT has changed anything.
         payload: The pickled result, or exception; empty for a cancelled one.
         traceback: The text of the exception.
     """

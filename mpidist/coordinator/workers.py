@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 from typing import NamedTuple
 
 from mpidist.coordinator.waiting import Waiting
@@ -20,6 +21,7 @@ class Worker:
         slots: The closure in each of its slots, until that is applied or has failed.
         running: The closures that it was sent and has not returned, in their order.
         building: The resources that it was told to make and has not made.
+        ended: The iterators over its own data that have come to their end, as resources.
         since: When it began what it is doing.
     """
 
@@ -28,6 +30,7 @@ class Worker:
     slots: list[int | None] = field(default_factory=lambda: [None] * SLOTS)
     running: list[int] = field(default_factory=list)
     building: set[int] = field(default_factory=set)
+    ended: set[int] = field(default_factory=set)
     since: float = 0.0
 
     def define(self, work: Work) -> list[Send]:
@@ -45,6 +48,8 @@ class Worker:
         if (kind, number) not in self.known:
             return []
         self.known.remove((kind, number))
+        if kind == "resource":
+            self.ended.discard(number)
         return [Send(self.rank, Discard(kind, number))]
 
     def begin(self, closure: int, now: float) -> int:
@@ -123,18 +128,26 @@ class Workers:
         self.waiting.unbind(rank)
         return self.by_rank.pop(rank, None)
 
-    def put(self, closure: int, rules: Rules) -> None:
+    def put(self, closure: int, rules: Rules, data: tuple[int, ...]) -> None:
         """Local. Let a closure wait for a worker, or for its own one while that lives."""
-        self.waiting.put(closure, rules.priority, rules.worker if rules.worker in self.by_rank else None)
+        self.waiting.put(closure, rules.priority, rules.worker if rules.worker in self.by_rank else None, data)
+
+    def have_left(self, data: tuple[int, ...]) -> bool:
+        """Local. Whether some worker is not known to be at the end of any of this data."""
+        return any(worker.ended.isdisjoint(data) for worker in self.by_rank.values())
+
+    def _may_take(self, worker: Worker, data: tuple[int, ...]) -> bool:
+        """Whether a worker's own data goes on; it may also try in vain where no other one's does."""
+        return worker.ended.isdisjoint(data) or not self.have_left(data)
 
     def start(self, now: float) -> list[Start]:
         """Local. Give waiting closures to free workers: first to those that run none, who is free longest first."""
         starts: list[Start] = []
         for running in range(1 + self.prefetch) if self.waiting else ():
             for rank in self._free.ranks(running):
-                closure = self.waiting.take(rank)
+                worker = self.by_rank[rank]
+                closure = self.waiting.take(rank, partial(self._may_take, worker))
                 if closure is not None:
-                    worker = self.by_rank[rank]
                     starts.append(Start(worker, closure, worker.begin(closure, now)))
                     self._free.note(worker)
         return starts

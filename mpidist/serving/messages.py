@@ -121,12 +121,14 @@ class Failed(NamedTuple):
         attempt: The attempt.
         error: The pickled exception.
         traceback: Its text.
+        ended: The resource at whose end the function has asked for more; 0 if that is not why it has raised.
     """
 
     closure: int
     attempt: int
     error: bytes
     traceback: str
+    ended: int = 0
 
 
 class Prepared(NamedTuple):

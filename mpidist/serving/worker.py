@@ -29,6 +29,7 @@ from mpidist.serving.messages import (
     Push,
     Send,
 )
+from mpidist.serving.own_data import OwnIterator, ended
 from mpidist.serving.push import Pushed, is_free
 from mpidist.serving.reading import Value, read_whole
 from mpidist.serving.station import Station
@@ -149,7 +150,7 @@ class Worker(ServedHome):
             for pushed in closure.pushed.values():
                 pushed.close()
         except BaseException as error:  # whatever it is, it is the program's on the coordinator
-            return Failed(do.closure, do.attempt, handles.portable(error), traceback.format_exc())
+            return Failed(do.closure, do.attempt, handles.portable(error), traceback.format_exc(), ended(error))
         finally:
             self._closure = None
         for server in closure.pushed:
@@ -159,7 +160,9 @@ class Worker(ServedHome):
 
     def _build(self, build: Build) -> Message:
         try:
-            self._named["resource", build.resource] = self._call(build.function, build.arguments)
+            made = self._named["resource", build.resource] = self._call(build.function, build.arguments)
+            if isinstance(made, OwnIterator):
+                made.number = build.resource
         except BaseException as error:  # as above
             self._named["resource", build.resource] = _NotMade(error)
             return Built(build.resource, handles.portable(error), traceback.format_exc())

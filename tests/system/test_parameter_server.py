@@ -137,15 +137,16 @@ strategy.close() if is_chief else strategy.serve()
 @pytest.mark.parametrize("ranks", [1, 4])
 def test_the_program_of_the_guide(tmp_path: Path, ranks: int) -> None:
     page = ROOT / "docs" / "parameter_servers.md"
-    block = next(block for block in blocks_of(page.read_text()) if "ClusterCoordinator(strategy)" in block.text)
+    blocks = [block.text for block in blocks_of(page.read_text()) if "coordinator.schedule(" in block.text]
+    assert len(blocks) == 2
     program = tmp_path / "program.py"
-    program.write_text(block.text)
+    program.write_text("\n".join(blocks))
     # One task with a number of its own for each rank.
     jobs = {"chief": ["a:1"], "worker": ["a:2", "a:3"], "ps": ["a:4"]}
     config = json.dumps({"cluster": jobs}) if ranks > 1 else ""
     result = run_program(ranks, program, TF_CONFIG=config)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout == "[2. 2. 2.] 80\n", result.stdout + result.stderr
+    assert result.stdout == "[2. 2. 2.] 80\n200\n", result.stdout + result.stderr
 
 
 def run_to_the_end(

@@ -75,6 +75,18 @@ def fail(closures: Closures, worker: int, closure: int, *, attempt: int = 1) -> 
     return take(closures, worker, Failed(closure, attempt, b"error", "text"))
 
 
+DATA = 9
+
+
+def read(closures: Closures, *, rules: Rules = ANY, data: tuple[int, ...] = (DATA,)) -> list[Action]:
+    """Schedule a closure that takes iterators over workers' own data."""
+    return closures.schedule(Work(Name("function", 1, b"code"), b"arguments", data=data), rules, 0.0)[1]
+
+
+def at_end(closures: Closures, worker: int, closure: int, *, attempt: int = 1, data: int = DATA) -> list[Action]:
+    return take(closures, worker, Failed(closure, attempt, b"error", "text", data))
+
+
 def test_function_is_sent_once_to_each_worker() -> None:
     closures = make((FIRST,))
     do = Do(1, 1, 0, 1, b"arguments")
@@ -290,6 +302,73 @@ def test_failed_function_is_not_tried_again_after_a_cancellation() -> None:
     closures.cancel()
     assert fail(closures, FIRST, 1) == [ClosureEnd(1, End.ERROR, b"error", "text")]
     assert closures.take_error() == ClosureEnd(2, End.ERROR, b"error", "text")
+
+
+def test_closure_at_the_end_of_its_data_goes_to_who_has_some_left() -> None:
+    closures = make((FIRST, SECOND))
+    for _ in range(3):
+        read(closures)
+    # The first worker gets nothing more of this data, though it is free.
+    assert at_end(closures, FIRST, 1) == []
+    assert not closures.is_at_end(DATA)
+    assert done(finish(closures, SECOND, 2)) == [(SECOND, 1)]
+    # What needs none, or that of the first worker alone, does not mind.
+    assert done(schedule(closures)) == [(FIRST, 4)]
+    assert read(closures, rules=Rules(worker=FIRST)) == []
+    assert done(finish(closures, FIRST, 4)) == [(FIRST, 5)]
+    assert at_end(closures, FIRST, 5) == [ClosureEnd(5, End.AT_END, b"error", "text")]
+    # When it has ended everywhere, closures end in vain, one at a time and without an error.
+    actions = at_end(closures, SECOND, 1, attempt=2)
+    assert actions[0] == ClosureEnd(1, End.AT_END, b"error", "text")
+    assert closures.is_at_end(DATA)
+    ((worker, closure),) = done(actions)
+    assert closure == 3
+    assert at_end(closures, worker, 3) == [ClosureEnd(3, End.AT_END, b"error", "text")]
+    assert (closures.is_done, closures.error) == (True, None)
+
+
+def test_end_of_data_is_of_one_iterator_and_of_workers_that_live() -> None:
+    closures = make((FIRST, SECOND))
+    read(closures)
+    schedule(closures)
+    assert at_end(closures, FIRST, 1) == []
+    assert done(read(closures, data=(DATA + 1,))) == [(FIRST, 3)]
+    read(closures, data=(DATA, DATA + 1))
+    # Who has data left is lost: the other one may try, and that is the end.
+    assert done(finish(closures, FIRST, 3)) == []
+    assert done(closures.lost(SECOND, 0.0)) == [(FIRST, 1)]
+    assert closures.is_at_end(DATA)
+    assert done(at_end(closures, FIRST, 1, attempt=2)) == [(FIRST, 2)]
+    # A resource that has the iterator inside: where the closure may run is not known.
+    assert not closures.is_at_end(DATA + 2)
+    assert at_end(closures, FIRST, 2, attempt=2, data=DATA + 2)[0] == ClosureEnd(2, End.AT_END, b"error", "text")
+
+
+def test_what_takes_the_value_of_a_closure_at_the_end_ends_with_it() -> None:
+    closures = make((FIRST,))
+    read(closures)
+    take_inputs(closures, 1)
+    assert at_end(closures, FIRST, 1) == [ClosureEnd(number, End.AT_END, b"error", "text") for number in (1, 2)]
+    assert closures.is_done
+
+
+def test_closure_at_the_end_of_its_data_is_not_run_again_after_a_cancellation() -> None:
+    closures = make((FIRST, SECOND))
+    read(closures)
+    schedule(closures)
+    fail(closures, SECOND, 2)
+    closures.cancel()
+    assert at_end(closures, FIRST, 1) == [ClosureEnd(1, End.CANCELLED)]
+    assert closures.take_error() == ClosureEnd(2, End.ERROR, b"error", "text")
+
+
+def test_dropped_iterator_has_no_end() -> None:
+    closures = make((FIRST,))
+    number, _ = closures.resources.build(Work(Name("function", 1, b"code"), b""))
+    read(closures, data=(number,))
+    at_end(closures, FIRST, 1, data=number)
+    closures.discard("resource", number)
+    assert closures.workers[FIRST].ended == set()
 
 
 def test_loss_does_not_count_as_failure() -> None:
