@@ -144,3 +144,23 @@ def test_a_function_knows_the_index_of_its_worker(strategy: ParameterServerStrat
         index()
     with pytest.raises(RuntimeError, match="inside a function that a worker runs"):
         index()
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"worker": 1}, "`worker` must be from 0 to 0, got 1"),
+        ({"worker": True}, "`worker` must be an integer of at least 0, got True"),
+        ({"retries": -1}, "`retries` must be an integer of at least 0, got -1"),
+        ({"priority": "high"}, "`priority` must be a number, got 'high'"),
+        ({"on_error": ["keep"]}, r"`on_error` must be 'cancel' or 'keep', got \['keep'\]"),
+        ({"kwargs": {1: 2}}, "the names of the function's arguments as keys, got 1"),
+        ({"queue_size": 0}, "`queue_size` must be an integer of at least 1, got 0"),
+        ({"closure_timeout": 0}, "`closure_timeout` must be more than 0 seconds"),
+        ({"prefetch": 1}, "`prefetch` must be True or False, got 1"),
+    ],
+)
+def test_a_wrong_rule_is_named(strategy: ParameterServerStrategy, given: dict[str, Any], text: str) -> None:
+    is_option = given.keys() <= {"queue_size", "closure_timeout", "prefetch"}
+    with pytest.raises((TypeError, ValueError), match=text):
+        ClusterCoordinator(strategy, **given) if is_option else ClusterCoordinator(strategy).schedule(abs, **given)

@@ -31,11 +31,12 @@ from tests.amounts import amount
 
 MODULES = (
     mpidist, mpidist.data, mpidist.experimental, mpidist.optimizers, mpidist.metrics, mpidist.cluster_resolver,
-    mpidist.summary, mpidist.observe,
+    mpidist.summary, mpidist.observe, mpidist.coordinator,
 )
 # Only the library makes them, from what it has checked.
 MADE_BY_THE_LIBRARY = {
-    "Dataset", "DatasetSpec", "DistributedDataset", "DistributedIterator", "StrategyExtended", "SummaryWriter",
+    "Dataset", "DatasetSpec", "DistributedDataset", "DistributedIterator", "PerWorkerValues", "RemoteValue",
+    "StrategyExtended", "SummaryWriter",
 }
 # Texts of the interpreter and of NumPy, which name neither the argument nor what is expected.
 BARE = re.compile(
@@ -69,6 +70,18 @@ def fitting() -> dict[str, Any]:
         "strategy": mpidist.get_strategy(), "values": [1.0, 2.0],
         "warmup_steps": 3,
     }
+
+
+@functools.cache
+def coordinator() -> mpidist.coordinator.ClusterCoordinator:
+    """That of a process which is worker and server, too."""
+    options = mpidist.ServerOptions(heap_bytes=1 << 20)
+    return mpidist.coordinator.ClusterCoordinator(mpidist.ParameterServerStrategy(options=options))
+
+
+def fitting_for(name: str) -> dict[str, Any]:
+    """As `fitting`; who coordinates needs a strategy with workers."""
+    return {**fitting(), "strategy": coordinator().strategy} if "Coordinator" in name else fitting()
 
 
 @functools.cache
@@ -129,7 +142,7 @@ def test_a_wrong_argument_is_named(name: str) -> None:
     for one in parameters(made):
         for value in WRONG:
             try:
-                call(made, {one.name: value})
+                call(made, {one.name: value}, fitting_for(name))
             except pytest.fail.Exception as error:
                 failures.append(str(error).splitlines()[0])
     assert not failures, "\n".join(failures)
@@ -146,7 +159,7 @@ def methods() -> dict[str, Callable[..., Any]]:
     strategy, variable = mpidist.OneDeviceStrategy("cpu:0"), mpidist.Variable([1.0, 2.0])
     objects = (
         mpidist.get_strategy(), strategy, strategy.extended, mpidist.get_replica_context(), variable,
-        mpidist.optimizers.SGD(0.1), mpidist.metrics.Mean(),
+        mpidist.optimizers.SGD(0.1), mpidist.metrics.Mean(), coordinator(),
     )
     found = {}
     for one in objects:
@@ -166,7 +179,7 @@ def arguments_of_methods() -> dict[str, Any]:
         "dataset_fn": lambda _: dataset, "delta": [1.0, 1.0], "destinations": "cpu:0", "fn": lambda *_: None,
         "grads_and_vars": [(np.ones(2), variable)], "merge_fn": lambda *_: None, "metrics": [mpidist.metrics.Mean()],
         "reduce_op": "SUM", "scale": 1.0, "sparse_delta": mpidist.IndexedSlices(np.ones(1), np.array([0])),
-        "array": np.ones(2), "tensor": np.ones(2), "v": variable, "value": np.ones(2),
+        "val": [1], "array": np.ones(2), "tensor": np.ones(2), "v": variable, "value": np.ones(2),
         "value_destination_pairs": [(1.0, "cpu:0")], "value_fn": lambda _: 1, "var": variable, "variables": [variable],
     }
 
@@ -200,4 +213,4 @@ def test_wrong_arguments_together_are_named(name: str, data: st.DataObject) -> N
     made = public()[name]
     names = st.sampled_from([one.name for one in parameters(made)])
     chosen = data.draw(st.lists(names, min_size=1, max_size=3, unique=True))
-    call(made, {one: data.draw(VALUES) for one in chosen})
+    call(made, {one: data.draw(VALUES) for one in chosen}, fitting_for(name))
