@@ -29,6 +29,7 @@ from mpidist.comm.deaths import DISCOVERY_SECONDS, WATCH, Process, describe
 from mpidist.comm.farewell import FAREWELLS, leave_together
 from mpidist.comm.interrupts import INTERRUPTED, INTERRUPTS
 from mpidist.comm.mpi_start import end_mpi
+from mpidist.comm.program_end import forget, was_left
 from mpidist.errors import is_shared
 from mpidist.observe.output import flush, say
 from mpidist.observe.patience import limit_seconds, warn_seconds
@@ -129,15 +130,13 @@ class _Ending:
 
     def exit(self, code: object = None) -> None:
         """Replace `sys.exit`, and find out whether the exception ends the program or is caught."""
-        if code is None or code == 0:
-            raise SystemExit(code)
         # The exception is made in another function. A local variable here would keep it alive: its traceback holds
         # this frame.
         raise self._watched_exit(code)
 
     def _watched_exit(self, code: object) -> _Exit:
         error = _Exit(code)
-        number = code if isinstance(code, int) else 1
+        number = code if isinstance(code, int) else int(code is not None)
         self.watched = weakref.ref(error, functools.partial(self._on_exit_freed, number))
         return error
 
@@ -177,7 +176,11 @@ class _Ending:
             time.sleep(TURN_SECONDS)
             say(f"{self.place} has come to its end without other ranks: {describe(WATCH.dead.values())}")
             self.code = self.code or 1
-        self.end_process(self.code or 0)
+        self.end_process(self.known_code())
+
+    def known_code(self) -> int:
+        """The code with which this process ends; 1 where it was left by a SystemExit of which nobody knows the code."""
+        return int(was_left()) if self.code is None else self.code
 
     def end_mpi(self) -> None:
         """End MPI, and this process alone if a rank dies meanwhile: MPI_Finalize would wait for it for ever."""
@@ -313,6 +316,7 @@ def install(
     INTERRUPTS.share(functools.partial(ending.end_interrupted, aborts_in_threads))
     sys.excepthook = ending.on_exception
     # `raise SystemExit(1)` does not pass through these: such a rank waits for the others in `at_exit`, and explains it.
+    # After a death its code is 1.
     sys.exit = ending.exit  # type: ignore[assignment]  # typeshed: NoReturn; ours always raises
     for name in ("exit", "quit"):
         setattr(builtins, name, ending.exit)
@@ -334,9 +338,20 @@ def tolerate_deaths(needed: Iterable[Process] = (), *, leads: bool = False) -> N
     WATCH.ignore_notices(at_end=False)
 
 
-def exit_code() -> int:
-    """Local. The code with which this process ends, as far as that is known: 0 until it has failed."""
-    return sum(ending.code or 0 for ending in _installed)
+def exit_code(*, says: bool = False) -> int:
+    """Local. The code with which this process ends, as far as that is known: 0 until it has failed.
+
+    It is 1 where a SystemExit has ended the program that is not of `sys.exit`: nobody knows its code.
+
+    Args:
+        says: Print that.
+    """
+    if says and was_left() and any(ending.code is None for ending in _installed):
+        say(
+            "the program was ended by a SystemExit whose exit code cannot be seen: it counts as 1. End the program by "
+            "sys.exit(code), or by its last line"
+        )
+    return sum(ending.known_code() for ending in _installed)
 
 
 def leave() -> None:
@@ -348,3 +363,4 @@ def leave() -> None:
         WATCH.refuse_calls()
     WATCHDOG.stop()
     TRACE.finish()
+    forget()

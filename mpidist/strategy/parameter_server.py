@@ -305,7 +305,8 @@ class ParameterServerStrategy(Strategy):
         self._has_ended = True
         window: Window = station.window
         lost = window.lost() | station.lost
-        end = _End(ending.exit_code(), tuple(lost))
+        code = ending.exit_code(says=bool(lost or chief.exit_code_file.path))
+        end = _End(code, tuple(lost))
         chief.exit_code_file.write(end.code)
         if lost & {*self.roles.servers}:
             # All others raise the error of that themselves.

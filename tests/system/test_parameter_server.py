@@ -211,6 +211,47 @@ def test_the_code_of_a_chief_that_fails_is_the_launchers(tmp_path: Path, how: st
     assert "DeadRankError" not in text, text
 
 
+AFTER_A_DEATH = HEAD + """
+from mpidist.coordinator import experimental_get_current_worker_index
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
+strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 22))
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    count = mpidist.Variable(0)
+
+def die_first():
+    if experimental_get_current_worker_index() == 0:
+        os.kill(os.getpid(), signal.SIGKILL)
+    count.assign_add(1)
+    return experimental_get_current_worker_index()
+
+# What is bound to a worker goes to another one when it has died; what is bound to the other one stays there.
+values = [coordinator.schedule(die_first, worker=worker) for worker in (0, 1, 0)]
+print("workers", coordinator.fetch(values), int(count))
+mpidist.Checkpoint(count=count).save(sys.argv[1] + "/ckpt")
+print("saved", flush=True)
+"""
+
+
+@pytest.mark.parametrize(("end", "code"), [
+    ("", 0), ("sys.exit()", 0), ("sys.exit(7)", 7), ("raise ValueError('of mine')", 1),
+    # Its code cannot be seen, and is not taken for a success.
+    ("raise SystemExit(7)", 1),
+], ids=["end", "exit", "exit with 7", "error", "SystemExit"])
+def test_the_code_of_the_chief_is_in_a_file_after_a_death(tmp_path: Path, end: str, code: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(AFTER_A_DEATH + end)
+    result = subprocess.run(
+        [*survivors_live(4), sys.executable, str(program), str(tmp_path)], env=launch_environment({
+            **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+        }), capture_output=True, text=True, errors="replace", timeout=100, check=False,
+    )
+    text = result.stdout + result.stderr
+    assert "workers [1, 1, 1] 3" in text, text
+    assert (tmp_path / "exit-code").read_text() == f"{code}\n", text
+    assert ("a SystemExit whose exit code cannot be seen: it counts as 1" in text) == ("SystemExit" in end), text
+
+
 # The chief and the worker do something else for long when a server or the chief dies.
 BUSY = HEAD + """
 from mpidist.comm.communicator import open_communicator
