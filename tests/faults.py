@@ -876,9 +876,14 @@ SERVING = (
         "unit/test_coordinator_closures.py::test_closure_at_the_end_of_its_data_goes_to_who_has_some_left",
     ),
     Fault(
+        "a data set travels with every call", "coordinator/functions.py",
+        "found is None and type(given) is Dataset", "False",
+        "parallel/serving/test_data_sets_as_arguments.py::test_a_data_set_travels_once", 3,
+    ),
+    Fault(
         "the end of one worker's data is the end of all", "coordinator/closures.py",
         "not is_bound and self._workers.have_left(data)", "False",
-        "parallel/serving/test_data_that_ends.py::test_each_element_of_each_worker_counts_once", 4,
+        "unit/test_coordinator_closures.py::test_closure_at_the_end_of_its_data_goes_to_who_has_some_left",
     ),
     Fault(
         "a lost worker's bound closures wait for ever", "coordinator/workers.py",

@@ -106,7 +106,7 @@ class ClusterCoordinator:
         """Local. Give a function to some worker. It returns at once, unless the queue is full.
 
         Variables, optimizers, metrics and the strategy that the function uses are those of the servers. What else it
-        captures is sent with its first use, and is what it was then.
+        captures is sent with its first use, and is what it was then; so is each `Dataset` that it captures or takes.
 
         Args:
             fn: The function.

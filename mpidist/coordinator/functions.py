@@ -1,4 +1,4 @@
-"""Functions as they are sent to workers: once each, with names in the place of what lives on servers and workers."""
+"""Functions and data sets as they are sent to workers: once each, with names for what lives on servers and workers."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from mpidist.arguments import described
 from mpidist.comm.resource import Resource
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue
 from mpidist.coordinator.work import Name, Work
+from mpidist.data.dataset import Dataset
 from mpidist.serving.handles import HandleOf, dump_arguments, dump_function
 
 # What is kept for the next use.
@@ -52,6 +53,20 @@ class _Global(NamedTuple):
     space: Mapping[str, Any]
     name: str
     value: object
+
+
+class _SentDataset(NamedTuple):
+    """A data set that was sent.
+
+    Attributes:
+        number: Of it.
+        names: What a worker must have been sent; itself is the last.
+        held: What it captures.
+    """
+
+    number: int
+    names: tuple[Name, ...]
+    held: list[object]
 
 
 class _Function:
@@ -104,7 +119,9 @@ class Functions:
     def __init__(self, naming: Naming) -> None:
         self._naming = naming
         self._kept: OrderedDict[tuple[Any, ...], _Function] = OrderedDict()
+        self._datasets: weakref.WeakKeyDictionary[Dataset, _SentDataset] = weakref.WeakKeyDictionary()
         self._bytes = 0
+        # Of functions and data sets.
         self._count = 0
         # The code of functions of which it was said that a global has changed.
         self._said: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
@@ -179,6 +196,8 @@ class Functions:
 
         def handle(given: object) -> tuple[Any, ...] | None:
             found = handle_of(given)
+            if found is None and type(given) is Dataset:
+                found = "dataset", self._dataset(given).number
             if found is None:
                 return None
             held.append(given)
@@ -193,8 +212,22 @@ class Functions:
 
         return handle
 
+    def _dataset(self, given: Dataset) -> _SentDataset:
+        """A data set travels once, as a function does, and is what it was then."""
+        if given not in self._datasets:
+            held: list[object] = []
+            code = dump_arguments((given.pipeline, given.options()), self._holding(held))
+            self._count += 1
+            names = (*self._names(held), Name("dataset", self._count, code))
+            self._datasets[given] = _SentDataset(self._count, names, held)
+            self._naming.note_drop(given, "dataset", self._count)
+        return self._datasets[given]
+
     def _names(self, held: list[object]) -> tuple[Name, ...]:
-        return tuple(dict.fromkeys(name for given in held for name in self._naming.name_of(given)))
+        return tuple(dict.fromkeys(
+            name for given in held
+            for name in (self._dataset(given).names if isinstance(given, Dataset) else self._naming.name_of(given))
+        ))
 
     def _blame(
         self, fn: Callable[..., Any], places: list[tuple[str, object]], verb: str, error: Exception
@@ -205,9 +238,11 @@ class Functions:
             try:
                 dump_arguments(value, self._holding([]))
             except Exception as found:
+                is_data = isinstance(value, Dataset)
+                way = "dataset(function that makes it)" if is_data else "value"
                 return TypeError(
                     f"{owner} {verb} {name}, {described(value)}, which cannot be sent to a worker: {found}. Make it "
-                    "inside the function, or on each worker by `create_per_worker_value`"
+                    f"inside the function, or on each worker by `create_per_worker_{way}`"
                 )
         return TypeError(f"{owner} cannot be sent to a worker: {error}")
 

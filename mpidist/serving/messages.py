@@ -29,10 +29,10 @@ OWN_WRITE = 0
 
 
 class Define(NamedTuple):
-    """Coordinator to worker: a function, a variable or an optimizer, before the first message that names it.
+    """Coordinator to worker: what messages name, such as a function, before the first message that names it.
 
     Attributes:
-        kind: "function", "variable" or "optimizer".
+        kind: "function", "dataset", "variable" or "optimizer".
         number: Of this kind; never used again.
         code: What it is, pickled.
     """
