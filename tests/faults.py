@@ -760,6 +760,19 @@ ENDINGS = (
         "unit/test_ending.py::test_leaving_with_a_code_ends_the_job",
     ),
     Fault(
+        "settings of optimizers are not compared", "variables/update/options.py",
+        "value != field.default", "not value == value",
+        "parallel/optimizers/test_optimizers.py::test_other_optimizers_on_one_rank_are_a_mismatch", 2,
+    ),
+    Fault(
+        "two optimizers alike are not told apart", "variables/step/plan.py", "plan_count += 1", "plan_count += 0",
+        "parallel/optimizers/test_optimizers.py::test_two_optimizers_alike_are_told_apart", 2,
+    ),
+    Fault(
+        "other axes are not told", "strategy/values.py", '"reduce along axes", axes,', '"reduce along axes", None,',
+        "parallel/comm/test_call_order.py::test_other_axes_are_errors", 2,
+    ),
+    Fault(
         "a chief that fails ends alone", "comm/ending.py", "tolerates_deaths and not self.leads:", "tolerates_deaths:",
         "system/test_parameter_server.py::test_the_code_of_a_chief_that_fails_is_the_launchers",
     ),

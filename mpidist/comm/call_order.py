@@ -131,6 +131,11 @@ class CallOrder(CallComparison):
         self._state[STATE] = state + self._code
         return self
 
+    def surround(self) -> CallOrder:
+        """Local. Name this call in errors of the calls inside it, and return it."""
+        self._step = self._key
+        return self
+
     def sign(self, name: str, detail: object, array: AnyArray) -> None:
         """Local. Sign what another thread does later: ranks that begin something else differ from now on.
 

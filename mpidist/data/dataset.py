@@ -98,9 +98,10 @@ class Dataset(BaseDataset):
             reshuffle_each_iteration: Whether each iteration, and each repetition of `repeat`, has another order.
         """
         size = check_count("shuffle: `buffer_size`", buffer_size, 1)
-        drawn = ShuffleSeed(None if seed is None else check_count("shuffle: `seed`", seed))
+        value = None if seed is None else check_count("shuffle: `seed`", seed)
         is_anew = True if reshuffle_each_iteration is None else reshuffle_each_iteration
         reshuffle = flag("reshuffle_each_iteration", is_anew, owner="shuffle: ")
+        drawn = ShuffleSeed(value, use=f"buffer of {size}, {'each' if reshuffle else 'first'} iteration")
         return self._select(Shuffle(self._pipeline.stream, size, drawn, reshuffle))
 
     def batch(

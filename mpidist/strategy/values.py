@@ -114,9 +114,11 @@ def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int 
         return collective.all_reduce(array, op)[()]
     axes = _axes(array, axis)
     check_reducible(array, op)
-    if op is ReduceOp.MEAN:
-        return _mean(collective, array, axes)
-    total = collective.all_reduce(arrays.as_array(_reduce_locally(array, op, axes)), op)
+    # What is left may have the same shape where ranks reduce along others.
+    with collective.log.begin("reduce along axes", axes, None, meets=False).surround():
+        if op is ReduceOp.MEAN:
+            return _mean(collective, array, axes)
+        total = collective.all_reduce(arrays.as_array(_reduce_locally(array, op, axes)), op)
     with np.errstate(over="ignore"):
         return (total.astype(array.dtype) if is_half(array.dtype) else total)[()]
 
@@ -185,7 +187,7 @@ def signed(collective: CollectiveFront, spec: Any) -> AbstractContextManager[obj
         spec: Of the structure, as `tree.flatten` gives it.
     """
     keys = tree.keys(spec)
-    return collective.log.begin("values of the keys", keys, None, meets=False) if keys else nullcontext()
+    return collective.log.begin("values of the keys", keys, None, meets=False).surround() if keys else nullcontext()
 
 
 def gather_object(communicator: Communicator, value: T) -> list[T]:

@@ -93,6 +93,7 @@ class ArenaMemory(Home, ABC):
         barrier: Collective over the node: waits for its ranks. In a private arena it returns at once.
         shares_memory: Whether new slabs are in node memory.
         strategy: The strategy whose variables live here, None for variables without one.
+        plan_count: The number of plans so far, of optimizers.
     """
 
     def __init__(
@@ -111,6 +112,7 @@ class ArenaMemory(Home, ABC):
         self._calls = communicator.calls.limited(options.timeout_seconds)
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None
+        self.plan_count = 0
         given = take_collective(cross_device_ops, communicator, self.options)
         self.has_user_collective = given is not None
         self.wire_dtype = None if self.options.wire_dtype is None else half_dtype(self.options.wire_dtype)

@@ -75,6 +75,7 @@ class _Facts(NamedTuple):
     is_batched: bool
     given_seeds: tuple[int | None, ...]
     drawn_seeds: tuple[int, ...]
+    shuffles: tuple[str, ...]
     files: tuple[str, ...]
 
 
@@ -100,10 +101,13 @@ def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
     if policy is not AutoShardPolicy.OFF:
         require_same(
             [
-                (fact.cardinality if is_one_stream else None, fact.batch_sizes, fact.given_seeds, fact.files)
+                (
+                    fact.cardinality if is_one_stream else None, fact.batch_sizes, fact.given_seeds,
+                    fact.shuffles if is_one_stream else None, fact.files,
+                )
                 for fact in facts
             ],
-            f"{FROM_DATASET}: (cardinality, batch sizes, seeds of shuffles, lists of files) of the dataset",
+            f"{FROM_DATASET}: (cardinality, batch sizes, seeds of shuffles, shuffles, lists of files) of the dataset",
             f"Give every rank the same dataset; where ranks have data of their own use {FROM_FUNCTION}",
         )
     _adopt_seeds(pipeline, facts)
@@ -240,6 +244,7 @@ def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:
         is_batched=pipeline.is_batched,
         given_seeds=tuple(None if seed.drawn else seed.value for seed in seeds),
         drawn_seeds=tuple(seed.value for seed in seeds if seed.drawn),
+        shuffles=tuple(seed.use for seed in seeds),
         files=file_digests(pipeline),
     )
 

@@ -23,15 +23,17 @@ class ShuffleSeed:
     Args:
         value: The user's seed; None draws one from the system's entropy.
         name: The beginning of its name in a saved position.
+        use: See `Seed`.
 
     Attributes:
         drawn: Whether the seed was drawn. Ranks replace a drawn seed by that of rank 0.
     """
 
-    def __init__(self, value: int | None, name: str = "seed") -> None:
+    def __init__(self, value: int | None, name: str = "seed", use: str = "") -> None:
         self.drawn = value is None
         self.value = secrets.randbits(63) if value is None else value
         self.name = name
+        self.use = use
 
     def generator(self, epoch: Epoch, *, is_same: bool = False) -> np.random.Generator:
         """Local. The random generator of one pass.

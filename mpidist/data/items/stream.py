@@ -53,11 +53,13 @@ class Seed(Protocol):
         value: The seed. A drawn seed is replaced by that of rank 0, so that all ranks share it.
         drawn: Whether the seed was drawn, because the user gave none.
         name: The beginning of its name in a saved position.
+        use: The rest of what the order depends on.
     """
 
     value: int
     drawn: bool
     name: str
+    use: str
 
 
 class Stream(Protocol):

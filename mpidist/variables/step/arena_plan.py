@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.agreement import same_on_all
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.step.accumulator import Accumulator
 from mpidist.variables.step.average import MovingAverage
@@ -25,7 +26,13 @@ from mpidist.variables.step.plan import Plan
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
-from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION, OptimizerOptions
+from mpidist.variables.update.options import (
+    ACCUMULATED,
+    ACCUMULATES,
+    COMPRESSION,
+    OptimizerOptions,
+    describe,
+)
 from mpidist.variables.variable import Gradient, Variable
 
 # `update_variables(numbers, settings)` is Collective: it sums the gradients of some variables over all replicas and
@@ -52,6 +59,10 @@ class ArenaPlan:
         arena = variables[0].arena
         arithmetic = UpdateArithmetic(kernel, options, on_gpu=arena.namespace is not np)
         self.variables = tuple(variables)
+        same_on_all(
+            arena.communicator, "the optimizer and its options", f"{describe(kernel)} with {describe(options)}",
+            "Each rank updates a part of the variables: make the optimizer the same way on every rank.",
+        )
         self._plan = plan = Plan(variables, arithmetic.slots, arithmetic.scratch_count)
         self._update = open_update(plan, arithmetic, options)
         self._finite_update = open_update(plan, arithmetic, options, must_be_finite=True)

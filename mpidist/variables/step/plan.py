@@ -73,6 +73,8 @@ class Plan:
             [(v.name, v.shape, v.dtype.name, v.address.start, v.sparse_gradient) for v in self.variables],
             "Build the model the same way on every rank and pass its variables in the same order.",
         )
+        self._number = self.arena.plan_count
+        self.arena.plan_count += 1
         kinds: dict[tuple[np.dtype[Any], bool], list[tuple[int, MirroredVariable]]] = {}
         for number, variable in enumerate(self.variables):
             if not variable.sparse_gradient:
@@ -159,7 +161,7 @@ class Plan:
             phases.append(TableStep(self.arena, list(tables.values()), is_summed=is_summed))
         if not phases:
             phases.append(NoGradients(self.variables, self._barrier))
-        selection = Selection(self.variables, numbers, is_summed=is_summed)
+        selection = Selection(self.variables, numbers, is_summed=is_summed, plan=self._number)
         return Step(selection, self._header, phases, self._barrier)
 
     def _open_phase(self, bundle: Bundle, numbers: Sequence[int], *, is_summed: bool) -> Phase:

@@ -11,8 +11,6 @@ import zlib
 from collections.abc import Callable, Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
-import numpy as np
-
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.call_order import CallOrder
 from mpidist.comm.call_text import AT_ONCE
@@ -44,17 +42,21 @@ class Selection:
         variables: All variables of the plan.
         numbers: The numbers of those that have a gradient, increasing.
         is_summed: Whether the gradients are sums over all ranks already.
+        plan: The number of the plan among those of its arena.
 
     Attributes:
-        checksum: Of the numbers and of `is_summed`.
+        checksum: Of all this.
         names: Names of the selected variables by number.
-        is_summed: As given.
+        is_summed, plan: As given.
     """
 
-    def __init__(self, variables: Sequence[MirroredVariable], numbers: Sequence[int], *, is_summed: bool) -> None:
-        self.checksum = zlib.crc32(np.asarray((is_summed, *numbers), np.int64).tobytes())
+    def __init__(
+        self, variables: Sequence[MirroredVariable], numbers: Sequence[int], *, is_summed: bool, plan: int = 0
+    ) -> None:
         self.names = {number: variables[number].name for number in numbers}
         self.is_summed = is_summed
+        self.plan = plan
+        self.checksum = zlib.crc32(repr((plan, is_summed, self.names)).encode())
 
 
 class Meeting(NamedTuple):
@@ -71,11 +73,11 @@ class Meeting(NamedTuple):
     @property
     def subject(self) -> str:
         """Local. The name of all this in errors."""
-        return "the step's number, its learning rate and factors, and the variables with gradients"
+        return "the step's number, its learning rate and factors, the optimizer and the variables with gradients"
 
     def __str__(self) -> str:
         summed = ", summed" if self.selection.is_summed else ""
-        return f"{self.numbers} of {self.selection.names}{summed}"
+        return f"{self.numbers} of {self.selection.names}{summed}, by optimizer number {self.selection.plan}"
 
 
 class StepHeader:

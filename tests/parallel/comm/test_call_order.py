@@ -252,6 +252,21 @@ def raise_from_handler(_: int, __: object) -> None:
     raise ArithmeticError("the program has a handler of its own")
 
 
+@pytest.mark.parametrize("op", ["SUM", "MEAN"])
+def test_other_axes_are_errors(communicator: Communicator, op: str) -> None:
+    """What is left of a square array has the same shape."""
+    strategy = in_node_memory(Strategy(communicator))
+    odd = communicator.rank == communicator.size - 1
+    square = np.arange(4.0).reshape(2, 2)
+    for _ in range(20):
+        strategy.reduce(op, square, axis=0)
+    with pytest.raises(MismatchError, match=r"after reduce along axes \(0,\).*after reduce along axes \(1,\)"):
+        strategy.reduce(op, square, axis=int(odd))
+    np.testing.assert_array_equal(
+        strategy.reduce(op, square, axis=-2), square.sum(0) * communicator.size if op == "SUM" else square.mean(0)
+    )
+
+
 def test_writes_to_other_variables_and_other_metrics_are_errors(communicator: Communicator) -> None:
     """They look alike, and would leave one variable unchanged, or add up what does not belong together."""
     strategy = in_node_memory(Strategy(communicator))

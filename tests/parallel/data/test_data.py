@@ -515,12 +515,15 @@ def test_prefetch_of_zero_reads_in_the_thread_of_the_program(communicator: Commu
     assert set(readers) == {"MainThread"}
 
 
-@pytest.mark.parametrize("what", ["length", "seed", "batch"])
+@pytest.mark.parametrize("what", ["length", "seed", "batch", "buffer", "each iteration"])
 def test_different_datasets_are_told_from_each_other(communicator: Communicator, what: str) -> None:
     if communicator.size == 1:
         return
     other = communicator.rank == communicator.size - 1
-    dataset = Dataset.range(8 + (other and what == "length")).shuffle(8, seed=1 + (other and what == "seed"))
+    dataset = Dataset.range(8 + (other and what == "length")).shuffle(
+        8 - 4 * (other and what == "buffer"), seed=1 + (other and what == "seed"),
+        reshuffle_each_iteration=not (other and what == "each iteration"),
+    )
     with pytest.raises(MismatchError, match="Give every rank the same dataset"):
         DistributedDataset(dataset.batch(2 + (other and what == "batch"), drop_remainder=False), communicator)
 

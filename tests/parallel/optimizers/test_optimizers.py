@@ -304,3 +304,42 @@ def test_sums_on_one_rank_alone_are_a_mismatch(communicator: Communicator, layou
     is_odd = communicator.rank == (0 if odd == "first" else communicator.size - 1)
     with pytest.raises(MismatchError, match=r"variables with gradients must be .*summed"):
         strategy.run(optimizer.apply_gradients, args=(pairs,), kwargs={"skip_gradients_aggregation": is_odd})
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize(("one", "other", "match"), [
+    (lambda: SGD(0.1, momentum=0.9), lambda: SGD(0.1, momentum=0.8), r"SGDKernel\(momentum=0.9\).*momentum=0.8"),
+    (lambda: SGD(0.1), lambda: SGD(0.1, clipvalue=0.5), r"OptimizerOptions\(clipvalue=0.5\)"),
+    (lambda: SGD(0.1), lambda: SGD(0.1, weight_decay=0.5), r"OptimizerOptions\(weight_decay=0.5\)"),
+    (lambda: Adam(0.1), lambda: Adam(0.1, beta_2=0.9), r"beta_2=0.999.*beta_2=0.9"),
+    (lambda: Adam(0.1), lambda: SGD(0.1), "AdamKernel.*SGDKernel"),
+])
+def test_other_optimizers_on_one_rank_are_a_mismatch(
+    communicator: Communicator, layout: str, one: Callable[[], Optimizer], other: Callable[[], Optimizer], match: str
+) -> None:
+    """Each rank of a node updates a part of the variables, and would do so in its own way."""
+    strategy = make_strategy(communicator, layout)
+    with strategy.scope():
+        variable = mpidist.Variable(np.ones(100))
+        optimizer = (other if communicator.rank == communicator.size - 1 else one)()
+    with pytest.raises(MismatchError, match=f"(?s)the optimizer and its options must be .*{match}"):
+        step(strategy, optimizer, [(np.ones(100), variable)])
+    np.testing.assert_array_equal(variable.numpy(), 1)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("layout", "steps"), [*((layout, 3) for layout in LAYOUTS), ("node", 20)])
+def test_two_optimizers_alike_are_told_apart(communicator: Communicator, layout: str, steps: int) -> None:
+    """Their steps look alike, and each would count some ranks' steps."""
+    strategy = make_strategy(communicator, layout)
+    with strategy.scope():
+        variable = mpidist.Variable(np.zeros(100))
+        optimizers = [SGD(1.0), SGD(1.0)]
+    pairs: list[tuple[Any, Variable]] = [(np.ones(100), variable)]
+    for _ in range(steps):
+        for optimizer in optimizers:
+            step(strategy, optimizer, pairs)
+    chosen = optimizers[communicator.rank == communicator.size - 1]
+    with pytest.raises(MismatchError, match=r"by optimizer number 0.*by optimizer number 1"):
+        step(strategy, chosen, pairs)
