@@ -740,6 +740,20 @@ ENDINGS = (
         "system/test_watchdog.py::test_an_early_exit_ends_the_job",
     ),
     Fault(
+        "a chief that was busy has waited", "coordinator/waits.py", "now - max(one.since, since)", "now - one.since",
+        "unit/test_waits.py::test_only_a_wait_is_reported",
+    ),
+    Fault(
+        "a time limit of closures ends nothing", "coordinator/waits.py",
+        "            WATCHDOG.end()\n", "            pass\n",
+        "unit/test_waits.py::test_a_time_limit_ends_the_job_where_that_is_not_switched_off",
+    ),
+    Fault(
+        "who runs a closure again waits for the other worker", "observe/trace.py",
+        ' and event["communicator"] != _NO_COMMUNICATOR', "",
+        "system/test_trace.py::test_who_ran_a_closure_again_has_waited_for_nobody",
+    ),
+    Fault(
         "a call has not left", "observe/calls.py",
         '        self.depth = 0\n        self.words[STATE] = self.state\n', '        self.depth = 0\n',
         "unit/test_recorder.py::test_a_call_is_seen_while_it_lasts",

@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from mpidist.coordinator.awaiting import Awaiting
 from mpidist.coordinator.resources import Resources
-from mpidist.coordinator.work import ClosureEnd, End, ResourceEnd, Rules, Work
+from mpidist.coordinator.work import ClosureEnd, End, ResourceEnd, Rules, Running, Work
 from mpidist.coordinator.workers import Worker, Workers
 from mpidist.serving.commits import Commits, RateError
 from mpidist.serving.handles import with_inputs
@@ -165,6 +165,17 @@ class Closures:
     def undecided(self) -> dict[int, tuple[Work, Rules]]:
         """Local. The closures that no commit so far holds, by number: what a cut of this moment leaves to be done."""
         return {number: (one.work, one.rules) for number, one in self._closures.items() if not one.is_decided}
+
+    def running(self) -> list[Running]:
+        """Local. What workers do, of those that have something to do."""
+        found = []
+        for rank, worker in self.workers.items():
+            if worker.building:
+                found.append(Running(rank, 0, 0, self.resources.label(min(worker.building)), 0.0))
+            elif worker.running:
+                closure = self._closures[worker.running[0]]
+                found.append(Running(rank, worker.running[0], closure.attempt, closure.work.label, worker.since))
+        return found
 
     def discard(self, kind: str, number: int) -> list[Send]:
         """Local. Let workers forget what the program has dropped.

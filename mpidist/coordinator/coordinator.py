@@ -15,10 +15,12 @@ from mpidist.coordinator.closures import QUEUE_SIZE, Action, Closures
 from mpidist.coordinator.functions import Functions, Naming, arguments_of
 from mpidist.coordinator.names import Names, OwnContext
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
+from mpidist.coordinator.waits import Waits
 from mpidist.coordinator.work import ClosureEnd, End, rules_of
 from mpidist.coordinator.worker_data import make_dataset, same
 from mpidist.data.dataset import Dataset
 from mpidist.errors import DeadRankError, EndOfDataError
+from mpidist.observe.peers import Key
 from mpidist.serving.chief import Chief
 from mpidist.serving.handles import portable
 from mpidist.serving.messages import Message, Send
@@ -84,6 +86,7 @@ class ClusterCoordinator:
         self._names = Names(strategy, self._chief, self._values)
         self._functions = Functions(Naming(self._names.handle_of, self._names.name_of, self._chief.note_drop))
         self._failure: BaseException | None = None
+        self._waits = Waits(self._closures, self._place_of)
         self._chief.closures = self._take
         self._chief.watch = self._watch
         self._chief.discard = self._discard
@@ -135,9 +138,10 @@ class ClusterCoordinator:
         with self._chief.lock:
             self._raise_error()
             self._chief.settle()
-            while self._closures.is_full:
-                self._step()
-                self._raise_error()
+            with self._waits:
+                while self._closures.is_full:
+                    self._step()
+                    self._raise_error()
             try:
                 work, inputs = self._functions.work(fn, *arguments)
             except EndOfDataError as error:
@@ -158,7 +162,7 @@ class ClusterCoordinator:
             Exception: Of the first function that has failed; functions that waited are cancelled.
             DeadRankError: All workers, or a server, are dead.
         """
-        with self._chief.lock:
+        with self._chief.lock, self._waits:
             while not self._closures.is_done:
                 self._raise_error()
                 self._step()
@@ -222,6 +226,9 @@ class ClusterCoordinator:
 
     # ------------------------------------------------------------------ inside
 
+    def _place_of(self, rank: int) -> tuple[str, Key]:
+        return self._station.name_of(rank), Key(*self.strategy.roles.group.processes[rank])
+
     def _resource(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         iterate: Callable[[PerWorkerValues], PerWorkerValues] | None = None,
@@ -278,6 +285,7 @@ class ClusterCoordinator:
     def _step(self) -> None:
         """Go on for a moment, or wait for a message."""
         self._raise_failure()
+        self._waits.show()
         if not self._act():
             self._station.step(0.0 if self.strategy.roles.is_one_process else _WAIT_SECONDS)
         self._look_for_losses()
@@ -321,7 +329,7 @@ class ClusterCoordinator:
             raise DeadRankError("all workers are lost: start the job again, and let it restore the last checkpoint")
 
     def _wait_for(self, value: RemoteValue) -> None:
-        with self._chief.lock:
+        with self._chief.lock, self._waits:
             while not value.is_done:
                 self._step()
 

@@ -17,6 +17,7 @@ from mpidist.comm.resource import Resource
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue
 from mpidist.coordinator.work import Name, Work
 from mpidist.data.dataset import Dataset
+from mpidist.observe.recorder import name_of_function
 from mpidist.serving.handles import HandleOf, dump_arguments, dump_function
 
 # What is kept for the next use.
@@ -148,7 +149,8 @@ class Functions:
         data = tuple(sorted({
             one.number for one in (*function.held, *held) if isinstance(one, PerWorkerValues) and one.is_iterator
         }))
-        return Work(function.name, arguments, function.captured, self._names(held), (function, *held), data), [*inputs]
+        names, label = self._names(held), name_of_function(fn)
+        return Work(function.name, arguments, function.captured, names, (function, *held), data, label), [*inputs]
 
     def forget(self) -> None:
         """Local. Keep no function for its next use."""

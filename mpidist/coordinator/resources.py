@@ -35,6 +35,11 @@ class Resources:
         self._works[self._number] = work
         return self._number, [send for worker in self.workers.values() for send in self._build(worker, self._number)]
 
+    def label(self, number: int) -> str:
+        """Local. The name of the function that makes a resource; empty when that is discarded."""
+        work = self._works.get(number)
+        return "" if work is None else work.label
+
     def joined(self, worker: Worker) -> list[Send]:
         """Local. Let a new worker make all resources."""
         return [send for number in self._works for send in self._build(worker, number)]

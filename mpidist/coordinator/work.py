@@ -7,6 +7,7 @@ from enum import Enum
 from typing import Literal, NamedTuple
 
 from mpidist.arguments import described, number, whole
+from mpidist.observe.recorder import describe_closure
 
 
 class Name(NamedTuple):
@@ -33,6 +34,7 @@ class Work(NamedTuple):
         named: What the arguments name, likewise.
         held: What must not be given back before the work has ended.
         data: The iterators over workers' own data sets that it takes, as resources.
+        label: The name of the function, for people.
     """
 
     function: Name
@@ -41,6 +43,30 @@ class Work(NamedTuple):
     named: tuple[Name, ...] = ()
     held: object = None
     data: tuple[int, ...] = ()
+    label: str = ""
+
+
+class Running(NamedTuple):
+    """What a worker does.
+
+    Attributes:
+        rank: The worker's.
+        closure: The number of the closure that it runs; 0 where it makes a value or a data set of its own.
+        attempt: Of the closure.
+        label: The name of the function.
+        since: When it was begun; 0 where that is not known.
+    """
+
+    rank: int
+    closure: int
+    attempt: int
+    label: str
+    since: float
+
+    def __str__(self) -> str:
+        if self.closure:
+            return describe_closure(self.closure, self.label, self.attempt)
+        return f"{self.label}, which makes a value of the worker's own"
 
 
 class Rules(NamedTuple):

@@ -15,7 +15,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from mpidist.observe.peers import Key, Peer, tell
+from mpidist.observe.details import tell
+from mpidist.observe.peers import Key, Peer
 
 VARIABLE = "MPIDIST_JOB_DIR"
 # A rank that waits writes once in so many seconds, another one once in so many.

@@ -7,6 +7,10 @@ import os
 WARN_VARIABLE = "MPIDIST_WARN_SECONDS"
 LIMIT_VARIABLE = "MPIDIST_TIMEOUT"
 _WARN_SECONDS = 30.0
+# Between two looks of a watchdog.
+TICK_SECONDS = 0.5
+# A rank that is asked for its stack may take so long.
+ANSWER_SECONDS = 2 * TICK_SECONDS
 
 
 def warn_seconds() -> float:

@@ -8,9 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpidist.observe.calls import CODES, NEXT
+from mpidist.observe.details import tell
 from mpidist.observe.page import Page
+from mpidist.observe.patience import ANSWER_SECONDS, TICK_SECONDS
 from mpidist.observe.stacks import stack_of_process
 
+# One that gets no core may need so much longer for its answer.
+_BUSY_SECONDS = 5.0
 # A watchdog that has not looked for so long cannot: its process is stopped, or holds the interpreter.
 STALE_SECONDS = 3.0
 
@@ -112,16 +116,17 @@ class Peer:
         return next((state for state in states if state is not None and state % NEXT), 0)
 
 
-def tell(details: Mapping[str, Any]) -> str:
-    """Local. Tell where a rank is, from the words of its watchdog."""
-    calls = details.get("calls", ())
-    if calls:
-        inner = f" ({calls[-1]['name']})" if len(calls) > 1 else f" ({calls[0]['inner']})" if calls[0]["inner"] else ""
-        where = f", {calls[0]['where']}" if calls[0]["where"] else ""
-        before = f" (before it: {'; '.join(calls[0]['before'])})" if calls[0].get("before") else ""
-        return f"waits in {calls[0]['name']}{inner}, call {calls[0]['number']}{where}{before}"
-    where = details.get("line", "")
-    return f"is outside any call{', ' + where if where else ''}\n{details.get('stack', '')}".rstrip()
+def where_are(peers: Sequence[Peer]) -> list[str]:
+    """Local. Ask ranks where they are; a text for each."""
+    if not peers:
+        return []
+    for peer in peers:
+        peer.ask()
+    time.sleep(ANSWER_SECONDS)
+    end = time.monotonic() + _BUSY_SECONDS
+    while any(peer.is_fresh() and not peer.details() for peer in peers) and time.monotonic() < end:
+        time.sleep(TICK_SECONDS / 10)
+    return [peer.tell() for peer in peers]
 
 
 def missing(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:

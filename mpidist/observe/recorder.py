@@ -1,9 +1,16 @@
-"""The recorder: the calls of this process on all communicators, each with its place in the page of the rank."""
+"""The recorder: the calls of this process on all communicators, each with its place in the page of the rank.
+
+On a worker also the closure that it runs. Nobody else makes that call, so it has no place in the page.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import time
 import weakref
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass, field
 from threading import get_ident
 
 from mpidist.observe.calls import PLACE_WORDS, Call, Calls, byte_count, new_words
@@ -37,15 +44,48 @@ class _TracedCalls(Calls):
         )
 
 
+@dataclass
+class ClosureCall:
+    """A closure that this worker runs.
+
+    Attributes:
+        number: Of the closure.
+        attempt: How often it was given to a worker.
+        find: Gives its function; None before that has come out of its message.
+        since: When it has begun, by the monotonic clock.
+    """
+
+    number: int
+    attempt: int
+    find: Callable[[], object]
+    since: float = field(default_factory=time.monotonic)
+
+    def __str__(self) -> str:
+        return describe_closure(self.number, name_of_function(self.find()), self.attempt)
+
+
+def name_of_function(function: object) -> str:
+    """Local. The name of a function, or of what is called like one, for people; empty for None."""
+    called = function.func if isinstance(function, functools.partial) else function
+    return "" if called is None else str(getattr(called, "__qualname__", type(called).__qualname__))
+
+
+def describe_closure(number: int, function: str, attempt: int) -> str:
+    """Local. A closure in words: "closure 5 of step, attempt 1"."""
+    return f"closure {number}{' of ' * bool(function)}{function}, attempt {attempt}"
+
+
 class Recorder:
     """The communicating calls of this process. There is one object of a process, `RECORDER`.
 
     Attributes:
         page: The words that other ranks of the node can read, or words of this process alone.
+        closure: The one that this process runs; None if it runs none.
     """
 
     def __init__(self) -> None:
         self.page = new_words(0)
+        self.closure: ClosureCall | None = None
         self._open: list[weakref.ref[Calls] | None] = []
 
     def show(self, words: memoryview) -> None:
@@ -74,6 +114,19 @@ class Recorder:
                 return calls
         # The others do not see what this rank does on this communicator.
         return kind(identity, members, rank, new_words(PLACE_WORDS))
+
+    @contextlib.contextmanager
+    def during_closure(self, number: int, attempt: int, find: Callable[[], object]) -> Iterator[None]:
+        """Local. Note a closure that lasts as long as the body of the `with`; arguments as of `ClosureCall`."""
+        self.closure = ClosureCall(number, attempt, find)
+        begin = TRACE.now()
+        try:
+            yield
+        finally:
+            self.closure = None
+            if TRACE.folder is not None:
+                name = name_of_function(find()) or "closure"
+                TRACE.add_closure(name, begin, get_ident(), number=number, attempt=attempt)
 
     def opened(self) -> list[Calls]:
         """Local. The calls on all communicators that others can see."""

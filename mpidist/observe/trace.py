@@ -24,6 +24,8 @@ TIMELINE = "timeline.json"
 _WRITE_SECONDS = 1.0
 # Waits below this are not worth a line.
 _SHOWN_SECONDS = 0.001
+# That of closures: nobody waits in them for another rank.
+_NO_COMMUNICATOR = 0
 
 
 class Trace:
@@ -52,6 +54,21 @@ class Trace:
         self._lines.append(json.dumps({"rank": launch.world_rank(), **event}))
         if time.monotonic() - self._written > _WRITE_SECONDS:
             self.write()
+
+    def add_closure(self, function: str, begin: int, thread: int, *, number: int, attempt: int) -> None:
+        """Local. Note a closure that has ended, on its worker.
+
+        Args:
+            function: Its name.
+            begin: The time.
+            thread: Where it ran.
+            number: Of the closure.
+            attempt: How often it was given to a worker.
+        """
+        self.add(
+            name=function, bytes=0, begin=begin, end=self.now(), where="", thread=thread, depth=0,
+            communicator=_NO_COMMUNICATOR, number=number, attempt=attempt,
+        )
 
     def write(self) -> None:
         """Local. Write what was noted since the last time."""
@@ -101,7 +118,7 @@ def join(folder: Path) -> str:
         {
             "name": event["name"], "cat": "mpidist", "ph": "X", "pid": event["rank"], "tid": event["thread"],
             "ts": event["begin"] / 1e3, "dur": (event["end"] - event["begin"]) / 1e3,
-            "args": {name: event[name] for name in ("number", "bytes", "where")},
+            "args": {name: event[name] for name in ("number", "attempt", "bytes", "where") if name in event},
         }
         for event in events
     ]
@@ -112,7 +129,7 @@ def join(folder: Path) -> str:
 def _waits(events: Iterable[dict[str, Any]]) -> list[str]:
     calls: dict[tuple[int, int], list[dict[str, Any]]] = defaultdict(list)
     for event in events:
-        if event["depth"] == 0:
+        if event["depth"] == 0 and event["communicator"] != _NO_COMMUNICATOR:
             calls[event["communicator"], event["number"]].append(event)
     waited: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
     for meeting in calls.values():

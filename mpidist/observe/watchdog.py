@@ -14,31 +14,27 @@ import logging
 import os
 import threading
 import time
+import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from mpidist.observe import stacks, startup
 from mpidist.observe.calls import NEXT, START, STATE, Calls, byte_count
+from mpidist.observe.details import details_of, tell
 from mpidist.observe.job_directory import IDLE_SECONDS, WRITE_SECONDS, OwnFile
 from mpidist.observe.output import flush, say
 from mpidist.observe.page import Page
-from mpidist.observe.patience import LIMIT_VARIABLE, limit_seconds, warn_seconds
-from mpidist.observe.peers import STALE_SECONDS, Key, Peer, circle, elsewhere, is_left_behind, missing, tell
+from mpidist.observe.patience import ANSWER_SECONDS, LIMIT_VARIABLE, TICK_SECONDS, limit_seconds, warn_seconds
+from mpidist.observe.peers import STALE_SECONDS, Key, Peer, circle, elsewhere, is_left_behind, missing, where_are
 from mpidist.observe.recorder import RECORDER
 
 logger = logging.getLogger("mpidist")
 
-# Between two looks.
-TICK_SECONDS = 0.5
 # The ranks that see the same speak in turns: the first one ends the job, and the others stay silent.
 _TURN_SECONDS = 4.0
-# A rank that is asked for its stack may take so long.
-_ANSWER_SECONDS = 2 * TICK_SECONDS
 # So many ranks are listed in a report.
 _LISTED = 8
-# So many of a rank's calls before the one in which it waits are told.
-_TOLD_BEFORE = 3
 # What is seen in two looks counts; so many for a rank on another host, whose file may be a second old, and for messages
 # that went to another call: a rank may need time to come out of its own.
 _MANY_LOOKS = 5
@@ -53,14 +49,18 @@ _PATIENCE = f"A rank that computes comes later. {LIMIT_VARIABLE}=SECONDS ends a 
 
 
 class Watchdog:
-    """Looks after this rank. There is one object of a process, `WATCHDOG`."""
+    """Looks after this rank. There is one object of a process, `WATCHDOG`.
+
+    Attributes:
+        place: What to call this rank.
+        end: Ends the job; None where it only reports.
+    """
 
     def __init__(self) -> None:
         self._page: Page | None = None
         self._me = Key("", 0, "")
-        self._place = ""
         self._order = 0
-        self._end: Callable[[], None] | None = None
+        self.end: Callable[[], None] | None = None
         self._is_over: Callable[[], bool] = bool
         self._peers: dict[Key, Peer] = {}
         self._thread: threading.Thread | None = None
@@ -77,6 +77,8 @@ class Watchdog:
         self._said: object = None
         self._file: OwnFile | None = None
         self._note_death: Callable[[Key, str], None] | None = None
+        self._looks: list[weakref.WeakMethod[Callable[[float], None]]] = []
+        self.place = ""
 
     def start(self, key: Key, place: str, order: int, page: Page, descriptor: int) -> None:
         """Local. Begin to look; once it knows other ranks, later calls change nothing.
@@ -93,7 +95,7 @@ class Watchdog:
         """
         if not self._peers:
             # MPI may have another name for this host, and another rank.
-            self._me, self._place, self._order, self._page = key, place, order, page
+            self._me, self.place, self._order, self._page = key, place, order, page
         if self._thread is not None:
             return
         warn_seconds()
@@ -115,9 +117,13 @@ class Watchdog:
             is_over: Whether this rank ends already, for another reason.
             note_death: Called with each rank of another host that is found dead.
         """
-        self._end = end
+        self.end = end
         self._is_over = is_over
         self._note_death = note_death
+
+    def look_also(self, look: Callable[[float], None]) -> None:
+        """Local. Call a method with the time at each look, in its thread, as long as the method's object is there."""
+        self._looks = [*(one for one in self._looks if one() is not None), weakref.WeakMethod(look)]
 
     def open_file(self, folder: Path) -> None:
         """Local. Show other hosts what this rank does; later calls change nothing."""
@@ -136,10 +142,7 @@ class Watchdog:
     def tell_late(self) -> str:
         """Local. Tell where the ranks are whose program has not come to its end, in indented lines."""
         late = [peer for peer in self.peers() if not peer.why_gone()][:_LISTED]
-        for peer in late:
-            peer.ask()
-        time.sleep(_ANSWER_SECONDS)
-        return "".join(f"\n  {line}" for peer in late for line in peer.tell().split("\n"))
+        return "".join(f"\n  {line}" for text in where_are(late) for line in text.split("\n"))
 
     def others_are_inside(self, identity: int) -> bool:
         """Local. Whether another rank is in a call on a communicator, as far as this rank sees it."""
@@ -193,13 +196,21 @@ class Watchdog:
             if page.ends:
                 # Who has set it has printed why.
                 os._exit(1)
+            for look in self._looks:
+                if method := look():
+                    method(now / 1e9)
             waiting = self._waiting(now / 1e9)
             if waiting or page.asked > self._answered:
                 if page.asked > self._answered:
                     self._answered = now
                 self._look(page, waiting, now / 1e9)
                 continue
-            self._tell_hosts({}, after=0.0 if self._waited else IDLE_SECONDS)
+            closure = RECORDER.closure
+            if closure is not None and now / 1e9 - closure.since > warn_seconds() / 2:
+                # The coordinator may ask soon, and another host has only the file.
+                self._tell_hosts(details_of((), (), self._main), after=WRITE_SECONDS)
+            else:
+                self._tell_hosts({}, after=0.0 if self._waited else IDLE_SECONDS)
             if self._writes and (self._waited or now - self._answered > STALE_SECONDS * 1e9):
                 # What it waited for may have come: the others must not go by that.
                 self._writes = self._waited = False
@@ -226,7 +237,7 @@ class Watchdog:
         for calls in waiting:
             if calls.thread == self._main:
                 late.update((peer.key, peer) for peer in self._missing(calls))
-        details = self._details(waiting, list(late))
+        details = details_of(waiting, list(late), self._main)
         page.write(details)
         self._tell_hosts(details, after=WRITE_SECONDS if waiting else IDLE_SECONDS)
         self._writes, self._waited = True, bool(waiting)
@@ -275,7 +286,7 @@ class Watchdog:
             # Of deaths `end` takes care, if there is one.
             gone = [
                 peer for peer in self._missing(calls)
-                if (peer.has_ended() if self._end is not None else peer.why_gone())
+                if (peer.has_ended() if self.end is not None else peer.why_gone())
             ]
             if gone:
                 return "it waits for a rank that has ended", tuple(peer.key for peer in gone), state
@@ -298,18 +309,6 @@ class Watchdog:
             and is_left_behind(self._me, state, others, calls.identity)
         )
 
-    def _details(self, waiting: Sequence[Calls], late: Sequence[Key]) -> dict[str, Any]:
-        """The facts about this rank that the others may want to know."""
-        calls = [
-            {"name": one.name, "number": one.number, "inner": one.inner, "before": one.before(_TOLD_BEFORE),
-             "where": stacks.line_of_call(one.thread)}
-            for one in waiting if one.thread == self._main or len(waiting) == 1
-        ]
-        details: dict[str, Any] = {"calls": calls, "missing": late}
-        if not calls:
-            details.update(line=stacks.line(self._main), stack=stacks.stack(self._main))
-        return details
-
     def _give_up(self, seen: tuple[str, tuple[Key, ...], int], waiting: Sequence[Calls]) -> None:
         why, blamed, _ = seen
         others = [peer for calls in waiting for peer in self._others(calls)]
@@ -317,10 +316,10 @@ class Watchdog:
         speakers = [one for one in others if one.key not in blamed] if why == _LOST else others
         if not self._take_turn(speakers, ends=True) or not all(map(self._waits_still, waiting)):
             return
-        text = f"{self._place} can never go on, {'the job ends' if self._end else 'and waits'}: {why}"
+        text = f"{self.place} can never go on, {'the job ends' if self.end else 'and waits'}: {why}"
         self._report(text, list(dict.fromkeys([*(self._peers[key] for key in blamed), *others])), waiting, _RULE)
-        if self._end is not None:
-            self._end()
+        if self.end is not None:
+            self.end()
 
     def _keep_time(self, calls: Calls, waiting: Sequence[Calls], now: float) -> None:
         state, since, warn_at = self._waits[calls.identity]
@@ -337,7 +336,7 @@ class Watchdog:
         others = self._others(calls)
         for peer in late or others:
             peer.ask()
-        time.sleep(_ANSWER_SECONDS)
+        time.sleep(ANSWER_SECONDS)
         if ends:
             flush()
         speaks, had_come = self._take_turn(others, ends=ends), not late
@@ -345,13 +344,13 @@ class Watchdog:
         if not speaks or not self._waits_still(calls) or (not late and not had_come):
             return
         whom = f"for {len(late)} of {len(calls.members)} ranks" if late else "though all ranks have come"
-        text = f"{self._place} has waited {now - since:.0f} s {whom}"
+        text = f"{self.place} has waited {now - since:.0f} s {whom}"
         if ends:
             text += f", the limit is {limit:g} s, the job ends"
         # A rank that has come may have been stopped in the call.
         self._report(text, late or others, waiting, _RULE if ends else _PATIENCE)
-        if ends and self._end is not None:
-            self._end()
+        if ends and self.end is not None:
+            self.end()
 
     def _report_start(self, calls: Calls, seconds: float, *, is_over: bool) -> None:
         size, me = len(calls.members), self._me.number
@@ -359,7 +358,7 @@ class Watchdog:
         if not self._waits_still(calls):
             return
         if lines:
-            text = f"{self._place} has waited {seconds:.0f} s for all ranks{', the job ends' if ends else ''}"
+            text = f"{self.place} has waited {seconds:.0f} s for all ranks{', the job ends' if ends else ''}"
             self._report(text, [], [calls], lines)
         if ends:
             # There is nothing yet that could end the other ranks: the launcher does.
@@ -370,7 +369,7 @@ class Watchdog:
         """Whether this rank is to speak: the first one that waits; another one where that has not ended the job."""
         if all(peer.order > self._order for peer in others if peer.may_speak()):
             return True
-        if not ends or self._end is None:
+        if not ends or self.end is None:
             return False
         self._wait_for_turn()
         return not self._is_over()
@@ -388,7 +387,7 @@ class Watchdog:
             # A rank that has come a moment ago will write at its next look where it is.
             if any(peer.call_untold(identities) for peer in others):
                 time.sleep(TICK_SECONDS)
-        told = [f"{self._place} {tell(self._details(waiting, ()))}"]
+        told = [f"{self.place} {tell(details_of(waiting, (), self._main))}"]
         told += [peer.tell(identities) for peer in others[:_LISTED]]
         if len(others) > _LISTED:
             told.append(f"and {len(others) - _LISTED} more ranks")

@@ -15,6 +15,7 @@ from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.data.dataset import Dataset
 from mpidist.data.input_context import InputContext
 from mpidist.errors import DeadRankError
+from mpidist.observe.recorder import RECORDER
 from mpidist.serving import handles
 from mpidist.serving.heap import Slots
 from mpidist.serving.messages import (
@@ -147,9 +148,10 @@ class Worker(ServedHome):
             # It is free, though this worker may not have looked.
             unapplied.discard(slot)
         try:
-            data = handles.dump_result(self._call(do.function, do.arguments))
-            for pushed in closure.pushed.values():
-                pushed.close()
+            with RECORDER.during_closure(do.closure, do.attempt, lambda: self._named.get(("function", do.function))):
+                data = handles.dump_result(self._call(do.function, do.arguments))
+                for pushed in closure.pushed.values():
+                    pushed.close()
         except BaseException as error:  # whatever it is, it is the program's on the coordinator
             return Failed(do.closure, do.attempt, handles.portable(error), traceback.format_exc(), ended(error))
         finally:

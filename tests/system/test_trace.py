@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import subprocess
@@ -10,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.observe.trace import TIMELINE
+from mpidist.observe.trace import TIMELINE, join
 from tests.launching import run_program
 
 pytestmark = pytest.mark.timeout_seconds(120)
@@ -64,6 +65,48 @@ def test_a_timeline_has_all_ranks_and_says_who_waited(tmp_path: Path) -> None:
         assert waited is not None, text
         assert float(waited[1]) > 0.9
     assert not re.search(r"rank 1 waited .*0\.[5-9]\d\d s", text), text
+
+
+SERVED = """
+import mpidist
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
+strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 22))
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    count = mpidist.Variable(0)
+
+def add(amount):
+    if amount > 1:
+        raise ValueError("too much")
+    count.assign_add(amount)
+
+for amount in (1, 1, 2):
+    coordinator.schedule(add, (amount,), worker=0, retries=amount - 1, on_error="keep")
+coordinator.join()
+"""
+
+
+def test_a_timeline_has_the_closures_of_workers(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SERVED)
+    result = run_program(3, program, MPIDIST_TRACE=str(tmp_path / "trace"))
+    assert result.returncode == 0, result.stderr
+    events = json.loads((tmp_path / "trace" / TIMELINE).read_text())["traceEvents"]
+    added = [one for one in events if one["name"] == "add"]
+    assert {one["pid"] for one in added} == {1}, events
+    assert [(one["args"]["number"], one["args"]["attempt"]) for one in added] == [(1, 1), (2, 1), (3, 1), (3, 2)]
+    for first, second in itertools.pairwise(added):
+        assert 0 < first["ts"] <= first["ts"] + first["dur"] <= second["ts"]
+
+
+def test_who_ran_a_closure_again_has_waited_for_nobody(tmp_path: Path) -> None:
+    for rank in range(2):
+        line = {
+            "rank": rank, "name": "add", "bytes": 0, "begin": rank * 10**9, "end": 4 * 10**9, "where": "", "thread": 1,
+            "depth": 0, "communicator": 0, "number": 1, "attempt": 1 + rank,
+        }
+        (tmp_path / f"rank-{rank}.jsonl").write_text(json.dumps(line) + "\n")
+    assert "no rank waited for another one" in join(tmp_path)
 
 
 def test_a_job_that_ended_badly_has_a_timeline_on_request(tmp_path: Path) -> None:
