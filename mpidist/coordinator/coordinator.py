@@ -171,7 +171,10 @@ class ClusterCoordinator:
     def done(self) -> bool:
         """Local. Whether all functions have ended; raises as `join`."""
         with self._chief.lock:
-            self._catch_up()
+            # After an error nothing more begins.
+            while self._closures.error is None and self._act():
+                pass
+            self._look_for_losses()
             self._raise_error()
             return self._closures.is_done
 

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import signal
+import sys
+import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mpidist
+from mpidist.comm.communicator import SoloCommunicator
 from mpidist.coordinator import experimental_get_current_worker_index
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.errors import CancelledError
@@ -164,3 +168,100 @@ def test_a_wrong_rule_is_named(strategy: ParameterServerStrategy, given: dict[st
     is_option = given.keys() <= {"queue_size", "closure_timeout", "prefetch"}
     with pytest.raises((TypeError, ValueError), match=text):
         ClusterCoordinator(strategy, **given) if is_option else ClusterCoordinator(strategy).schedule(abs, **given)
+
+
+def fail(text: str) -> None:
+    raise LookupError(text)
+
+
+@pytest.mark.parametrize("raiser", ["schedule", "join", "done"])
+def test_the_first_error_comes_once_from_whoever_is_next(strategy: ParameterServerStrategy, raiser: str) -> None:
+    coordinator = ClusterCoordinator(strategy, prefetch=True)
+    with strategy.scope():
+        count = mpidist.Variable(0)
+    here = coordinator.create_per_worker_value(lambda: 5)
+    # The worker has two functions at the same time.
+    first, second = (coordinator.schedule(fail, (text,)) for text in ("first", "second"))
+    behind = [coordinator.schedule(lambda: count.assign_add(1)) for _ in range(3)]
+    with pytest.raises(LookupError, match="first"):
+        first.fetch()
+    with pytest.raises(LookupError, match="first"):
+        coordinator.schedule(lambda: count.assign_add(10)) if raiser == "schedule" else getattr(coordinator, raiser)()
+    coordinator.join()
+    assert coordinator.done()
+    for value, text in ((first, "first"), (second, "second")):
+        with pytest.raises(LookupError, match=text):
+            value.fetch()
+    with pytest.raises(CancelledError, match=r"function is cancelled\. Please reschedule the function\."):
+        behind[-1].fetch()
+    assert int(count) < 3, "what was cancelled does not run, nor what was given to the `schedule` that raised"
+    assert coordinator.schedule(lambda value: value + 1, (here,)).fetch() == 6
+
+
+def test_a_function_that_cannot_be_sent_is_not_scheduled(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    coordinator, lock, communicator = ClusterCoordinator(strategy), threading.Lock(), SoloCommunicator()
+    mirrored, other = mpidist.Variable(1.0, name="mine"), mpidist.OneDeviceStrategy("cpu:0")
+    with open(tmp_path / "file", "w") as file:
+        captures: dict[str, Callable[[], object]] = {
+            "lock": lambda: lock, "file": lambda: file, "communicator": lambda: communicator, "other": lambda: other,
+            "mirrored": lambda: mirrored,
+        }
+        for name in ("lock", "file", "communicator", "other", "mirrored"):
+            with pytest.raises(TypeError, match=rf"captures '{name}', .* cannot be sent to a worker: .*Make it inside"):
+                coordinator.schedule(captures[name])
+            with pytest.raises(TypeError, match=r"is given argument 'value', .* cannot be sent to a worker"):
+                coordinator.schedule(repr, kwargs={"value": captures[name]()})
+    assert coordinator.done()
+    assert coordinator.schedule(abs, (-1,)).fetch() == 1
+
+
+FACTOR = 2
+FACTORS = {"a": 2}
+
+
+def test_a_global_that_is_bound_anew_is_sent_anew(
+    strategy: ParameterServerStrategy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    times = lambda value: (value * FACTOR, value * FACTORS["a"])  # noqa: E731  # sent by its code, having no name
+    assert coordinator.schedule(times, (3,)).fetch() == (6, 6)
+    # What is changed in place stays as it was sent.
+    monkeypatch.setitem(FACTORS, "a", 7)
+    assert coordinator.schedule(times, (3,)).fetch() == (6, 6)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 5)
+    with pytest.warns(RuntimeWarning, match=r"uses the global 'FACTOR', which has changed .* as an argument"):
+        value = coordinator.schedule(times, (3,))
+    assert value.fetch() == (15, 21)
+    monkeypatch.setattr(sys.modules[__name__], "FACTOR", 6)
+    # It is said once.
+    assert coordinator.schedule(times, (3,)).fetch() == (18, 21)
+
+
+def test_retries_priorities_and_kept_errors(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
+    coordinator, log = ClusterCoordinator(strategy), tmp_path / "log"
+    with strategy.scope():
+        count = mpidist.Variable(0)
+
+    def work(name: str, failures: int = 0) -> int:
+        with log.open("a") as file:
+            file.write(f"{name} ")
+        count.assign_add(1)
+        times = log.read_text().split().count(name)
+        if times <= failures:
+            raise LookupError(name)
+        return times
+
+    # The first is the worker's at once.
+    values = [
+        coordinator.schedule(work, (name, failures), priority=priority, retries=retries, on_error="keep")
+        for name, failures, priority, retries in (
+            ("a", 0, 0, 0), ("b", 0, 0.5, 0), ("c", 2, 3, 2), ("d", 2, 3, 1), ("e", 0, -1, 0), ("f", 1, 0.5, 0),
+        )
+    ]
+    coordinator.join()
+    assert log.read_text().split() == ["a", "c", "c", "c", "d", "d", "b", "f", "e"]
+    assert coordinator.fetch([values[0], values[1], values[2], values[4]]) == [1, 1, 3, 1]
+    for value, name in ((values[3], "d"), (values[5], "f")):
+        with pytest.raises(LookupError, match=name):
+            value.fetch()
+    assert int(count) == 4, "what a function pushed before it raised never counts"
