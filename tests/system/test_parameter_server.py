@@ -225,9 +225,11 @@ def die_first():
     count.assign_add(1)
     return experimental_get_current_worker_index()
 
+kept = coordinator.schedule(lambda: "of the dead", worker=0)
+coordinator.join()
 # What is bound to a worker goes to another one when it has died; what is bound to the other one stays there.
 values = [coordinator.schedule(die_first, worker=worker) for worker in (0, 1, 0)]
-print("workers", coordinator.fetch(values), int(count))
+print("workers", coordinator.fetch(values), int(count), kept.fetch())
 mpidist.Checkpoint(count=count).save(sys.argv[1] + "/ckpt")
 print("saved", flush=True)
 """
@@ -247,7 +249,7 @@ def test_the_code_of_the_chief_is_in_a_file_after_a_death(tmp_path: Path, end: s
         }), capture_output=True, text=True, errors="replace", timeout=100, check=False,
     )
     text = result.stdout + result.stderr
-    assert "workers [1, 1, 1] 3" in text, text
+    assert "workers [1, 1, 1] 3 of the dead" in text, text
     assert (tmp_path / "exit-code").read_text() == f"{code}\n", text
     assert ("a SystemExit whose exit code cannot be seen: it counts as 1" in text) == ("SystemExit" in end), text
 

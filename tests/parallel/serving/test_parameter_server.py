@@ -14,6 +14,7 @@ import pytest
 import mpidist
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
+from mpidist.coordinator.closures import QUEUE_SIZE
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.errors import CancelledError
 from mpidist.optimizers.optimizer import Optimizer
@@ -28,6 +29,7 @@ SMALL = ServerOptions(heap_bytes=1 << 22)
 def on_chief(
     communicator: Communicator, program: Callable[[ParameterServerStrategy, ClusterCoordinator], object],
     options: ServerOptions = SMALL, servers: int = 1, *, prefetch: bool = False,
+    queue_size: int = QUEUE_SIZE,
 ) -> None:
     """Run a program on the chief of a chief, workers and servers; its error comes on every rank."""
     resolver = mpidist.cluster_resolver.MPIClusterResolver(communicator, num_ps=servers)
@@ -38,7 +40,7 @@ def on_chief(
             strategy.serve()
             return
         try:
-            program(strategy, ClusterCoordinator(strategy, prefetch=prefetch))
+            program(strategy, ClusterCoordinator(strategy, prefetch=prefetch, queue_size=queue_size))
         finally:
             strategy.end_service()
 
