@@ -51,9 +51,19 @@ def timed(call: Callable[[], object], rounds: int, warm: int = 3) -> float:
 
 def functions(tf: Any, weight: Any) -> tuple[Any, Any]:
     """What workers do with a variable."""
-    # One element of it, so that the value goes to the worker and not to the coordinator.
-    pull = tf.function(lambda: tf.identity(weight)[0])
-    return pull, tf.function(lambda: weight.assign_add(tf.identity(weight.read_value()), read_value=False))
+    def fetch() -> Any:
+        # TensorFlow would leave the work to the server, where the value is.
+        with tf.device("/job:worker/task:0"):
+            return tf.identity(weight.read_value())
+
+    def pull() -> Any:
+        # One element of it, so that the value goes to the worker and not to the coordinator.
+        return fetch()[0]
+
+    def add() -> None:
+        weight.assign_add(fetch(), read_value=False)
+
+    return tf.function(pull), tf.function(add)
 
 
 def measure(cluster: dict[str, list[str]], closures: int, rounds: int, sizes: list[int]) -> dict[str, Any]:
