@@ -787,6 +787,11 @@ ENDINGS = (
         "parallel/comm/test_call_order.py::test_other_axes_are_errors", 2,
     ),
     Fault(
+        "ranks save parts of other variables", "checkpoint/listing.py",
+        'line += f", variable number {value.number}"', "line += ''",
+        "parallel/checkpoint/test_checkpoint.py::test_another_variable_at_the_same_path_is_an_error", 2,
+    ),
+    Fault(
         "a chief that fails ends alone", "comm/ending.py", "tolerates_deaths and not self.leads:", "tolerates_deaths:",
         "system/test_parameter_server.py::test_the_code_of_a_chief_that_fails_is_the_launchers",
     ),

@@ -84,6 +84,8 @@ def arrays_to_write(
     for record, value, group, *_ in found.leaves.values():
         line = f"{record.path!r} of shape {record.shape} and dtype {record.dtype}"
         if isinstance(value, Variable) and group is not None and group.size == communicator.size:
+            # Each rank writes a part.
+            line += f", variable number {value.number}"
             edges = range(0, record.size + 1, value.size) if value.is_per_replica and value.size else value.bounds
             bounds = None if edges is None else tuple(edge * record.dtype.itemsize for edge in edges)
             arrays.append(ArrayToWrite(record, value.reader, bounds))
@@ -103,6 +105,13 @@ def arrays_to_write(
         arrays.append(ArrayToWrite(record, np.array(counter, np.int64)))
         lines.append(f"save number {counter}")
     return arrays, lines
+
+
+def number_of(value: object, communicator: Communicator) -> str:
+    """Local. The number of a variable of these ranks, in words: each may restore a part of it. Else empty."""
+    if not isinstance(value, Variable) or value.number is None or value.group.size != communicator.size:
+        return ""
+    return f", variable number {value.number}"
 
 
 def _difference(everyone: list[list[str]]) -> str:

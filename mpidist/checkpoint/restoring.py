@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from functools import partial
 
 from mpidist.checkpoint.layout import SAVE_COUNTER
-from mpidist.checkpoint.listing import list_together
+from mpidist.checkpoint.listing import list_together, number_of
 from mpidist.checkpoint.matching import Match, match_objects, new_paths
 from mpidist.checkpoint.objects import Found, can_hold_variables, walk
 from mpidist.checkpoint.saved import Saved, SavedFile, arrays_in
@@ -150,7 +150,8 @@ class Status:
 
         def list_matches() -> tuple[Match, list[str]]:
             match = match_objects(found, file, self._restored, self.number)
-            return match, [*match.variables, *match.states]
+            variables = [f"{path}{number_of(one, communicator)}" for path, (one, _) in match.variables.items()]
+            return match, [*variables, *match.states]
 
         name = file.contents.path
         match = list_together(communicator, f"restoring checkpoint {name!r}", list_matches, name)

@@ -62,6 +62,7 @@ class MirroredVariable(Variable):
         self.synchronization = VariableSynchronization.ON_WRITE
         self.aggregation = aggregation
         self.sparse_gradient = sparse_gradient
+        self.number = address.number
         self._flat = address.readable
         self._view = self._flat.reshape(shape)
 

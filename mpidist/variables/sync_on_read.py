@@ -79,7 +79,7 @@ class SyncOnReadVariable(OnReadVariable):
             arena.communicator, f"shape and dtype of variable {name!r}", (initial.shape, initial.dtype.name),
             "Build the same model on every rank: from the same options, in the same order.",
         )
-        self._number = arena.new_number()
+        self.number = self._number = arena.new_number()
         self._component = np.array(arena.collective.broadcast(arrays.to_host(initial)), order="C")
 
     def coerce(self, value: npt.ArrayLike) -> AnyArray:

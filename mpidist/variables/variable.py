@@ -47,6 +47,7 @@ class Variable(ArrayLike, Scatter, ABC):
         is_per_replica: Whether there is no common value: each replica's component is saved and restored by itself.
         bounds: Where each rank of the group can read only a part: rank r has the elements [bounds[r], bounds[r + 1]) of
             the flattened array. None where every rank can read all.
+        number: Among the variables of its home, the same on every rank; None where that does not number them.
         restored_by: Number of the restore that last set it. Values that wait from an earlier restore are not for it.
         saved_as: Its path in the checkpoint that was last restored into it, under which an optimizer's state of it is
             found there; empty if there was none.
@@ -62,6 +63,7 @@ class Variable(ArrayLike, Scatter, ABC):
     is_per_replica: bool = False
     sparse_gradient: bool = False
     bounds: tuple[int, ...] | None = None
+    number: int | str | None = None
     restored_by: int = 0
     saved_as: str = ""
 

@@ -153,6 +153,20 @@ def test_what_differs_between_ranks_is_an_error_of_all(communicator: Communicato
 
 
 @pytest.mark.mpi(min_size=2)
+def test_another_variable_at_the_same_path_is_an_error(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    """Each rank of a node writes and reads a part: the file, or the variables, would be of two pieces."""
+    arena = Arena(communicator)
+    a, b = create_variable(arena, np.zeros(1000)), create_variable(arena, np.ones(1000))
+    odd = communicator.rank == communicator.size - 1
+    with pytest.raises(MismatchError, match=r"'v' of .*variable number 1 on .*'v' of .*variable number 2 on "):
+        Checkpoint(v=b if odd else a).save(mpi_tmp_path / "c")
+    path = Checkpoint(v=a).save(mpi_tmp_path / "c")
+    with pytest.raises(MismatchError, match=r"v, variable number 1 on .*v, variable number 2 on "):
+        Checkpoint(v=b if odd else a).restore(path)
+    np.testing.assert_array_equal(b.numpy(), 1)
+
+
+@pytest.mark.mpi(min_size=2)
 def test_a_variable_that_one_rank_lacks_is_an_error_at_restore(communicator: Communicator, mpi_tmp_path: Path) -> None:
     arena = Arena(communicator)
     a, b = create_variable(arena, 1.0), create_variable(arena, 2.0)
