@@ -7,7 +7,10 @@ import math
 import operator
 import reprlib
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any
+
+import numpy as np
 
 
 def number(argument: str, value: Any, *, least: float = -math.inf, most: float = math.inf) -> float:
@@ -101,3 +104,22 @@ def named(subject: str) -> Iterator[None]:
         # Not the type of `error`, which may be a subclass with other arguments.
         kind = TypeError if isinstance(error, TypeError) else ValueError
         raise kind(f"{subject}: {error}") from error
+
+
+def settings_of(given: object) -> str:
+    """Local. An object with those of its values that are not the defaults, the same text on every rank.
+
+    Args:
+        given: Of one that is no dataclass only the class is known.
+    """
+    values = [
+        f"{field.name}={value.item() if isinstance(value, np.generic) else value!r}"
+        for field in (fields(given) if is_dataclass(given) else ())
+        if _is_plain(value := getattr(given, field.name)) and value != field.default
+    ]
+    return f"{type(given).__name__}({', '.join(values)})"
+
+
+def _is_plain(value: object) -> bool:
+    """Whether a text of a value is the same on every rank; that of most objects has their address."""
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, (int, float, str, np.generic))

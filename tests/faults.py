@@ -774,7 +774,7 @@ ENDINGS = (
         "unit/test_ending.py::test_leaving_with_a_code_ends_the_job",
     ),
     Fault(
-        "settings of optimizers are not compared", "variables/update/options.py",
+        "settings of optimizers are not compared", "arguments.py",
         "value != field.default", "not value == value",
         "parallel/optimizers/test_optimizers.py::test_other_optimizers_on_one_rank_are_a_mismatch", 2,
     ),

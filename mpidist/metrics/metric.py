@@ -8,7 +8,9 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from mpidist.arguments import settings_of
 from mpidist.arrays import AnyArray
+from mpidist.comm.agreement import same_on_all
 from mpidist.metrics.argument import as_float_dtype, on_one_device
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.arena import current_home
@@ -57,6 +59,7 @@ class Metric:
 
     Raises:
         ValueError: `dtype` is not a floating dtype.
+        MismatchError: The metrics differ between ranks.
         TypeError: The home of the variables makes no ON_READ variables.
     """
 
@@ -69,7 +72,12 @@ class Metric:
         self.measure = measure
         self.name = name
         self._dtype = None if dtype is None else as_float_dtype(dtype)
-        sums = current_home().create_variable(
+        home = current_home()
+        same_on_all(
+            home.communicator, f"the settings of metric {name!r}", settings_of(measure),
+            "Replicas' sums are added: make the metric the same way on every rank.",
+        )
+        sums = home.create_variable(
             np.zeros(measure.shape), name=f"{name}/sums", synchronization=VariableSynchronization.ON_READ,
             aggregation=VariableAggregation.SUM,
         )

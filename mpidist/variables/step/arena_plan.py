@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from mpidist.arguments import settings_of
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
 from mpidist.variables.mirrored import MirroredVariable
@@ -26,13 +27,7 @@ from mpidist.variables.step.plan import Plan
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
-from mpidist.variables.update.options import (
-    ACCUMULATED,
-    ACCUMULATES,
-    COMPRESSION,
-    OptimizerOptions,
-    describe,
-)
+from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION, OptimizerOptions
 from mpidist.variables.variable import Gradient, Variable
 
 # `update_variables(numbers, settings)` is Collective: it sums the gradients of some variables over all replicas and
@@ -60,7 +55,7 @@ class ArenaPlan:
         arithmetic = UpdateArithmetic(kernel, options, on_gpu=arena.namespace is not np)
         self.variables = tuple(variables)
         same_on_all(
-            arena.communicator, "the optimizer and its options", f"{describe(kernel)} with {describe(options)}",
+            arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",
             "Each rank updates a part of the variables: make the optimizer the same way on every rank.",
         )
         self._plan = plan = Plan(variables, arithmetic.slots, arithmetic.scratch_count)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import dataclass
 from typing import TypedDict
 
 import numpy as np
@@ -106,18 +106,3 @@ class OptimizerOptions:
     def clips_norms(self) -> bool:
         """Local. Whether gradients are clipped by their norms, which an update then needs first."""
         return self.clipnorm is not None or self.global_clipnorm is not None
-
-
-def describe(settings: object) -> str:
-    """Local. A kernel or options with those of their values that are not the defaults, the same text on every rank.
-
-    Args:
-        settings: Of a kernel that is no dataclass only the class is known.
-    """
-    values = [
-        f"{field.name}={value.item() if isinstance(value, np.generic) else value!r}"
-        for field in (fields(settings) if is_dataclass(settings) else ())
-        # The text of anything else may have its address.
-        if isinstance(value := getattr(settings, field.name), (int, float, str, np.generic)) and value != field.default
-    ]
-    return f"{type(settings).__name__}({', '.join(values)})"

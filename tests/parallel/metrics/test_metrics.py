@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from mpidist.comm.communicator import Communicator
-from mpidist.metrics import Mean, SparseCategoricalAccuracy
+from mpidist.errors import MismatchError
+from mpidist.metrics import BinaryAccuracy, Mean, Metric, Precision, SparseCategoricalAccuracy
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -41,3 +44,19 @@ def test_accuracy_of_all_examples(communicator: Communicator) -> None:
     assert accuracy.result() == pytest.approx((scores.argmax(1) == labels).mean())
     # Inside `run`, too.
     assert strategy.run(accuracy.result) == accuracy.result()
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(("one", "other", "match"), [
+    (lambda: Precision(thresholds=0.3), lambda: Precision(thresholds=0.7), r"thresholds=\(0.3,\).*0.7"),
+    (Precision, lambda: Precision(class_id=1), "class_id=1"),
+    (Mean, BinaryAccuracy, "MeanMeasure.*AccuracyMeasure"),
+])
+def test_another_metric_on_one_rank_is_a_mismatch(
+    communicator: Communicator, one: Callable[[], Metric], other: Callable[[], Metric], match: str
+) -> None:
+    """Sums of different things would be added."""
+    strategy = make_strategy(communicator, "node")
+    odd = strategy.communicator.rank == strategy.communicator.size - 1
+    with strategy.scope(), pytest.raises(MismatchError, match=f"(?s)the settings of metric .*{match}"):
+        (other if odd else one)()
