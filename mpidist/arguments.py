@@ -8,9 +8,8 @@ import operator
 import reprlib
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
+from numbers import Number
 from typing import Any
-
-import numpy as np
 
 
 def number(argument: str, value: Any, *, least: float = -math.inf, most: float = math.inf) -> float:
@@ -113,7 +112,7 @@ def settings_of(given: object) -> str:
         given: Of one that is no dataclass only the class is known.
     """
     values = [
-        f"{field.name}={value.item() if isinstance(value, np.generic) else value!r}"
+        f"{field.name}={value.item() if hasattr(value, 'item') else value!r}"
         for field in (fields(given) if is_dataclass(given) else ())
         if _is_plain(value := getattr(given, field.name)) and value != field.default
     ]
@@ -122,4 +121,4 @@ def settings_of(given: object) -> str:
 
 def _is_plain(value: object) -> bool:
     """Whether a text of a value is the same on every rank; that of most objects has their address."""
-    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, (int, float, str, np.generic))
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, (Number, str))
