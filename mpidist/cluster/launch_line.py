@@ -112,9 +112,12 @@ def _open_mpi(starter: Starter, ranks: int, hosts: Sequence[str], survives: bool
     if os.geteuid() == 0:
         words.append("--allow-run-as-root")
     if survives:
-        # The second: PRRTE 3.0 counts a rank that ends with a code twice (`prte_state_base_track_procs`), takes the job
-        # for ended too early, and ends the last ranks, or hangs (seen in 5 of 100 programs of Open MPI 5.0.11).
-        words += ["--with-ft", "ulfm", "--rtos", "error-nonzero-status=0"]
+        words += ["--with-ft", "ulfm"]
+        # PRRTE 3.0 counts a rank that ends with a code twice (`prte_state_base_track_procs`), takes the job for ended
+        # too early, and ends the last ranks, or hangs (seen in 5 of 100 programs of Open MPI 5.0.11). On several hosts
+        # the codes must count: the launcher then ends ranks that compute, which see no death on another host.
+        if not hosts and not starter.in_slurm:
+            words += ["--rtos", "error-nonzero-status=0"]
     if hosts:
         words += ["--host", _dealt(hosts, ranks)]
     elif ranks > _count_cores() and not starter.in_slurm:

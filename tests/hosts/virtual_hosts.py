@@ -181,7 +181,7 @@ class VirtualHosts:
             start = [mpirun, "--prtemca", "plm_ssh_agent", str(self.shell), *placed, *named]
         else:
             start = [mpirun, "-launcher", "ssh", "-launcher-exec", str(self.shell), "-hosts", hosts]
-        survival = launching.survival_options(mpirun) if self.survivors_live else []
+        survival = launching.survival_options(mpirun, tells_codes=True) if self.survivors_live else []
         return [*start, *survival, "-n", str(sum(ranks))]
 
     def _shell_command(self) -> list[str]:
