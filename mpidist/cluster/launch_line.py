@@ -114,7 +114,7 @@ def _open_mpi(starter: Starter, ranks: int, hosts: Sequence[str], survives: bool
     if survives:
         words += ["--with-ft", "ulfm"]
         # PRRTE 3.0 counts a rank that ends with a code twice (`prte_state_base_track_procs`), takes the job for ended
-        # too early, and ends the last ranks, or hangs (seen in 5 of 100 programs of Open MPI 5.0.11). On several hosts
+        # too early, and ends the last ranks, or hangs (2 of 44 programs with Open MPI 5.0.11). On several hosts
         # the codes must count: the launcher then ends ranks that compute, which see no death on another host.
         if not hosts and not starter.in_slurm:
             words += ["--rtos", "error-nonzero-status=0"]
