@@ -1,4 +1,4 @@
-"""How the program has ended: by its last line, or left by an exception, which may be a SystemExit that nobody saw."""
+"""The end of the program: its last line, or an exception that leaves it, which may be a SystemExit that nobody saw."""
 
 from __future__ import annotations
 

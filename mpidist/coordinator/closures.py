@@ -167,7 +167,7 @@ class Closures:
         return {number: (one.work, one.rules) for number, one in self._closures.items() if not one.is_decided}
 
     def running(self) -> list[Running]:
-        """Local. What workers do, of those that have something to do."""
+        """Local. The work of each worker that has something to do."""
         found = []
         for rank, worker in self.workers.items():
             if worker.building:

@@ -47,7 +47,7 @@ class Work(NamedTuple):
 
 
 class Running(NamedTuple):
-    """What a worker does.
+    """The work that a worker does now.
 
     Attributes:
         rank: The worker's.

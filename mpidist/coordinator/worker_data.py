@@ -1,4 +1,4 @@
-"""What a worker knows of itself: its index, and its part of the data."""
+"""A worker's knowledge of itself: its index, and its part of the data."""
 
 from __future__ import annotations
 

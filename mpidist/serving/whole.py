@@ -1,4 +1,4 @@
-"""What an interrupt does not tear apart: on the chief KeyboardInterrupt comes between messages, never inside one."""
+"""Steps that no interrupt tears apart: on the chief KeyboardInterrupt comes between messages, never inside one."""
 
 from __future__ import annotations
 
