@@ -70,10 +70,20 @@ def test_update_that_fits_one_server_only_is_not_waited_for(communicator: Commun
         # All on one worker.
         coordinator.schedule(grow, worker=0)
         coordinator.join()
-        with pytest.raises(MemoryError, match=r"pushes \d+ bytes or more to one server"):
+        # The error has the size, the limit and the option.
+        too_large = rf"pushes \d+ bytes or more to one server, .* {slot_bytes}: give ServerOptions\(slot_bytes=\d+"
+        with pytest.raises(MemoryError, match=too_large):
             coordinator.schedule(grow_both, worker=0, on_error="keep").get()
         seen = coordinator.schedule(read, worker=0)
         np.testing.assert_array_equal(seen.fetch(), np.ones(8))
         assert not large.numpy().any()
+        # The coordinator has slots of the same size.
+        with pytest.raises(MemoryError, match=too_large):
+            large.assign(np.ones(large.shape))
+        assert not large.numpy().any()
+        small.assign(np.zeros(8))
+        coordinator.schedule(grow, worker=0)
+        coordinator.join()
+        np.testing.assert_array_equal(small.numpy(), np.ones(8))
 
     on_chief(communicator, program, ServerOptions(heap_bytes=1 << 22, slot_bytes=slot_bytes), servers=2)

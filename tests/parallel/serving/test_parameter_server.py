@@ -119,7 +119,8 @@ def test_a_function_reads_what_was_written_before_it_was_scheduled(communicator:
             got = coordinator.schedule(lambda: (float(variable.value()[0]), float(variable.value()[-1])))
             assert got.fetch() == (number, number)
 
-    on_chief(communicator, program, ServerOptions(heap_bytes=1 << 26, slot_bytes=1 << 23))
+    # Two slots for each rank but the server's, and two copies of the variable.
+    on_chief(communicator, program, ServerOptions(heap_bytes=communicator.size << 24, slot_bytes=1 << 23))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -149,7 +150,8 @@ def test_updates_have_the_bits_of_one_process(communicator: Communicator, family
         for one, other in pairs:
             assert one.numpy().tobytes() == other.numpy().tobytes(), one.name
 
-    on_chief(communicator, program)
+    # More ranks share the half that is of slots.
+    on_chief(communicator, program, ServerOptions(heap_bytes=communicator.size << 21))
 
 
 def test_functions_change_variables_and_metrics_of_the_servers(communicator: Communicator) -> None:
