@@ -28,6 +28,7 @@ from mpi4py import MPI
 import mpidist
 from mpidist.comm.communicator import Communicator, open_communicator
 from mpidist.comm.window import open_window
+from mpidist.observe.peers import Key
 from mpidist.options import WindowOptions
 from mpidist.serving.heap import slots_of
 from mpidist.serving.holder import Holder
@@ -85,7 +86,7 @@ def doorbell(communicator: Communicator, way: str, count: int) -> float:
     """Median microseconds from the ring of an update to `prepared`, between the first rank and the last one."""
     last, rank = communicator.size - 1, communicator.rank
     window = open_window(communicator, 1 << 20 if rank == last else 0, WindowOptions(way=way))
-    station, answers = Station(window, str, frozenset({0, last})), Answers()
+    station, answers = Station(window, str, lambda rank: Key("", rank, ""), frozenset({0, last})), Answers()
     found = 0.0
     if rank == last:
         station.roles = [Holder(station, 0, slots_of(1 << 20, [0], None), 0), answers]

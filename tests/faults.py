@@ -744,6 +744,20 @@ ENDINGS = (
         "unit/test_waits.py::test_only_a_wait_is_reported",
     ),
     Fault(
+        "nobody tells of a server that owes an answer", "coordinator/waits.py", ", *self._closures.owing()]", "]",
+        "system/test_stuck_servers.py::test_who_waits_for_a_stopped_server_names_it",
+    ),
+    Fault(
+        "a time limit of waits for servers ends nothing", "serving/awaited.py",
+        "            WATCHDOG.end()\n", "            pass\n",
+        "system/test_stuck_servers.py::test_a_time_limit_ends_a_job_whose_server_is_stopped",
+    ),
+    Fault(
+        "who leaves with an error says nothing", "strategy/parameter_server.py",
+        "            station.leave(repr(error))\n", "",
+        "system/test_stuck_servers.py::test_nobody_waits_for_a_server_that_has_left_with_an_error",
+    ),
+    Fault(
         "a time limit of closures ends nothing", "coordinator/waits.py",
         "            WATCHDOG.end()\n", "            pass\n",
         "unit/test_waits.py::test_a_time_limit_ends_the_job_where_that_is_not_switched_off",

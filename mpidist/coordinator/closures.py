@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from mpidist.coordinator.awaiting import Awaiting
 from mpidist.coordinator.resources import Resources
-from mpidist.coordinator.work import ClosureEnd, End, ResourceEnd, Rules, Running, Work
+from mpidist.coordinator.work import ClosureEnd, End, Owing, ResourceEnd, Rules, Running, Work
 from mpidist.coordinator.workers import Worker, Workers
 from mpidist.serving.commits import Commits, RateError
 from mpidist.serving.handles import with_inputs
@@ -87,6 +87,8 @@ class Closures:
     _workers: Workers = field(init=False)
     _closures: dict[int, _Closure] = field(default_factory=dict)
     _awaiting: Awaiting = field(default_factory=Awaiting)
+    # When the current attempt of a closure was finished.
+    _finished: dict[int, float] = field(default_factory=dict)
     _number: int = 0
     _is_cancelling: bool = False
 
@@ -177,6 +179,16 @@ class Closures:
                 found.append(Running(rank, worker.running[0], closure.attempt, closure.work.label, worker.since))
         return found
 
+    def owing(self) -> list[Owing]:
+        """Local. The servers from which a finished closure awaits something."""
+        found: dict[int, float] = {}
+        for number, since in self._finished.items():
+            one = self._closures[number]
+            pushed = frozenset(one.finished.servers if one.finished else ())
+            for server in one.unapplied if one.is_decided else pushed - one.prepared:
+                found.setdefault(server, since)
+        return [Owing(*one) for one in sorted(found.items())]
+
     def discard(self, kind: str, number: int) -> list[Send]:
         """Local. Let workers forget what the program has dropped.
 
@@ -262,6 +274,7 @@ class Closures:
     def _again(self, number: int) -> list[Action]:
         """Queue a closure whose attempt is void; after `cancel`, end it."""
         closure = self._closures[number]
+        self._finished.pop(number, None)
         closure.worker = closure.finished = None
         closure.prepared = frozenset()
         if self._is_cancelling:
@@ -295,6 +308,7 @@ class Closures:
         if isinstance(message, Failed):
             return self._failed(rank, message)
         self._closures[number].finished = message
+        self._finished[number] = now
         return self._decide(number)
 
     def _failed(self, rank: int, message: Failed) -> list[Action]:
@@ -368,6 +382,7 @@ class Closures:
         ends = [number]
         for one in ends:
             closure = self._closures.pop(one)
+            self._finished.pop(one, None)
             if end is End.ERROR and closure.rules.on_error == "cancel" and self.error is None:
                 self.error = ClosureEnd(one, end, payload, text)
             if end is End.RESULT:

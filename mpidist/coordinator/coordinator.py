@@ -321,7 +321,8 @@ class ClusterCoordinator:
 
     def _look_for_losses(self) -> None:
         now = time.monotonic()
-        lost = (self._station.window.lost() & self._closures.workers.keys()) | set(self._closures.overdue(now))
+        gone = self._station.window.lost() | self._station.left.keys()
+        lost = (gone & self._closures.workers.keys()) | set(self._closures.overdue(now))
         for rank in sorted(lost):
             name, left = self._station.name_of(rank), len(self._closures.workers) - 1
             logger.warning("%s is lost; its work goes to the other %d worker%s", name, left, "s" * (left != 1))

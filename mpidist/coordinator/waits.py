@@ -1,22 +1,25 @@
-"""Waits: while the chief waits for closures, the watchdog's thread tells which ones run for long, and where."""
+"""Waits: while the chief waits for closures, the watchdog's thread tells which ones run for long, and where.
+
+It also tells which servers do not answer.
+"""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from mpidist.coordinator.closures import Closures
-from mpidist.coordinator.work import Running
+from mpidist.coordinator.work import Owing, Running
 from mpidist.observe.output import say
 from mpidist.observe.patience import LIMIT_VARIABLE, limit_seconds, warn_seconds
 from mpidist.observe.peers import Key, where_are
 from mpidist.observe.watchdog import WATCHDOG
+from mpidist.serving.awaited import ADVICE, UNSEEN
 
 # What the watchdog sees may be so old.
 _SHOW_SECONDS = 0.2
 # So many closures are listed in a report.
 _LISTED = 8
-_UNSEEN = "its host shows nothing of it here: MPIDIST_JOB_DIR=DIRECTORY, of all hosts, lets ranks see each other"
 _ADVICE = (
     "A function may take its time. ClusterCoordinator(strategy, closure_timeout=SECONDS) gives its worker up, and "
     f"{LIMIT_VARIABLE}=SECONDS ends the job"
@@ -37,22 +40,22 @@ class Waits:
         self._shown = 0.0
         # Read by the watchdog's thread: when the wait has begun, and what is done meanwhile.
         self._since: float | None = None
-        self._running: list[Running] = []
-        # By closure: when to tell of it again.
-        self._next: dict[Running, float] = {}
+        self._busy: list[Running | Owing] = []
+        # By closure, or server: when to tell of it again.
+        self._next: dict[Running | Owing, float] = {}
         WATCHDOG.look_also(self.look)
 
     def __enter__(self) -> None:
         self._since = time.monotonic()
 
     def __exit__(self, *_: object) -> None:
-        self._since, self._running = None, []
+        self._since, self._busy = None, []
 
     def show(self) -> None:
-        """Local. Show the watchdog's thread what workers do; it must not look itself, while things change."""
+        """Local. Show the watchdog's thread what others do; it must not look itself, while things change."""
         now = time.monotonic()
         if now - self._shown > _SHOW_SECONDS:
-            self._shown, self._running = now, self._closures.running()
+            self._shown, self._busy = now, [*self._closures.running(), *self._closures.owing()]
 
     def look(self, now: float) -> None:
         """Local. Report what runs for long. Called in the watchdog's thread.
@@ -63,7 +66,7 @@ class Waits:
         since, limit = self._since, limit_seconds() if WATCHDOG.end is not None else 0.0
         if since is None:
             return
-        seconds = {one: now - max(one.since, since) for one in self._running}
+        seconds = {one: now - max(one.since, since) for one in self._busy}
         ends = bool(limit) and any(waited > limit for waited in seconds.values())
         patience = min(limit, warn_seconds()) if ends else warn_seconds()
         long = [one for one, waited in seconds.items() if waited > patience]
@@ -73,16 +76,28 @@ class Waits:
         places = [self._place_of(one.rank) for one in long[:_LISTED]]
         asked = [peer for peer in WATCHDOG.peers() if peer.key in {key for _, key in places}]
         answers = dict(zip((peer.key for peer in asked), where_are(asked), strict=True))
-        if self._since != since or not set(long) & set(self._running):
+        if self._since != since or not set(long) & set(self._busy):
             # They have ended meanwhile.
             return
         lines = []
         for one, (name, key) in zip(long, places, strict=False):
-            lines += [f"{name} has run {one} for {now - (one.since or since):.0f} s:", answers.get(key, _UNSEEN)]
+            what = f"has run {one}" if isinstance(one, Running) else "has not answered"
+            where = f" (process {key.number} on {key.host})" if isinstance(one, Owing) else ""
+            lines += [f"{name}{where} {what} for {now - (one.since or since):.0f} s:", answers.get(key, UNSEEN)]
         if len(long) > _LISTED:
-            lines.append(f"and {len(long) - _LISTED} more workers")
+            lines.append(f"and {len(long) - _LISTED} more")
+        stuck = self._stuck({one.rank for one in long if isinstance(one, Owing)})
+        kinds = dict.fromkeys("functions of workers" if isinstance(one, Running) else "servers" for one in long)
+        lines += [*stuck, ADVICE] if stuck or "servers" in kinds else [_ADVICE]
         end = f", the limit is {limit:g} s, the job ends" if ends else ""
-        told = "\n".join(f"  {line}" for one in [*lines, _ADVICE] for line in one.split("\n"))
-        say(f"{WATCHDOG.place} has waited {now - since:.0f} s for functions of workers{end}\n{told}")
+        told = "\n".join(f"  {line}" for one in lines for line in one.split("\n"))
+        say(f"{WATCHDOG.place} has waited {now - since:.0f} s for {' and '.join(kinds)}{end}\n{told}")
         if ends and WATCHDOG.end is not None:
             WATCHDOG.end()
+
+    def _stuck(self, told: Collection[int]) -> list[str]:
+        """Tell of servers for which workers may wait: those that are stuck, but for those that are told of already."""
+        places = dict(self._place_of(rank) for rank in self._closures.commits.servers if rank not in told)
+        peers = {peer.key: peer for peer in WATCHDOG.peers() if peer.is_stuck()}
+        return [text for name, key in places.items() if key in peers
+                for text in (f"{name} (process {key.number} on {key.host}) answers nobody:", peers[key].tell())]

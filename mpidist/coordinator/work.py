@@ -69,6 +69,18 @@ class Running(NamedTuple):
         return f"{self.label}, which makes a value of the worker's own"
 
 
+class Owing(NamedTuple):
+    """A server that has not answered for updates of functions, which have returned.
+
+    Attributes:
+        rank: Of the server.
+        since: When the first of them returned.
+    """
+
+    rank: int
+    since: float
+
+
 class Rules(NamedTuple):
     """The user's wishes for a closure.
 

@@ -56,6 +56,10 @@ class Peer:
         """Local. Whether its watchdog has looked a moment ago."""
         return self.page is not None and time.monotonic_ns() - self.page.beat < STALE_SECONDS * 1e9
 
+    def is_stuck(self) -> bool:
+        """Local. Whether its watchdog cannot look: the process is stopped, holds the interpreter, or gets no core."""
+        return self.page is not None and not self.is_fresh() and not self.why_gone()
+
     def details(self) -> dict[str, Any]:
         """Local. The last words of its watchdog, empty if they are old."""
         return self.page.read() if self.page is not None and self.is_fresh() else {}

@@ -37,6 +37,8 @@ from mpidist.variables.variable import Read, UpdatePlan, Variable
 # A restored variable is read and sent in pieces of this size.
 _LOAD_BYTES = 16 << 20
 _WAIT_SECONDS = 0.005
+# Servers that are waited for are to do this.
+_WRITE = "apply a write of the program"
 
 
 class Chief(ServedHome):
@@ -134,9 +136,10 @@ class Chief(ServedHome):
                 aggregation=chosen,
             )
             place, window = variable.place, self.station.window
-            # The server has touched its pages, and nobody else knows of it.
-            window.put(place.server, place.buffers[0], np.ascontiguousarray(initial).reshape(-1))
-            window.flush(place.server)
+            with self.station.awaited((place.server,), "take the value of a new variable"):
+                # The server has touched its pages, and nobody else knows of it.
+                window.put(place.server, place.buffers[0], np.ascontiguousarray(initial).reshape(-1))
+                window.flush(place.server)
         return variable
 
     @contextlib.contextmanager
@@ -190,9 +193,11 @@ class Chief(ServedHome):
     def settle(self) -> None:
         """Local. Before workers get more to do, forget what was dropped, and wait until all own writes can be read."""
         self.let_go()
-        while any(map(self.commits.unwritten, self.commits.servers)):
-            self.station.step(_WAIT_SECONDS)
-            self.watch()
+        for server in filter(self.commits.unwritten, self.commits.servers):
+            with self.station.awaited((server,), _WRITE):
+                while self.commits.unwritten(server):
+                    self.station.step(_WAIT_SECONDS)
+                    self.watch()
 
     def let_go(self) -> None:
         """Local. Let servers and workers forget what the program has dropped; its memory can be used again."""
@@ -257,8 +262,10 @@ class Chief(ServedHome):
     def pull(self, place: Place) -> AnyArray:
         """Local. See `ServedHome.pull`; with all that this process has written."""
         with self.lock:
-            while self.commits.unwritten(place.server):
-                self.station.step(0.05)
+            if self.commits.unwritten(place.server):
+                with self.station.awaited((place.server,), _WRITE):
+                    while self.commits.unwritten(place.server):
+                        self.station.step(0.05)
             return read_whole(self.station, place).array
 
     def push(self, kind: str, place: Place, array: AnyArray) -> None:
@@ -267,10 +274,11 @@ class Chief(ServedHome):
             while self._is_one_process and self.station.step():
                 # Its own worker uses the same slots.
                 pass
-            while (slot := self.commits.free_slot()) is None:
-                self.station.step(0.05)
+            with self.station.awaited([*filter(self.commits.unwritten, self.commits.servers)], _WRITE):
+                while (slot := self.commits.free_slot()) is None:
+                    self.station.step(0.05)
             offset = self._slots.offset(self._rank, slot)
-            pushed = Pushed(self.station.window, place.server, offset, self._slots.slot_bytes)
+            pushed = Pushed(self.station, place.server, offset, self._slots.slot_bytes)
             pushed.add(kind, place.number, array)
             pushed.close()
             with self.station.whole:
@@ -286,8 +294,9 @@ class Chief(ServedHome):
             length = max(1, _LOAD_BYTES // dtype.itemsize)
             for low in range(0, place.size, length):
                 piece = np.ascontiguousarray(read(low, min(low + length, place.size)), dtype)
-                self.station.window.put(place.server, place.buffers[buffer] + low * dtype.itemsize, piece)
-                self.station.window.flush(place.server)
+                with self.station.awaited((place.server,), "take a restored value"):
+                    self.station.window.put(place.server, place.buffers[buffer] + low * dtype.itemsize, piece)
+                    self.station.window.flush(place.server)
             self.station.call(place.server, "show", place.number)
 
     @contextlib.contextmanager
@@ -319,13 +328,16 @@ class Chief(ServedHome):
         return {server: self.station.value_of(server, done.outcome, done.traceback) for server, done in saved}
 
     def _wait_for_cut(self) -> None:
-        while self.commits.saving:
-            with self.lock:
-                self.station.step(_WAIT_SECONDS)
-                self.watch()
-            if self._is_one_process:
-                # Its window does not wait.
-                time.sleep(_WAIT_SECONDS)
+        if not self.commits.saving:
+            return
+        with self.station.awaited(self.commits.saving, "save a checkpoint"):
+            while self.commits.saving:
+                with self.lock:
+                    self.station.step(_WAIT_SECONDS)
+                    self.watch()
+                if self._is_one_process:
+                    # Its window does not wait.
+                    time.sleep(_WAIT_SECONDS)
 
     def device_of(self, place: Place) -> str:
         """Local. See `ServedHome.device_of`."""

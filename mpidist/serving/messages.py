@@ -9,6 +9,7 @@ A closure is handed out as attempt 1, 2, ... until one attempt is decided. These
     Commit     coordinator to server    apply the update: all servers get commits in one order
     Applied    server to coordinator    applied, and the slot is free
     Fence      coordinator to all       this worker is lost: drop what it staged, take nothing more from it
+    Left       anybody to all           I serve no more, after an error of my own: a worker is then lost
 
 Nothing here is decided by a worker or a server alone, so that a closure is applied by all its servers or by none.
 A server notes in the slot itself that it has applied it. A worker that begins a closure waits for that note before it
@@ -277,14 +278,24 @@ class Answer(NamedTuple):
     traceback: str = ""
 
 
+class Left(NamedTuple):
+    """Anybody to all: this process serves no more, though it lives.
+
+    Attributes:
+        reason: The error that has ended its service.
+    """
+
+    reason: str
+
+
 Message: TypeAlias = (
     Define | Do | Push | Drop | Finished | Failed | Prepared | Commit | Applied | Fence | Cut | CutDone | Build | Built
-    | Discard | Call | Answer
+    | Discard | Call | Answer | Left
 )
 # The position is the first byte on the wire.
 _KINDS: tuple[type[Message], ...] = (
     Define, Do, Push, Drop, Finished, Failed, Prepared, Commit, Applied, Fence, Cut, CutDone, Build, Built, Discard,
-    Call, Answer,
+    Call, Answer, Left,
 )
 _NUMBERS = {kind: bytes([number]) for number, kind in enumerate(_KINDS)}
 # The frames of newer protocols take 11 bytes, and are of use from 4 GiB on only, which no window carries.

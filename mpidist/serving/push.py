@@ -11,10 +11,13 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.window import Window
 from mpidist.serving.heap import ALIGNMENT
+from mpidist.serving.station import Station
 
 # A slot begins with the place and the size of the table of its changes, which stands behind the arrays. The server sets
 # the place to 0 when the changes are applied.
 _HEAD_BYTES = 16
+# A server that is waited for is to do this.
+_TAKE = "take an update"
 
 
 class Change(NamedTuple):
@@ -43,14 +46,14 @@ class Pushed:
     """The changes of one attempt on one server.
 
     Args:
-        window: To the server.
+        station: Of this process.
         server: Its rank.
         offset: Of the slot.
         slot_bytes: Of the slot.
     """
 
-    def __init__(self, window: Window, server: int, offset: int, slot_bytes: int) -> None:
-        self._window = window
+    def __init__(self, station: Station, server: int, offset: int, slot_bytes: int) -> None:
+        self._station = station
         self._server = server
         self._offset = offset
         self._slot_bytes = slot_bytes
@@ -73,8 +76,7 @@ class Pushed:
         array = np.ascontiguousarray(array)
         begin = -(-self._end // ALIGNMENT) * ALIGNMENT
         self._require(begin + array.nbytes)
-        self._window.put(self._server, self._offset + begin, array.reshape(-1))
-        self._window.flush(self._server)
+        self._put((begin, array.reshape(-1)))
         self._end = begin + array.nbytes
         self._changes.append(Change(kind, variable, begin, array.dtype.str, array.size, step, factor))
         return self._offset + begin
@@ -83,9 +85,14 @@ class Pushed:
         """Local. Write the table: the server can read it all."""
         table = np.frombuffer(pickle.dumps([tuple(change) for change in self._changes]), np.uint8)
         self._require(self._end + table.size)
-        self._window.put(self._server, self._offset, np.array([self._end, table.size], np.uint64))
-        self._window.put(self._server, self._offset + self._end, table)
-        self._window.flush(self._server)
+        self._put((0, np.array([self._end, table.size], np.uint64)), (self._end, table))
+
+    def _put(self, *parts: tuple[int, AnyArray]) -> None:
+        window = self._station.window
+        with self._station.awaited((self._server,), _TAKE):
+            for begin, array in parts:
+                window.put(self._server, self._offset + begin, array)
+            window.flush(self._server)
 
     def _require(self, byte_count: int) -> None:
         if byte_count > self._slot_bytes:

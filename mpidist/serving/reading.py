@@ -13,6 +13,8 @@ from mpidist.variables.served import Place
 
 # A server that changes a variable twice while it is read does so often: then it makes a copy itself.
 _TRIES = 2
+# A server that is waited for is to do this.
+READ = "let a variable be read"
 
 
 class Value(NamedTuple):
@@ -41,26 +43,27 @@ def read_whole(station: Station, place: Place, known: Value | None = None, *, is
         DeadRankError: The server is dead.
     """
     window, words = station.window, np.empty(2, np.uint64)
-    value: AnyArray | None = None
-    for _ in range(_TRIES):
-        window.get(place.server, place.header, words)
-        window.flush(place.server)
-        version = int(words[0])
-        if known is not None and known.version == version:
-            return known
-        if value is None:
-            value = known.array if known is not None and _is_sole(known) else np.empty(place.shape, place.dtype)
-        window.get(place.server, place.buffers[version % 2], value.reshape(-1))
-        window.flush(place.server)
-        if is_relaxed:
-            return Value(None, value)
-        window.get(place.server, place.header, words)
-        window.flush(place.server)
-        # The version after the next one is made in the buffer that was read.
-        if int(words[1]) < version + 2:
-            return Value(version, value)
-        # What is known may have been overwritten.
-        known = None
+    with station.awaited((place.server,), READ):
+        value: AnyArray | None = None
+        for _ in range(_TRIES):
+            window.get(place.server, place.header, words)
+            window.flush(place.server)
+            version = int(words[0])
+            if known is not None and known.version == version:
+                return known
+            if value is None:
+                value = known.array if known is not None and _is_sole(known) else np.empty(place.shape, place.dtype)
+            window.get(place.server, place.buffers[version % 2], value.reshape(-1))
+            window.flush(place.server)
+            if is_relaxed:
+                return Value(None, value)
+            window.get(place.server, place.header, words)
+            window.flush(place.server)
+            # The version after the next one is made in the buffer that was read.
+            if int(words[1]) < version + 2:
+                return Value(version, value)
+            # What is known may have been overwritten.
+            known = None
     return Value(None, station.call(place.server, "snapshot", place.number).reshape(place.shape))
 
 

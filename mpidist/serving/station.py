@@ -15,10 +15,14 @@ from typing import Any, Protocol
 from mpidist.comm.deaths import WATCH
 from mpidist.comm.window import Window
 from mpidist.errors import DeadRankError
-from mpidist.serving.messages import Answer, Call, Message, Send, decode, encode
+from mpidist.observe.peers import Key
+from mpidist.serving.awaited import Awaited
+from mpidist.serving.messages import Answer, Call, Left, Message, Send, decode, encode
 
 # Work in the background is looked after as often.
 _BACKGROUND_SECONDS = 0.001
+# Messages of the end get so long to leave this process.
+_LAST_SECONDS = 0.2
 
 
 class Role(Protocol):
@@ -43,21 +47,28 @@ class Station:
     Args:
         window: To the others.
         name_of: What to call a rank: "worker 1".
+        key_of: The process of a rank.
         needed: The ranks without which nothing goes on: coordinator and servers.
 
     Attributes:
         window: As given.
         roles: Of this process.
         lost: The ranks that are dead, or count as dead.
+        left: The ranks that live and serve no more, with the reason.
+        awaited: Surrounds waits for others, which the watchdog then looks after.
         background: Work of a role that goes on beside the messages; None for most of the time.
         whole: Surrounds what an interrupt must not tear apart. On the chief a `Whole`.
     """
 
-    def __init__(self, window: Window, name_of: Callable[[int], str], needed: frozenset[int]) -> None:
+    def __init__(
+        self, window: Window, name_of: Callable[[int], str], key_of: Callable[[int], Key], needed: frozenset[int]
+    ) -> None:
         self.window = window
         self.name_of = name_of
         self.roles: list[Role] = []
         self.lost: set[int] = set()
+        self.left: dict[int, str] = {}
+        self.awaited = Awaited(name_of, key_of)
         self.background: Callable[[], None] | None = None
         self.whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self._needed = needed
@@ -72,10 +83,25 @@ class Station:
         """Local. Take one message, if one comes within this time; returns whether one came.
 
         Raises:
-            DeadRankError: The coordinator or a server is dead.
+            DeadRankError: The coordinator or a server is dead, or has left.
         """
         with self.whole:
             return self._step(seconds)
+
+    def leave(self, reason: str) -> None:
+        """Local. Tell all others that this process serves no more, and end its window.
+
+        Args:
+            reason: The error that has ended its service.
+        """
+        self.left[self.window.rank] = reason
+        gone = self.lost | self.window.lost() | {self.window.rank}
+        for rank in range(self.window.size):
+            if rank not in gone:
+                self.send(Send(rank, Left(reason)))
+        # What was sent goes on while this process is in the window.
+        self.window.poll(_LAST_SECONDS)
+        self.window.drop()
 
     def _step(self, seconds: float) -> bool:
         if self.background is not None:
@@ -87,6 +113,10 @@ class Station:
             return False
         sender, data = got
         message = decode(data)
+        if isinstance(message, Left):
+            self.left[sender] = message.reason
+            self.require_needed()
+            return True
         if isinstance(message, Answer):
             if message.call in self._answers:
                 self._answers[message.call] = message
@@ -96,7 +126,13 @@ class Station:
         return True
 
     def require_needed(self) -> None:
-        """Local. Raise DeadRankError if the coordinator or a server is dead."""
+        """Local. Raise DeadRankError if the coordinator or a server is dead, or has left."""
+        for rank in self._needed & self.left.keys():
+            raise DeadRankError(
+                f"{self.name_of(rank)} (rank {rank}), without which no training goes on, lives and serves no more, "
+                f"after an error of its own: {self.left[rank]}. Start the job again: a program that saves checkpoints "
+                "goes on from the last one"
+            )
         dead = self.window.lost() & self._needed
         if dead:
             # The program gets time to handle the error.
@@ -117,15 +153,16 @@ class Station:
 
         Raises:
             Exception: What it raised there.
-            DeadRankError: The coordinator or a server is dead.
+            DeadRankError: The coordinator or a server is dead, or has left.
         """
         self._number += 1
         number = self._number
         self._answers[number] = None
         self.send(Send(rank, Call(number, name, pickle.dumps(arguments))))
         try:
-            while (answer := self._answers[number]) is None:
-                self.step(0.05)
+            with self.awaited((rank,), f"answer {name!r}"):
+                while (answer := self._answers[number]) is None:
+                    self.step(0.05)
         finally:
             del self._answers[number]
         return self.value_of(rank, answer.value, answer.traceback)

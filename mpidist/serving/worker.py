@@ -33,7 +33,7 @@ from mpidist.serving.messages import (
 )
 from mpidist.serving.own_data import OwnIterator, ended
 from mpidist.serving.push import Pushed, is_free
-from mpidist.serving.reading import Value, read_whole
+from mpidist.serving.reading import READ, Value, read_whole
 from mpidist.serving.station import Station
 from mpidist.serving.worker_optimizer import WorkerOptimizer
 from mpidist.serving.worker_plan import WorkerPlan
@@ -250,20 +250,24 @@ class Worker(ServedHome):
             closure.values[place.number] = value.array
         for offset in closure.added.pop(place.number, ()):
             delta = np.empty(place.shape, place.dtype)
-            self._station.window.get(place.server, offset, delta.reshape(-1))
-            self._station.window.flush(place.server)
+            with self._station.awaited((place.server,), READ):
+                self._station.window.get(place.server, offset, delta.reshape(-1))
+                self._station.window.flush(place.server)
             closure.values[place.number] = np.asarray(closure.values[place.number] + delta)
         return closure.values[place.number]
 
     def _wait_for_own(self, server: int) -> None:
         """Wait until a server has applied what this worker has finished: a closure sees what came before it here."""
         unapplied = self._unapplied[server]
-        while unapplied:
-            unapplied -= {offset for offset in unapplied if is_free(self._station.window, server, offset)}
-            if unapplied:
-                self._station.step()
-            if self.is_fenced:
-                raise DeadRankError("the coordinator counts this worker as lost, and drops what it has finished")
+        if not unapplied:
+            return
+        with self._station.awaited((server,), "apply what this worker has finished"):
+            while unapplied:
+                unapplied -= {offset for offset in unapplied if is_free(self._station.window, server, offset)}
+                if unapplied:
+                    self._station.step()
+                if self.is_fenced:
+                    raise DeadRankError("the coordinator counts this worker as lost, and drops what it has finished")
 
     def push(self, kind: str, place: Place, array: AnyArray) -> None:
         """Local. See `ServedHome.push`."""
@@ -325,7 +329,7 @@ class Worker(ServedHome):
     def _pushed(self, closure: _Closure, server: int) -> Pushed:
         if server not in closure.pushed:
             offset = self._slots.offset(self._rank, closure.do.slot)
-            closure.pushed[server] = Pushed(self._station.window, server, offset, self._slots.slot_bytes)
+            closure.pushed[server] = Pushed(self._station, server, offset, self._slots.slot_bytes)
         return closure.pushed[server]
 
     def _is_whole(self) -> bool:

@@ -27,6 +27,7 @@ from mpidist.context import Entry
 from mpidist.data.input_context import InputContext
 from mpidist.errors import DeadRankError
 from mpidist.observe.output import flush, say
+from mpidist.observe.peers import Key
 from mpidist.options import RunOptions, WindowOptions
 from mpidist.serving.chief import Chief
 from mpidist.serving.heap import slots_of
@@ -164,7 +165,9 @@ class ParameterServerStrategy(Strategy):
         slots = slots_of(self.options.heap_bytes, pushers, self.options.slot_bytes)
         heap_bytes = self.options.heap_bytes if rank in roles.servers else 0
         window = open_window(group, heap_bytes, self.options.window)
-        self._station = station = Station(window, roles.name_of, frozenset({roles.chief, *roles.servers}))
+        self._station = station = Station(
+            window, roles.name_of, lambda one: Key(*group.processes[one]), frozenset({roles.chief, *roles.servers})
+        )
         if rank in roles.servers:
             station.roles.append(Holder(station, roles.chief, slots, self.options.copy_bytes))
         home: Home | None = None
@@ -229,6 +232,16 @@ class ParameterServerStrategy(Strategy):
         station = self._station
         if station is None or self.chief is not None:
             raise RuntimeError(f"serve() is for workers and servers, this rank is {self.roles.task_type}")
+        try:
+            self._serve(station)
+        except DeadRankError:
+            raise
+        except BaseException as error:
+            # Others may wait for its answers, and the program may handle the error.
+            station.leave(repr(error))
+            raise
+
+    def _serve(self, station: Station) -> None:
         while not self._has_ended:
             if self._worker is None:
                 station.step(0.05)
@@ -243,7 +256,8 @@ class ParameterServerStrategy(Strategy):
             if not self._worker.work():
                 station.step(0.05)
         if self._is_whole_group:
-            station.window.close()
+            with station.awaited(set(range(station.window.size)) - {station.window.rank}, "end the window"):
+                station.window.close()
             return
         # Hydra was seen to end all ranks when several end at the same moment after a death, the chief among them.
         while self.roles.chief not in station.window.lost():
@@ -304,7 +318,7 @@ class ParameterServerStrategy(Strategy):
     def _end_service(self, chief: Chief, station: Station) -> None:
         self._has_ended = True
         window: Window = station.window
-        lost = window.lost() | station.lost
+        lost = window.lost() | station.lost | station.left.keys()
         code = ending.exit_code(says=bool(lost or chief.exit_code_file.path))
         end = _End(code, tuple(lost))
         chief.exit_code_file.write(end.code)
@@ -316,7 +330,8 @@ class ParameterServerStrategy(Strategy):
             if rank != window.rank and rank not in lost:
                 station.send(Send(rank, Call(0, _END, pickle.dumps(tuple(end)))))
         if not lost:
-            window.close()
+            with station.awaited(set(range(window.size)) - {window.rank}, "end the window"):
+                window.close()
             return
         # What was sent goes on while this process is in the window. The window ends with the process: others wait for
         # that, and would take a word of farewell for a life that goes on.
@@ -325,8 +340,12 @@ class ParameterServerStrategy(Strategy):
     def _end(self, *, is_collective: bool) -> None:
         self.end_service()
         super()._end(is_collective=is_collective)
-        group = self.roles.group
-        if self._station is not None and self._station.window.is_closed and is_collective:
+        group, station = self.roles.group, self._station
+        if station is not None and station.left:
+            # Who has left takes part in nothing.
+            station.window.drop()
+            group.drop()
+        elif station is not None and station.window.is_closed and is_collective:
             group.close()
         else:
             group.drop()

@@ -1,0 +1,176 @@
+"""Servers that do not answer: they are stopped, or in code that does not return, or have left with an error."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.launching import finish, read_until, run_program, start_program
+
+pytestmark = pytest.mark.timeout_seconds(120)
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import mpidist
+
+what, folder = sys.argv[1:]
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
+options = mpidist.ServerOptions(heap_bytes=1 << 22)
+"""
+# What waits for the server, each in its own way.
+WAITS = """
+def variable():
+    with strategy.scope():
+        mpidist.Variable(0)
+
+waits = {
+    "update": lambda: coordinator.schedule(lambda: count.assign_add(1)).fetch(),
+    "write": lambda: (count.assign(5), int(count)),
+    "variable": variable,
+    "checkpoint": lambda: mpidist.Checkpoint(count=count).save(folder + "/saved/ckpt"),
+    "read": lambda: coordinator.schedule(lambda: int(count)).fetch(),
+}
+"""
+STOPPED = HEAD + """
+strategy = mpidist.ParameterServerStrategy(resolver, options=options)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    count = mpidist.Variable(0)
+""" + WAITS + """
+# Whatever is opened and sent once is.
+for name in what.split(","):
+    waits[name]()
+process = strategy.roles.group.processes[strategy.roles.servers[0]].number
+open(folder + "/pid", "w").write(str(process))
+for name in what.split(","):
+    os.kill(process, signal.SIGSTOP)
+    waits[name]()
+    print("went on", name, flush=True)
+"""
+PLACE = r"mpidist: rank {} of 3 on \S+ has waited \d+ s for "
+# The end of a report.
+ADVICE = "the next one goes on from the last checkpoint\n"
+IS_STOPPED = r"rank 2 of 3 \(process {0} on \S+\) is stopped: `kill -CONT {0}` lets it go on$"
+
+
+@pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
+def test_who_waits_for_a_stopped_server_names_it(tmp_path: Path, way: str) -> None:
+    program, names = tmp_path / "program.py", ["update", "write", "variable", "checkpoint"]
+    program.write_text(STOPPED)
+    # On one host a read takes nothing of a server but where it goes by sockets.
+    names += ["read"] if way == "SOCKETS" else []
+    job, whole = start_program(3, program, ",".join(names), tmp_path, MPIDIST_WINDOW=way, MPIDIST_WARN_SECONDS="1"), ""
+    for name in names:
+        # The worker waits for a read, and the coordinator for the worker.
+        speaker = 1 if name == "read" else 0
+        text = read_until(job, PLACE.format(speaker) + f"(?s:.*?){ADVICE}")
+        whole += f"\n{name}:\n{text}"
+        process = (tmp_path / "pid").read_text()
+        os.kill(int(process), signal.SIGCONT)
+        assert re.search(PLACE.format(speaker), text), whole
+        assert re.search(rf"^  ps 0 (is process {process} on \S+|\(process {process} on .*):$", text, re.M), whole
+        assert re.search(IS_STOPPED.format(process), text, re.M), whole
+    result = finish(job, "the job", 60)
+    # A report ends nothing.
+    assert [*re.findall(r"went on (\w+)", result.stdout)] == names, whole + result.stderr
+    assert result.returncode == 0, whole + result.stderr
+
+
+def test_a_time_limit_ends_a_job_whose_server_is_stopped(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(STOPPED)
+    result = run_program(3, program, "write", tmp_path, MPIDIST_TIMEOUT="1")
+    text = result.stdout + result.stderr
+    assert re.search(PLACE.format(0) + r".*, the limit is 1 s, the job ends$", text, re.M), text
+    assert re.search(IS_STOPPED.format((tmp_path / "pid").read_text()), text, re.M), text
+    assert "went on" not in text, text
+    assert result.returncode != 0, text
+
+
+# An update that does not come back: it waits for a pipe.
+KERNEL = HEAD + """
+import ctypes
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.optimizers.sgd import SGDKernel
+
+class Slow(SGDKernel):
+    def prepare(self, step, rate):
+        def update(*_):
+            LINE
+        return update
+
+strategy = mpidist.ParameterServerStrategy(resolver, options=options)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    weight = mpidist.Variable(np.zeros(3))
+optimizer = Optimizer(Slow(), 0.1, name="slow")
+optimizer.build([weight])
+coordinator.schedule(lambda: optimizer.apply_gradients([(np.ones(3), weight)])).fetch()
+print("went on", flush=True)
+"""
+STUCK = {
+    "waits in C": "open(folder + '/pipe').close()",
+    "holds the interpreter": "ctypes.PyDLL(None).open((folder + '/pipe').encode(), os.O_RDONLY)",
+}
+
+
+@pytest.mark.parametrize("how", STUCK)
+def test_who_waits_for_an_update_that_does_not_come_back_says_where_it_is(tmp_path: Path, how: str) -> None:
+    program, pipe = tmp_path / "program.py", tmp_path / "pipe"
+    program.write_text(KERNEL.replace("LINE", STUCK[how]))
+    os.mkfifo(pipe)
+    job = start_program(3, program, how, tmp_path, MPIDIST_WARN_SECONDS="1")
+    text = read_until(job, PLACE.format(0) + f"(?s:.*)in update(?s:.*){ADVICE}")
+    os.close(os.open(pipe, os.O_RDWR))
+    result = finish(job, program.name, 60)
+    line = KERNEL[: KERNEL.index("LINE")].count("\n") + 1
+    assert re.search(r"^  ps 0 \(process \d+ on \S+\) has not answered for \d+ s:$", text, re.M), text
+    assert re.search(rf'File "{re.escape(str(program))}", line {line},? in update', text), text
+    assert "went on" in result.stdout, text + result.stderr
+    assert result.returncode == 0, text + result.stderr
+
+
+LEFT = HEAD + """
+from mpidist.serving.messages import Commit, Send
+
+strategy = mpidist.ParameterServerStrategy(resolver, options=options, serve=False)
+task = strategy.roles.task_type
+try:
+    if strategy.chief is None:
+        strategy.serve()
+    else:
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            count = mpidist.Variable(0)
+        coordinator.schedule(lambda: count.assign_add(1)).fetch()
+        station = strategy.chief.station
+        # The server finds that this breaks the protocol: nothing of the kind is staged.
+        station.send(Send(strategy.roles.servers[0], Commit(99, 1, 99, 1, ())))
+        with strategy.scope():
+            mpidist.Variable(0)
+except (RuntimeError, mpidist.errors.DeadRankError) as error:
+    print(f"{task} caught {type(error).__name__}: {error}", flush=True)
+strategy.close()
+print(f"{task} goes on", flush=True)
+"""
+
+
+@pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
+def test_nobody_waits_for_a_server_that_has_left_with_an_error(tmp_path: Path, way: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LEFT)
+    result = run_program(3, program, way, tmp_path, MPIDIST_WINDOW=way)
+    text = result.stdout + result.stderr
+    assert re.search(r"^ps caught RuntimeError: rank 0 sends Commit.* breaks the serving protocol", text, re.M), text
+    for task in ("chief", "worker"):
+        assert re.search(
+            rf"^{task} caught DeadRankError: ps 0 \(rank 2\), .* serves no more, after an error of its own: .*Commit",
+            text, re.M,
+        ), text
+    assert text.count("goes on\n") == 3, text
+    assert result.returncode == 0, text
