@@ -976,6 +976,15 @@ WINDOWS = (
         WINDOW + "nothing_is_sent_to_a_forgotten_rank_or_taken_from_it", 2,
     ),
     Fault(
+        "a silent host is not noticed", "comm/windows/addresses.py", "socket.SO_KEEPALIVE, 1", "socket.SO_KEEPALIVE, 0",
+        "system/test_window_deaths.py::test_a_host_that_says_nothing_is_lost_and_a_busy_rank_is_not",
+    ),
+    Fault(
+        "a silent host to which something is sent is not noticed", "comm/windows/sockets.py",
+        "        for rank in self._held:\n", "        for rank in ():\n",
+        "system/test_window_deaths.py::test_a_host_that_says_nothing_is_lost_and_a_busy_rank_is_not",
+    ),
+    Fault(
         "a stranger is admitted", "comm/windows/handshake.py", "    if not hmac.compare_digest(_receive(",
         "    if rank < 0 and not hmac.compare_digest(_receive(",
         HANDSHAKE + "a_caller_that_goes_on_without_the_secret_is_refused",

@@ -180,13 +180,16 @@ ending.tolerate_deaths()
 window = open_window(communicator, 0, WindowOptions(way=sys.argv[1], silence_seconds=2))
 if communicator.rank == 1:
     window.ring(0, b"here")
+    assert window.poll(60.0) == (0, b"sleep")
     # In C, with the interpreter's lock held, for three times as long as a host may be silent.
     ctypes.PyDLL(None).sleep(6)
     window.ring(0, b"awake")
     while True:
         window.poll(1.0)
 assert window.poll(60.0) == (1, b"here")
-window.ring(1, b"nobody reads it yet")
+window.ring(1, b"sleep")
+# More than the kernels of both hosts hold: it is not read for three times as long, either.
+window.ring(1, bytes(1 << 26))
 while (found := window.poll(0.1)) is None:
     assert not window.lost(), "a rank that holds the interpreter counts as dead"
 assert found == (1, b"awake")
@@ -211,16 +214,20 @@ def test_a_host_that_says_nothing_is_lost_and_a_busy_rank_is_not(
     hosts = virtual_hosts(2)
     hosts.survivors_live = True
     job = hosts.start([1, 1], program, way, awake, lost)
-    end = time.monotonic() + 100
+    end, cut = time.monotonic() + 100, 0.0
     try:
         for mark in (awake, lost):
             while not mark.exists() and job.poll() is None and time.monotonic() < end:
                 time.sleep(0.05)
             if mark is awake and mark.exists():
                 finish(hosts.execute("n2", "ip link set eth0 down"), "ip", 60)
+                cut = time.monotonic()
+        seconds = time.monotonic() - cut
     finally:
         # The launcher waits for the host that is gone.
         hosts.close()
         out, errors = job.communicate(timeout=30)
     assert lost.exists(), out + errors
     assert lost.read_text() == "lost [1]"
+    # Two would do where nothing else runs.
+    assert seconds < 7, f"noticed after {seconds:.1f} s, with silence_seconds=2"

@@ -23,6 +23,7 @@ from mpidist.serving.messages import (
     Failed,
     Fence,
     Finished,
+    Left,
     Message,
     Prepared,
     Push,
@@ -39,7 +40,7 @@ MESSAGES: list[Message] = [
     Finished(LATE, 1, (1, 2), (0, 3), b"result"), Failed(LATE, 1, b"error", "a traceback"), Prepared(LATE, 1),
     Commit(LATE, 4, LATE, 1, (Step(0, LATE, 1e-3), Step(3, 5, 0.1))), Applied(LATE, 1), Fence(4), Cut(LATE),
     CutDone(LATE), Build(3, 7, b""), Built(3), Built(3, b"error", "a traceback"),
-    Discard("resource", 3), Call(1, "make", b"x"), Answer(1, b"value"),
+    Discard("resource", 3), Call(1, "make", b"x"), Answer(1, b"value"), Left("why"),
 ]
 
 

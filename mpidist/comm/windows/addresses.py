@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import ipaddress
+import math
 import os
 import secrets
 import socket
@@ -140,16 +141,19 @@ def near_first(theirs: Iterable[str], ours: Sequence[str]) -> list[str]:
 def watch_silence(link: socket.socket, seconds: float) -> None:
     """Local. Have the kernels of both hosts ask each other for signs of life, whatever their processes do.
 
+    They ask only over a connection on which nothing waits to be sent. There is no TCP_USER_TIMEOUT: it also breaks a
+    connection whose other end is alive, answers, and reads nothing for a while (`tcp_probe_timer` in Linux).
+
     Args:
         link: A connection; nothing happens to one within a host.
-        seconds: It breaks when the other host has said nothing for so long (`man 7 tcp`).
+        seconds: It breaks when the other host has said nothing for so long (`man 7 tcp`), in whole intervals.
     """
     if link.family == socket.AF_INET:
+        first, pause = max(1, int(seconds / 3)), max(1, int(seconds / 6))
         link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, max(1, int(seconds / 3)))
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, max(1, int(seconds / 6)))
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, 4)
-        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, int(seconds * 1000))
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE, first)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPINTVL, pause)
+        link.setsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPCNT, max(1, math.ceil((seconds - first) / pause)))
 
 
 def _connected(link: socket.socket, address: bytes | tuple[str, int], seconds: float) -> socket.socket:

@@ -29,6 +29,7 @@ class Kind(enum.IntEnum):
     PUT = 3
     SYNC = 4
     LEAVE = 5
+    HOLD = 6
     DATA = 16
     SYNCED = 17
 

@@ -2,7 +2,8 @@
 
 A dead rank is the end of its connection, and no call of MPI is made but to begin and to end. Gets and puts need their
 target's help: it serves them in the calls of its window. A rank calls another one when it first sends something; what
-it asks and is answered goes over that connection, and what the other one asks over another.
+it asks and is answered goes over that connection, and what the other one asks over another. Each two ranks on different
+hosts also hold a connection on which nothing is sent: only there do their kernels ask for signs of life all the time.
 """
 
 from __future__ import annotations
@@ -58,7 +59,7 @@ class SocketWindow(Window):
         self.memory = np.empty(heap_bytes, np.uint8)
         self.heap_sizes = tuple(communicator.all_gather_object(heap_bytes))
         self._losses = Losses(communicator)
-        self._door, _ = open_door(communicator, options)
+        self._door, addresses = open_door(communicator, options)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door.bell, selectors.EVENT_READ)
         # By rank those that this rank has opened, and all that are open.
@@ -68,6 +69,11 @@ class SocketWindow(Window):
         self._heard = 0.0
         self._is_leaving = False
         self._finalizer = weakref.finalize(self, _shut, self._door, self._selector, self._open)
+        here = addresses[self.rank].place
+        # Of each two ranks the lower one calls.
+        self._held = {rank for rank in range(self.rank + 1, self.size) if addresses[rank].place != here}
+        for rank in self._held:
+            self._door.call(rank)
 
     def get(self, rank: int, offset: int, into: AnyArray) -> None:
         """Local. See `Window.get`."""
@@ -198,10 +204,17 @@ class SocketWindow(Window):
                 # Its host cannot be reached, or it waits for nobody any more.
                 self._losses.cut(opened.rank)
             else:
-                connection = connection or Connection(opened.rank, self._place, self._take)
+                is_held = opened.is_ours and opened.rank in self._held
+                if connection is None or is_held:
+                    connection = Connection(opened.rank, self._place, self._take)
                 connection.link = opened.link
                 self._open.add(connection)
                 self._selector.register(opened.link, selectors.EVENT_READ, connection)
+                if is_held:
+                    self._held.remove(opened.rank)
+                    # Whoever is at an end of it knows by its end that the other one is dead.
+                    connection.was_used = True
+                    self._send(connection, Kind.HOLD)
                 if opened.rank in self._losses.forgotten:
                     # It would wait for answers for ever.
                     self._send(connection, Kind.LEAVE)
@@ -219,7 +232,7 @@ class SocketWindow(Window):
         if kind is Kind.DATA and connection.expected and connection.expected[0] is not None:
             if connection.expected[0].nbytes == size:
                 return connection.expected[0]
-        elif kind in (Kind.SYNC, Kind.LEAVE) or (kind is Kind.SYNCED and connection.expected):
+        elif kind in (Kind.SYNC, Kind.LEAVE, Kind.HOLD) or (kind is Kind.SYNCED and connection.expected):
             return NOTHING
         raise BrokenConnectionError(f"a frame {kind.name} of {size} bytes at {at} does not fit")
 
