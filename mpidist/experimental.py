@@ -13,6 +13,7 @@ from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategy import multi_worker
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.strategy.values import ValueContext
+from mpidist.variables import partitioners
 from mpidist.variables.sync_on_read import variable_sync_on_read_context
 
 CollectiveCommunication = CommunicationImplementation
@@ -50,6 +51,7 @@ __all__ = [
     "TopK",
     "ValueContext",
     "coordinator",
+    "partitioners",
     "variable_sync_on_read_context",
 ]
 

@@ -44,7 +44,6 @@ INSTEAD = {
     "experimental_make_numpy_dataset": _SLICES,
     "make_input_fn_iterator": "`strategy.distribute_datasets_from_function`",
     "nn": "`mpidist.compute_average_loss` and `mpidist.scale_regularization_loss`",
-    "partitioners": "nothing: a variable of `mpidist.ParameterServerStrategy` lies on one server",
     "saved_model": "`mpidist.Checkpoint`",
     "train": "`mpidist.Checkpoint`, `mpidist.CheckpointManager` and `mpidist.ClusterSpec`",
     "unwrap": "`strategy.experimental_local_results`",
@@ -57,7 +56,10 @@ _ELSEWHERE = {
     "mpidist.data": ("Dataset", "DistributeOptions", "Options"),
     "mpidist.experimental": (
         "CollectiveCommunication", "CollectiveHints", "CommunicationImplementation", "CommunicationOptions",
-        "ValueContext",
+        "ValueContext", "partitioners",
+    ),
+    "mpidist.experimental.partitioners": (
+        "FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner",
     ),
     "mpidist.cluster_resolver": (
         "ClusterResolver", "MPIClusterResolver", "SimpleClusterResolver", "SlurmClusterResolver",

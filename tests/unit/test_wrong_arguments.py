@@ -31,7 +31,7 @@ from tests.amounts import amount
 
 MODULES = (
     mpidist, mpidist.data, mpidist.experimental, mpidist.optimizers, mpidist.metrics, mpidist.cluster_resolver,
-    mpidist.summary, mpidist.observe, mpidist.coordinator,
+    mpidist.summary, mpidist.observe, mpidist.coordinator, mpidist.experimental.partitioners,
 )
 # Only the library makes them, from what it has checked.
 MADE_BY_THE_LIBRARY = {
@@ -61,6 +61,7 @@ def fitting() -> dict[str, Any]:
         "condition": True, "data": np.ones((1, 2, 2, 1)), "decay_rate": 0.5, "decay_steps": 3, "device": "cpu:0",
         "directory": "folder", "dtype": np.dtype("float32"), "first_decay_steps": 3, "indices": [0],
         "checkpoint_dir": "folder", "checkpoint": mpidist.Checkpoint(v=mpidist.Variable(1.0)), "max_to_keep": 3,
+        "max_shard_bytes": 1024, "num_shards": 2,
         "initial_learning_rate": 0.1, "initial_value": 1.0, "inner_optimizer": mpidist.optimizers.SGD(),
         "kernel": SGDKernel(), "learning_rate": 0.1, "logdir": "folder", "measure": MeanMeasure(), "name": "a",
         "names": "a", "num_classes": 2, "path": "none.npy", "per_example_loss": [1.0], "ratio": 0.5,
