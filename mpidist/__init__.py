@@ -148,7 +148,9 @@ if TYPE_CHECKING:
     from mpidist.strategy.replica import ReplicaContext
     from mpidist.strategy.server import Server
     from mpidist.strategy.values import DistributedValues, compute_average_loss, scale_regularization_loss
+    from mpidist.variables.lookup import embedding_gradient, embedding_lookup, embedding_lookup_sparse
     from mpidist.variables.module import Module
+    from mpidist.variables.sharded import ShardedVariable
 
 # Public name -> the module that has it. Loaded at first use: a program that only reads a checkpoint loads no strategy.
 _HOMES = {
@@ -177,6 +179,7 @@ _HOMES = {
     "RunOptions": "mpidist.options",
     "Server": "mpidist.strategy.server",
     "ServerOptions": "mpidist.strategy.parameter_server",
+    "ShardedVariable": "mpidist.variables.sharded",
     "Strategy": "mpidist.strategy.base",
     "StrategyExtended": "mpidist.strategy.extended",
     "Variable": "mpidist.strategy.default",
@@ -185,6 +188,9 @@ _HOMES = {
     "WindowOptions": "mpidist.options",
     "checkpoints_iterator": "mpidist.checkpoint.following",
     "compute_average_loss": "mpidist.strategy.values",
+    "embedding_gradient": "mpidist.variables.lookup",
+    "embedding_lookup": "mpidist.variables.lookup",
+    "embedding_lookup_sparse": "mpidist.variables.lookup",
     "experimental_set_strategy": "mpidist.strategy.default",
     "get_replica_context": "mpidist.strategy.default",
     "get_strategy": "mpidist.strategy.default",
@@ -224,6 +230,7 @@ __all__ = [
     "RunOptions",
     "Server",
     "ServerOptions",
+    "ShardedVariable",
     "Strategy",
     "StrategyExtended",
     "Variable",
@@ -235,6 +242,9 @@ __all__ = [
     "compute_average_loss",
     "coordinator",
     "data",
+    "embedding_gradient",
+    "embedding_lookup",
+    "embedding_lookup_sparse",
     "experimental",
     "experimental_set_strategy",
     "get_replica_context",

@@ -32,7 +32,6 @@ INSTEAD = {
     "convert_to_tensor": _ARRAY,
     "device": "nothing: drop the line, a strategy says where arrays are",
     "distribute": "`mpidist` itself, which has the names of tf.distribute",
-    "embedding_lookup": "`variable.value()[ids]`",
     "experimental_connect_to_cluster": _LAUNCHED,
     "experimental_run": "`strategy.run`",
     "experimental_run_v2": "`strategy.run`",
@@ -43,7 +42,7 @@ INSTEAD = {
     "make_experimental_numpy_dataset": _SLICES,
     "experimental_make_numpy_dataset": _SLICES,
     "make_input_fn_iterator": "`strategy.distribute_datasets_from_function`",
-    "nn": "`mpidist.compute_average_loss` and `mpidist.scale_regularization_loss`",
+    "nn": "`mpidist.embedding_lookup`, `mpidist.compute_average_loss` and `mpidist.scale_regularization_loss`",
     "saved_model": "`mpidist.Checkpoint`",
     "train": "`mpidist.Checkpoint`, `mpidist.CheckpointManager` and `mpidist.ClusterSpec`",
     "unwrap": "`strategy.experimental_local_results`",
@@ -70,7 +69,7 @@ _ELSEWHERE = {
         "AutoShardPolicy", "ClusterSpec", "DistributedDataset", "DistributedIterator", "DistributedValues",
         "InputContext", "InputOptions", "MirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy",
         "ReduceOp", "RunOptions", "Strategy",
-        "Variable",
+        "Variable", "embedding_lookup", "embedding_lookup_sparse",
     ),
 }
 

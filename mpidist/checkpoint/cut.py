@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import itertools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -16,12 +17,14 @@ import numpy as np
 
 from mpidist.checkpoint.directory import DirectoryWork
 from mpidist.checkpoint.hdf5 import Blank
-from mpidist.checkpoint.layout import PAGE_BYTES, Piece, Record, deal
+from mpidist.checkpoint.layout import PAGE_BYTES, Bounds, Piece, Record, deal
 from mpidist.checkpoint.listing import arrays_to_write
 from mpidist.checkpoint.objects import Found
+from mpidist.checkpoint.positional import write_at
 from mpidist.checkpoint.transfer import (
     ArrayToWrite,
     Checksums,
+    OwnPart,
     create_blank,
     publish,
     write_arrays,
@@ -30,25 +33,51 @@ from mpidist.checkpoint.transfer import (
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.serving.cut import Block
 from mpidist.variables.served import ServedHome, ServedVariable
-from mpidist.variables.variable import Read
+from mpidist.variables.sharded import served_parts
+from mpidist.variables.variable import Read, Variable
 
 T = TypeVar("T")
 
 
 class _Part(NamedTuple):
-    """A variable that a server saves.
+    """A variable, or one shard of it, that a server saves.
 
     Attributes:
         variable: Its number on the server.
-        record: Its dataset.
+        record: The dataset of the variable.
         offset: First byte of the dataset in the file.
-        pieces: All of the dataset.
+        pieces: All of the dataset, or what the shard has of them.
+        bounds: Where the shards begin in the dataset, and the last one ends; empty for a variable that is not cut.
+        shard: The place of the shard among these.
     """
 
     variable: int
     record: Record
     offset: int
     pieces: Sequence[Piece]
+    bounds: Bounds = ()
+    shard: int = 0
+
+    @property
+    def begin(self) -> int:
+        """Local. The first byte in the dataset."""
+        return self.bounds[self.shard] if self.bounds else 0
+
+    @property
+    def size(self) -> int:
+        """Local. The number of elements."""
+        if not self.bounds:
+            return self.record.size
+        return (self.bounds[self.shard + 1] - self.begin) // self.record.dtype.itemsize
+
+    def reader(self, read: Read) -> Read:
+        """Local. Reads by the places of elements in the dataset.
+
+        Args:
+            read: Reads by their places in the variable on the server.
+        """
+        first = self.begin // self.record.dtype.itemsize
+        return lambda low, high: read(low - first, high - first)
 
     @property
     def is_small(self) -> bool:
@@ -62,10 +91,14 @@ class _Outcome(NamedTuple):
     Attributes:
         checksums: Of the pieces that it has written.
         small: The content of small variables, by number.
+        shards: The checksums of the parts of pieces that shards have, by their numbers.
+        heads: The first bytes of shards in a page of the file that begins in an earlier one; likewise.
     """
 
     checksums: Checksums
     small: dict[int, bytes]
+    shards: dict[int, Checksums]
+    heads: dict[int, bytes]
 
 
 @dataclass(frozen=True)
@@ -83,9 +116,10 @@ class ServerShare:
     def blocks(self) -> dict[Block, int]:
         """Local. See `Share.blocks`: a piece each."""
         blocks = {}
-        for variable, record, _, pieces in self.parts:
-            for _, start, stop in pieces:
-                block = Block(variable, start // record.dtype.itemsize, -(-stop // record.dtype.itemsize))
+        for part in self.parts:
+            itemsize, begin = part.record.dtype.itemsize, part.begin
+            for _, start, stop in part.pieces:
+                block = Block(part.variable, (start - begin) // itemsize, -(-(stop - begin) // itemsize))
                 blocks[block] = stop - start
         return blocks
 
@@ -95,7 +129,7 @@ class ServerShare:
         Raises:
             OSError: This host does not see the file, or the disk is full.
         """
-        outcome = _Outcome({}, {})
+        outcome = _Outcome({}, {}, {}, {})
         if not any(not part.is_small for part in self.parts):
             outcome.small.update({part.variable: _content(part, read) for part in self.parts})
             return outcome
@@ -108,11 +142,10 @@ class ServerShare:
             ) from None
         try:
             for part in self.parts:
-                variable, record, offset, pieces = part
                 if part.is_small:
-                    outcome.small[variable] = _content(part, read)
+                    outcome.small[part.variable] = _content(part, read)
                 else:
-                    write_pieces(descriptor, offset, record, read(variable), pieces, None, outcome.checksums)
+                    _write(descriptor, part, part.reader(read(part.variable)), outcome)
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
@@ -120,7 +153,16 @@ class ServerShare:
 
 
 def _content(part: _Part, read: Callable[[int], Read]) -> bytes:
-    return read(part.variable)(0, part.record.size).tobytes()
+    return read(part.variable)(0, part.size).tobytes()
+
+
+def _write(descriptor: int, part: _Part, read: Read, outcome: _Outcome) -> None:
+    own, checksums = None, outcome.checksums
+    if part.bounds:
+        own, checksums = OwnPart(part.record, part.bounds, part.shard), outcome.shards.setdefault(part.variable, {})
+    write_pieces(descriptor, part.offset, part.record, read, part.pieces, own, checksums)
+    if own is not None:
+        outcome.heads[part.variable] = own.head
 
 
 def write_cut(
@@ -161,7 +203,8 @@ def write_cut(
         finally:
             outcomes = home.end_cut()
         small = now.write_small(communicator, blank, outcomes)
-        everyone = [checksums, small, *(outcome.checksums for outcome in outcomes.values())]
+        shards = now.join_shards(blank, outcomes)
+        everyone = [checksums, small, *(outcome.checksums for outcome in outcomes.values()), *shards]
         return publish(blank, everyone, path, work.after)
     except BaseException:
         with contextlib.suppress(OSError):
@@ -186,18 +229,29 @@ class _Plan:
         self._arrays, _ = arrays_to_write(found, SoloCommunicator(), count)
         self.records = [array.record for array in self._arrays]
         self._dealt = deal(self.records, 0, 1)
-        self._served: dict[int, ServedVariable] = {}
+        # The variable, or its shards in their order.
+        self._served: dict[int, list[ServedVariable]] = {}
         for number, record in enumerate(self.records):
             leaf = found.leaves.get(record.path)
-            if leaf is not None and isinstance(leaf.value, ServedVariable) and record.nbytes:
-                self._served[number] = leaf.value
+            served = served_parts(leaf.value) if leaf is not None and isinstance(leaf.value, Variable) else []
+            if served and record.nbytes:
+                self._served[number] = served
 
     def shares(self, blank: Blank) -> dict[int, ServerShare]:
         """Local. The parts of the servers, by rank."""
         parts: dict[int, list[_Part]] = {}
-        for number, variable in self._served.items():
-            part = _Part(variable.place.number, self.records[number], blank.offsets[number], self._dealt[number])
-            parts.setdefault(variable.place.server, []).append(part)
+        for number, variables in self._served.items():
+            bounds = self._bounds(number)
+            for index, variable in enumerate(variables):
+                pieces = self._dealt[number]
+                if bounds:
+                    low, high = bounds[index], bounds[index + 1]
+                    cut = (Piece(piece, max(start, low), min(stop, high)) for piece, start, stop in pieces)
+                    pieces = [piece for piece in cut if piece.start < piece.stop]
+                part = _Part(
+                    variable.place.number, self.records[number], blank.offsets[number], pieces, bounds, index
+                )
+                parts.setdefault(variable.place.server, []).append(part)
         path = os.path.abspath(blank.path)
         return {server: ServerShare(path, tuple(its)) for server, its in parts.items()}
 
@@ -210,13 +264,43 @@ class _Plan:
         """Local. Write what the servers have left to the chief; see `write_cut`."""
         arrays = list(self._arrays)
         small = []
-        for number, variable in self._served.items():
-            record, place = self.records[number], variable.place
+        for number, variables in self._served.items():
+            record = self.records[number]
             if record.nbytes < PAGE_BYTES:
-                content = np.frombuffer(outcomes[place.server].small[place.number], record.dtype)
-                arrays[number] = ArrayToWrite(record, content)
+                contents = [outcomes[one.place.server].small[one.place.number] for one in variables]
+                arrays[number] = ArrayToWrite(record, np.frombuffer(b"".join(contents), record.dtype))
                 small.append(number)
         return self._write(communicator, blank, small, arrays)
+
+    def join_shards(self, blank: Blank, outcomes: Mapping[int, Any]) -> list[Checksums]:
+        """Local. Write the bytes of shards that lie in pages which begin in an earlier shard; see `write_cut`.
+
+        Returns:
+            The checksums of all shards, in the order of what they have of a piece.
+        """
+        checksums: list[Checksums] = []
+        for number, variables in self._served.items():
+            record, bounds = self.records[number], self._bounds(number)
+            if not bounds or record.nbytes < PAGE_BYTES:
+                continue
+            of = [(outcomes[one.place.server], one.place.number) for one in variables]
+            checksums += [outcome.shards[one] for outcome, one in of]
+            heads = [outcome.heads[one] for outcome, one in of]
+            descriptor = os.open(blank.path, os.O_WRONLY)
+            try:
+                for index in range(len(variables)):
+                    own = OwnPart(record, bounds, index)
+                    write_at(descriptor, own.following(heads), blank.offsets[number] + own.end)
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+        return checksums
+
+    def _bounds(self, number: int) -> Bounds:
+        """Where shards begin and end in a dataset; empty for a variable that is not cut."""
+        variables = self._served[number]
+        sizes = [one.place.bytes for one in variables]
+        return tuple(itertools.accumulate(sizes, initial=0)) if len(variables) > 1 else ()
 
     def _write(
         self, communicator: SoloCommunicator, blank: Blank, numbers: Sequence[int], arrays: Sequence[ArrayToWrite]

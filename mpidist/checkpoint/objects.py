@@ -20,6 +20,7 @@ from mpidist.errors import CheckpointError
 from mpidist.observe.calls import Calls
 from mpidist.variables.module import Module
 from mpidist.variables.served import ServedHome, ServedVariable
+from mpidist.variables.sharded import ShardedVariable
 from mpidist.variables.variable import Variable
 
 Parts = tuple[object, ...]
@@ -122,7 +123,7 @@ class Found:
             ValueError: Variables of several strategies.
         """
         homes = {id(leaf.value.served): leaf.value.served for leaf in self.leaves.values()
-                 if isinstance(leaf.value, ServedVariable)}
+                 if isinstance(leaf.value, (ServedVariable, ShardedVariable))}
         if len(homes) > 1:
             raise ValueError(
                 "what one checkpoint holds on parameter servers must be of one strategy, got variables of "

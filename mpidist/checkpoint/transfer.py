@@ -143,7 +143,7 @@ def write_arrays(
     try:
         for array, offset, pieces in zip(arrays, blank.offsets, dealt, strict=True):
             content = array.content.reshape(-1) if isinstance(array.content, np.ndarray) else array.content()
-            own = None if array.bounds is None else _OwnPart(array.record, array.bounds, communicator.rank)
+            own = None if array.bounds is None else OwnPart(array.record, array.bounds, communicator.rank)
             if error is None:
                 try:
                     write_pieces(descriptor, offset, array.record, content, pieces, own, checksums)
@@ -163,7 +163,7 @@ def write_arrays(
 
 
 def _hand_over(
-    communicator: Communicator, descriptor: int, offset: int, own: _OwnPart, error: Exception | None
+    communicator: Communicator, descriptor: int, offset: int, own: OwnPart, error: Exception | None
 ) -> Exception | None:
     """Collective. Give each rank the bytes behind its part that are in its last page, and write them.
 
@@ -179,7 +179,7 @@ def _hand_over(
     return error
 
 
-class _OwnPart:
+class OwnPart:
     """The part of a dataset that this rank can read, and the pages of the file that it writes.
 
     Args:
@@ -220,7 +220,7 @@ class _OwnPart:
 
 def write_pieces(
     descriptor: int, offset: int, record: Record, content: AnyArray | Read, pieces: Sequence[Piece],
-    own: _OwnPart | None, checksums: Checksums,
+    own: OwnPart | None, checksums: Checksums,
 ) -> None:
     """Local. Write this rank's pieces of one array, read one by one; adds their checksums by number.
 

@@ -26,7 +26,7 @@ from mpidist.serving.handles import portable
 from mpidist.serving.messages import Message, Send
 from mpidist.serving.own_data import OwnIterator
 from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.variables.served import ServedVariable
+from mpidist.variables.variable import Variable
 
 logger = logging.getLogger("mpidist")
 
@@ -256,9 +256,9 @@ class ClusterCoordinator:
         self._names.discard(kind, number)
         return self._closures.discard(kind, number)
 
-    def _find(self, handle: tuple[Any, ...]) -> ServedVariable:
+    def _find(self, handle: tuple[Any, ...]) -> Variable:
         """A variable that a function has returned."""
-        variable = self._chief.variables.get(handle[1])
+        variable = self._chief.variable_of(*handle[:2])
         if variable is None:
             raise RuntimeError("a function has returned a variable that the program has dropped: keep the variable")
         return variable

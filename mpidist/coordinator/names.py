@@ -17,6 +17,7 @@ from mpidist.serving.handles import describe_variable, dump_arguments, handle_of
 from mpidist.serving.plan import ServedPlan
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.variables.served import ServedVariable
+from mpidist.variables.sharded import ShardedVariable
 from mpidist.variables.variable import Variable
 
 # Sent by their contents, without a further look.
@@ -53,7 +54,7 @@ class Names:
         """
         if type(given) in _PLAIN:
             return None
-        if isinstance(given, ServedVariable):
+        if isinstance(given, (ServedVariable, ShardedVariable)):
             return handle_of_variable(given)
         if isinstance(given, Optimizer):
             return "optimizer", _plan_of(given).number
@@ -77,6 +78,9 @@ class Names:
         """Local. See `Naming.name_of`."""
         if isinstance(given, ServedVariable):
             return (self._named("variable", given.place.number, lambda: describe_variable(given)),)
+        if isinstance(given, ShardedVariable):
+            shards = [name for one in given.variables for name in self.name_of(one)]
+            return (*shards, self._named("sharded", given.key, lambda: describe_variable(given)))
         if isinstance(given, Optimizer):
             plan = _plan_of(given)
             self._chief.optimizers[plan.number] = given

@@ -14,6 +14,7 @@ from mpidist.arguments import flag, number
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.requirements import listed, refuse_unknown, require_pairs, require_updatable
 from mpidist.optimizers.saving import load_slot, numbered, require_names, require_slots
+from mpidist.variables.sharded import wholes
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule, positive
 from mpidist.variables.update.options import ACCUMULATES, COMPRESSION, OptimizerOptions
@@ -80,10 +81,10 @@ class Optimizer:
         self._build(variables)
 
     def _build(self, variables: Iterable[Variable]) -> UpdatePlan:
-        chosen = [
+        chosen = wholes([
             require_updatable(variable, self.kernel, self.options, self.name)
             for variable in listed(variables, "variables", self.name)
-        ]
+        ])
         if self._plan is not None:
             # By identity: `==` of variables compares their values.
             if [id(v) for v in chosen] != [id(v) for v in self._plan.variables]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import gc
 import pickle
 import threading
 import time
 import weakref
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -17,18 +18,22 @@ import numpy.typing as npt
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
+from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
 from mpidist.serving.commits import Commits
 from mpidist.serving.exit_code import ExitCodeFile
 from mpidist.serving.heap import Heaps, Slots
 from mpidist.serving.messages import OWN_WRITE, Applied, CutDone, Discard, Message, Send
-from mpidist.serving.plan import ServedPlan
+from mpidist.serving.plan import ServedPlan, require_plannable
 from mpidist.serving.push import Pushed
 from mpidist.serving.reading import read_whole
+from mpidist.serving.rows import SCATTER, pack, read_rows
+from mpidist.serving.shards import cells_of
 from mpidist.serving.station import Station
-from mpidist.variables.creation import initial_array
+from mpidist.variables.partitioners import Partitioner
 from mpidist.variables.served import Place, ServedHome, ServedSum, ServedVariable
+from mpidist.variables.sharded import ShardedVariable, served_parts
 from mpidist.variables.update.arithmetic import slots_of
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
@@ -59,7 +64,8 @@ class Chief(ServedHome):
         watch: Looks for workers that are lost, while this process waits for a cut.
         optimizers: The optimizers by their numbers, as far as closures use them.
         exit_code_file: Beside the first checkpoint of its variables.
-        variables: The variables by their numbers.
+        variables: The variables by the kind and the number of their handles.
+        partitioner: Says into how many shards a variable is cut.
         discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
         forget_unused: Lets go of functions that are kept for their next use.
     """
@@ -75,7 +81,8 @@ class Chief(ServedHome):
         self.closures: Callable[[int, Message], bool] | None = None
         self.watch: Callable[[], None] = _leave
         self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
-        self.variables: weakref.WeakValueDictionary[int, ServedVariable] = weakref.WeakValueDictionary()
+        self.variables: weakref.WeakValueDictionary[tuple[str, int], Variable] = weakref.WeakValueDictionary()
+        self.partitioner: Partitioner | None = None
         self.discard: Callable[[str, int], Sequence[Send]] = _nobody
         self.forget_unused: Callable[[], None] = _leave
         self.commits = Commits(rank, servers, self._rate)
@@ -124,49 +131,72 @@ class Chief(ServedHome):
         owner = f"variable {name!r}: "
         sync = parse_enum(VariableSynchronization, synchronization, "synchronization", owner)
         chosen = parse_enum(VariableAggregation, aggregation, "aggregation", owner)
-        if sparse_gradient:
-            raise NotImplementedError(f"{owner}sparse_gradient=True is not there under a ParameterServerStrategy yet")
-        initial = np.asarray(initial_array(initial_value, dtype, name, chosen, has_rows=False))
-        kind, trains = ServedVariable, trainable is None or trainable
-        if sync is VariableSynchronization.ON_READ:
-            kind, trains = ServedSum, False
-        with self.lock:
-            variable = self._make(
-                initial.shape, initial.dtype, name, kind=kind, buffers=2, server=self._beside, trainable=trains,
-                aggregation=chosen,
+        is_sum = sync is VariableSynchronization.ON_READ
+        if is_sum and sparse_gradient:
+            raise ValueError(
+                f"{owner}sparse_gradient=True is for variables that optimizers update, which are ON_WRITE, got "
+                "ON_READ; leave it out"
             )
-            place, window = variable.place, self.station.window
-            with self.station.awaited((place.server,), "take the value of a new variable"):
-                # The server has touched its pages, and nobody else knows of it.
-                window.put(place.server, place.buffers[0], np.ascontiguousarray(initial).reshape(-1))
-                window.flush(place.server)
-        return variable
+        kind, trains = (ServedSum, False) if is_sum else (ServedVariable, trainable is None or trainable)
+        cut = None if is_sum or self._beside is not None else self.partitioner
+        cells = cells_of(initial_value, dtype, name, chosen, cut, has_rows=sparse_gradient)
+        made: list[ServedVariable] = []
+        with self.lock:
+            for cell in cells:
+                initial = cell.make()
+                made.append(self._make(
+                    initial.shape, initial.dtype, cell.name, kind=kind, buffers=1 if sparse_gradient else 2,
+                    server=self._beside, is_table=sparse_gradient, trainable=trains, aggregation=chosen,
+                    beside=Counter(shard.place.server for shard in made),
+                ))
+                place, window = made[-1].place, self.station.window
+                with self.station.awaited((place.server,), "take the value of a new variable"):
+                    # The server has touched its pages, and nobody else knows of it.
+                    window.put(place.server, place.buffers[0], np.ascontiguousarray(initial).reshape(-1))
+                    window.flush(place.server)
+            return made[0] if len(made) == 1 else self._join(made, name)
+
+    def _join(self, shards: Sequence[ServedVariable], name: str) -> ShardedVariable:
+        """One variable of several shards."""
+        whole = ShardedVariable(shards, name)
+        self.variables["sharded", whole.key] = whole
+        self.note_drop(whole, "sharded", whole.key)
+        return whole
+
+    def variable_of(self, kind: str, number: int) -> Variable | None:
+        """Local. The variable of a handle; None where the program has dropped it."""
+        return self.variables.get((kind, number))
 
     @contextlib.contextmanager
     def colocated(self, variable: Variable) -> Iterator[None]:
         """Local. See `Home.colocated`."""
-        before, self._beside = self._beside, variable.place.server if isinstance(variable, ServedVariable) else None
+        first = variable.parts[0]
+        before, self._beside = self._beside, first.place.server if isinstance(first, ServedVariable) else None
         try:
             yield
         finally:
             self._beside = before
 
-    def _make(
+    def _make(  # noqa: PLR0913  # so much tells one variable from another
         self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, *, kind: type[ServedVariable] = ServedVariable,
-        buffers: int = 1, server: int | None = None, fill: float = 0.0, **described: Any,
+        buffers: int = 1, server: int | None = None, fill: float = 0.0, is_table: bool = False,
+        beside: Mapping[int, int] | None = None, **described: Any,
     ) -> ServedVariable:
         """Make a variable whose value is everywhere the same number."""
         self.let_go()
-        place = self._heaps.take(shape, dtype, buffers=buffers, server=server)
+        take = functools.partial(
+            self._heaps.take, shape, dtype, buffers=buffers, server=server, is_table=is_table, beside=beside
+        )
+        place = take()
         if place is None:
             # What stands in circles, or in functions that may be used again, is dropped now.
             self.forget_unused()
             gc.collect()
             self._wait_for_cut()
             self.let_go()
-            place = self._heaps.take(shape, dtype, buffers=buffers, server=server)
+            place = take()
         if place is None:
-            raise self._heaps.full(shape, dtype, name, buffers=buffers)
+            raise self._heaps.full(shape, dtype, name, buffers=buffers, is_table=is_table)
         try:
             # Behind all that was sent before, which may still change what lay there.
             self.station.call(place.server, "create", place, fill)
@@ -174,7 +204,7 @@ class Chief(ServedHome):
             self._heaps.give(place)
             raise
         variable = kind(self, place, name=name, **described)
-        self.variables[place.number] = variable
+        self.variables["variable", place.number] = variable
         self.note_drop(variable, "variable", place.number, place)
         return variable
 
@@ -225,37 +255,29 @@ class Chief(ServedHome):
             NotImplementedError: An option that servers do not have.
             HeapFullError: A server has no room for the state.
         """
-        if options.gradient_accumulation_steps:
-            raise NotImplementedError(
-                "gradient_accumulation_steps is not there under a ParameterServerStrategy, whose calls run on "
-                "different workers: add up the gradients inside the closure"
-            )
-        if options.ema_overwrite_frequency:
-            raise NotImplementedError(
-                "ema_overwrite_frequency is not there under a ParameterServerStrategy: call finalize_variable_values "
-                "after `join`"
-            )
-        served = [variable for variable in variables if isinstance(variable, ServedVariable)]
-        if len(served) < len(variables):
-            raise TypeError(f"a ParameterServerStrategy plans updates of its own variables, got {list(variables)!r}")
+        require_plannable(variables, options)
         names = slots_of(kernel, options)
         with self.lock:
             self._plans += 1
             state: dict[str, list[Variable]] = {name: [] for name in names}
             numbers: dict[int, dict[int, list[int]]] = {server: {} for server in self.commits.servers}
-            for variable in served:
-                of = numbers[variable.place.server].setdefault(variable.place.number, [])
-                for name, fill in names.items():
-                    slot = f"{variable.name}/{name}"
-                    # Only its server changes it, so that it needs no second buffer.
-                    made = self._make(
-                        variable.shape, variable.dtype, slot, server=variable.place.server, fill=fill, trainable=False
-                    )
-                    state[name].append(made)
-                    of.append(made.place.number)
-            for server, slots in numbers.items():
-                self.station.call(server, "plan", self._plans, kernel, options, slots)
-            plan = ServedPlan(self._plans, served, state, kernel, options)
+            for variable in variables:
+                shards = served_parts(variable)
+                # Only its server changes a slot, so that it needs no second buffer.
+                made = {
+                    name: [
+                        self._make(one.shape, one.dtype, f"{variable.name}/{name}", server=one.place.server, fill=fill,
+                                   trainable=False)
+                        for one in shards
+                    ] for name, fill in names.items()
+                }
+                for name, slots in made.items():
+                    state[name].append(slots[0] if len(slots) == 1 else self._join(slots, f"{variable.name}/{name}"))
+                for at, one in enumerate(shards):
+                    numbers[one.place.server][one.place.number] = [slots[at].place.number for slots in made.values()]
+            for server, by_number in numbers.items():
+                self.station.call(server, "plan", self._plans, kernel, options, by_number)
+            plan = ServedPlan(self._plans, variables, state, kernel, options)
             self.note_drop(plan, "optimizer", plan.number)
         return plan
 
@@ -284,6 +306,19 @@ class Chief(ServedHome):
             with self.station.whole:
                 for send in self.commits.write(slot, [place.server]):
                     self.station.send(send)
+
+    def pull_rows(self, place: Place, rows: AnyArray) -> AnyArray:
+        """Local. See `ServedHome.pull_rows`; with all that this process has written."""
+        if not place.block_rows:
+            return np.asarray(self.pull(place).reshape(place.shape[0], place.width)[rows])
+        with self.lock:
+            while self.commits.unwritten(place.server):
+                self.station.step(0.05)
+            return read_rows(self.station, place, rows)
+
+    def push_rows(self, kind: str, place: Place, rows: IndexedSlices) -> None:
+        """Local. See `ServedHome.push_rows`."""
+        self.push(SCATTER + kind, place, pack(rows))
 
     def load(self, place: Place, read: Read) -> None:
         """Local. See `ServedHome.load`. It goes one-sidedly into the buffer that is not shown."""

@@ -11,6 +11,7 @@ from typing import Any
 import cloudpickle
 
 from mpidist.variables.served import Place, ServedHome, ServedSum, ServedVariable
+from mpidist.variables.sharded import ShardedVariable
 
 # A picklable name of an object, None for an object that is sent by its content.
 HandleOf = Callable[[object], tuple[Any, ...] | None]
@@ -59,17 +60,24 @@ class _Unpickler(pickle.Unpickler):
 
 
 def handle_of_variable(given: object) -> tuple[Any, ...] | None:
-    """Local. The handle of a served variable, None for anything else."""
+    """Local. The handle of a variable on servers, None for anything else."""
+    if isinstance(given, ShardedVariable):
+        return "sharded", given.key
     return ("variable", given.place.number) if isinstance(given, ServedVariable) else None
 
 
 def describing_handle_of(given: object) -> tuple[Any, ...] | None:
     """Local. A handle that says itself what the variable is, for who may not have been told."""
-    return ("variable", given.place.number, *describe_variable(given)) if isinstance(given, ServedVariable) else None
+    handle = handle_of_variable(given)
+    if isinstance(given, (ServedVariable, ShardedVariable)) and handle is not None:
+        return (*handle, *describe_variable(given))
+    return handle
 
 
-def describe_variable(variable: ServedVariable) -> tuple[Any, ...]:
-    """Local. The arguments of `variable_of` but the first."""
+def describe_variable(variable: ServedVariable | ShardedVariable) -> tuple[Any, ...]:
+    """Local. The arguments of `variable_of` but the home; or, of a `ShardedVariable`, its own."""
+    if isinstance(variable, ShardedVariable):
+        return variable.variables, variable.name
     return tuple(variable.place), variable.name, variable.trainable, isinstance(variable, ServedSum)
 
 

@@ -131,7 +131,8 @@ class Heaps:
         self._numbers = 0
 
     def take(
-        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, buffers: int, server: int | None = None
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], *, buffers: int, server: int | None = None,
+        is_table: bool = False, beside: Mapping[int, int] | None = None,
     ) -> Place | None:
         """Local. Reserve memory for a variable; None if there is no room.
 
@@ -140,11 +141,17 @@ class Heaps:
             dtype: Of the variable.
             buffers: How many versions of it, 1 or 2.
             server: The rank of the server; by default it is chosen.
+            is_table: Whether its rows are changed where they lie; it has one buffer then, and at least one dimension.
+            beside: The numbers of shards of the same variable that servers have already. Those with fewest go first.
         """
         servers = list(self._spaces)
-        wanted, aligned = _sizes(shape, dtype, buffers)
+        block_rows = _block_rows(shape, dtype) if is_table else 0
+        wanted, aligned = _sizes(shape, dtype, buffers, block_rows)
+        shards = beside or {}
         order = [server] if server is not None else sorted(
-            servers, key=lambda one: (self._taken[one], (servers.index(one) - self._last - 1) % len(servers))
+            servers, key=lambda one: (
+                shards.get(one, 0), self._taken[one], (servers.index(one) - self._last - 1) % len(servers)
+            )
         )
         for one in order:
             begin = self._spaces[one].take(wanted)
@@ -155,31 +162,41 @@ class Heaps:
             self._taken[one] += wanted
             self._numbers += 1
             first = begin + HEADER_BYTES
-            return Place(self._numbers, one, begin, (first, first + (buffers - 1) * aligned), shape, dtype.name)
+            places = (first, first + (buffers - 1) * aligned)
+            versions = places[1] + aligned if is_table else 0
+            return Place(self._numbers, one, begin, places, shape, dtype.name, block_rows, versions)
         return None
 
     def give(self, place: Place) -> None:
         """Local. Give the memory of a variable back."""
         buffers = 1 + (place.buffers[1] > place.buffers[0])
-        taken, _ = _sizes(place.shape, np.dtype(place.dtype), buffers)
+        taken, _ = _sizes(place.shape, np.dtype(place.dtype), buffers, place.block_rows)
         self._spaces[place.server].give(place.header, taken)
         self._taken[place.server] -= taken
 
-    def full(self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, *, buffers: int) -> HeapFullError:
+    def full(
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, *, buffers: int, is_table: bool = False
+    ) -> HeapFullError:
         """Local. The error for a variable for which there is no room; the arguments as of `take`."""
-        wanted, _ = _sizes(shape, dtype, buffers)
+        wanted, _ = _sizes(shape, dtype, buffers, _block_rows(shape, dtype) if is_table else 0)
         free = ", ".join(f"{self._name_of(one)} {space.free_bytes}" for one, space in self._spaces.items())
         slots, slot_bytes = self._slots.end, self._slots.slot_bytes
         return HeapFullError(
             f"variable {name!r} of shape {shape} and dtype {dtype} takes {wanted} bytes of a server's heap ({buffers} "
             f"buffer{'s' if buffers > 1 else ''}), and the servers have free: {free}. A heap holds two buffers of each "
-            f"variable, one of each slot of an optimizer, and {slots} bytes of slots for pushes: {SLOTS} x "
-            f"{len(self._slots.ranks)} (chief and workers) x slot_bytes={slot_bytes}. Give ServerOptions a larger "
-            "heap_bytes or smaller slot_bytes, start more servers, or drop variables"
+            f"variable, one of each slot of an optimizer, and {slots} bytes of slots for pushes: "
+            f"{SLOTS} x {len(self._slots.ranks)} (chief and workers) x slot_bytes={slot_bytes}. Give ServerOptions a "
+            "larger heap_bytes or smaller slot_bytes, start more servers, or drop variables"
         )
 
 
-def _sizes(shape: tuple[int, ...], dtype: np.dtype[Any], buffers: int) -> tuple[int, int]:
+def _sizes(shape: tuple[int, ...], dtype: np.dtype[Any], buffers: int, block_rows: int = 0) -> tuple[int, int]:
     """All bytes of a variable, and those of one buffer."""
     aligned = -(-int(np.prod(shape, dtype=np.int64)) * dtype.itemsize // ALIGNMENT) * ALIGNMENT
-    return HEADER_BYTES + buffers * aligned, aligned
+    versions = -(-shape[0] // block_rows) * 8 if block_rows else 0
+    return HEADER_BYTES + buffers * aligned + versions, aligned
+
+
+def _block_rows(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    """The number of a table's rows that have one version."""
+    return max(1, _PAGE // max(1, int(np.prod(shape[1:], dtype=np.int64)) * dtype.itemsize))

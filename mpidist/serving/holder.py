@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.serving.block import BEGUN, VERSION, HeapVariable, Updates
+from mpidist.serving.block import BEGUN, VERSION, HeapVariable
 from mpidist.serving.cut import Cutting, Saver
 from mpidist.serving.heap import Slots
 from mpidist.serving.messages import Call, Discard, Message, Send
 from mpidist.serving.push import changes_in, free_slot, read_pushed
+from mpidist.serving.rows import SCATTER
 from mpidist.serving.staging import Action, Apply, Free, Staging
 from mpidist.serving.station import Station
+from mpidist.serving.table import HeapTable, TableUpdates, heap_variable, scatter
 from mpidist.variables.served import Place
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
@@ -38,10 +40,10 @@ class Holder:
         self._cutting = Cutting(copy_bytes)
         self._saver: Saver | None = None
         self._variables: dict[int, HeapVariable] = {}
-        self._updates: dict[int, Updates] = {}
+        self._updates: dict[int, TableUpdates] = {}
         self._calls: dict[str, Callable[..., Any]] = {
             "create": self._create, "plan": self._plan, "snapshot": self._snapshot, "begin": self._begin,
-            "show": self._show,
+            "show": self._show, "rows": self._rows,
         }
         self._dropped: dict[str, dict[int, Any]] = {"memory": self._variables, "plan": self._updates}
 
@@ -103,6 +105,8 @@ class Holder:
             if change.kind == "step":
                 step = commit.steps[change.step]
                 self._updates[step.optimizer].apply(variable, array, step, change.factor)
+            elif change.kind.startswith(SCATTER):
+                scatter(variable, change.kind, array)
             else:
                 variable.change(_CHANGES[change.kind](array))
 
@@ -111,11 +115,13 @@ class Holder:
 
     def _create(self, place: Place, fill: float) -> None:
         """Make a variable whose value is everywhere the same number."""
-        variable = HeapVariable(self._station.window.memory, place)
+        variable = heap_variable(self._station.window.memory, place)
         # All of its pages are touched now, so that a machine without memory says so before training begins.
         for buffer in variable.buffers:
             buffer[...] = fill
         variable.words[VERSION] = variable.words[BEGUN] = 0
+        if isinstance(variable, HeapTable):
+            variable.versions[...] = 0
         self._variables[place.number] = variable
 
     def _plan(
@@ -124,7 +130,7 @@ class Holder:
     ) -> None:
         """Know an optimizer: for the number of each variable the numbers of its state."""
         states = {number: [self._variables[slot] for slot in of] for number, of in slots.items()}
-        self._updates[optimizer] = Updates(kernel, options, states)
+        self._updates[optimizer] = TableUpdates(kernel, options, states)
 
     def _begin(self, number: int) -> int:
         """Begin a version that the coordinator writes one-sidedly; the number of its buffer."""
@@ -133,9 +139,15 @@ class Holder:
     def _show(self, number: int) -> None:
         self._variables[number].show()
 
-    def _snapshot(self, number: int) -> AnyArray:
-        """A version of a variable that changes too fast for others to read it."""
-        return np.array(self._variables[number].current)
+    def _snapshot(self, number: int) -> AnyArray | None:
+        """A version of a variable that changes too fast for others to read it; None while it is restored in place."""
+        variable = self._variables[number]
+        return None if isinstance(variable, HeapTable) and variable.is_open else np.array(variable.current)
+
+    def _rows(self, number: int, rows: AnyArray) -> AnyArray | None:
+        """Rows of a table that change too fast for others to read them; None while it is restored."""
+        table = self._variables[number]
+        return table.give(rows) if isinstance(table, HeapTable) else None
 
 
 def _assign(array: AnyArray) -> Callable[[AnyArray, AnyArray], None]:

@@ -33,7 +33,7 @@ class Define(NamedTuple):
     """Coordinator to worker: what messages name, such as a function, before the first message that names it.
 
     Attributes:
-        kind: "function", "dataset", "variable" or "optimizer".
+        kind: "function", "dataset", "variable", "sharded" for a variable of several shards, or "optimizer".
         number: Of this kind; never used again.
         code: What it is, pickled.
     """

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpidist.arrays import AnyArray
-from mpidist.variables.served import ServedVariable
+from mpidist.variables.sharded import served_parts
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import Gradient, Variable
@@ -24,7 +24,7 @@ class ServedPlan:
     """
 
     def __init__(
-        self, number: int, variables: Sequence[ServedVariable], slots: Mapping[str, Sequence[Variable]],
+        self, number: int, variables: Sequence[Variable], slots: Mapping[str, Sequence[Variable]],
         kernel: Kernel | LayerKernel, options: OptimizerOptions,
     ) -> None:
         self.number = number
@@ -63,6 +63,27 @@ class ServedPlan:
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Local. Nothing besides the slots."""
+
+
+def require_plannable(variables: Sequence[Variable], options: OptimizerOptions) -> None:
+    """Local. Raise an error for variables, or options, that servers do not update.
+
+    Raises:
+        NotImplementedError: An option that servers do not have.
+        TypeError: Other variables.
+    """
+    if options.gradient_accumulation_steps:
+        raise NotImplementedError(
+            "gradient_accumulation_steps is not there under a ParameterServerStrategy, whose calls run on "
+            "different workers: add up the gradients inside the closure"
+        )
+    if options.ema_overwrite_frequency:
+        raise NotImplementedError(
+            "ema_overwrite_frequency is not there under a ParameterServerStrategy: call finalize_variable_values "
+            "after `join`"
+        )
+    if not all(len(served_parts(variable)) == len(variable.parts) for variable in variables):
+        raise TypeError(f"a ParameterServerStrategy plans updates of its own variables, got {list(variables)!r}")
 
 
 def _outside() -> RuntimeError:

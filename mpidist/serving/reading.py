@@ -15,6 +15,7 @@ from mpidist.variables.served import Place
 _TRIES = 2
 # A server that is waited for is to do this.
 READ = "let a variable be read"
+_WAIT_SECONDS = 0.001
 
 
 class Value(NamedTuple):
@@ -59,12 +60,15 @@ def read_whole(station: Station, place: Place, known: Value | None = None, *, is
                 return Value(None, value)
             window.get(place.server, place.header, words)
             window.flush(place.server)
-            # The version after the next one is made in the buffer that was read.
-            if int(words[1]) < version + 2:
+            # The version after the next one is made in the buffer that was read; of a table, the next one.
+            if int(words[1]) < version + (1 if place.block_rows else 2):
                 return Value(version, value)
             # What is known may have been overwritten.
             known = None
-    return Value(None, station.call(place.server, "snapshot", place.number).reshape(place.shape))
+    while (given := station.call(place.server, "snapshot", place.number)) is None:
+        # It is a table that is being restored.
+        station.step(_WAIT_SECONDS)
+    return Value(None, given.reshape(place.shape))
 
 
 def _references(value: Value) -> int:

@@ -15,6 +15,7 @@ from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.data.dataset import Dataset
 from mpidist.data.input_context import InputContext
 from mpidist.errors import DeadRankError
+from mpidist.indexed_slices import IndexedSlices
 from mpidist.observe.recorder import RECORDER
 from mpidist.serving import handles
 from mpidist.serving.heap import Slots
@@ -34,10 +35,12 @@ from mpidist.serving.messages import (
 from mpidist.serving.own_data import OwnIterator, ended
 from mpidist.serving.push import Pushed, is_free
 from mpidist.serving.reading import READ, Value, read_whole
+from mpidist.serving.rows import SCATTER, RowChange, changed, overlay, pack, read_rows
 from mpidist.serving.station import Station
 from mpidist.serving.worker_optimizer import WorkerOptimizer
 from mpidist.serving.worker_plan import WorkerPlan
 from mpidist.variables.served import Place, ServedHome, ServedVariable
+from mpidist.variables.sharded import ShardedVariable
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import Read, UpdatePlan, Variable
@@ -58,8 +61,9 @@ class _Closure:
         self.optimizers: list[int] = []
         # By the numbers of variables: their values here, and those that an optimizer changes later.
         self.values: dict[int, AnyArray] = {}
-        # Where on the servers lies what was added and is not in `values`: most closures never read it.
-        self.added: dict[int, list[int]] = {}
+        # What was changed and is not in `values`: most closures never read it. Rows, or where on a server lies what
+        # was added.
+        self.added: dict[int, list[int | RowChange]] = {}
         self.stepped: dict[int, str] = {}
 
 
@@ -202,6 +206,8 @@ class Worker(ServedHome):
         """Make a function, a variable or an optimizer of what the coordinator has sent."""
         if kind == "variable":
             return handles.variable_of(self, *described)
+        if kind == "sharded":
+            return ShardedVariable(*described)
         if kind == "optimizer":
             kernel, options, name, variables = described
             optimizer = WorkerOptimizer(kernel, name=name, **options)
@@ -248,13 +254,38 @@ class Worker(ServedHome):
             )
             self._known[place.number] = value
             closure.values[place.number] = value.array
-        for offset in closure.added.pop(place.number, ()):
-            delta = np.empty(place.shape, place.dtype)
-            with self._station.awaited((place.server,), READ):
-                self._station.window.get(place.server, offset, delta.reshape(-1))
-                self._station.window.flush(place.server)
-            closure.values[place.number] = np.asarray(closure.values[place.number] + delta)
+        for change in closure.added.pop(place.number, ()):
+            before = closure.values[place.number]
+            if isinstance(change, int):
+                delta = np.empty(place.shape, place.dtype)
+                with self._station.awaited((place.server,), READ):
+                    self._station.window.get(place.server, change, delta.reshape(-1))
+                    self._station.window.flush(place.server)
+                closure.values[place.number] = np.asarray(before + delta)
+            else:
+                closure.values[place.number] = changed(before, change)
         return closure.values[place.number]
+
+    def pull_rows(self, place: Place, rows: AnyArray) -> AnyArray:
+        """Local. See `ServedHome.pull_rows`."""
+        closure = self._closure
+        changes = () if closure is None else closure.added.get(place.number, ())
+        mine = [change for change in changes if not isinstance(change, int)]
+        is_here = closure is not None and (place.number in closure.values or place.number in closure.stepped)
+        if not place.block_rows or is_here or len(mine) < len(changes):
+            return np.asarray(self.pull(place).reshape(place.shape[0], place.width)[rows])
+        if closure is not None:
+            self._wait_for_own(place.server)
+        found = read_rows(self._station, place, rows)
+        overlay(rows, found, mine)
+        return found
+
+    def push_rows(self, kind: str, place: Place, rows: IndexedSlices) -> None:
+        """Local. See `ServedHome.push_rows`."""
+        closure = self._require_closure("a variable is written")
+        self._pushed(closure, place.server).add(SCATTER + kind, place.number, pack(rows))
+        values = rows.values.reshape(len(rows.indices), place.width)
+        closure.added.setdefault(place.number, []).append((kind, rows.indices, np.array(values)))
 
     def _wait_for_own(self, server: int) -> None:
         """Wait until a server has applied what this worker has finished: a closure sees what came before it here."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from mpidist.optimizers.optimizer import Optimizer
+from mpidist.serving.worker_plan import ByShard
 from mpidist.variables.update.arithmetic import UpdateSettings
 from mpidist.variables.update.kernel import Kernel, LayerKernel
-from mpidist.variables.variable import Gradient, UpdatePlan
+from mpidist.variables.variable import Gradient, UpdatePlan, Variable
 
 _OF_THE_COORDINATOR = frozenset({"iterations", "learning_rate"})
 
@@ -43,6 +44,28 @@ class WorkerOptimizer(Optimizer):
             f"{self.name}.{attribute} is not known on a worker: the coordinator gives step and learning rate when the "
             "function counts. Read it on the coordinator, and pass it as an argument; set it there, too"
         )
+
+    def _by_number(self, pairs: Iterable[tuple[Gradient | None, Variable]]) -> dict[int, Gradient]:
+        """As of `Optimizer`; gradients may be those of shards."""
+        by_shard: dict[int, tuple[Variable, dict[int, Gradient | None]]] = {}
+        others: list[tuple[Gradient | None, Variable]] = []
+        for gradient, variable in pairs:
+            whole = getattr(variable, "whole", variable)
+            if whole is variable:
+                others.append((gradient, variable))
+                continue
+            known = by_shard.setdefault(id(whole), (whole, {}))[1]
+            if id(variable) in known:
+                raise ValueError(f"{self.name}: variable {variable.name!r} stands twice in the list; pass it once")
+            known[id(variable)] = gradient
+        gradients: dict[int, Any] = dict(super()._by_number(others))
+        for whole, known in by_shard.values():
+            number = self._number(whole)
+            if number in gradients:
+                raise ValueError(f"{self.name}: variable {whole.name!r} stands in the list, and shards of it")
+            if any(gradient is not None for gradient in known.values()):
+                gradients[number] = ByShard(known.get(id(part)) for part in whole.parts)
+        return gradients
 
     def _apply_whole(
         self, plan: UpdatePlan, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool,

@@ -3,19 +3,54 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from mpidist.arrays import AnyArray, as_array
+from mpidist.comm.arithmetic.merging import merge_rows
 from mpidist.indexed_slices import IndexedSlices
+from mpidist.serving.rows import pack
 from mpidist.variables.served import ServedVariable
+from mpidist.variables.sharded import ShardedVariable, rows_within, served_parts
+from mpidist.variables.step.gradient import take_rows
 from mpidist.variables.update.arithmetic import UpdateSettings
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import Gradient, Variable
 
 _Apply: TypeAlias = Callable[[int, str, Sequence[tuple[ServedVariable, AnyArray, float]]], None]
+
+
+class ByShard(tuple[Gradient | None, ...]):
+    """The gradients of the shards of one variable, in their order; None leaves a shard alone."""
+
+    __slots__ = ()
+
+
+class _Share(NamedTuple):
+    """The gradient of a variable in one place.
+
+    Attributes:
+        part: The variable.
+        indices: Of a table the rows, each of them once.
+        array: The gradient, or that of these rows.
+    """
+
+    part: ServedVariable
+    indices: AnyArray | None
+    array: AnyArray
+
+
+class _Cut(NamedTuple):
+    """The gradient of a variable.
+
+    Attributes:
+        array: The whole; of a table that of its rows.
+        shares: Of the shards.
+    """
+
+    array: AnyArray
+    shares: Sequence[_Share]
 
 
 class WorkerPlan:
@@ -36,7 +71,6 @@ class WorkerPlan:
         self._name = name
         self.variables = tuple(variables)
         self.slots: dict[str, list[Variable]] = {}
-        self._served = [variable for variable in variables if isinstance(variable, ServedVariable)]
         self._apply = apply
         self._options = options
         self._gradients: dict[int, AnyArray] = {}
@@ -55,16 +89,16 @@ class WorkerPlan:
         """Local. See `UpdatePlan.apply`; the step and the learning rate are given when the closure is committed."""
         if not gradients:
             raise ValueError("expected at least one gradient, got none")
-        given = {number: self._array(number, gradient) for number, gradient in gradients.items()}
+        given = [self._cuts(number, gradient) for number, gradient in gradients.items()]
         norms = np.ones(len(given))
         if self._options.clips_norms or settings.must_be_finite:
-            norms = np.array([np.linalg.norm(array.astype(np.float64).reshape(-1)) for array in given.values()])
+            norms = np.array([_norm([cut.array for cut in cuts]) for cuts in given])
         if settings.must_be_finite and not np.isfinite(norms).all():
             return False
         factors = settings.factor * self._clipping(norms * settings.factor)
         self._apply(self.number, self._name, [
-            (self._served[number], array, float(factor))
-            for (number, array), factor in zip(given.items(), factors, strict=True)
+            (part, array if indices is None else pack(IndexedSlices(array, indices)), float(factor))
+            for cuts, factor in zip(given, factors, strict=True) for cut in cuts for part, indices, array in cut.shares
         ])
         return True
 
@@ -77,10 +111,13 @@ class WorkerPlan:
             return np.full_like(norms, options.global_clipnorm / np.maximum(norm, options.global_clipnorm))
         return np.ones_like(norms)
 
-    def _array(self, number: int, gradient: npt.ArrayLike | IndexedSlices) -> AnyArray:
-        if isinstance(gradient, IndexedSlices):
-            gradient = IndexedSlices(gradient.values, gradient.indices, self.variables[number].shape).to_dense()
-        return self.variables[number].coerce(as_array(gradient))
+    def _cuts(self, number: int, gradient: Gradient | ByShard) -> list[_Cut]:
+        """The gradient of a variable, or those of its shards."""
+        variable = self.variables[number]
+        if isinstance(gradient, ByShard):
+            pairs = zip(variable.parts, gradient, strict=True)
+            return [_cut(part, one) for part, one in pairs if one is not None]
+        return [_cut(variable, gradient)]
 
     def take_average(self, numbers: tuple[int, ...]) -> None:
         """Local. Refuse: it is for the coordinator."""
@@ -93,3 +130,34 @@ class WorkerPlan:
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Local. Nothing."""
+
+
+def _cut(variable: Variable, gradient: Gradient) -> _Cut:
+    parts = served_parts(variable)
+    rows = variable.rows if isinstance(variable, ShardedVariable) else [slice(None)]
+    if variable.sparse_gradient:
+        merged = _merged(variable, gradient)
+        # A step counts, though there may be no rows: one server hears of it.
+        if len(parts) == 1 or not len(merged.indices):
+            return _Cut(merged.values, [_Share(parts[0], merged.indices, merged.values)])
+        cut = [(part, rows_within(merged, own)) for part, own in zip(parts, rows, strict=True)]
+        return _Cut(merged.values, [_Share(part, own.indices, own.values) for part, own in cut if len(own.indices)])
+    if isinstance(gradient, IndexedSlices):
+        gradient = IndexedSlices(gradient.values, gradient.indices, variable.shape).to_dense()
+    array = variable.coerce(as_array(gradient))
+    if len(parts) == 1:
+        return _Cut(array, [_Share(parts[0], None, array)])
+    return _Cut(array, [_Share(part, None, array[own]) for part, own in zip(parts, rows, strict=True)])
+
+
+def _norm(arrays: Sequence[AnyArray]) -> float:
+    norms = [np.linalg.norm(array.astype(np.float64).reshape(-1)) for array in arrays]
+    return float(norms[0] if len(norms) == 1 else np.linalg.norm(norms))
+
+
+def _merged(variable: Variable, gradient: Gradient) -> IndexedSlices:
+    """The gradient of a table, each row once."""
+    indices, values = take_rows(gradient, variable)
+    width = int(np.prod(variable.shape[1:], dtype=np.int64))
+    numbers, sums = merge_rows(indices.astype(np.int64, copy=False), values.reshape(len(indices), width))
+    return IndexedSlices(sums, numbers)

@@ -33,6 +33,7 @@ from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.replica import ReplicaContext, require_call
 from mpidist.variables import variable as variables
 from mpidist.variables.arena import current_home, solo_arena
+from mpidist.variables.initial import ShardedInitial
 
 logger = logging.getLogger("mpidist")
 T = TypeVar("T")
@@ -276,6 +277,9 @@ class Variable(ABC, metaclass=_VariableMeta):
             the number of rows. Other rows keep their value and state: momentum and decay of a row stop while it has no
             gradient, as in PyTorch's `SparseAdam`. Plain SGD and Adagrad give the same results as with dense gradients.
             tf.Variable has no such argument.
+        shape: Of the variable. With it a function that makes the initial value may make it shard by shard, where a
+            `ParameterServerStrategy` cuts the variable: one with a parameter `shard_info` gets the shard's `shape` and
+            `offset`, one with `partition_shape` and `partition_offset` gets these. Give the `dtype`, too.
 
     Raises:
         MismatchError: The shape or the dtype differs between ranks.
@@ -289,7 +293,8 @@ class Variable(ABC, metaclass=_VariableMeta):
         <mpidist.MirroredVariable 'Variable' shape=() dtype=float32, numpy=3.0>
     """
 
-    def __new__(  # type: ignore[misc]  # by design: a variable of the kind that the strategy wants
+    # By design it gives a variable of the kind that the strategy wants; the arguments are tf.Variable's.
+    def __new__(  # type: ignore[misc]  # noqa: PLR0913
         cls,
         initial_value: npt.ArrayLike | variables.Variable | Callable[[], npt.ArrayLike],
         trainable: bool | None = None,
@@ -299,12 +304,20 @@ class Variable(ABC, metaclass=_VariableMeta):
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         sparse_gradient: bool = False,
+        shape: Sequence[int] | None = None,
     ) -> variables.Variable:
         """Collective. See the class."""
+        if shape is not None:
+            make = initial_value if callable(initial_value) else functools.partial(_itself, initial_value)
+            initial_value = ShardedInitial(make, shape, dtype, "Variable" if name is None else name)
         return current_home().create_variable(
             initial_value, name=name, dtype=dtype, trainable=trainable,
             synchronization=synchronization, aggregation=aggregation, sparse_gradient=sparse_gradient,
         )
+
+
+def _itself(value: npt.ArrayLike) -> npt.ArrayLike:
+    return value
 
 
 Variable.register(variables.Variable)  # type: ignore[type-abstract]  # register takes abstract classes, too

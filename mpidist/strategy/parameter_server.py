@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, TypeVar, cast
 
 from mpidist import context
-from mpidist.arguments import whole
+from mpidist.arguments import described, whole
 from mpidist.cluster.launch_line import warn_of_deaths
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.server_roles import ServerRoles, agree_on_roles
@@ -38,6 +38,7 @@ from mpidist.serving.whole import Whole
 from mpidist.serving.worker import Worker
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.replica import ReplicaContext
+from mpidist.variables.partitioners import Partitioner
 from mpidist.variables.variable import Home
 
 T = TypeVar("T")
@@ -102,7 +103,9 @@ class ParameterServerStrategy(Strategy):
     Args:
         cluster_resolver: Says who is chief, worker and server (the job "ps"); default: TF_CONFIG where it is set. A
             process without a launcher is all of them.
-        variable_partitioner: Not there yet: must be None.
+        variable_partitioner: Says into how many shards each variable is cut along its first axis, such as one of
+            `mpidist.experimental.partitioners`. A variable of several shards is a `ShardedVariable`. Default: each
+            variable lies on one server. The chief's counts.
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
         serve: False lets workers and servers come back from the constructor; they then call `serve`.
         options: Memory of the servers; the chief's count.
@@ -122,7 +125,7 @@ class ParameterServerStrategy(Strategy):
     def __init__(
         self,
         cluster_resolver: ClusterResolver | None = None,
-        variable_partitioner: object | None = None,
+        variable_partitioner: Partitioner | None = None,
         *,
         communicator: object | None = None,
         serve: bool = True,
@@ -130,8 +133,11 @@ class ParameterServerStrategy(Strategy):
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise ValueError(f"`cluster_resolver` must be a ClusterResolver, got {cluster_resolver!r}")
-        if variable_partitioner is not None:
-            raise NotImplementedError("variable_partitioner is not there yet: each variable lies on one server")
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise ValueError(
+                "`variable_partitioner` must be a function of shape and dtype, as those of "
+                f"mpidist.experimental.partitioners are, got {described(variable_partitioner)}"
+            )
         if options is not None and not isinstance(options, ServerOptions):
             raise ValueError(f"`options` must be ServerOptions, got {options!r}")
         ranks = open_communicator(communicator)
@@ -144,6 +150,7 @@ class ParameterServerStrategy(Strategy):
         self._station: Station | None = None
         self._worker: Worker | None = None
         self._has_ended = self._is_whole_group = False
+        self._partitioner = variable_partitioner
         self._code = 0
         is_evaluator = roles.task_type == "evaluator"
         if not is_evaluator:
@@ -182,6 +189,7 @@ class ParameterServerStrategy(Strategy):
         if rank == roles.chief:
             home = self.chief = Chief(station, rank, roles.servers, slots, is_one_process=group.size == 1)
             self.chief.strategy = self
+            self.chief.partitioner = self._partitioner
             station.whole = Whole(self.communicator.order)
             station.roles.append(self.chief)
             atexit.register(_end_all, weakref.ref(self))

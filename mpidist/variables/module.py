@@ -79,8 +79,8 @@ class Module:
 
     @property
     def variables(self) -> tuple[Variable, ...]:
-        """Local. All variables of this module and of the objects it holds."""
-        return tuple(found for found in _walk(self) if isinstance(found, Variable))
+        """Local. All variables of this module and of the objects it holds; of a `ShardedVariable` its shards."""
+        return tuple(part for found in _walk(self) if isinstance(found, Variable) for part in found.parts)
 
     @property
     def trainable_variables(self) -> tuple[Variable, ...]:

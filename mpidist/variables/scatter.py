@@ -1,4 +1,4 @@
-"""Scatter writes: changes of some rows of a variable by IndexedSlices, with tf.Variable's seven methods."""
+"""Scatter writes: changes of some rows of a variable, with tf.Variable's seven methods; and reads of some rows."""
 
 from __future__ import annotations
 
@@ -7,8 +7,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import numpy as np
+import numpy.typing as npt
 
 from mpidist import arrays
+from mpidist.arguments import described
 from mpidist.arrays import AnyArray
 from mpidist.indexed_slices import IndexedSlices
 
@@ -16,7 +18,7 @@ S = TypeVar("S", bound="Scatter")
 
 
 class Scatter(ABC):
-    """The seven methods of a variable, over its one method `scatter`.
+    """The seven methods of a variable over its one method `scatter`, and the reading of rows.
 
     An index that occurs several times counts each time; under `scatter_update` the last occurrence holds.
     """
@@ -46,6 +48,27 @@ class Scatter(ABC):
             NotImplementedError: The variable is ON_READ; or `kind` is min, max or update in replica context with
                 aggregation SUM or MEAN.
         """
+
+    @abstractmethod
+    def read_rows(self, rows: AnyArray) -> AnyArray:
+        """As `sparse_read`, of rows that exist: int64 of shape (n,)."""
+
+    def sparse_read(self, indices: npt.ArrayLike, name: str | None = None) -> AnyArray:
+        """Some rows of the value; Local or Collective as `value()` is. On parameter servers only they are fetched.
+
+        Args:
+            indices: Numbers of rows, integers of any shape, in any order; one may occur several times.
+            name: Not used; it is here for code written for tf.distribute.
+
+        Returns:
+            Shape `indices.shape + variable.shape[1:]`: the rows in the order of the indices.
+
+        Raises:
+            ValueError: The variable has no rows, or not so many.
+            TypeError: The indices are not integers.
+        """
+        numbers = row_numbers(self, indices)
+        return self.read_rows(numbers.reshape(-1)).reshape(*numbers.shape, *self.shape[1:])
 
     def scatter_add(self: S, sparse_delta: IndexedSlices, use_locking: bool = False, name: str | None = None) -> S:
         """Collective. Add rows; see `scatter`."""
@@ -126,6 +149,31 @@ def checked_rows(variable: Scatter, kind: str, rows: object) -> IndexedSlices:
         raise TypeError(f"variable {variable.name!r}: scatter_{kind} is not defined for dtype {variable.dtype}")
     require_rows(variable, rows)
     return IndexedSlices(rows.values.astype(variable.dtype), rows.indices.astype(np.int64))
+
+
+def row_numbers(variable: Scatter, indices: npt.ArrayLike) -> AnyArray:
+    """Local. Numbers of rows as int64 of any shape.
+
+    Raises:
+        ValueError: The variable has no rows, or not so many.
+        TypeError: The indices are not integers.
+    """
+    given = np.asarray(arrays.to_host(arrays.as_array(indices)))
+    if given.size == 0 and given.dtype.kind == "f":
+        # An empty list has no integers.
+        given = given.astype(np.int64)
+    if given.dtype.kind not in "iu":
+        raise TypeError(
+            f"variable {variable.name!r}: expected integers as numbers of rows, got {described(indices)}"
+        )
+    if not variable.shape:
+        raise ValueError(f"variable {variable.name!r} is a scalar, which has no rows: read it by `value()`")
+    if given.size and not 0 <= int(given.min()) <= int(given.max()) < variable.shape[0]:
+        raise ValueError(
+            f"variable {variable.name!r} of shape {variable.shape}: expected numbers of rows from 0 to "
+            f"{variable.shape[0] - 1}, got {int(given.min())} to {int(given.max())}"
+        )
+    return given.astype(np.int64, copy=False)
 
 
 def require_rows(variable: Scatter, rows: IndexedSlices) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -12,6 +13,7 @@ from mpidist.arrays import AnyArray
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.on_read import OnReadVariable
+from mpidist.variables.scatter import checked_rows
 from mpidist.variables.variable import Home, Read, Variable
 
 S = TypeVar("S", bound="ServedVariable")
@@ -30,6 +32,10 @@ class Place(NamedTuple):
         buffers: Where its two buffers begin. Version v is in buffer v % 2.
         shape: Of the value.
         dtype: Its name.
+        block_rows: Of a table, whose rows are changed where they lie and which has one buffer: so many rows have a
+            version of their own. 0 for another variable.
+        versions: Where these versions stand in the heap, a number of eight bytes each. An odd one is that of rows
+            which are being changed.
     """
 
     number: int
@@ -38,6 +44,8 @@ class Place(NamedTuple):
     buffers: tuple[int, int]
     shape: tuple[int, ...]
     dtype: str
+    block_rows: int = 0
+    versions: int = 0
 
     @property
     def size(self) -> int:
@@ -48,6 +56,11 @@ class Place(NamedTuple):
     def bytes(self) -> int:
         """Local. The size of the value."""
         return self.size * np.dtype(self.dtype).itemsize
+
+    @property
+    def width(self) -> int:
+        """Local. The number of elements in a row."""
+        return int(np.prod(self.shape[1:], dtype=np.int64))
 
 
 class ServedHome(Home, Protocol):
@@ -64,6 +77,28 @@ class ServedHome(Home, Protocol):
             kind: "assign" or "add".
             place: Of the variable.
             array: Of the variable's shape and dtype.
+        """
+        ...
+
+    def pull_rows(self, place: Place, rows: AnyArray) -> AnyArray:
+        """Local. Some rows of a variable; of a table only these are fetched, each of them whole.
+
+        Args:
+            place: Of the variable.
+            rows: Their numbers, int64 of shape (n,), in any order; they exist.
+
+        Returns:
+            Shape (n, `place.width`): a new array.
+        """
+        ...
+
+    def push_rows(self, kind: str, place: Place, rows: IndexedSlices) -> None:
+        """Local. As `push`, of some rows.
+
+        Args:
+            kind: As of `Scatter.scatter`.
+            place: Of the variable.
+            rows: As `checked_rows` gives them.
         """
         ...
 
@@ -106,6 +141,10 @@ class ServedVariable(Variable):
         name: For people.
         trainable: Whether `trainable_variables` lists it.
         aggregation: Kept; a closure runs on one worker, whose value counts.
+
+    Attributes:
+        place: As given.
+        owner: The `ShardedVariable` of which this is a shard.
     """
 
     synchronization = VariableSynchronization.ON_WRITE
@@ -126,6 +165,14 @@ class ServedVariable(Variable):
         self.name = name
         self.trainable = trainable
         self.aggregation = aggregation
+        self.sparse_gradient = place.block_rows > 0
+        self.owner: weakref.ref[Variable] | None = None
+
+    @property
+    def whole(self) -> Variable:
+        """Local. The variable of which this one is a shard, else itself."""
+        whole = None if self.owner is None else self.owner()
+        return self if whole is None else whole
 
     @property
     def device(self) -> str:
@@ -147,17 +194,14 @@ class ServedVariable(Variable):
         del method  # nothing is refused
         self.served.push("add", self.place, array)
 
-    def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
-        """Local. Refuse.
+    def read_rows(self, rows: AnyArray) -> AnyArray:
+        """Local. See `Variable.read_rows`. Each row is of one version; they need not be of the same one."""
+        return self.served.pull_rows(self.place, rows).reshape(len(rows), *self.shape[1:])
 
-        Raises:
-            NotImplementedError: Always.
-        """
-        del sparse_delta
-        raise NotImplementedError(
-            f"variable {self.name!r}: scatter_{kind} is not there for variables of parameter servers; change a copy of "
-            "`v.numpy()` and assign it"
-        )
+    def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
+        """Local. See `Scatter.scatter`; in a closure it counts when the closure is applied."""
+        self.served.push_rows(kind, self.place, checked_rows(self, kind, sparse_delta))
+        return self
 
     def reader(self) -> Read:
         """Local. See `Variable.reader`."""
@@ -188,6 +232,17 @@ class ServedSum(ServedVariable, OnReadVariable):
     def aggregate(self) -> AnyArray:
         """Local. The sum."""
         return self.value()
+
+    def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
+        """Local. Refuse.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        del sparse_delta
+        raise NotImplementedError(
+            f"variable {self.name!r} is ON_READ: scatter_{kind} is for ON_WRITE variables, use assign_add"
+        )
 
     def accumulate(self, delta: AnyArray) -> None:
         """Local. Add to the sum."""

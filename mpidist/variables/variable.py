@@ -190,6 +190,22 @@ class Variable(ArrayLike, Scatter, ABC):
         """The same as `numpy()`."""
         return self.numpy()
 
+    def read_rows(self, rows: AnyArray) -> AnyArray:
+        """See `Scatter.read_rows`."""
+        value = self.value()
+        found: AnyArray = value[arrays.move(rows, arrays.namespace(value))]
+        return found
+
+    @property
+    def parts(self) -> tuple[Variable, ...]:
+        """Local. The variables that lie in one place each: this one, or its shards."""
+        return (self,)
+
+    @property
+    def whole(self) -> Variable:
+        """Local. The variable of which this one is a part, or itself."""
+        return self
+
     @property
     def ndim(self) -> int:
         """Local. Number of dimensions."""

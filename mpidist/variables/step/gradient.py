@@ -16,7 +16,7 @@ from mpidist.comm.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.scatter import require_rows
-from mpidist.variables.variable import Gradient
+from mpidist.variables.variable import Gradient, Variable
 
 
 def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariable) -> None:
@@ -48,7 +48,7 @@ def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariabl
     view[arrays.move(indices, xp)] = arrays.move(sums.reshape(len(sums), *view.shape[1:]), xp)
 
 
-def take_rows(gradient: Gradient, variable: MirroredVariable) -> tuple[AnyArray, AnyArray]:
+def take_rows(gradient: Gradient, variable: Variable) -> tuple[AnyArray, AnyArray]:
     """Local. Indices and values of the gradient of a variable that was made with `sparse_gradient=True`.
 
     Raises:

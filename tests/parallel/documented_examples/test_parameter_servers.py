@@ -155,3 +155,54 @@ def test_the_simplest_way_of_creating_it(monkeypatch: pytest.MonkeyPatch) -> Non
     # On several ranks TF_CONFIG "needs to specify the configuration of parameter servers and workers".
     with pytest.raises(ValueError, match=r"TF_CONFIG, .* or let MPIClusterResolver\(num_ps=1\) deal"):
         mpidist.experimental.ParameterServerStrategy()
+
+
+def test_a_partitioner_of_an_embedding(communicator: Communicator) -> None:
+    # Partition the embedding layer into 2 shards.
+    variable_partitioner = (
+        mpidist.experimental.partitioners.MinSizePartitioner(
+            min_shard_bytes=(256 << 10),
+            max_shards=2))
+
+    class Embedding(mpidist.Module):
+        """Keras's layer of that name, whose variable is there at once."""
+
+        def __init__(self, input_dim: int, output_dim: int) -> None:
+            self.embeddings = mpidist.Variable(
+                np.arange(input_dim * output_dim, dtype=np.float32).reshape(input_dim, output_dim),
+                sparse_gradient=True)
+
+        def __call__(self, ids: Any) -> Any:
+            return mpidist.embedding_lookup(self.embeddings, ids)
+
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            embedding = Embedding(input_dim=1024, output_dim=1024)
+        assert len(embedding.variables) == 2
+        assert isinstance(embedding.variables[0], mpidist.Variable)
+        assert isinstance(embedding.variables[1], mpidist.Variable)
+        assert embedding.variables[0].shape == (512, 1024)
+        assert embedding.variables[1].shape == (512, 1024)
+        # The text's servers in turn, a conversion to an array, and a lookup.
+        servers = {one.device for one in embedding.variables}
+        assert len(servers) == min(2, communicator.size - 2)
+        assert np.array_equal(2 * embedding.embeddings[:, 0], 2048 * np.arange(1024))
+        ids = np.array([[1023, 0], [512, 511]])
+        found = coordinator.schedule(embedding, (ids,)).fetch()
+        assert np.array_equal(found[..., 0], 1024 * ids)
+
+    options = mpidist.ServerOptions(heap_bytes=1 << 24)
+    on_chief(communicator, program, options, communicator.size - 2, partitioner=variable_partitioner)
+
+
+def test_thirteen_ids_in_five_shards(communicator: Communicator) -> None:
+    def program(strategy: ParameterServerStrategy, _: ClusterCoordinator) -> None:
+        with strategy.scope():
+            ids = mpidist.Variable(np.arange(13))
+        shards = [one.numpy().tolist() for one in ids.parts]
+        assert shards == [[0, 1, 2], [3, 4, 5], [6, 7, 8], [9, 10], [11, 12]]
+
+    on_chief(
+        communicator, program, servers=communicator.size - 2,
+        partitioner=mpidist.experimental.partitioners.FixedShardsPartitioner(5),
+    )

@@ -20,6 +20,7 @@ from mpidist.errors import CancelledError
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.serving.heap import HeapFullError
 from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.variables.partitioners import Partitioner
 
 pytestmark = pytest.mark.mpi(min_size=3)
 
@@ -29,11 +30,11 @@ SMALL = ServerOptions(heap_bytes=1 << 22)
 def on_chief(
     communicator: Communicator, program: Callable[[ParameterServerStrategy, ClusterCoordinator], object],
     options: ServerOptions = SMALL, servers: int = 1, *, prefetch: bool = False,
-    queue_size: int = QUEUE_SIZE,
+    queue_size: int = QUEUE_SIZE, partitioner: Partitioner | None = None,
 ) -> None:
     """Run a program on the chief of a chief, workers and servers; its error comes on every rank."""
     resolver = mpidist.cluster_resolver.MPIClusterResolver(communicator, num_ps=servers)
-    strategy = ParameterServerStrategy(resolver, serve=False, options=options)
+    strategy = ParameterServerStrategy(resolver, partitioner, serve=False, options=options)
 
     def act() -> None:
         if strategy.chief is None:

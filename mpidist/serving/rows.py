@@ -1,0 +1,146 @@
+"""Rows of variables on servers: how they travel to a server, and how they are read from one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.serving.reading import READ
+from mpidist.serving.station import Station
+from mpidist.variables.scatter import apply_rows
+from mpidist.variables.served import Place
+
+# The kinds of changes of a variable that name rows: "scatter_add" and so on. A step of a table names rows, too.
+SCATTER = "scatter_"
+# A server that changes rows each time they are read does so often: then it gives a copy itself.
+_TRIES = 3
+# Between two questions for rows that a restore is writing.
+_WAIT_SECONDS = 0.001
+
+# A change of some rows in a closure: its kind, their numbers, and their values of shape (n, width).
+RowChange = tuple[str, AnyArray, AnyArray]
+
+
+def pack(rows: IndexedSlices) -> AnyArray:
+    """Local. Rows as one array of bytes: their numbers as int64, and then their values."""
+    numbers = np.ascontiguousarray(rows.indices, np.int64).view(np.uint8)
+    return np.concatenate([numbers, np.ascontiguousarray(rows.values).reshape(-1).view(np.uint8)])
+
+
+def unpack(packed: AnyArray, place: Place) -> tuple[AnyArray, AnyArray]:
+    """Local. The numbers of rows, and their values of shape (n, width), which share the memory of `packed`.
+
+    Args:
+        packed: As of `pack`.
+        place: Of the variable.
+    """
+    dtype = np.dtype(place.dtype)
+    count = packed.nbytes // (8 + place.width * dtype.itemsize)
+    return packed[: 8 * count].view(np.int64), packed[8 * count :].view(dtype).reshape(count, place.width)
+
+
+def block_count(place: Place) -> int:
+    """Local. The number of versions of a table's rows."""
+    return -(-place.shape[0] // place.block_rows)
+
+
+def read_rows(station: Station, place: Place, rows: AnyArray) -> AnyArray:
+    """Local. Rows of a table, each of one version.
+
+    Args:
+        station: Of this process.
+        place: Of the table.
+        rows: Their numbers, of shape (n,).
+
+    Returns:
+        Shape (n, width): a new array.
+
+    Raises:
+        DeadRankError: The server is dead.
+    """
+    wanted, inverse = np.unique(rows, return_inverse=True)
+    values = np.empty((len(wanted), place.width), place.dtype)
+    row_bytes, begin = values.itemsize * place.width, place.buffers[0]
+    left = np.arange(len(wanted))
+    with station.awaited((place.server,), READ):
+        for _ in range(_TRIES):
+            if not len(left):
+                break
+            blocks, block_of = np.unique(wanted[left] // place.block_rows, return_inverse=True)
+            before, found = _versions(station, place, blocks), np.empty((len(left), place.width), place.dtype)
+            _get(station, place.server, begin, row_bytes, wanted[left], found)
+            after = _versions(station, place, blocks)
+            values[left] = found
+            is_whole = (before == after) & (before % 2 == 0)
+            left = left[~is_whole[block_of]]
+    while len(left):
+        given = station.call(place.server, "rows", place.number, wanted[left])
+        if given is not None:
+            values[left] = given
+            break
+        station.step(_WAIT_SECONDS)
+    return np.asarray(values[inverse])
+
+
+def _versions(station: Station, place: Place, blocks: AnyArray) -> AnyArray:
+    versions = np.empty((len(blocks), 1), np.uint64)
+    _get(station, place.server, place.versions, 8, blocks, versions)
+    return versions[:, 0]
+
+
+def _get(station: Station, server: int, begin: int, row_bytes: int, rows: AnyArray, into: AnyArray) -> None:
+    """Read rows into the rows of `into`. Rows that lie side by side are read together; the numbers increase."""
+    if not row_bytes or not len(rows):
+        return
+    starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
+    for low, high in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True):
+        station.window.get(server, begin + int(rows[low]) * row_bytes, into[low:high])
+    station.window.flush(server)
+
+
+def overlay(rows: AnyArray, values: AnyArray, changes: Iterable[RowChange]) -> None:
+    """Local. Apply to rows that were read what a closure has changed, in place.
+
+    Args:
+        rows: Their numbers, of shape (n,).
+        values: Of shape (n, width).
+        changes: In their order.
+    """
+    order = np.argsort(rows, kind="stable")
+    ordered = rows[order]
+    for kind, numbers, given in changes:
+        # A row that was read several times changes everywhere, and by all of its changes in their order.
+        low, high = np.searchsorted(ordered, numbers), np.searchsorted(ordered, numbers, "right")
+        counts = high - low
+        if not counts.any():
+            continue
+        places = np.concatenate([order[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True)])
+        apply_rows(kind, values, np.repeat(given, counts, axis=0), places)
+
+
+def changed(value: AnyArray, change: RowChange) -> AnyArray:
+    """Local. A copy of a whole value with some rows changed."""
+    kind, numbers, given = change
+    copy = np.array(value)
+    apply_rows(kind, copy.reshape(len(copy), -1), given, numbers)
+    return copy
+
+
+def written(place: Place, kind: str, packed: AnyArray) -> Callable[[AnyArray, AnyArray], None]:
+    """Local. The change of a variable with two buffers by rows; see `HeapVariable.change`.
+
+    Args:
+        place: Of the variable.
+        kind: With `SCATTER`.
+        packed: As of `pack`.
+    """
+    numbers, values = unpack(packed, place)
+
+    def make(current: AnyArray, new: AnyArray) -> None:
+        np.copyto(new, current)
+        apply_rows(kind.removeprefix(SCATTER), new.reshape(place.shape[0], place.width), values, numbers)
+
+    return make

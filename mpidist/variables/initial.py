@@ -1,0 +1,98 @@
+"""Initial values that are made shard by shard, so that no process holds the whole array."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.arguments import described, whole
+
+
+class ShardInfo(NamedTuple):
+    """The place of a shard in its variable.
+
+    Attributes:
+        shape: Of the shard.
+        offset: Of its first element, for each dimension.
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+class ShardedInitial:
+    """A function that gives an initial value of a shape that is known before.
+
+    A function with a parameter `shard_info` gets a `ShardInfo`; one with `partition_shape` and `partition_offset` gets
+    these. Each shard's value is asked for by itself then. Other functions give the whole array.
+
+    Args:
+        function: Of the program.
+        shape: Of the whole array.
+        dtype: Of the whole array; None for that of the values.
+        name: Of the variable, for errors.
+
+    Raises:
+        TypeError: `function` is no function, or `shape` no shape.
+        ValueError: `shape` has a negative size.
+    """
+
+    def __init__(
+        self, function: Callable[..., npt.ArrayLike], shape: Sequence[int] | int, dtype: npt.DTypeLike | None, name: str
+    ) -> None:
+        sizes = (shape,) if isinstance(shape, (int, np.integer)) else shape
+        if not isinstance(sizes, (tuple, list)):
+            raise TypeError(f"variable {name!r}: `shape` must be a tuple of sizes, got {described(shape)}")
+        self.shape = tuple(whole("shape", size, least=0, owner=f"variable {name!r}: ") for size in sizes)
+        self.dtype = dtype
+        self._name = name
+        self._function = function
+        self._names = _parameters(function)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Local. Whether shards can be made one by one."""
+        return self.dtype is not None and bool(self._names & {"shard_info", "partition_shape"})
+
+    def __call__(self) -> npt.ArrayLike:
+        """Local. The whole value.
+
+        Raises:
+            ValueError: It has another shape.
+        """
+        return self.shard(self.shape, (0,) * len(self.shape))
+
+    def shard(self, shape: tuple[int, ...], offset: tuple[int, ...]) -> npt.ArrayLike:
+        """Local. The value of one shard; for a function that is not told which one, of the whole array.
+
+        Args:
+            shape: Of the shard.
+            offset: Of its first element.
+
+        Raises:
+            ValueError: It has another shape.
+        """
+        if "shard_info" in self._names:
+            value = self._function(shard_info=ShardInfo(shape, offset))
+        elif {"partition_shape", "partition_offset"} <= self._names:
+            value = self._function(partition_shape=shape, partition_offset=offset)
+        else:
+            value, shape = self._function(), self.shape
+        if np.shape(value) != shape:
+            raise ValueError(
+                f"variable {self._name!r}: expected an initial value of shape {shape}, as `shape` says, got "
+                f"{np.shape(value)}"
+            )
+        return value
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        # Built-in functions need not have one.
+        return frozenset()
