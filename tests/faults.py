@@ -852,6 +852,28 @@ SERVING = (
         "parallel/serving/test_cut.py::test_updates_between_cut_and_end", 3,
     ),
     Fault(
+        "a worker's place in its data counts a closure that does not count", "coordinator/closures.py",
+        "        worker.finished.append(number)\n        return self._decide_in_turn(worker)\n",
+        "        worker.finished.append(number)\n        return self._decide(number)\n",
+        "unit/test_coordinator_closures.py::test_what_a_worker_has_finished_is_decided_in_its_order",
+    ),
+    Fault(
+        "a checkpoint holds the places of functions under way", "coordinator/closures.py",
+        "        worker.finished.append(number)\n",
+        "        worker.finished.append(number)\n        self.resources.positions.note(rank, message.read)\n",
+        "unit/test_coordinator_closures.py::test_place_in_the_data_of_a_lost_worker_stays",
+    ),
+    Fault(
+        "functions that have captured an iterator read on where it was before a restore", "serving/worker.py",
+        "            own.take_over(made)\n", "            own = self._own[build.resource] = made\n",
+        "parallel/serving/test_positions.py::test_functions_that_have_captured_the_iterator_go_on_there", 3,
+    ),
+    Fault(
+        "more workers read what is left several times", "serving/own_data.py",
+        "start=self.start + number * self.stride, stride", "start=self.start, stride",
+        "unit/test_positions.py::test_each_element_is_read_once_on_any_numbers_of_workers",
+    ),
+    Fault(
         "an update counts before its servers have it", "coordinator/closures.py",
         "if finished is None or worker is None or not closure.prepared.issuperset(finished.servers):",
         "if finished is None or worker is None:", HOLDS,

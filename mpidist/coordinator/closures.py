@@ -164,6 +164,10 @@ class Closures:
         error, self.error, self._is_cancelling = self.error, None, False
         return error
 
+    def uses(self, data: int) -> bool:
+        """Local. Whether a closure that has not ended takes an iterator over workers' own data."""
+        return any(data in closure.work.data for closure in self._closures.values())
+
     def undecided(self) -> dict[int, tuple[Work, Rules]]:
         """Local. The closures that no commit so far holds, by number: what a cut of this moment leaves to be done."""
         return {number: (one.work, one.rules) for number, one in self._closures.items() if not one.is_decided}
@@ -309,7 +313,8 @@ class Closures:
             return self._failed(rank, message)
         self._closures[number].finished = message
         self._finished[number] = now
-        return self._decide(number)
+        worker.finished.append(number)
+        return self._decide_in_turn(worker)
 
     def _failed(self, rank: int, message: Failed) -> list[Action]:
         number = message.closure
@@ -336,7 +341,18 @@ class Closures:
         if closure is None or closure.worker is None or closure.attempt != message.attempt:
             return []
         closure.prepared |= {server}
-        return self._decide(message.closure)
+        worker = self.workers.get(closure.worker)
+        return [] if worker is None else self._decide_in_turn(worker)
+
+    def _decide_in_turn(self, worker: Worker) -> list[Action]:
+        """Decide what a worker has finished, in this order: the place in its own data is that of its last closure."""
+        actions: list[Action] = []
+        while worker.finished:
+            number = worker.finished[0]
+            actions += self._decide(number)
+            if worker.finished[:1] == [number]:
+                break
+        return actions
 
     def _decide(self, number: int) -> list[Action]:
         """Commit an attempt that is finished, and prepared by all servers that it has pushed to."""
@@ -344,6 +360,8 @@ class Closures:
         finished, worker = closure.finished, closure.worker
         if finished is None or worker is None or not closure.prepared.issuperset(finished.servers):
             return []
+        self.workers[worker].finished.remove(number)
+        self.resources.positions.note(worker, finished.read)
         if not finished.servers:
             return self._finish(number, closure)
         closure.is_decided = True

@@ -12,19 +12,18 @@ from typing import Any, Literal, NoReturn, cast
 from mpidist import tree
 from mpidist.arguments import described, flag, number, whole
 from mpidist.coordinator.closures import QUEUE_SIZE, Action, Closures
+from mpidist.coordinator.data_sets import DataSets
 from mpidist.coordinator.functions import Functions, Naming, arguments_of
-from mpidist.coordinator.names import Names, OwnContext
+from mpidist.coordinator.names import Names
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
 from mpidist.coordinator.waits import Waits
 from mpidist.coordinator.work import ClosureEnd, End, rules_of
-from mpidist.coordinator.worker_data import make_dataset, same
 from mpidist.data.dataset import Dataset
 from mpidist.errors import DeadRankError, EndOfDataError
 from mpidist.observe.peers import Key
 from mpidist.serving.chief import Chief
 from mpidist.serving.handles import portable
 from mpidist.serving.messages import Message, Send
-from mpidist.serving.own_data import OwnIterator
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.variables.variable import Variable
 
@@ -87,6 +86,10 @@ class ClusterCoordinator:
         self._functions = Functions(Naming(self._names.handle_of, self._names.name_of, self._chief.note_drop))
         self._failure: BaseException | None = None
         self._waits = Waits(self._closures, self._place_of)
+        self._data_sets = DataSets(
+            self._resource, self._make_again, self._wait_for_made, self._closures, self._is_at_end,
+            strategy.roles.workers,
+        )
         self._chief.closures = self._take
         self._chief.watch = self._watch
         self._chief.discard = self._discard
@@ -212,20 +215,19 @@ class ClusterCoordinator:
         Raises:
             ValueError: It is neither.
         """
-        if isinstance(dataset_fn, Dataset):
-            return self._resource(same, (dataset_fn,), {}, self._iterate)
-        if callable(dataset_fn):
-            return self._resource(make_dataset, (dataset_fn, OwnContext()), {}, self._iterate)
-        raise ValueError(f"Unexpected dataset type! Expected a function or a Dataset, got {described(dataset_fn)}")
-
-    def _iterate(self, dataset: PerWorkerValues) -> PerWorkerValues:
-        return self._resource(OwnIterator, (dataset,), {}, at_end=self._is_at_end)
+        return self._data_sets.create(dataset_fn)
 
     def _is_at_end(self, data: int) -> bool:
         """See `PerWorkerValues.is_at_end`."""
         with self._chief.lock:
             self._catch_up()
             return self._closures.is_at_end(data)
+
+    def _wait_for_made(self, number: int) -> None:
+        """Wait until all workers have made their value of a number."""
+        with self._chief.lock, self._waits:
+            while self._closures.resources.is_building(number):
+                self._step()
 
     # ------------------------------------------------------------------ inside
 
@@ -234,8 +236,7 @@ class ClusterCoordinator:
 
     def _resource(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
-        iterate: Callable[[PerWorkerValues], PerWorkerValues] | None = None,
-        at_end: Callable[[int], bool] | None = None,
+        values: Callable[[int], PerWorkerValues] = PerWorkerValues,
     ) -> PerWorkerValues:
         _require_function(fn)
         with self._chief.lock:
@@ -247,9 +248,16 @@ class ClusterCoordinator:
             with self._station.whole:
                 number, sends = self._closures.resources.build(work)
                 self._do(list(sends))
-                values = PerWorkerValues(number, iterate, at_end)
-                self._chief.note_drop(values, "resource", number)
-        return values
+                made = values(number)
+                self._chief.note_drop(made, "resource", number)
+        return made
+
+    def _make_again(self, number: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
+        """Let each worker make its value of a number anew."""
+        with self._chief.lock:
+            work, _ = self._functions.work(fn, args, {})
+            with self._station.whole:
+                self._do(self._closures.resources.build_again(number, work))
 
     def _discard(self, kind: str, number: int) -> list[Send]:
         """See `Chief.discard`."""

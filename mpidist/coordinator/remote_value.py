@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from mpidist.coordinator.work import ClosureEnd, End
@@ -101,21 +101,18 @@ class PerWorkerValues:
     Args:
         number: Of the resource.
         iterate: Makes the values of `iter`; None where that has no meaning.
-        at_end: Whether iterators have come to their end on all workers, by their number; None for other values.
     """
 
     def __init__(
-        self, number: int, iterate: Callable[[PerWorkerValues], PerWorkerValues] | None = None,
-        at_end: Callable[[int], bool] | None = None,
+        self, number: int, iterate: Callable[[PerWorkerValues], PerWorkerValues] | None = None
     ) -> None:
         self.number = number
         self._iterate = iterate
-        self._at_end = at_end
 
     @property
     def is_iterator(self) -> bool:
         """Local. Whether each worker has an iterator over its own data set."""
-        return self._at_end is not None
+        return isinstance(self, PerWorkerIterator)
 
     @property
     def is_at_end(self) -> bool:
@@ -124,9 +121,7 @@ class PerWorkerValues:
         Raises:
             TypeError: These are no iterators.
         """
-        if self._at_end is None:
-            raise TypeError("only an iterator comes to an end: `iter` of a data set of workers gives iterators")
-        return self._at_end(self.number)
+        raise TypeError("only an iterator comes to an end: `iter` of a data set of workers gives iterators")
 
     def __iter__(self) -> PerWorkerValues:
         if self._iterate is None:
@@ -141,3 +136,47 @@ class PerWorkerValues:
 
     def __repr__(self) -> str:
         return f"<mpidist.coordinator.PerWorkerValues {self.number}>"
+
+
+class PerWorkerIterator(PerWorkerValues):
+    """The iterators of workers over their own data sets, which a `Checkpoint` may hold.
+
+    Args:
+        number: Of the resource.
+        at_end: Whether iterators have come to their end on all workers, by their number.
+        state: Gives what a checkpoint saves, by their number.
+        load_state: Takes it back, by their number.
+    """
+
+    def __init__(
+        self, number: int, at_end: Callable[[int], bool], state: Callable[[int], dict[str, Any]],
+        load_state: Callable[[int, Mapping[str, Any]], None],
+    ) -> None:
+        super().__init__(number)
+        self._at_end = at_end
+        self._state = state
+        self._load_state = load_state
+
+    @property
+    def is_at_end(self) -> bool:
+        """Local. Whether each worker has come to the end of its data, and a function has asked for more."""
+        return self._at_end(self.number)
+
+    def state(self) -> dict[str, Any]:
+        """Local. What a checkpoint saves: how far each worker has come, in the functions that count.
+
+        Waits until each worker has begun.
+
+        Raises:
+            CheckpointError: A data set is not one of `mpidist.data`, or could not be made.
+        """
+        return self._state(self.number)
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Local. Let workers go on where others were, also if there are more of them or fewer.
+
+        Raises:
+            CheckpointError: The state of something else.
+            RuntimeError: Functions that take these iterators have not ended.
+        """
+        self._load_state(self.number, saved)

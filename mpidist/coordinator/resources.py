@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from mpidist.coordinator.positions import Positions
 from mpidist.coordinator.work import End, ResourceEnd, Work
 from mpidist.coordinator.workers import Worker
 from mpidist.serving.messages import Build, Built, Send
@@ -19,9 +20,13 @@ class Resources:
 
     Args:
         workers: The workers that are not lost, by rank.
+
+    Attributes:
+        positions: Of the workers in their own data.
     """
 
     workers: Mapping[int, Worker]
+    positions: Positions = field(default_factory=Positions)
     _works: dict[int, Work] = field(default_factory=dict)
     _number: int = 0
 
@@ -35,6 +40,22 @@ class Resources:
         self._works[self._number] = work
         return self._number, [send for worker in self.workers.values() for send in self._build(worker, self._number)]
 
+    def build_again(self, number: int, work: Work) -> list[Send]:
+        """Local. Let every worker make a resource anew. No closure that uses it is under way.
+
+        Args:
+            number: Of the resource.
+            work: What makes it.
+        """
+        self._works[number] = work
+        for worker in self.workers.values():
+            worker.ended.discard(number)
+        return [send for worker in self.workers.values() for send in self._build(worker, number)]
+
+    def is_building(self, number: int) -> bool:
+        """Local. Whether some worker has still to make a resource."""
+        return any(number in worker.building for worker in self.workers.values())
+
     def label(self, number: int) -> str:
         """Local. The name of the function that makes a resource; empty when that is discarded."""
         work = self._works.get(number)
@@ -46,7 +67,7 @@ class Resources:
 
     def _build(self, worker: Worker, number: int) -> list[Send]:
         work = self._works[number]
-        worker.building.add(number)
+        worker.building.append(number)
         worker.known.add(("resource", number))
         return [*worker.define(work), Send(worker.rank, Build(number, work.function.number, work.arguments))]
 
@@ -61,8 +82,11 @@ class Resources:
         worker = self.workers.get(rank)
         if worker is None:
             return []
-        worker.building.discard(message.resource)
+        worker.building.remove(message.resource)
         worker.since = now
+        if message.resource not in worker.building:
+            error = message.traceback.rstrip().rpartition("\n")[2]
+            self.positions.built(rank, message.resource, message.begun or error)
         if message.resource not in self._works:
             return []
         end = End.ERROR if message.error else End.RESULT
@@ -75,3 +99,4 @@ class Resources:
     def discard(self, number: int) -> None:
         """Local. Forget a resource that nobody needs: who joins does not make it."""
         del self._works[number]
+        self.positions.discard(number)

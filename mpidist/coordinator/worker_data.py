@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from mpidist import context
 from mpidist.data.dataset import Dataset
 from mpidist.data.input_context import InputContext
+from mpidist.data.pipeline.iterator import DatasetIterator
+from mpidist.serving.own_data import OwnIterator, Part
 from mpidist.serving.worker import Worker
 
 
@@ -42,3 +45,34 @@ def make_dataset(dataset_fn: Callable[..., Any], place: InputContext) -> Any:
     parameters = inspect.signature(dataset_fn).parameters.values()
     wants = any(one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD for one in parameters)
     return dataset_fn(place) if wants else dataset_fn()
+
+
+def resume(
+    dataset: Any, dataset_fn: Callable[..., Any] | Dataset, place: InputContext, parts: Mapping[int, Sequence[Part]]
+) -> OwnIterator:
+    """Local. The iterator over what a checkpoint says is left of a pass.
+
+    Args:
+        dataset: This worker's own, which goes on with the next pass.
+        dataset_fn: As of `ClusterCoordinator.create_per_worker_dataset`.
+        place: Of this worker.
+        parts: What each worker is to read, by its index.
+
+    Raises:
+        ValueError: The data set is another one than when the position was saved.
+    """
+    mine = parts.get(place.input_pipeline_id, ())
+
+    def data_of(part: Part) -> Any:
+        if isinstance(dataset_fn, Dataset) or (part.pipelines, part.pipeline) == (
+            place.num_input_pipelines, place.input_pipeline_id
+        ):
+            return dataset
+        return make_dataset(dataset_fn, InputContext(part.pipelines, part.pipeline, place.num_replicas_in_sync))
+
+    begun = iter(dataset)
+    if not isinstance(begun, DatasetIterator):
+        raise ValueError(f"expected a data set of mpidist.data, which can go on at a position, got {dataset!r}")
+    last = max((part.pass_state.get("iteration", 0) for part in mine), default=0)
+    begun.load_state({**begun.state(), "iteration": last})
+    return OwnIterator(dataset, [partial(lambda part: part.open(data_of(part)), part) for part in mine])

@@ -20,6 +20,7 @@ class Worker:
         known: What it was sent, and was not told to discard: kinds and numbers.
         slots: The closure in each of its slots, until that is applied or has failed.
         running: The closures that it was sent and has not returned, in their order.
+        finished: The closures that it has finished and that are not decided, in their order.
         building: The resources that it was told to make and has not made.
         ended: The iterators over its own data that have come to their end, as resources.
         since: When it began what it is doing.
@@ -29,7 +30,8 @@ class Worker:
     known: set[tuple[str, int]] = field(default_factory=set)
     slots: list[int | None] = field(default_factory=lambda: [None] * SLOTS)
     running: list[int] = field(default_factory=list)
-    building: set[int] = field(default_factory=set)
+    finished: list[int] = field(default_factory=list)
+    building: list[int] = field(default_factory=list)
     ended: set[int] = field(default_factory=set)
     since: float = 0.0
 

@@ -360,7 +360,9 @@ class Chief(ServedHome):
         """Local. See `ServedHome.end_cut`. Closures go on meanwhile."""
         self._wait_for_cut()
         saved = self.commits.saved.items()
-        return {server: self.station.value_of(server, done.outcome, done.traceback) for server, done in saved}
+        outcomes = {server: self.station.value_of(server, done.outcome, done.traceback) for server, done in saved}
+        # A server without a share has nothing to say.
+        return {server: outcome for server, outcome in outcomes.items() if outcome is not None}
 
     def _wait_for_cut(self) -> None:
         if not self.commits.saving:

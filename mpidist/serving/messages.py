@@ -20,7 +20,8 @@ from __future__ import annotations
 
 import itertools
 import pickle
-from typing import NamedTuple, TypeAlias
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
 
 # A worker's places on each server. It may run its next closure before its last one is applied: one ahead, no more.
 SLOTS = 2
@@ -105,6 +106,7 @@ class Finished(NamedTuple):
         servers: The ranks of the servers that it has pushed to.
         optimizers: The numbers of the optimizers that need a step, in order; one that steps twice comes twice.
         result: The pickled result.
+        read: The places of this worker in its own data that are new, as of `OwnIterator.news`.
     """
 
     closure: int
@@ -112,6 +114,7 @@ class Finished(NamedTuple):
     servers: tuple[int, ...]
     optimizers: tuple[int, ...]
     result: bytes
+    read: tuple[tuple[Any, ...], ...] = ()
 
 
 class Failed(NamedTuple):
@@ -231,11 +234,13 @@ class Built(NamedTuple):
         resource: Its number.
         error: The pickled exception; empty if it was made.
         traceback: Its text.
+        begun: Of an iterator over the worker's own data, as `OwnIterator.begun`.
     """
 
     resource: int
     error: bytes = b""
     traceback: str = ""
+    begun: Mapping[str, int] | str = ""
 
 
 class Discard(NamedTuple):

@@ -103,6 +103,8 @@ class Worker(ServedHome):
         # What the coordinator names by kind and number: as it was sent, and as it is used.
         self._codes: dict[tuple[str, int], bytes] = {}
         self._named: dict[tuple[str, int], Any] = {}
+        # Of these the iterators over own data, by number.
+        self._own: dict[int, OwnIterator] = {}
         # The number and the name of the optimizer that is built.
         self._planned = (0, "")
         self._closure: _Closure | None = None
@@ -138,6 +140,8 @@ class Worker(ServedHome):
         else:
             self._codes.pop((message.kind, message.number), None)
             self._named.pop((message.kind, message.number), None)
+            if message.kind == "resource":
+                self._own.pop(message.number, None)
             if message.kind == "variable":
                 self._known.pop(message.number, None)
         return True
@@ -163,17 +167,27 @@ class Worker(ServedHome):
         for server in closure.pushed:
             self._unapplied[server].add(slot)
             self._station.send(Send(server, Push(do.closure, do.attempt, do.slot, 0, True)))
-        return Finished(do.closure, do.attempt, tuple(closure.pushed), tuple(closure.optimizers), data)
+        read = tuple([news for one in self._own.values() if (news := one.news()) is not None])
+        return Finished(do.closure, do.attempt, tuple(closure.pushed), tuple(closure.optimizers), data, read)
 
     def _build(self, build: Build) -> Message:
         try:
-            made = self._named["resource", build.resource] = self._call(build.function, build.arguments)
-            if isinstance(made, OwnIterator):
-                made.number = build.resource
+            made = self._call(build.function, build.arguments)
         except BaseException as error:  # as above
             self._named["resource", build.resource] = _NotMade(error)
+            if build.resource in self._own:
+                # Functions have captured it.
+                self._own[build.resource].fail(error)
             return Built(build.resource, handles.portable(error), traceback.format_exc())
-        return Built(build.resource)
+        if not isinstance(made, OwnIterator):
+            self._named["resource", build.resource] = made
+            return Built(build.resource)
+        made.number = build.resource
+        own = self._own.setdefault(build.resource, made)
+        if own is not made:
+            own.take_over(made)
+        self._named["resource", build.resource] = own
+        return Built(build.resource, begun=own.begun)
 
     def _call(self, function: int, pickled: bytes) -> Any:
         with self.strategy.inside():

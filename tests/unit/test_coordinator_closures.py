@@ -34,6 +34,7 @@ from mpidist.serving.messages import (
     Send,
     Step,
 )
+from mpidist.serving.own_data import Part
 
 SERVERS = (1, 2)
 FIRST, SECOND, THIRD = 3, 4, 5
@@ -552,3 +553,37 @@ def test_breach_of_the_protocol(sender: int, message: Message, text: str) -> Non
 
 def test_other_messages_are_somebody_elses() -> None:
     assert make().take(1, Call(1, "x", b""), 0.0) is None
+
+
+def test_what_a_worker_has_finished_is_decided_in_its_order() -> None:
+    """Else a place in its data could count a closure that is void, with its worker, and not applied."""
+    closures = make((FIRST, SECOND), prefetch=True)
+    closures.resources.positions.begin(DATA, {FIRST: [Part(1, 0)]})
+    for _ in range(4):
+        read(closures)
+    assert closures.workers[FIRST].running == [1, 3]
+    assert take(closures, FIRST, Finished(1, 1, SERVERS, (), b"one", ((DATA, 0, 1),))) == []
+    # It pushes nothing, so nobody is waited for but the closure before it.
+    assert done(finish_reading(closures, 3, 2)) == []
+    assert closures.resources.positions.left(DATA) == [Part(1, 0)]
+    assert list(closures.undecided()) == [1, 2, 3, 4]
+    assert take(closures, 1, Prepared(1, 1)) == []
+    actions = take(closures, 2, Prepared(1, 1))
+    assert [send.message for send in actions[:2] if isinstance(send, Send)] == [Commit(1, FIRST, 1, 1, ())] * 2
+    assert ClosureEnd(3, End.RESULT, b"result") in actions
+    assert closures.resources.positions.left(DATA) == [Part(1, 0, 2)]
+
+
+def test_place_in_the_data_of_a_lost_worker_stays() -> None:
+    closures = make((FIRST, SECOND), prefetch=True)
+    closures.resources.positions.begin(DATA, {FIRST: [Part(2, 0)], SECOND: [Part(2, 1)]})
+    for _ in range(4):
+        read(closures)
+    finish_reading(closures, 1, 1)
+    take(closures, FIRST, Finished(3, 1, SERVERS, (), b"result", ((DATA, 0, 2),)))
+    closures.lost(FIRST, 0.0)
+    assert closures.resources.positions.left(DATA) == [Part(2, 0, 1), Part(2, 1)]
+
+
+def finish_reading(closures: Closures, closure: int, place: int) -> list[Action]:
+    return take(closures, FIRST, Finished(closure, 1, (), (), b"result", ((DATA, 0, place),)))

@@ -40,6 +40,7 @@ MESSAGES: list[Message] = [
     Finished(LATE, 1, (1, 2), (0, 3), b"result"), Failed(LATE, 1, b"error", "a traceback"), Prepared(LATE, 1),
     Commit(LATE, 4, LATE, 1, (Step(0, LATE, 1e-3), Step(3, 5, 0.1))), Applied(LATE, 1), Fence(4), Cut(LATE),
     CutDone(LATE), Build(3, 7, b""), Built(3), Built(3, b"error", "a traceback"),
+    Finished(LATE, 1, (), (), b"", ((3, 0, LATE),)), Built(3, begun={"iteration": 1}),
     Discard("resource", 3), Call(1, "make", b"x"), Answer(1, b"value"), Left("why"),
 ]
 
@@ -62,7 +63,9 @@ def test_closure_takes_few_bytes() -> None:
     arguments, result = pickle.dumps((1, 2.5, "x")), pickle.dumps(0.25)
     commit = Commit(LATE, 7, LATE, 1, (Step(0, LATE, 1e-3),))
     to_servers: list[Message] = [Push(LATE, 1, 1, 0, True), Prepared(LATE, 1), commit, Applied(LATE, 1)]
-    messages: list[Message] = [Do(LATE, 1, 1, 300, arguments), Finished(LATE, 1, (1, 2), (0,), result), *2 * to_servers]
+    # It has read on in data of its worker's own.
+    finished = Finished(LATE, 1, (1, 2), (0,), result, ((3, 0, LATE),))
+    messages: list[Message] = [Do(LATE, 1, 1, 300, arguments), finished, *2 * to_servers]
     assert sum(len(encode(message)) for message in messages) - len(arguments) - len(result) <= 256
 
 

@@ -70,6 +70,11 @@ class DatasetIterator(Iterator[Any]):
         self._taken += 1
         return element
 
+    @property
+    def taken(self) -> int:
+        """Local. The number of elements that were taken in this pass."""
+        return self._taken
+
     def state(self) -> dict[str, int]:
         """Local. The position: `iteration`, `batch` (the number of elements taken), and the seeds that were drawn.
 

@@ -224,6 +224,20 @@ def test_a_server_that_cannot_write(
     on_chief(communicator, program, ServerOptions(heap_bytes=1 << 26, slot_bytes=1 << 21))
 
 
+@pytest.mark.mpi(min_size=4)
+def test_a_server_may_have_nothing_to_save(communicator: Communicator, folder: Path) -> None:
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        del coordinator
+        with strategy.scope():
+            one = mpidist.Variable(np.arange(3.0))
+        path = mpidist.Checkpoint(one=one).save(folder / "c")
+        one.assign(np.zeros(3))
+        mpidist.Checkpoint(one=one).restore(path).assert_consumed()
+        assert one.numpy().tolist() == [0, 1, 2]
+
+    on_chief(communicator, program, OPTIONS, servers=2)
+
+
 @pytest.mark.mpi(min_size=3)
 def test_what_is_larger_than_a_slot_is_restored(communicator: Communicator, folder: Path) -> None:
     content = np.arange(100_000, dtype="float64")
