@@ -930,7 +930,7 @@ SERVING = (
     ),
     Fault(
         "an exit whose code nobody sees counts as a success", "comm/ending.py",
-        "return int(was_left()) if self.code is None else self.code", "return self.code or 0",
+        "return code_of_program() if self.code is None else number_of(self.code)", "return self.code or 0",
         "system/test_parameter_server.py::test_the_code_of_the_chief_is_in_a_file_after_a_death",
     ),
     Fault(

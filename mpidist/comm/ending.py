@@ -27,9 +27,10 @@ from types import TracebackType
 
 from mpidist.comm.deaths import DISCOVERY_SECONDS, WATCH, Process, describe
 from mpidist.comm.farewell import FAREWELLS, leave_together
-from mpidist.comm.interrupts import INTERRUPTED, INTERRUPTS
+from mpidist.comm.interrupts import INTERRUPTS
 from mpidist.comm.mpi_start import end_mpi
-from mpidist.comm.program_end import forget, was_left
+from mpidist.comm.program_end import INTERRUPTED, forget, number_of, watch_code
+from mpidist.comm.program_end import code as code_of_program
 from mpidist.errors import is_shared
 from mpidist.observe.output import flush, say
 from mpidist.observe.patience import limit_seconds, warn_seconds
@@ -104,7 +105,7 @@ class _Ending:
             why = f"cannot go on: {describe(mourned)}" if mourned else f"failed, {end}"
             say(f"{self.place} {why}\n{text}")
             # `at_exit` ends the process, after the program's exit functions.
-            self.code, self.has_failed = 1, True
+            self.code, self.has_failed = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1, True
             end_later(HANDLING_SECONDS)
             return
         if isinstance(error, KeyboardInterrupt):
@@ -179,8 +180,8 @@ class _Ending:
         self.end_process(self.known_code())
 
     def known_code(self) -> int:
-        """The code with which this process ends; 1 where it was left by a SystemExit of which nobody knows the code."""
-        return int(was_left()) if self.code is None else self.code
+        """The code with which this process ends."""
+        return code_of_program() if self.code is None else number_of(self.code)
 
     def end_mpi(self) -> None:
         """End MPI, and this process alone if a rank dies meanwhile: MPI_Finalize would wait for it for ever."""
@@ -338,20 +339,14 @@ def tolerate_deaths(needed: Iterable[Process] = (), *, leads: bool = False) -> N
     WATCH.ignore_notices(at_end=False)
 
 
-def exit_code(*, says: bool = False) -> int:
-    """Local. The code with which this process ends, as far as that is known: 0 until it has failed.
+def exit_code() -> int:
+    """Local. The code with which this process ends: 0 until it has failed. Where it is asked for, `tell_code` was."""
+    return _installed[0].known_code() if _installed else code_of_program()
 
-    It is 1 where a SystemExit has ended the program that is not of `sys.exit`: nobody knows its code.
 
-    Args:
-        says: Print that.
-    """
-    if says and was_left() and any(ending.code is None for ending in _installed):
-        say(
-            "the program was ended by a SystemExit whose exit code cannot be seen: it counts as 1. End the program by "
-            "sys.exit(code), or by its last line"
-        )
-    return sum(ending.known_code() for ending in _installed)
+def tell_code() -> None:
+    """Local. Let `exit_code` know the code of a SystemExit, too."""
+    watch_code()
 
 
 def leave() -> None:

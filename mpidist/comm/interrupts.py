@@ -27,8 +27,6 @@ from mpidist.observe.watchdog import WATCHDOG
 
 # An interrupt waits so long for a call, and a call may take so long after one.
 PATIENCE_SECONDS = 5.0
-# The code of a program that SIGINT has ended: 128 and the number of the signal.
-INTERRUPTED = 130
 # The main thread runs a handler within this time, unless it is in a call of MPI.
 _HANDLED_SECONDS = 0.2
 

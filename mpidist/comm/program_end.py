@@ -1,11 +1,17 @@
-"""The end of the program: its last line, or an exception that leaves it, which may be a SystemExit that nobody saw."""
+"""The end of the program: its last line, or an exception that leaves it, and the exit code that it gives."""
 
 from __future__ import annotations
 
+import ctypes
 import dis
+import gc
 import sys
 import threading
 from types import FrameType
+from typing import Any, NoReturn
+
+# The code of a program that SIGINT has ended: 128 and the number of the signal.
+INTERRUPTED = 130
 
 
 def _outermost() -> FrameType | None:
@@ -27,6 +33,70 @@ def was_left() -> bool:
         return False
     # A frame that has ended keeps the place of its last instruction.
     return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+
+
+_codes: list[object] = []
+
+
+class _Code:
+    """The attribute `code` of SystemExit, which notes what the interpreter reads of one that ends the program."""
+
+    def __init__(self, original: Any) -> None:
+        self._original = original
+
+    def __get__(self, error: SystemExit | None, kind: type | None = None) -> Any:
+        if error is None:
+            return self
+        code = self._original.__get__(error, kind)
+        # Whoever has caught it, and asks, has a frame.
+        if sys._getframe().f_back is None and threading.current_thread() is threading.main_thread():  # noqa: SLF001 - documented; private only to say "of this interpreter"
+            _codes.append(code)
+        return code
+
+    def __set__(self, error: SystemExit, code: object) -> None:
+        self._original.__set__(error, code)
+
+    def __delete__(self, error: SystemExit) -> None:
+        self._original.__delete__(error)
+
+
+def _exit(code: object = None) -> NoReturn:
+    # The interpreter's own raises no whole exception, whose attribute could be read.
+    raise SystemExit(code)
+
+
+def watch_code() -> None:
+    """Local. From now on `code` knows that of a SystemExit. Later calls change nothing.
+
+    No hook of the interpreter is called for it, and its exception is gone when exit functions run. But its attribute is
+    read before that. Only CPython gives the names of a built-in type away; elsewhere nothing changes.
+    """
+    original = vars(SystemExit)["code"]
+    names = [one for one in gc.get_referents(vars(SystemExit)) if isinstance(one, dict)]
+    if isinstance(original, _Code) or len(names) != 1 or not hasattr(ctypes, "pythonapi"):
+        return
+    names[0]["code"] = _Code(original)
+    # The interpreter remembers where it has found attributes.
+    ctypes.pythonapi.PyType_Modified(ctypes.py_object(SystemExit))
+    if type(sys.exit) is type(len):
+        sys.exit = _exit
+
+
+def code() -> int:
+    """Local. The exit code of this process, as its parent will see it; 0 while the program runs.
+
+    Without `watch_code` that of a SystemExit is 1.
+    """
+    if not was_left():
+        return 0
+    if _codes:
+        return number_of(_codes[-1])
+    return INTERRUPTED if getattr(sys, "last_type", None) is KeyboardInterrupt else 1
+
+
+def number_of(given: object) -> int:
+    """Local. The exit code of `sys.exit(given)`, as the parent of the process sees it."""
+    return given & 0xFF if isinstance(given, int) else int(given is not None)
 
 
 def forget() -> None:

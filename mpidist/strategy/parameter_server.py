@@ -193,6 +193,7 @@ class ParameterServerStrategy(Strategy):
             station.whole = Whole(self.communicator.order)
             station.roles.append(self.chief)
             atexit.register(_end_all, weakref.ref(self))
+            ending.tell_code()
         station.roles.append(_Ending(self))
         self._set_home(home or self.arena)
 
@@ -327,8 +328,7 @@ class ParameterServerStrategy(Strategy):
         self._has_ended = True
         window: Window = station.window
         lost = window.lost() | station.lost | station.left.keys()
-        code = ending.exit_code(says=bool(lost or chief.exit_code_file.path))
-        end = _End(code, tuple(lost))
+        end = _End(ending.exit_code(), tuple(lost))
         chief.exit_code_file.write(end.code)
         if lost & {*self.roles.servers}:
             # All others raise the error of that themselves.
