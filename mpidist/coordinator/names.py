@@ -11,6 +11,7 @@ import numpy as np
 from mpidist.coordinator.functions import is_of_this_process
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue
 from mpidist.coordinator.work import Name
+from mpidist.optimizers.loss_scale import LossScaleOptimizer
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.serving.chief import Chief
 from mpidist.serving.handles import describe_variable, dump_arguments, handle_of_variable
@@ -66,12 +67,7 @@ class Names:
             return ("context",)
         if given is self._strategy:
             return ("strategy",)
-        if isinstance(given, Variable):
-            raise TypeError(
-                f"variable {given.name!r} is not on a parameter server; variables are made in `with strategy.scope():`"
-            )
-        if is_of_this_process(given):
-            raise TypeError("it is of this process alone")
+        _require_sendable(given)
         return None
 
     def name_of(self, given: object) -> tuple[Name, ...]:
@@ -97,6 +93,21 @@ class Names:
     def discard(self, kind: str, number: int) -> None:
         """Local. Forget what the program has dropped."""
         self._names.pop((kind, number), None)
+
+
+def _require_sendable(given: object) -> None:
+    """Refuse what must not be sent by its content."""
+    if isinstance(given, Variable):
+        raise TypeError(
+            f"variable {given.name!r} is not on a parameter server; variables are made in `with strategy.scope():`"
+        )
+    if isinstance(given, LossScaleOptimizer):
+        raise TypeError(
+            f"{given.name} keeps a scale that its steps change, and copies of it would drift apart, unseen by the "
+            "coordinator and by checkpoints"
+        )
+    if is_of_this_process(given):
+        raise TypeError("it is of this process alone")
 
 
 def _plan_of(optimizer: Optimizer) -> ServedPlan:

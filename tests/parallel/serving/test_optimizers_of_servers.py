@@ -1,0 +1,119 @@
+"""Every optimizer with every option, on servers: the bits of one process with one worker, or an error that says why."""
+
+from __future__ import annotations
+
+import inspect
+import itertools
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist import optimizers
+from mpidist.comm.communicator import Communicator
+from mpidist.coordinator.coordinator import ClusterCoordinator
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from tests.parallel.serving.test_parameter_server import on_chief
+
+pytestmark = pytest.mark.mpi(min_size=3)
+
+# Functions that make one, and no schedules.
+KINDS: dict[str, Callable[..., Optimizer]] = {
+    name: getattr(optimizers, name) for name in optimizers.__all__ if inspect.isfunction(getattr(optimizers, name))
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "plain": {}, "clipnorm": {"clipnorm": 0.3}, "clipvalue": {"clipvalue": 0.2},
+    "global_clipnorm": {"global_clipnorm": 0.3}, "averages": {"use_ema": True, "ema_momentum": 0.5},
+    "decay": {"weight_decay": 0.05},
+    "schedule": {"learning_rate": optimizers.CosineDecay(0.3, 4)},
+    "together": {
+        "clipvalue": 0.4, "use_ema": True, "weight_decay": 0.01, "learning_rate": lambda step: 0.1 / (1 + step),
+    },
+}
+REFUSED: dict[str, dict[str, Any]] = {
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 2},
+    "ema_overwrite_frequency": {"use_ema": True, "ema_overwrite_frequency": 2},
+}
+SHAPES = ((5,), (3, 4), ())
+STEPS = 3
+
+
+def gradients(step: int) -> list[Any]:
+    random = np.random.default_rng(step)
+    return [random.standard_normal(shape).astype("float32") for shape in SHAPES]
+
+
+def beginning() -> list[Any]:
+    return [np.full(shape, 0.5 + number, "float32") for number, shape in enumerate(SHAPES)]
+
+
+def test_each_optimizer_with_each_option_has_the_bits_of_one_process(communicator: Communicator) -> None:
+    assert len(KINDS) >= 10
+
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            weights = [mpidist.Variable(value) for value in beginning()]
+        for (kind, make), (option, given) in itertools.product(KINDS.items(), OPTIONS.items()):
+            for weight, value in zip(weights, beginning(), strict=True):
+                weight.assign(value)
+            alone = [mpidist.Variable(value) for value in beginning()]
+            options = {"learning_rate": 0.1, **given}
+            served, expected = make(**options), make(**options)
+            served.build(weights)
+            expected.build(alone)
+
+            def step(number: int, served: Optimizer = served) -> None:
+                served.apply_gradients(zip(gradients(number), weights, strict=True))
+
+            for number in range(STEPS):
+                coordinator.schedule(step, (number,), worker=0)
+                expected.apply_gradients(zip(gradients(number), alone, strict=True))
+            coordinator.join()
+            if "use_ema" in given:
+                served.finalize_variable_values(weights)
+                expected.finalize_variable_values(alone)
+            assert served.iterations == STEPS
+            pairs = zip([*weights, *served.variables], [*alone, *expected.variables], strict=True)
+            for one, other in pairs:
+                assert one.numpy().tobytes() == other.numpy().tobytes(), (kind, option, one.name)
+        for (kind, make), (option, given) in itertools.product(KINDS.items(), REFUSED.items()):
+            with pytest.raises(NotImplementedError, match=f"{option} is not there under a ParameterServerStrategy.*: "):
+                make(learning_rate=0.1, **given).build(weights)
+            assert kind
+
+    on_chief(communicator, program, ServerOptions(heap_bytes=1 << 22))
+
+
+def test_loss_scaling_is_each_workers_own(communicator: Communicator) -> None:
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            weight = mpidist.Variable(np.ones(3, "float32"))
+            inner = optimizers.Adam(0.1)
+        inner.build([weight])
+        scaled = optimizers.LossScaleOptimizer(inner)
+
+        def step_of(optimizer: Any, over: Any, factor: float) -> float:
+            gradient = optimizer.scale_loss(np.full(3, factor, "float32"))
+            optimizer.apply_gradients([(gradient, over)])
+            return float(optimizer.dynamic_scale)
+
+        calls: list[tuple[Callable[..., Any], tuple[Any, ...]]] = [
+            (lambda: scaled.apply_gradients([(np.ones(3), weight)]), ()), (step_of, (scaled, weight, 1.0)),
+        ]
+        for function, args in calls:
+            with pytest.raises(TypeError, match=r"keeps a scale that its steps change, .*`create_per_worker_value`"):
+                coordinator.schedule(function, args)
+        own = coordinator.create_per_worker_value(lambda: optimizers.LossScaleOptimizer(inner, 64.0))
+        alone = mpidist.Variable(np.ones(3, "float32"))
+        expected = optimizers.LossScaleOptimizer(optimizers.Adam(0.1), 64.0)
+        expected.build([alone])
+        for factor in (0.5, float("inf"), 0.25, float("nan"), 2.0):
+            scale = coordinator.schedule(step_of, (own, weight, factor), worker=0).fetch()
+            assert scale == step_of(expected, alone, factor)
+        assert inner.iterations == expected.iterations == 3
+        assert weight.numpy().tobytes() == alone.numpy().tobytes()
+
+    on_chief(communicator, program)
