@@ -944,6 +944,11 @@ SERVING = (
         "unit/test_coordinator_closures.py::test_closure_at_the_end_of_its_data_goes_to_who_has_some_left",
     ),
     Fault(
+        "a function is taken for another one that is gone", "coordinator/functions.py",
+        "        self.parts = parts\n", "",
+        "parallel/serving/test_captured.py::test_the_value_of_the_moment_counts", 3,
+    ),
+    Fault(
         "a data set travels with every call", "coordinator/functions.py",
         "found is None and type(given) is Dataset", "False",
         "parallel/serving/test_data_sets_as_arguments.py::test_a_data_set_travels_once", 3,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dis
+import functools
 import io
 import sys
 import types
@@ -49,11 +50,12 @@ class _NoValueError(Exception):
 
 
 class _Global(NamedTuple):
-    """A global variable that a function uses."""
+    """A global variable that a function uses, or an attribute of the object whose method it is."""
 
     space: Mapping[str, Any]
     name: str
     value: object
+    kind: str = "global"
 
 
 class _SentDataset(NamedTuple):
@@ -73,19 +75,22 @@ class _SentDataset(NamedTuple):
 class _Function:
     """A function that was sent, and what it captures."""
 
-    def __init__(self, fn: Callable[..., Any], name: Name, captured: tuple[Name, ...], held: list[object]) -> None:
-        # The function stays alive, so that no other one gets its identity.
+    def __init__(
+        self, fn: Callable[..., Any], name: Name, captured: tuple[Name, ...], held: list[object], parts: list[object]
+    ) -> None:
+        # They stay alive, so that nothing else gets their identity.
         self.fn = fn
+        self.parts = parts
         self.name = name
         self.captured = captured
         self.held = held
-        self.globals = list(_globals_of(fn, set()))
+        self.globals = [*_globals_of(fn, set()), *_attributes_of(fn)]
 
-    def changed(self) -> str | None:
-        """The name of a global that is bound to something else by now."""
-        for space, name, value in self.globals:
-            if space.get(name, value) is not value:
-                return name
+    def changed(self) -> _Global | None:
+        """What is bound to something else by now."""
+        for one in self.globals:
+            if one.space.get(one.name, one.value) is not one.value:
+                return one
         return None
 
 
@@ -124,8 +129,8 @@ class Functions:
         self._bytes = 0
         # Of functions and data sets.
         self._count = 0
-        # The code of functions of which it was said that a global has changed.
-        self._said: weakref.WeakSet[types.CodeType] = weakref.WeakSet()
+        # The names of functions, and of what has changed: that was said.
+        self._said: set[tuple[str, str]] = set()
 
     def work(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
@@ -158,16 +163,16 @@ class Functions:
         self._bytes = 0
 
     def _function(self, fn: Callable[..., Any]) -> _Function:
-        key = _key(fn)
+        key, parts = _identity(fn)
         function = self._kept.get(key)
         if function is not None:
-            name = function.changed()
-            if name is None:
+            changed = function.changed()
+            if changed is None:
                 self._kept.move_to_end(key)
                 return function
-            self._say_changed(fn, name)
+            self._say_changed(fn, changed)
             self._drop(key)
-        function = self._kept[key] = self._send(fn)
+        function = self._kept[key] = self._send(fn, parts)
         self._bytes += len(function.name.code)
         while len(self._kept) > 1 and (len(self._kept) > _MOST_FUNCTIONS or self._bytes > _MOST_BYTES):
             self._drop(next(iter(self._kept)))
@@ -176,7 +181,7 @@ class Functions:
     def _drop(self, key: tuple[Any, ...]) -> None:
         self._bytes -= len(self._kept.pop(key).name.code)
 
-    def _send(self, fn: Callable[..., Any]) -> _Function:
+    def _send(self, fn: Callable[..., Any], parts: list[object]) -> _Function:
         held: list[object] = []
         try:
             code = dump_function(fn, self._holding(held))
@@ -185,7 +190,7 @@ class Functions:
         except Exception as error:
             raise self._blame(fn, list(_captured(fn, set())), "captures", error) from error
         self._count += 1
-        function = _Function(fn, Name("function", self._count, code), self._names(held), held)
+        function = _Function(fn, Name("function", self._count, code), self._names(held), held, parts)
         self._naming.note_drop(function, "function", self._count)
         return function
 
@@ -248,14 +253,14 @@ class Functions:
                 )
         return TypeError(f"{owner} cannot be sent to a worker: {error}")
 
-    def _say_changed(self, fn: Callable[..., Any], name: str) -> None:
-        code = getattr(getattr(fn, "__func__", fn), "__code__", None)
-        if code is None or code in self._said:
+    def _say_changed(self, fn: Callable[..., Any], changed: _Global) -> None:
+        name = name_of_function(fn)
+        if (name, changed.name) in self._said:
             return
-        self._said.add(code)
+        self._said.add((name, changed.name))
         warnings.warn(
-            f"function {fn.__qualname__!r} uses the global {name!r}, which has changed since the function was sent to "
-            "the workers: it is sent again, now and at each further change. Pass what changes as an argument",
+            f"function {name!r} uses the {changed.kind} {changed.name!r}, which has changed since the function was "
+            "sent to the workers: it is sent again, now and at each further change. Pass what changes as an argument",
             RuntimeWarning, stacklevel=_depth_of_caller(),
         )
 
@@ -268,12 +273,19 @@ def _depth_of_caller() -> int:
     return depth
 
 
-def _key(fn: Callable[..., Any]) -> tuple[Any, ...]:
-    """The identity of a function: its code, what it captures, and whose method it is."""
-    owner, function = getattr(fn, "__self__", None), getattr(fn, "__func__", fn)
-    held = tuple(id(value) for _, value in _cells(function))
-    defaults = id(getattr(function, "__defaults__", None)), id(getattr(function, "__kwdefaults__", None))
-    return id(getattr(function, "__code__", function)), held, id(owner), defaults
+def _identity(fn: Callable[..., Any]) -> tuple[tuple[Any, ...], list[object]]:
+    """What tells a function from others, its code, what it captures and whose method it is; and the objects in it."""
+    if isinstance(fn, functools.partial):
+        key, parts = _identity(fn.func)
+        given = [*fn.args, *fn.keywords.values()]
+        return (key, tuple(map(id, given)), tuple(fn.keywords)), [*parts, *given]
+    function = getattr(fn, "__func__", fn)
+    cells = dict(_cells(function))
+    parts = [
+        getattr(function, "__code__", function), getattr(fn, "__self__", None), *cells.values(),
+        getattr(function, "__defaults__", None), *(getattr(function, "__kwdefaults__", None) or {}).values(),
+    ]
+    return (tuple(map(id, parts)), tuple(cells)), parts
 
 
 def _cells(function: object) -> Iterator[tuple[str, object]]:
@@ -289,15 +301,23 @@ def _cells(function: object) -> Iterator[tuple[str, object]]:
 
 def _captured(fn: Callable[..., Any], seen: set[int]) -> Iterator[tuple[str, object]]:
     """The things that a function is sent with, by its names."""
+    if isinstance(fn, functools.partial):
+        yield from _captured(fn.func, seen)
+        yield from ((f"its argument {number}", value) for number, value in enumerate(fn.args))
+        yield from ((f"its argument {name!r}", value) for name, value in fn.keywords.items())
+        return
     function = getattr(fn, "__func__", fn)
     if hasattr(fn, "__self__"):
         yield "`self`", fn.__self__
-    for name, value in [*_cells(function), *((name, value) for _, name, value in _globals_of(fn, seen))]:
+    for name, value in [*_cells(function), *((name, value) for _, name, value, _ in _globals_of(fn, seen))]:
         yield repr(name), value
 
 
 def _globals_of(fn: object, seen: set[int]) -> Iterator[_Global]:
     """The globals that a function is sent with, also those of the functions that it calls."""
+    if isinstance(fn, functools.partial):
+        for one in (fn.func, *fn.args, *fn.keywords.values()):
+            yield from _globals_of(one, seen)
     function = getattr(fn, "__func__", fn)
     if not isinstance(function, types.FunctionType) or id(function) in seen or _has_a_name(function):
         return
@@ -309,6 +329,18 @@ def _globals_of(fn: object, seen: set[int]) -> Iterator[_Global]:
             yield from _globals_of(space[name], seen)
     for _, value in _cells(function):
         yield from _globals_of(value, seen)
+
+
+def _attributes_of(fn: object) -> Iterator[_Global]:
+    """The attributes of the object whose method a function is, or that is called itself."""
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    owner = getattr(fn, "__self__", fn)
+    if isinstance(owner, (type, types.ModuleType, types.FunctionType)):
+        return
+    attributes = getattr(owner, "__dict__", {})
+    for name, value in attributes.items():
+        yield _Global(attributes, name, value, "attribute")
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:

@@ -14,7 +14,7 @@ from mpidist.coordinator.work import Name
 from mpidist.optimizers.loss_scale import LossScaleOptimizer
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.serving.chief import Chief
-from mpidist.serving.handles import describe_variable, dump_arguments, handle_of_variable
+from mpidist.serving.handles import describe_variable, dump_arguments, handle_of_class, handle_of_variable
 from mpidist.serving.plan import ServedPlan
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.variables.served import ServedVariable
@@ -67,6 +67,8 @@ class Names:
             return ("context",)
         if given is self._strategy:
             return ("strategy",)
+        if isinstance(given, type) and self._strategy.roles.is_one_process:
+            return handle_of_class(given)
         _require_sendable(given)
         return None
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import weakref
 from collections.abc import Callable, Sequence
 from types import FunctionType
 from typing import Any
@@ -15,6 +16,10 @@ from mpidist.variables.sharded import ShardedVariable
 
 # A picklable name of an object, None for an object that is sent by its content.
 HandleOf = Callable[[object], tuple[Any, ...] | None]
+
+
+# Those that were sent, by identity.
+_CLASSES: weakref.WeakValueDictionary[int, type] = weakref.WeakValueDictionary()
 
 
 class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
@@ -64,6 +69,20 @@ def handle_of_variable(given: object) -> tuple[Any, ...] | None:
     if isinstance(given, ShardedVariable):
         return "sharded", given.key
     return ("variable", given.place.number) if isinstance(given, ServedVariable) else None
+
+
+def handle_of_class(given: type) -> tuple[Any, ...]:
+    """Local. The handle of a class in a process that is also its worker.
+
+    By its content it would come back as the same class, but with new methods, whose globals are copies.
+    """
+    _CLASSES[id(given)] = given
+    return "class", id(given)
+
+
+def class_of(number: int) -> type:
+    """Local. The class of a handle."""
+    return _CLASSES[number]
 
 
 def describing_handle_of(given: object) -> tuple[Any, ...] | None:

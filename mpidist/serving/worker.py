@@ -202,6 +202,8 @@ class Worker(ServedHome):
             return self.context
         if kind == "value":
             return rest[0]
+        if kind == "class":
+            return handles.class_of(rest[0])
         name = kind, rest[0]
         if name not in self._named:
             # A result of another worker describes its variables.

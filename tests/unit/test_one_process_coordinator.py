@@ -265,3 +265,18 @@ def test_retries_priorities_and_kept_errors(strategy: ParameterServerStrategy, t
         with pytest.raises(LookupError, match=name):
             value.fetch()
     assert int(count) == 4, "what a function pushed before it raised never counts"
+
+
+def test_a_class_of_the_program_stays_as_it_is(strategy: ParameterServerStrategy) -> None:
+    """Its methods would come back from the worker, which is this process, with globals of their own."""
+    space: dict[str, Any] = {"__name__": "__main__", "FACTOR": 1.0}
+    exec("class Step:\n    def run(self):\n        return FACTOR\n", space)
+    coordinator, kind = ClusterCoordinator(strategy), space["Step"]
+    method, step = kind.run, kind()
+    assert coordinator.schedule(step.run).fetch() == 1
+    assert kind.run is method
+    space["FACTOR"] = 2.0
+    assert step.run() == 2
+    with pytest.warns(RuntimeWarning, match="uses the global 'FACTOR', which has changed"):
+        assert coordinator.schedule(step.run).fetch() == 2
+    assert coordinator.schedule(lambda given: isinstance(given, kind), (step,)).fetch()
