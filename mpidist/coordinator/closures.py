@@ -18,7 +18,7 @@ from typing import TypeAlias
 
 from mpidist.coordinator.awaiting import Awaiting
 from mpidist.coordinator.resources import Resources
-from mpidist.coordinator.work import ClosureEnd, End, Owing, ResourceEnd, Rules, Running, Work
+from mpidist.coordinator.work import Closure, ClosureEnd, End, Owing, ResourceEnd, Rules, Running, Work
 from mpidist.coordinator.workers import Worker, Workers
 from mpidist.serving.commits import Commits, RateError
 from mpidist.serving.handles import with_inputs
@@ -41,22 +41,6 @@ from mpidist.serving.messages import (
 QUEUE_SIZE = 256 * 1024
 
 Action: TypeAlias = Send | ClosureEnd | ResourceEnd
-
-
-@dataclass(slots=True)
-class _Closure:
-    """A closure that has not ended; `worker` is None while it waits. Small: hundreds of thousands may wait."""
-
-    work: Work
-    rules: Rules
-    attempt: int = 0
-    failures: int = 0
-    worker: int | None = None
-    finished: Finished | None = None
-    prepared: frozenset[int] = frozenset()
-    is_decided: bool = False
-    refusal: tuple[bytes, str] | None = None
-    unapplied: frozenset[int] = frozenset()
 
 
 @dataclass
@@ -85,7 +69,7 @@ class Closures:
     resources: Resources = field(init=False)
     error: ClosureEnd | None = None
     _workers: Workers = field(init=False)
-    _closures: dict[int, _Closure] = field(default_factory=dict)
+    _closures: dict[int, Closure] = field(default_factory=dict)
     _awaiting: Awaiting = field(default_factory=Awaiting)
     # When the current attempt of a closure was finished.
     _finished: dict[int, float] = field(default_factory=dict)
@@ -140,7 +124,7 @@ class Closures:
         if self._is_cancelling:
             raise RuntimeError("a closure cannot be scheduled while closures are cancelled; take the error first")
         self._number += 1
-        self._closures[self._number] = _Closure(work, rules)
+        self._closures[self._number] = Closure(work, rules)
         if inputs:
             self._awaiting.add(self._number, inputs)
         else:
@@ -328,7 +312,7 @@ class Closures:
             return self._again(number)
         return [*self._end(number, End.ERROR, message.error, message.traceback)]
 
-    def _ended(self, rank: int, closure: _Closure, message: Failed) -> list[Action]:
+    def _ended(self, rank: int, closure: Closure, message: Failed) -> list[Action]:
         """A worker's data has ended. Another worker, whose data has not, runs the closure."""
         self.workers[rank].ended.add(message.ended)
         data, is_bound = closure.work.data, closure.rules.worker in self.workers
@@ -387,7 +371,7 @@ class Closures:
         closure.unapplied -= {server}
         return self._finish(message.closure, closure)
 
-    def _finish(self, number: int, closure: _Closure) -> list[Action]:
+    def _finish(self, number: int, closure: Closure) -> list[Action]:
         if closure.unapplied or closure.finished is None:
             return []
         self._workers.release(closure.worker, number)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from enum import Enum
 from typing import Literal, NamedTuple
 
 from mpidist.arguments import described, number, whole
 from mpidist.observe.recorder import describe_closure
+from mpidist.serving.messages import Finished
 
 
 class Name(NamedTuple):
@@ -44,6 +46,22 @@ class Work(NamedTuple):
     held: object = None
     data: tuple[int, ...] = ()
     label: str = ""
+
+
+@dataclass(slots=True)
+class Closure:
+    """A closure that has not ended; `worker` is None while it waits. Small: hundreds of thousands may wait."""
+
+    work: Work
+    rules: Rules
+    attempt: int = 0
+    failures: int = 0
+    worker: int | None = None
+    finished: Finished | None = None
+    prepared: frozenset[int] = frozenset()
+    is_decided: bool = False
+    refusal: tuple[bytes, str] | None = None
+    unapplied: frozenset[int] = frozenset()
 
 
 class Running(NamedTuple):

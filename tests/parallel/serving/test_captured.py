@@ -40,6 +40,10 @@ class Step:
 """, SPACE)
 
 
+def first_of(numbers: list[float]) -> float:
+    return numbers[0]
+
+
 def test_the_value_of_the_moment_counts(communicator: Communicator) -> None:
     """Memory is used again: what is bound now may lie where something lay that was bound when it was sent before."""
 
@@ -59,14 +63,20 @@ def test_the_value_of_the_moment_counts(communicator: Communicator) -> None:
         def captured(number: float) -> Callable[[], float]:
             return lambda: number
 
+        def defaulted(number: float) -> Callable[[], float]:
+            def own(given: float = number) -> float:
+                return given
+
+            return own
+
         calls: list[tuple[str, Callable[[float], Callable[[], float]]]] = [
             ("a cell", lambda number: cell), ("a default", lambda number: default),
             ("a named default", lambda number: named), ("a lambda", lambda number: lambda: number),
-            ("a lambda's default", lambda number: lambda given=number: given),
+            ("its own default", defaulted),
             ("a partial", lambda number: functools.partial(default, number)),
             ("a named partial", lambda number: functools.partial(default, given=number)),
             ("a partial of a partial", lambda number: functools.partial(functools.partial(max, number), -1.0)),
-            ("a method of a new object", lambda number: types.MethodType(lambda self: self[0], [number])),
+            ("a method of a new object", lambda number: types.MethodType(first_of, [number])),
         ]
         for number in range(12):
             value = number * 1.5
