@@ -23,7 +23,7 @@ from mpidist.chief import is_chief, role_rank
 from mpidist.comm.agreement import on_first_rank, together
 from mpidist.comm.call_text import AT_ONCE, refuse_inside
 from mpidist.comm.communicator import SoloCommunicator
-from mpidist.errors import CheckpointError, mark_shared
+from mpidist.errors import CheckpointError, MismatchError, mark_shared
 
 logger = logging.getLogger("mpidist")
 
@@ -211,6 +211,7 @@ class Checkpoint:
         Raises:
             FileNotFoundError: On every rank; lists the checkpoints that are there.
             IsADirectoryError: On every rank: the path is that of a directory.
+            MismatchError: The ranks pass different paths.
             DamagedCheckpointError: On every rank: no whole checkpoint. Nothing was overwritten.
             CheckpointError: On every rank: shapes or dtypes that do not fit, or the `load_state` of an object has
                 failed on some rank. No variable was overwritten.
@@ -237,7 +238,7 @@ class Checkpoint:
         communicator = found.group()
         with found.calls(communicator).during("restore"):
             contents = on_first_rank(communicator, f"reading checkpoint {name!r}", lambda: _look_into(name))
-            file = together(communicator, f"opening checkpoint {name!r}", lambda: SavedFile(contents))
+            file = together(communicator, f"opening checkpoint {name!r}", lambda: _open(contents, name))
             counter = file.find(SAVE_COUNTER)
             is_number = isinstance(counter, SavedArray) and (counter.shape, counter.dtype.kind) == ((), "i")
             if counter is not None and not is_number:
@@ -245,11 +246,14 @@ class Checkpoint:
                     f"{name!r}: expected {SAVE_COUNTER!r} to be one integer, got {counter!r}; the file was not written "
                     "by `save`"
                 ))
+            count = together(
+                communicator, f"reading {SAVE_COUNTER!r} of {name!r}", lambda: None if counter is None else int(counter)
+            )
             status = Status(self.find_objects, file, self._forget, with_counter=with_counter)
             status.restore_into(found)
         # A pending status keeps the file open.
         self._pending = status if status.waits() else None
-        return status, None if counter is None else int(counter)
+        return status, count
 
     def _warn_of_counters(self, found: Found, path: str) -> None:
         changed = []
@@ -296,3 +300,12 @@ def _writes_what_is_its_own(_role: int | None) -> bool:
 def _look_into(path: str) -> hdf5.Contents:
     require_file(path)
     return hdf5.read_contents(path)
+
+
+def _open(contents: hdf5.Contents, name: str) -> SavedFile:
+    if contents.path != name:
+        raise MismatchError(
+            f"the path of a checkpoint must be the same on all ranks, got {contents.path!r} on rank 0 and {name!r}. "
+            "Pass the same path on all ranks"
+        )
+    return SavedFile(contents)

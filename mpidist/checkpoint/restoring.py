@@ -164,7 +164,7 @@ class Status:
         # Objects with state come first: they may still reject what was saved, and then no variable has changed.
         for path, (state, tree) in match.states.items():
             # Agreed on one by one: some have collective calls of their own.
-            together(communicator, f"restoring {path!r}", partial(self._load, path, state, tree))
+            together(communicator, f"restoring {path!r}", partial(self._load, path, state, tree), may_agree=True)
         for variable, array in match.variables.values():
             variable.load(array.read_for(variable))
             variable.restored_by = self.number

@@ -8,7 +8,7 @@ from typing import NamedTuple, TypeVar, cast
 
 from mpidist import errors
 from mpidist.comm.communicator import Communicator
-from mpidist.errors import MismatchError, RankError, mark_shared
+from mpidist.errors import MismatchError, RankError, is_shared, mark_shared
 
 T = TypeVar("T")
 
@@ -22,13 +22,15 @@ class _Report(NamedTuple):
     host: str
 
 
-def together(communicator: Communicator, step: str, function: Callable[[], T]) -> T:
+def together(communicator: Communicator, step: str, function: Callable[[], T], *, may_agree: bool = False) -> T:
     """Collective. Call `function` on every rank; if it fails on any rank, raise the same error on all of them.
 
     Args:
         communicator: The ranks that have to agree.
         step: A name for the step, used in the error: "creating the checkpoint directory".
         function: Must not communicate: a rank on which it has failed cannot take part any more.
+        may_agree: Whether `function` has steps of its own that ranks take together. A rank on which it has failed takes
+            part in the first of these, and all ranks raise the error from there.
 
     Returns:
         The value that `function` returned on this rank.
@@ -43,6 +45,8 @@ def together(communicator: Communicator, step: str, function: Callable[[], T]) -
         result = function()
     # An interrupt or an exit is not caught: it ends this rank, and `ending` then ends the job.
     except Exception as caught:
+        if may_agree and is_shared(caught):
+            raise
         error = caught
     # Every rank gets here, failed or not. A rank that raised earlier would leave the others waiting in this call.
     if communicator.all_reduce_max(int(error is not None)) == 0:

@@ -12,6 +12,7 @@ import numpy as np
 from mpidist import context
 from mpidist.arguments import flag, number
 from mpidist.arrays import AnyArray
+from mpidist.comm.agreement import together
 from mpidist.optimizers.requirements import listed, refuse_unknown, require_pairs, require_updatable
 from mpidist.optimizers.saving import load_slot, numbered, require_names, require_slots
 from mpidist.variables.sharded import wholes
@@ -293,25 +294,36 @@ class Optimizer:
         Raises:
             CheckpointError: The state of another kind of optimizer, of other variables, or of other shapes.
         """
-        names = {name for name in saved if not name.startswith(COMPRESSION)}
-        require_names(names, self._initial, self.name, accumulates=self._accumulated > 1)
-        iterations = int(saved["iterations"].numpy())
-        if self._plan is not None:
-            self._load(self._plan, saved)
-        else:
-            self._pending = saved
+        def look() -> int:
+            names = {name for name in saved if not name.startswith(COMPRESSION)}
+            require_names(names, self._initial, self.name, accumulates=self._accumulated > 1)
+            return int(saved["iterations"].numpy())
+
+        if self._plan is None:
+            self.iterations, self._pending = look(), saved
+            return
+        iterations = together(self._plan.variables[0].group, self._reading(), look)
+        self._load(self._plan, saved)
         self.iterations = iterations
 
+    def _reading(self) -> str:
+        return f"reading the state of {self.name}"
+
     def _load(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> None:
+        """Collective."""
+        tree = together(plan.variables[0].group, self._reading(), lambda: self._read(plan, saved))
+        plan.load(tree)
+        for name, targets in plan.slots.items():
+            load_slot(targets, tree.get(name), self._initial.get(name, 0.0))
+
+    def _read(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> dict[str, Any]:
         tree = numbered(saved, plan.variables, self.name)
         require_slots(plan.slots, tree, self.name)
         if isinstance(tree.get(ACCUMULATES), Mapping):
             tree[ACCUMULATES] = np.array(
                 [tree[ACCUMULATES][str(number)].numpy() for number in range(len(plan.variables))], np.uint8
             )
-        plan.load(tree)
-        for name, targets in plan.slots.items():
-            load_slot(targets, tree.get(name), self._initial.get(name, 0.0))
+        return tree
 
     def _number(self, variable: Variable) -> int:
         number = self._numbers.get(id(variable))

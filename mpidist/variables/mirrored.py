@@ -114,10 +114,10 @@ class MirroredVariable(Variable):
         start, stop = 0, self.size
         if self.address.slab.is_shared:
             start, stop = self.size * node.rank // node.size, self.size * (node.rank + 1) // node.size
-        data = together(self.group, f"reading variable {self.name!r}", lambda: read(start, stop))
+        data = together(self.group, f"reading variable {self.name!r}", lambda: self._elements(read, start, stop))
         # Before: another rank may still be reading the old value. After: all slices must be there when one is read.
         self.arena.barrier()
-        np.copyto(self.address.writable[start:stop], arrays.move(np.asarray(data), self.arena.namespace))
+        np.copyto(self.address.writable[start:stop], arrays.move(data, self.arena.namespace))
         self.arena.barrier()
 
     def _read(self, start: int, stop: int) -> AnyArray:

@@ -171,8 +171,8 @@ class SyncOnReadVariable(OnReadVariable):
 
     def load(self, read: Read) -> None:
         """Collective. Set the components so that their aggregate is the saved value; with NONE set this replica's."""
-        data = together(self.group, f"reading variable {self.name!r}", lambda: read(0, self.size))
-        self._spread(np.asarray(data).reshape(self.shape))
+        data = together(self.group, f"reading variable {self.name!r}", lambda: self._elements(read, 0, self.size))
+        self._spread(data.reshape(self.shape))
 
     def _spread(self, array: AnyArray) -> None:
         """Set the components so that their aggregate is `array`; integers under SUM lose nothing."""

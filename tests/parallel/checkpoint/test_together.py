@@ -18,8 +18,10 @@ import pytest
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.directory import STATE_FILE
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
+from mpidist.checkpoint.saved import SavedArray
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError, MismatchError, is_shared
+from mpidist.optimizers import Adam
 from mpidist.options import VariableSynchronization
 from mpidist.variables.arena import Arena
 from mpidist.variables.creation import create_variable
@@ -152,6 +154,55 @@ def test_an_object_that_takes_no_state_on_one_rank_makes_all_raise(
     assert is_shared(raised.value)
     # The ranks are at one place, and go on together.
     assert communicator.all_gather_object((float(variable.numpy()), after.taken)) == [(2.0, 0)] * communicator.size
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("how", ["error", "short"])
+def test_a_read_that_fails_on_one_rank_is_an_error_of_all(
+    communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    """Whichever it is: some lie between calls of the ranks, in an optimizer for instance."""
+    arena = Arena(communicator)
+    variable = create_variable(arena, np.ones(5), name="v")
+    optimizer = Adam(0.5, use_ema=True, gradient_accumulation_steps=2)
+    optimizer.apply_gradients([(np.ones(5), variable)])
+    component = create_variable(arena, np.ones(3), synchronization=VariableSynchronization.ON_READ)
+    checkpoint = Checkpoint(v=variable, optimizer=optimizer, component=component, random=np.random.default_rng(5))
+    path = checkpoint.save(mpi_tmp_path / "c")
+    read, counts = SavedArray.read, [0, 0]
+
+    def fail_once(self: SavedArray, start: int, stop: int) -> Any:
+        counts[0] += 1
+        if counts[0] != counts[1] or communicator.rank != communicator.size - 1:
+            return read(self, start, stop)
+        if how == "error":
+            raise OSError(errno.EIO, "no disk")
+        return read(self, start, stop)[:-1]
+
+    monkeypatch.setattr(SavedArray, "read", fail_once)
+    checkpoint.restore(path)
+    # Slices may be empty, and ranks read as many.
+    assert len(set(communicator.all_gather_object(counts[0]))) == 1
+    for failing in range(1, counts[0] + 1):
+        counts[:] = 0, failing
+        with pytest.raises((OSError, CheckpointError, ValueError)) as raised:
+            checkpoint.restore(path)
+        assert len(set(communicator.all_gather_object(str(raised.value)))) == 1
+    counts[:] = 0, 0
+    checkpoint.restore(path)
+    np.testing.assert_array_equal(variable.numpy(), np.ones(5))
+
+
+@pytest.mark.mpi(min_size=2)
+def test_paths_to_restore_must_be_the_same(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    variable = create_variable(Arena(communicator), 1.0)
+    checkpoint = Checkpoint(v=variable)
+    first = checkpoint.save(mpi_tmp_path / "c")
+    variable.assign(2.0)
+    second = checkpoint.save(mpi_tmp_path / "c")
+    with pytest.raises(MismatchError, match=r"the path of a checkpoint must be the same .*c-1.h5' on rank 0 and .*c-2"):
+        checkpoint.restore(second if communicator.rank == 1 else first)
+    assert variable.numpy() == 2
 
 
 @pytest.mark.parametrize("how", ["save", "manager"])
