@@ -783,6 +783,37 @@ ENDINGS = (
         "unit/test_page.py::test_who_is_in_another_call_is_elsewhere",
     ),
     Fault(
+        "other calls inside the same one are not seen", "observe/inner_calls.py",
+        "own.get(count, sign) != sign for", "own.get(count, sign) > sign < 0 for",
+        "unit/test_page.py::test_other_calls_inside_the_same_one_are_seen",
+    ),
+    Fault(
+        "inner calls of an earlier call are taken for those of this one", "observe/calls.py",
+        "        self.words[INNER:PLACE_WORDS] = inner_calls.NOTHING\n        self.words[INNER + inner_calls.OF]",
+        "        self.words[INNER + inner_calls.OF]",
+        "unit/test_page.py::test_other_calls_inside_the_same_one_are_seen",
+    ),
+    Fault(
+        "who has left a call could come to its inner ones", "observe/peers.py",
+        "elif has_left(other, state) and", "elif not has_left(other, state) and",
+        "unit/test_page.py::test_who_has_left_a_call_without_an_inner_one_never_comes_to_it",
+    ),
+    Fault(
+        "a mismatch that one rank catches is not seen by the others", "observe/in_vain.py",
+        "    ranks, why = view.differing(identity)\n", "    ranks, why = unknown(identity)\n",
+        "system/test_nested_calls.py::test_a_mismatch_that_one_rank_alone_catches_ends_the_job",
+    ),
+    Fault(
+        "a failed read in an optimizer's state is agreed on twice", "comm/agreement.py",
+        "if may_agree and is_shared(caught):", "if False:",
+        "parallel/checkpoint/test_together.py::test_a_read_that_fails_on_one_rank_is_an_error_of_all", 2,
+    ),
+    Fault(
+        "what was read too short is not seen", "variables/variable.py",
+        "if data.size != stop - start or", "if",
+        "parallel/checkpoint/test_together.py::test_a_read_that_fails_on_one_rank_is_an_error_of_all", 2,
+    ),
+    Fault(
         "a code at the exit is lost", "comm/ending.py",
         'self._end(self.code, "" if', 'self._end(0, "" if',
         "unit/test_ending.py::test_leaving_with_a_code_ends_the_job",

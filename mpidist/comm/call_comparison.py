@@ -6,7 +6,8 @@ in the page of the node. Ranks on different nodes send theirs now and then, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
 from mpidist.comm import call_text
@@ -14,7 +15,7 @@ from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
 from mpidist.comm.call_text import HINT, mismatch, user_line
 from mpidist.errors import mark_shared
-from mpidist.observe.calls import describe
+from mpidist.observe.calls import Calls, describe
 
 
 class CallComparison:
@@ -32,12 +33,13 @@ class CallComparison:
 
     # More than 30 attributes would be looked up in a dictionary, which takes a tenth of the time of a call.
     __slots__ = (
-        "_awaits", "_depth", "_is_interrupted", "_key", "_mark_before", "_meets", "_messages", "_others", "_own",
-        "_shown", "_step", "_word", "_words", "barrier", "broken", "is_across", "is_asked", "is_shown",
+        "_awaits", "_calls", "_depth", "_is_interrupted", "_key", "_mark_before", "_meets", "_messages", "_others",
+        "_own", "_shown", "_step", "_word", "_words", "barrier", "broken", "is_across", "is_asked", "is_shown",
         "last_checkpoint", "mark", "number", "page",
     )
 
-    def __init__(self) -> None:
+    def __init__(self, calls: Calls) -> None:
+        self._calls = calls
         self.is_across = self.is_shown = self.is_asked = self._is_interrupted = self._meets = self._awaits = False
         self.broken = self.last_checkpoint = ""
         # The last call that was shown, and its word.
@@ -125,6 +127,7 @@ class CallComparison:
             MismatchError, InterruptedCallError: As `meet`.
         """
         page, number = self.page, self.number
+        self._calls.in_barrier = time.monotonic()
         if page is not None and page.differs_for_long(number, self.mark if self._depth else page.shown(number)):
             self._refuse(page, number)
 
@@ -133,6 +136,18 @@ class CallComparison:
         if self.page is None or not self.page.differs(self.number, self.mark):
             return ""
         return f"ranks have made other calls than {self._text()}, or before it. {HINT}"
+
+    def differing(self) -> tuple[Sequence[int], str]:
+        """Local. The ranks that have shown another call than this rank, or left one in the middle; and why, if any.
+
+        Any thread may call this: a rank that waits in MPI does not look.
+        """
+        page = self.page
+        if page is None:
+            return (), ""
+        if ranks := page.broken_ranks():
+            return ranks, f"on rank {ranks[0]}, {page.text(ranks[0]) or 'a call was left in the middle'}"
+        return page.differing_ranks(self.number), "ranks have made other calls, and one of them has gone on"
 
     def compare_across(self) -> None:
         """Collective where ranks share no memory, else Local. Compare this call, and all before it, between nodes.

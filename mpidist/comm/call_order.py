@@ -45,17 +45,17 @@ class CallOrder(CallComparison):
     """
 
     __slots__ = (
-        "__weakref__", "_calls", "_code", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
+        "__weakref__", "_code", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
         "is_alone", "is_part", "is_under_way", "left",
     )
 
     def __init__(self, calls: Calls, processes: Sequence[Process], *, is_alone: bool = False) -> None:
-        super().__init__()
+        super().__init__(calls)
         self.is_alone = is_alone
         self.is_under_way: int = False
         self.is_part = False
         self.left = (-1, "")
-        self._calls, self._processes, self.identity = calls, processes, calls.identity
+        self._processes, self.identity = processes, calls.identity
         self._is_plain = type(calls) is Calls and not is_alone
         self._note, self._state = calls.note, calls.words
         self._sign = self._code = 0
@@ -229,7 +229,7 @@ class CallOrder(CallComparison):
             else:
                 self.left = self.number, f"{self._key[0]} was left by {type(error).__name__}: {error}"
         finally:
-            self._calls.leave()
+            self._calls.fail()
             self._depth -= 1
             self.is_under_way = self._depth > 0 and self.is_under_way > 0
 

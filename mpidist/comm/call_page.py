@@ -71,6 +71,16 @@ class CallPage:
         """
         return any((mark ^ other) & HASH for other in self._marks(number))
 
+    def differing_ranks(self, number: int) -> list[int]:
+        """Local. The ranks that have shown a call of this number, as this rank has, and it is another one."""
+        own = self.shown(number)
+        ranks = [rank for place, rank in enumerate(self.ranks) if place != self._place]
+        shown = [self.words[place] for place in self.others[number & 1]]
+        return [
+            rank for rank, word in zip(ranks, shown, strict=True)
+            if own // NUMBER == word // NUMBER == number and (own ^ word) & HASH
+        ]
+
     def differs_for_long(self, number: int, mark: int) -> bool:
         """Local. Whether `differs` is true, or a rank has left a call in the middle, and this was so before.
 
@@ -124,8 +134,7 @@ class CallPage:
                 time.sleep(0.0005)
             if is_there:
                 numbers.add(self.words[place * _WORDS + _NUMBER_WORD])
-                content = bytes(self.memory[place * PAGE_BYTES + _TEXT_BEGIN : (place + 1) * PAGE_BYTES])
-                texts[rank] = content.split(b"\0")[0].decode(errors="replace")
+                texts[rank] = self.text(rank)
         return texts, numbers == {number}
 
     def break_off(self, number: int, mark: int, why: str) -> None:
@@ -135,6 +144,12 @@ class CallPage:
             self.words[self._place * _WORDS + _BROKEN_WORD] = 1
             # Ranks that wait for this one see that it is not in their call.
             self.words[self.own[number & 1]] = number * NUMBER + (mark ^ 1)
+
+    def text(self, rank: int) -> str:
+        """Local. The last text of a rank; empty if there is none."""
+        place = self.ranks.index(rank)
+        content = bytes(self.memory[place * PAGE_BYTES + _TEXT_BEGIN : (place + 1) * PAGE_BYTES])
+        return content.split(b"\0")[0].decode(errors="replace")
 
     def _has_text(self, place: int, about: int) -> bool:
         """Whether a rank has shown a text about this, or its last one."""

@@ -313,7 +313,8 @@ def install(
     ending = _Ending(rank, size, host, abort, is_finalized)
     _installed.append(ending)
     WATCH.start(ending.on_death, ask_mpi)
-    WATCHDOG.end_by(functools.partial(ending.give_up, aborts_in_threads), lambda: bool(WATCH.dead), WATCH.note)
+    give_up = functools.partial(ending.give_up, aborts_in_threads)
+    WATCHDOG.end_by(give_up, lambda: bool(WATCH.dead), WATCH.note, INTERRUPTS.differing)
     INTERRUPTS.share(functools.partial(ending.end_interrupted, aborts_in_threads))
     sys.excepthook = ending.on_exception
     # `raise SystemExit(1)` does not pass through these: such a rank waits for the others in `at_exit`, and explains it.

@@ -18,7 +18,7 @@ import threading
 import time
 import traceback
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import NoReturn, Protocol
 
@@ -73,6 +73,10 @@ class Order(Protocol):
 
     def difference(self) -> str:
         """Local. The difference of the ranks' last calls, as far as this rank sees it; empty if there is none."""
+        ...
+
+    def differing(self) -> tuple[Sequence[int], str]:
+        """Local. The ranks that have shown another call than this rank, or left one in the middle; and why, if any."""
         ...
 
 
@@ -154,6 +158,13 @@ class Interrupts:
     def differences(self) -> list[str]:
         """Local. See `Order.difference`, of all communicators; to be asked where all ranks have come to their end."""
         return [text for order in self._all_orders() if (text := order.difference())]
+
+    def differing(self, identity: int) -> tuple[Sequence[int], str]:
+        """Local. See `Order.differing`, of the communicator with this identity."""
+        for order in self._all_orders():
+            if order.identity == identity:
+                return order.differing()
+        return (), ""
 
     def why_awaited(self) -> str:
         """Local. Why other ranks may wait for ever, if this one has come to its end; empty if they need not."""

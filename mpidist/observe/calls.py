@@ -18,15 +18,18 @@ from collections.abc import Callable, Hashable, Iterator, Sequence
 from threading import get_ident
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar, cast
 
+from mpidist.observe import inner_calls
 from mpidist.options import ReduceOp
 
 # So many calls on a communicator are kept.
 KEPT_CALLS = 256
 # A state is the number of the last call on a communicator times this, and the code of its name while a rank is in it.
 NEXT = 1 << 31
-# A communicator's place in a page has so many words of eight bytes: its identity, and this rank's state.
-PLACE_WORDS = 2
-IDENTITY, STATE = 0, 1
+# A communicator's place in a page has so many words of eight bytes: its identity, this rank's state, and its inner
+# calls.
+IDENTITY, STATE, INNER = 0, 1, 2
+PLACE_WORDS = INNER + inner_calls.WORDS
+_RING = INNER + inner_calls.RING
 # The identity of the calls that open a communicator: its own is not known yet.
 START = 1
 
@@ -96,14 +99,19 @@ class Calls:
         self.words = words
         self.inner = ""
         self._inner_call: Call = ""
+        # Of the inner calls: the state of the outer one, their count, and their sign.
+        self._inner_state, self._inner_count, self._inner_sign = -1, 0, 0
         self.recent: deque[Call] = deque(maxlen=KEPT_CALLS)
         self.thread = 0
         self.limit_seconds: float | None = None
         self.is_timed = False
+        # When it last waited in a barrier of a node's memory, by the monotonic clock.
+        self.in_barrier = -math.inf
         self.note = self.recent.append
         self.depth = 0
         self.state = 0
         words[STATE] = 0
+        words[INNER:PLACE_WORDS] = inner_calls.NOTHING
         words[IDENTITY] = identity
 
     def enter(self, name: str, call: Call = "") -> None:
@@ -122,6 +130,11 @@ class Calls:
             self.depth += 1
             self.inner = name
             self._inner_call = call
+            if self._inner_state != self.state:
+                self._begin_inner()
+            self._inner_count = count = self._inner_count + 1
+            self._inner_sign = sign = self._inner_sign * 31 + CODES[name] & inner_calls.SIGN
+            self.words[_RING + count % inner_calls.KEPT] = (count << inner_calls.SIGN_BITS) + sign
             return
         self.depth = 1
         self.thread = get_ident()
@@ -138,6 +151,20 @@ class Calls:
             return
         self.depth = 0
         self.words[STATE] = self.state
+
+    def fail(self) -> None:
+        """Local. Note that the call ends with an exception: no rank in another one can meet this rank in it."""
+        if self.depth == 1:
+            if self._inner_state != self.state:
+                self._begin_inner()
+            self.words[INNER + inner_calls.FAILED] = self.code
+        self.leave()
+
+    def _begin_inner(self) -> None:
+        self._inner_state, self._inner_count, self._inner_sign = self.state, 0, 0
+        # Who reads it meanwhile sees that this is of no call.
+        self.words[INNER:PLACE_WORDS] = inner_calls.NOTHING
+        self.words[INNER + inner_calls.OF] = self.number
 
     @property
     def name(self) -> str:
@@ -183,8 +210,10 @@ class Calls:
         self.enter(name)
         try:
             yield
-        finally:
-            self.leave()
+        except BaseException:
+            self.fail()
+            raise
+        self.leave()
 
     def __repr__(self) -> str:
         return f"Calls({self.name!r}, number {self.number}, of {len(self.members)} ranks)"
@@ -202,6 +231,9 @@ class LoneCalls(Calls):
         self.thread = get_ident()
 
     def leave(self) -> None:
+        """Local. Note nothing."""
+
+    def fail(self) -> None:
         """Local. Note nothing."""
 
 
@@ -223,6 +255,13 @@ class _LimitedCalls(Calls):
         """Local. See `Calls.leave`."""
         calls = self._calls
         calls.leave()
+        if not calls.depth:
+            calls.limit_seconds = None
+
+    def fail(self) -> None:
+        """Local. See `Calls.fail`."""
+        calls = self._calls
+        calls.fail()
         if not calls.depth:
             calls.limit_seconds = None
 
@@ -248,9 +287,12 @@ def noted(name: str) -> Callable[[Callable[Concatenate[S, P], T]], Callable[Conc
             calls = self.calls
             calls.enter(name)
             try:
-                return method(self, *arguments, **named)
-            finally:
-                calls.leave()
+                result = method(self, *arguments, **named)
+            except BaseException:
+                calls.fail()
+                raise
+            calls.leave()
+            return result
 
         return cast(Callable[Concatenate[S, P], T], wrapped)
 

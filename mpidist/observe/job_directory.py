@@ -124,6 +124,10 @@ class FarPeer(Peer):
         state = self._look().get("states", {}).get(str(identity))
         return None if state is None else int(state)
 
+    def inner(self, identity: int) -> list[int]:
+        """Local. See `Peer.inner`."""
+        return list(self._look().get("inner", {}).get(str(identity), ()))
+
     def is_fresh(self) -> bool:
         """Local. See `Peer.is_fresh`."""
         self._look()

@@ -9,9 +9,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from mpidist.observe.calls import IDENTITY, PLACE_WORDS, STATE
+from mpidist.observe.calls import IDENTITY, INNER, PLACE_WORDS, STATE
 
-PAGE_BYTES = 32768
+# Most of them are never touched, and take no memory.
+PAGE_BYTES = 1 << 17
 _HEADER_WORDS = 64
 _TEXT_BYTES = 16384
 # The words of the header. Times are those of the host's monotonic clock in nanoseconds.
@@ -91,6 +92,19 @@ class Page:
 
     def state(self, identity: int) -> int | None:
         """Local. The rank's state on a communicator, None if it is not in this page."""
+        place = self._place(identity)
+        return None if place is None else int(self.places[place + STATE])
+
+    def inner(self, identity: int) -> list[int]:
+        """Local. The words about the rank's inner calls on a communicator; empty if there are none, or they change."""
+        place = self._place(identity)
+        if place is None:
+            return []
+        begin, end = place + INNER, place + PLACE_WORDS
+        words = self.places[begin:end].tolist()
+        return words if self.places[begin] == words[0] else []
+
+    def _place(self, identity: int) -> int | None:
         place = self._known.get(identity)
         if place is None or self.places[place + IDENTITY] != identity:
             for place in range(0, len(self.places), PLACE_WORDS):
@@ -99,7 +113,7 @@ class Page:
                     break
             else:
                 return None
-        return int(self.places[place + STATE])
+        return place
 
     def write(self, details: dict[str, Any]) -> None:
         """Local. Write the text; the rank itself does."""

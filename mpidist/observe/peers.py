@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from mpidist.observe import inner_calls
 from mpidist.observe.calls import CODES, NEXT
 from mpidist.observe.details import tell
 from mpidist.observe.page import Page
@@ -51,6 +52,10 @@ class Peer:
     def state(self, identity: int) -> int | None:
         """Local. Its state on a communicator; None if that is not known."""
         return None if self.page is None else self.page.state(identity)
+
+    def inner(self, identity: int) -> list[int]:
+        """Local. The words about its inner calls on a communicator (`inner_calls`); empty if they are not known."""
+        return [] if self.page is None else self.page.inner(identity)
 
     def is_fresh(self) -> bool:
         """Local. Whether its watchdog has looked a moment ago."""
@@ -157,6 +162,41 @@ def elsewhere(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
         if other is not None and other // NEXT == state // NEXT and other % NEXT not in (0, state % NEXT):
             found.append(peer)
     return found
+
+
+def has_left(other: int | None, state: int) -> bool:
+    """Local. Whether a rank with a state on a communicator has left the call of another rank's state there."""
+    number = state // NEXT
+    return other is not None and (other // NEXT > number or other == number * NEXT)
+
+
+def elsewhere_inside(
+    state: int, mine: Sequence[int], others: Sequence[Peer], identity: int
+) -> tuple[list[Peer], list[Peer]]:
+    """Local. Those that were in other calls inside this one.
+
+    Args:
+        state: The call in which this rank waits.
+        mine: The words about this rank's inner calls.
+        others: The other ranks of the communicator.
+        identity: Of the communicator.
+
+    Returns:
+        Those that were in another one instead; those that have left this call without this rank's last inner one.
+    """
+    number, code = divmod(state, NEXT)
+    different, gone_on = [], []
+    for peer in others:
+        other = peer.state(identity)
+        # After the state: a rank that has left a call writes nothing more about it.
+        theirs = peer.inner(identity)
+        if other is None or not theirs:
+            continue
+        if inner_calls.differ(mine, number, code, theirs):
+            different.append(peer)
+        elif has_left(other, state) and inner_calls.are_missing(mine, number, theirs):
+            gone_on.append(peer)
+    return different, gone_on
 
 
 def is_left_behind(me: Key, state: int, others: Sequence[Peer], identity: int) -> bool:

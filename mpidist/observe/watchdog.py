@@ -19,14 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpidist.observe import stacks, startup
-from mpidist.observe.calls import NEXT, START, STATE, Calls, byte_count
+from mpidist.observe import in_vain, stacks, startup
+from mpidist.observe.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls
 from mpidist.observe.details import details_of, tell
 from mpidist.observe.job_directory import IDLE_SECONDS, WRITE_SECONDS, OwnFile
 from mpidist.observe.output import flush, say
 from mpidist.observe.page import Page
 from mpidist.observe.patience import ANSWER_SECONDS, LIMIT_VARIABLE, TICK_SECONDS, limit_seconds, warn_seconds
-from mpidist.observe.peers import STALE_SECONDS, Key, Peer, circle, elsewhere, is_left_behind, missing, where_are
+from mpidist.observe.peers import STALE_SECONDS, Key, Peer, missing, where_are
 from mpidist.observe.recorder import RECORDER
 
 logger = logging.getLogger("mpidist")
@@ -35,12 +35,6 @@ logger = logging.getLogger("mpidist")
 _TURN_SECONDS = 4.0
 # So many ranks are listed in a report.
 _LISTED = 8
-# What is seen in two looks counts; so many for a rank on another host, whose file may be a second old, and for messages
-# that went to another call: a rank may need time to come out of its own.
-_MANY_LOOKS = 5
-_LOST = "others have left its call and gone on, and wait for this rank: its messages went to another call"
-# No network was seen to move fewer bytes in a second.
-_SLOWEST = 1e7
 _RULE = (
     "All ranks must make the same calls in the same order: look for a call under `if rank == 0`, a loop that ends "
     "earlier on one rank, or an early exit"
@@ -72,11 +66,12 @@ class Watchdog:
         self._answered = 0
         # Whether there is a text in the page, and whether it is that of a rank that waits.
         self._writes = self._waited = False
-        self._seen: object = None
+        self._seen: in_vain.Reason | None = None
         self._seen_times = 0
         self._said: object = None
         self._file: OwnFile | None = None
         self._note_death: Callable[[Key, str], None] | None = None
+        self._differing: in_vain.Differing = in_vain.unknown
         self._looks: list[weakref.WeakMethod[Callable[[float], None]]] = []
         self.place = ""
 
@@ -108,7 +103,11 @@ class Watchdog:
         self._thread.start()
 
     def end_by(
-        self, end: Callable[[], None], is_over: Callable[[], bool], note_death: Callable[[Key, str], None]
+        self,
+        end: Callable[[], None],
+        is_over: Callable[[], bool],
+        note_death: Callable[[Key, str], None],
+        differing: in_vain.Differing = in_vain.unknown,
     ) -> None:
         """Local. Let it end the job; without this it only reports.
 
@@ -116,10 +115,11 @@ class Watchdog:
             end: Ends all ranks.
             is_over: Whether this rank ends already, for another reason.
             note_death: Called with each rank of another host that is found dead.
+            differing: See `in_vain.View`.
         """
         self.end = end
         self._is_over = is_over
-        self._note_death = note_death
+        self._note_death, self._differing = note_death, differing
 
     def look_also(self, look: Callable[[float], None]) -> None:
         """Local. Call a method with the time at each look, in its thread, as long as the method's object is there."""
@@ -248,13 +248,14 @@ class Watchdog:
             for peer in {one for calls in waiting for one in self._others(calls) if one.is_far}:
                 if not peer.is_fresh() and peer.has_died():
                     self._note_death(peer.key, peer.name)
-        seen = self._find(waiting, late)
+        waits = {identity: (state, since) for identity, (state, since, _) in self._waits.items()}
+        view = in_vain.View(self._me, self._peers, waits, self.end is None, self._differing)
+        seen = in_vain.find(view, waiting, late)
         self._seen_times = self._seen_times + 1 if seen == self._seen else 1
         self._seen = seen
         if seen is not None and self._seen_times == 1:
             flush()
-        many = seen is not None and (seen[0] == _LOST or any(self._peers[key].is_far for key in seen[1]))
-        if seen and self._seen_times >= (_MANY_LOOKS if many else 2) and seen != self._said:
+        if seen and self._seen_times >= seen.looks and seen != self._said:
             self._said = seen
             self._give_up(seen, waiting)
         for calls in waiting:
@@ -263,8 +264,10 @@ class Watchdog:
     def _tell_hosts(self, details: dict[str, Any], *, after: float) -> None:
         if self._file is not None:
             states = {str(calls.identity): int(calls.words[STATE]) for calls in RECORDER.opened()}
+            # After the states: see `elsewhere_inside`.
+            inner = {str(calls.identity): calls.words[INNER:PLACE_WORDS].tolist() for calls in RECORDER.opened()}
             ended = self._page is not None and self._page.ended
-            self._file.write({"ended": ended, "states": states, "details": details}, after=after)
+            self._file.write({"ended": ended, "states": states, "inner": inner, "details": details}, after=after)
 
     def _others(self, calls: Calls) -> list[Peer]:
         return [self._peers[key] for key in calls.members if key in self._peers]
@@ -275,45 +278,11 @@ class Watchdog:
     def _missing(self, calls: Calls) -> list[Peer]:
         return missing(self._waits[calls.identity][0], self._others(calls), calls.identity)
 
-    def _find(self, waiting: Sequence[Calls], late: dict[Key, Peer]) -> tuple[str, tuple[Key, ...], int] | None:
-        """The reason why this rank waits in vain, who is to blame, and a number that changes with the calls."""
-        for calls in waiting:
-            state, since, _ = self._waits[calls.identity]
-            wrong = elsewhere(state, self._others(calls), calls.identity)
-            if wrong:
-                states = hash(tuple(peer.state(calls.identity) for peer in wrong))
-                return "the ranks are in different calls", tuple(peer.key for peer in wrong), hash((state, states))
-            # Of deaths `end` takes care, if there is one.
-            gone = [
-                peer for peer in self._missing(calls)
-                if (peer.has_ended() if self.end is not None else peer.why_gone())
-            ]
-            if gone:
-                return "it waits for a rank that has ended", tuple(peer.key for peer in gone), state
-            # Its data may still be on their way.
-            patience = warn_seconds() + byte_count(calls.innermost) / _SLOWEST
-            if time.monotonic() - since > patience and self._is_lost(calls, state):
-                gone_on = (peer for peer in self._others(calls) if peer.state(calls.identity) != state)
-                return _LOST, tuple(peer.key for peer in gone_on), state
-        round_trip = circle(self._me, list(late.values()), self._peers)
-        if round_trip:
-            states = hash(tuple(self._waits.values()))
-            return "the ranks wait for one another in different calls", tuple(one.key for one in round_trip), states
-        return None
-
-    def _is_lost(self, calls: Calls, state: int) -> bool:
-        others = self._others(calls)
-        # All of them must be seen.
-        return (
-            calls.identity != START and calls.is_exchange and len(others) == len(calls.members) - 1
-            and is_left_behind(self._me, state, others, calls.identity)
-        )
-
-    def _give_up(self, seen: tuple[str, tuple[Key, ...], int], waiting: Sequence[Calls]) -> None:
-        why, blamed, _ = seen
+    def _give_up(self, seen: in_vain.Reason, waiting: Sequence[Calls]) -> None:
+        why, blamed = seen.why, seen.blamed
         others = [peer for calls in waiting for peer in self._others(calls)]
         # Those that have gone on cannot see that messages for this one are lost.
-        speakers = [one for one in others if one.key not in blamed] if why == _LOST else others
+        speakers = others if seen.seen_by_all else [one for one in others if one.key not in blamed]
         if not self._take_turn(speakers, ends=True) or not all(map(self._waits_still, waiting)):
             return
         text = f"{self.place} can never go on, {'the job ends' if self.end else 'and waits'}: {why}"

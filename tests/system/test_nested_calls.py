@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import run_program
+from tests.launching import NOTE_BEGIN, run_program, seconds_since_begin
 
 pytestmark = pytest.mark.timeout_seconds(120)
 
@@ -21,6 +21,8 @@ with strategy.scope():
     optimizer = mpidist.optimizers.SGD(1.0)
 ones = np.ones(1000, "float32")
 """
+# From the first line after the start to the end of the job; a wait is reported after 30.
+SECONDS = 20
 # Gradients are reduced in node memory where no implementation is asked for.
 WAYS = {"NODE": {}, "MPI": {"MPIDIST_COLLECTIVE": "MPI"}}
 CALLING = """
@@ -105,3 +107,66 @@ def test_a_rank_that_leaves_a_step_in_the_middle_and_ends_ends_the_job(tmp_path:
         "it waits for a rank that has ended", "has waited 12 s",
     )
     assert any(one in text for one in told), text
+
+
+INNER = NOTE_BEGIN + """
+added_up = mpidist.VariableAggregation.SUM
+with strategy.scope():
+    summed = mpidist.Variable(np.zeros(1000, "float32"), aggregation=added_up)
+calls = {
+    "assign": lambda: summed.assign(ones),
+    "assign in run": lambda: strategy.run(lambda: summed.assign(ones)),
+    "assign of another in run": lambda: strategy.run(lambda: variable.assign(ones)),
+    "scatter": lambda: summed.scatter_add(mpidist.IndexedSlices(ones[:1], np.array([0]), (1000,))),
+    "scatter in run": lambda: strategy.run(calls["scatter"]),
+}
+calls[sys.argv[1 + rank]]()
+strategy.communicator.barrier()
+print("went on", flush=True)
+"""
+# The ranks add up on one side only, before they write.
+DIFFERENT_INSIDE = [
+    ("assign in run", "assign"), ("assign of another in run", "assign in run"), ("scatter", "scatter in run"),
+]
+
+
+@pytest.mark.parametrize(("first", "second"), DIFFERENT_INSIDE)
+def test_other_calls_inside_the_same_call_end_the_job(tmp_path: Path, first: str, second: str) -> None:
+    """Both ranks are in one call of one number, and wait in it for ever."""
+    text = ended_soon(tmp_path, HEAD + INNER, first, second)
+    assert "can never go on, the job ends: the ranks are in different calls" in text, text
+
+
+CAUGHT = NOTE_BEGIN + """
+for _ in range(20):
+    strategy.reduce("SUM", ones, axis=None)
+strategy.communicator.barrier()
+if rank == 1:
+    # Later than the other one, which then is in MPI.
+    time.sleep(1)
+try:
+    strategy.reduce("SUM", ones if rank else ones.astype("float64"), axis=None)
+except mpidist.errors.MismatchError:
+    print("caught", flush=True)
+    END
+"""
+ENDS = {"goes on alone": "threading.Event().wait()", "ends": "pass"}
+
+
+@pytest.mark.parametrize("end", ENDS)
+def test_a_mismatch_that_one_rank_alone_catches_ends_the_job(tmp_path: Path, end: str) -> None:
+    """The other one waits in MPI, where it does not see that."""
+    text = ended_soon(tmp_path, HEAD + CAUGHT.replace("END", ENDS[end]), MPIDIST_COLLECTIVE="MPI")
+    assert "caught" in text, text
+
+
+def ended_soon(tmp_path: Path, text: str, *arguments: str, **environment: str) -> str:
+    """The output of a program on 2 ranks that must end with an error, long before the first report of a wait."""
+    program = tmp_path / "program.py"
+    program.write_text(text)
+    result = run_program(2, program, *arguments, timeout_seconds=60, **environment)
+    told = result.stdout + result.stderr
+    assert result.returncode != 0, told
+    assert "went on" not in told, told
+    assert seconds_since_begin(program) < SECONDS, told
+    return told

@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 import time
 
-from mpidist.observe.calls import CODES, NEXT, STATE, Calls
+from mpidist.observe.calls import CODES, INNER, NEXT, PLACE_WORDS, STATE, Calls
+from mpidist.observe.inner_calls import KEPT
 from mpidist.observe.page import PAGE_BYTES, Page
-from mpidist.observe.peers import Key, Peer, circle, elsewhere, missing
+from mpidist.observe.peers import Key, Peer, circle, elsewhere, elsewhere_inside, missing
 from mpidist.observe.recorder import Recorder
 
 IDENTITY = 77
@@ -52,6 +53,70 @@ def test_who_is_in_another_call_is_elsewhere() -> None:
     # A rank that has left the call, or is ahead, was in it or not: nobody knows.
     other.calls.leave()
     assert elsewhere(state, [other.peer], IDENTITY) == []
+
+
+def inside(rank: Rank, *others: Rank) -> tuple[list[Peer], list[Peer]]:
+    """Who was in other calls inside the rank's, and who has left it without its last inner one."""
+    words = rank.calls.words
+    mine = words[INNER:PLACE_WORDS].tolist()
+    return elsewhere_inside(int(words[STATE]), mine, [one.peer for one in others], IDENTITY)
+
+
+def call_inside(rank: Rank, *names: str) -> None:
+    for name in names:
+        rank.calls.enter(name)
+        rank.calls.leave()
+
+
+def test_other_calls_inside_the_same_one_are_seen() -> None:
+    here, late, ahead, other = (Rank(number) for number in range(4))
+    for rank in (here, late, ahead, other):
+        # Of a call before nothing is left.
+        rank.call("restore")
+        call_inside(rank, *["broadcast" if rank is late else "agreement"] * 3)
+        rank.calls.leave()
+        rank.call("assign")
+    call_inside(here, "all_reduce")
+    here.calls.enter("broadcast")
+    assert inside(here, late, ahead, other) == ([], [])
+    # A rank that is slower in the same calls may come, and one that is ahead has been here.
+    call_inside(late, "all_reduce")
+    call_inside(ahead, "all_reduce", *["broadcast"] * KEPT)
+    call_inside(other, "broadcast")
+    assert inside(here, late, ahead, other) == ([other.peer], [])
+    # The names of later ones are the same, and their order is another one.
+    call_inside(other, "broadcast")
+    assert inside(here, late, ahead, other) == ([other.peer], [])
+    other.calls.leave()
+    other.call("barrier")
+    assert inside(here, other) == ([other.peer], [])
+
+
+def test_who_has_left_a_call_without_an_inner_one_never_comes_to_it() -> None:
+    here, left, without, later = (Rank(number) for number in range(4))
+    for rank in (here, left, without, later):
+        rank.call("assign")
+    here.calls.enter("all_reduce")
+    call_inside(left, "all_reduce")
+    for rank in (left, without, later):
+        assert inside(here, rank) == ([], [])
+        rank.calls.leave()
+    assert inside(here, left, without) == ([], [without.peer])
+    # A rank that has made inner calls in a later one: what it did before is not known.
+    later.call("assign")
+    assert inside(here, later) == ([], [later.peer])
+    call_inside(later, "all_reduce")
+    assert inside(here, later) == ([], [])
+
+
+def test_who_has_left_another_call_by_an_exception_never_comes() -> None:
+    here, same, other = (Rank(number) for number in range(3))
+    here.call("save")
+    same.call("save")
+    other.call("barrier")
+    for rank in (same, other):
+        rank.calls.fail()
+    assert inside(here, same, other) == ([other.peer], [])
 
 
 def test_ranks_that_wait_for_one_another_are_a_circle() -> None:
