@@ -809,7 +809,7 @@ ENDINGS = (
         "parallel/checkpoint/test_together.py::test_a_read_that_fails_on_one_rank_is_an_error_of_all", 2,
     ),
     Fault(
-        "what was read too short is not seen", "variables/variable.py",
+        "what was read too short is not seen", "variables/reading.py",
         "if data.size != stop - start or", "if",
         "parallel/checkpoint/test_together.py::test_a_read_that_fails_on_one_rank_is_an_error_of_all", 2,
     ),

@@ -19,6 +19,7 @@ from mpidist.indexed_slices import IndexedSlices
 from mpidist.observe.calls import Calls, noted
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.reading import read_together
 from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
 from mpidist.variables.slab import Address
 from mpidist.variables.variable import Read, Variable, in_replica_context
@@ -114,7 +115,7 @@ class MirroredVariable(Variable):
         start, stop = 0, self.size
         if self.address.slab.is_shared:
             start, stop = self.size * node.rank // node.size, self.size * (node.rank + 1) // node.size
-        data = together(self.group, f"reading variable {self.name!r}", lambda: self._elements(read, start, stop))
+        data = read_together(self, read, start, stop)
         # Before: another rank may still be reading the old value. After: all slices must be there when one is read.
         self.arena.barrier()
         np.copyto(self.address.writable[start:stop], arrays.move(data, self.arena.namespace))

@@ -12,11 +12,12 @@ import numpy.typing as npt
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all, together
+from mpidist.comm.agreement import same_on_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.on_read import OnReadVariable
+from mpidist.variables.reading import read_together
 from mpidist.variables.variable import Read, in_replica_context
 
 S = TypeVar("S", bound="SyncOnReadVariable")
@@ -171,7 +172,7 @@ class SyncOnReadVariable(OnReadVariable):
 
     def load(self, read: Read) -> None:
         """Collective. Set the components so that their aggregate is the saved value; with NONE set this replica's."""
-        data = together(self.group, f"reading variable {self.name!r}", lambda: self._elements(read, 0, self.size))
+        data = read_together(self, read, 0, self.size)
         self._spread(data.reshape(self.shape))
 
     def _spread(self, array: AnyArray) -> None:

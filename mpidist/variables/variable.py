@@ -181,27 +181,6 @@ class Variable(ArrayLike, Scatter, ABC):
                 of this rank's component). Each rank asks only for the elements that it writes.
         """
 
-    def _elements(self, read: Read, start: int, stop: int) -> AnyArray:
-        """Local. The elements that a `load` asks for, in host memory, if they fit this variable.
-
-        Args:
-            read: As of `load`.
-            start: Of the first element.
-            stop: Behind the last one.
-
-        Raises:
-            ValueError: Another number of elements.
-            TypeError: A dtype that does not cast.
-        """
-        data = np.asarray(read(start, stop))
-        if data.size != stop - start or not np.can_cast(data.dtype, self.dtype, "same_kind"):
-            kind = ValueError if data.size != stop - start else TypeError
-            raise kind(
-                f"variable {self.name!r}: reading the elements [{start}, {stop}) must give {stop - start} values that "
-                f"cast to {self.dtype}, got {data.size} of {data.dtype}. Check what `read` returns"
-            )
-        return data.reshape(-1)
-
     def numpy(self) -> AnyArray:
         """A copy of `value()` in host memory; Local or Collective as that is."""
         value = self.value()
