@@ -1043,6 +1043,15 @@ WINDOWS = (
         "system/test_window_deaths.py::test_a_host_that_says_nothing_is_lost_and_a_busy_rank_is_not",
     ),
     Fault(
+        "a server does not look at what is free", "serving/memory.py", "missing > _free_bytes()", "missing < 0",
+        "system/test_full_memory.py::test_memory_that_is_full_is_an_error_and_nothing_is_lost",
+    ),
+    Fault(
+        "a push is written where there is no memory", "serving/push.py", "        if byte_count > have:\n",
+        "        if byte_count > have < 0:\n",
+        "system/test_full_memory.py::test_memory_that_is_full_is_an_error_and_nothing_is_lost",
+    ),
+    Fault(
         "a stranger is admitted", "comm/windows/handshake.py", "    if not hmac.compare_digest(_receive(",
         "    if rank < 0 and not hmac.compare_digest(_receive(",
         HANDSHAKE + "a_caller_that_goes_on_without_the_secret_is_refused",

@@ -10,6 +10,8 @@ import numpy as np
 from mpidist.serving.messages import SLOTS
 from mpidist.variables.served import HEADER_BYTES, Place
 
+# What has memory of each slot from the beginning; more comes with the first push that needs it.
+FIRST_BYTES = 1 << 16
 # Each variable begins on a cache line of its own.
 ALIGNMENT = 64
 _PAGE = 4096
@@ -65,7 +67,7 @@ def slots_of(heap_bytes: int, ranks: Sequence[int], slot_bytes: int | None) -> S
 
 
 class HeapFullError(MemoryError):
-    """A variable does not fit into the heap of any server."""
+    """A variable does not fit into the heap of any server, or there is no memory for it."""
 
 
 class Space:

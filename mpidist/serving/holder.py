@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,10 +11,11 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.serving.block import BEGUN, VERSION, HeapVariable
 from mpidist.serving.cut import Cutting, Saver
-from mpidist.serving.heap import Slots
-from mpidist.serving.messages import Call, Discard, Message, Send
+from mpidist.serving.heap import FIRST_BYTES, HeapFullError, Slots
+from mpidist.serving.memory import HeapMemory
+from mpidist.serving.messages import SLOTS, Call, Discard, Message, Send
 from mpidist.serving.push import changes_in, free_slot, read_pushed
-from mpidist.serving.rows import SCATTER
+from mpidist.serving.rows import SCATTER, block_count
 from mpidist.serving.staging import Action, Apply, Free, Staging
 from mpidist.serving.station import Station
 from mpidist.serving.table import HeapTable, TableUpdates, heap_variable, scatter
@@ -30,12 +32,19 @@ class Holder:
         coordinator: Its rank.
         slots: Of the heap.
         copy_bytes: The bytes that it copies while a checkpoint is saved.
+
+    Raises:
+        HeapFullError: There is no memory for the slots.
     """
 
     def __init__(self, station: Station, coordinator: int, slots: Slots, copy_bytes: int) -> None:
         self._station = station
         self._coordinator = coordinator
         self._slots = slots
+        self._memory = HeapMemory(station.window.memory)
+        first = min(FIRST_BYTES, slots.slot_bytes)
+        for begin in range(0, len(slots.ranks) * SLOTS * slots.slot_bytes, slots.slot_bytes):
+            self._reserve(begin, first, first)
         self._staging = Staging(coordinator)
         self._cutting = Cutting(copy_bytes)
         self._saver: Saver | None = None
@@ -43,7 +52,7 @@ class Holder:
         self._updates: dict[int, TableUpdates] = {}
         self._calls: dict[str, Callable[..., Any]] = {
             "create": self._create, "plan": self._plan, "snapshot": self._snapshot, "begin": self._begin,
-            "show": self._show, "rows": self._rows,
+            "show": self._show, "rows": self._rows, "reserve": self._reserve,
         }
         self._dropped: dict[str, dict[int, Any]] = {"memory": self._variables, "plan": self._updates}
 
@@ -115,14 +124,28 @@ class Holder:
 
     def _create(self, place: Place, fill: float) -> None:
         """Make a variable whose value is everywhere the same number."""
-        variable = heap_variable(self._station.window.memory, place)
         # All of its pages are touched now, so that a machine without memory says so before training begins.
-        for buffer in variable.buffers:
-            buffer[...] = fill
+        end = place.versions + 8 * block_count(place) if place.block_rows else place.buffers[1] + place.bytes
+        what = f"a variable of shape {place.shape} and dtype {place.dtype}"
+        self._memory.reserve(place.header, end - place.header, what)
+        variable = heap_variable(self._station.window.memory, place)
+        if fill:
+            for buffer in variable.buffers:
+                buffer[...] = fill
         variable.words[VERSION] = variable.words[BEGUN] = 0
         if isinstance(variable, HeapTable):
             variable.versions[...] = 0
         self._variables[place.number] = variable
+
+    def _reserve(self, begin: int, least: int, most: int) -> int:
+        """Have memory for a part of a slot, which nobody has used yet; returns for how many bytes."""
+        what = "a larger push of a function, or of the coordinator,"
+        if most > least:
+            with contextlib.suppress(HeapFullError):
+                self._memory.reserve(begin, most, what)
+                return most
+        self._memory.reserve(begin, least, what)
+        return least
 
     def _plan(
         self, optimizer: int, kernel: Kernel | LayerKernel, options: OptimizerOptions,

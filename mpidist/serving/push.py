@@ -10,7 +10,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.window import Window
-from mpidist.serving.heap import ALIGNMENT
+from mpidist.serving.heap import ALIGNMENT, FIRST_BYTES
 from mpidist.serving.station import Station
 
 # A slot begins with the place and the size of the table of its changes, which stands behind the arrays. The server sets
@@ -71,7 +71,7 @@ class Pushed:
             factor: As of `Change`.
 
         Raises:
-            MemoryError: The slot is too small.
+            MemoryError: The slot is too small, or the server has no memory for it (HeapFullError).
         """
         array = np.ascontiguousarray(array)
         begin = -(-self._end // ALIGNMENT) * ALIGNMENT
@@ -100,6 +100,13 @@ class Pushed:
                 f"a closure, or the coordinator, pushes {byte_count} bytes or more to one server, and a slot of its "
                 f"heap has {self._slot_bytes}: give ServerOptions(slot_bytes={2 * byte_count}) or a larger heap_bytes"
             )
+        key = self._server, self._offset
+        have = self._station.reserved.get(key, FIRST_BYTES)
+        if byte_count > have:
+            # Seldom: a slot keeps its memory.
+            wish = min(max(byte_count, 2 * have), self._slot_bytes)
+            got = self._station.call(self._server, "reserve", self._offset + have, byte_count - have, wish - have)
+            self._station.reserved[key] = have + got
 
 
 def is_free(window: Window, server: int, offset: int) -> bool:

@@ -57,6 +57,7 @@ class Station:
         left: The ranks that live and serve no more, with the reason.
         awaited: Surrounds waits for others, which the watchdog then looks after.
         background: Work of a role that goes on beside the messages; None for most of the time.
+        reserved: By server and slot how many bytes have memory, where that is not `heap.FIRST_BYTES`.
         whole: Surrounds what an interrupt must not tear apart. On the chief a `Whole`.
     """
 
@@ -69,6 +70,7 @@ class Station:
         self.lost: set[int] = set()
         self.left: dict[int, str] = {}
         self.awaited = Awaited(name_of, key_of)
+        self.reserved: dict[tuple[int, int], int] = {}
         self.background: Callable[[], None] | None = None
         self.whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self._needed = needed

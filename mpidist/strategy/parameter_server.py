@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import functools
 import os
 import pickle
 import signal
@@ -19,7 +20,7 @@ from mpidist.arguments import described, whole
 from mpidist.cluster.launch_line import warn_of_deaths
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.server_roles import ServerRoles, agree_on_roles
-from mpidist.comm import ending
+from mpidist.comm import agreement, ending
 from mpidist.comm.communicator import SERVED, SoloCommunicator, open_communicator
 from mpidist.comm.deaths import WATCH
 from mpidist.comm.window import Window, open_window
@@ -115,6 +116,7 @@ class ParameterServerStrategy(Strategy):
         LauncherError: Tasks and ranks do not fit together.
         RuntimeError: The other ranks serve a strategy that was made before.
         OSError: A host has too little shared memory for the heaps of its servers; on every rank.
+        HeapFullError: There is no memory for the slots of a heap; on every rank.
 
     Attributes:
         roles: Who is what.
@@ -175,8 +177,17 @@ class ParameterServerStrategy(Strategy):
         self._station = station = Station(
             window, roles.name_of, lambda one: Key(*group.processes[one]), frozenset({roles.chief, *roles.servers})
         )
-        if rank in roles.servers:
-            station.roles.append(Holder(station, roles.chief, slots, self.options.copy_bytes))
+        make = functools.partial(Holder, station, roles.chief, slots, self.options.copy_bytes)
+        try:
+            holder = agreement.together(
+                group, "having memory for the slots of heaps", make if rank in roles.servers else _nothing
+            )
+        except Exception:
+            # It raises on all ranks.
+            window.close()
+            raise
+        if holder is not None:
+            station.roles.append(holder)
         home: Home | None = None
         if rank in roles.workers:
             place = InputContext(len(roles.workers), roles.workers.index(rank), 1)
@@ -377,6 +388,10 @@ class _Ending:
             strategy.note_end(_End(*pickle.loads(message.arguments)))
             return True
         return False
+
+
+def _nothing() -> None:
+    """Nothing."""
 
 
 def _end_all(reference: weakref.ref[ParameterServerStrategy]) -> None:
