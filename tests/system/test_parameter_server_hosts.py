@@ -1,0 +1,137 @@
+"""Parameter servers on several hosts, by the launch lines that let ranks live after a death."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.virtual_hosts import VirtualHosts
+from tests.launching import find_mpirun, finish, is_open_mpi, run_program
+
+pytestmark = pytest.mark.timeout_seconds(180)
+
+Open = Callable[[int], VirtualHosts]
+
+HEAD = """
+import os, signal, sys, time
+import numpy as np
+import mpidist
+from mpidist.comm.communicator import open_communicator
+from mpidist.coordinator import experimental_get_current_worker_index
+
+folder, rank = sys.argv[1], open_communicator().rank
+open(f"{folder}/{rank}.new", "w").write(str(os.getpid()))
+os.rename(f"{folder}/{rank}.new", f"{folder}/{rank}.pid")
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
+strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 24))
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    weight = mpidist.Variable(np.zeros(20_000))
+    optimizer = mpidist.optimizers.SGD(1.0)
+    optimizer.build([weight])
+checkpoint = mpidist.Checkpoint(weight=weight, optimizer=optimizer)
+
+def step(dies=False):
+    optimizer.apply_gradients([(np.full(weight.shape, -1.0), weight)])
+    if dies and experimental_get_current_worker_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+def show(what):
+    print(what, sorted(set(weight.numpy().tolist())), optimizer.iterations, repr(coordinator), flush=True)
+"""
+TRAIN = HEAD + """
+path = mpidist.latest_checkpoint(folder)
+if path is not None:
+    checkpoint.restore(path).assert_consumed()
+    show("restored")
+    sys.exit()
+for _ in range(20):
+    coordinator.schedule(step)
+coordinator.join()
+checkpoint.save(folder + "/ckpt")
+show("saved")
+coordinator.schedule(step, (True,), worker=1)
+for _ in range(20):
+    coordinator.schedule(step)
+coordinator.join()
+show("trained")
+checkpoint.save(folder + "/ckpt")
+sys.exit(3)
+"""
+
+
+def open_hosts(virtual_hosts: Open) -> tuple[VirtualHosts, list[int]]:
+    """Hosts for chief, two workers and a server, and the ranks of each: Hydra ends all ranks of a host with one."""
+    ranks = [2, 2] if is_open_mpi(find_mpirun()) else [1, 1, 1, 1]
+    hosts = virtual_hosts(len(ranks))
+    hosts.survivors_live = True
+    return hosts, ranks
+
+
+def test_training_goes_on_after_the_death_of_a_worker_on_another_host(virtual_hosts: Open, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(TRAIN)
+    hosts, ranks = open_hosts(virtual_hosts)
+    result = hosts.run(ranks, program, tmp_path, timeout_seconds=120)
+    text = result.stdout + result.stderr
+    assert "saved [20.0] 20 <mpidist.coordinator.ClusterCoordinator of 2 workers>" in text, text
+    assert "trained [41.0] 41 <mpidist.coordinator.ClusterCoordinator of 1 workers>" in text, text
+    assert (tmp_path / "exit-code").read_text() == "3\n", text
+    wait_until_empty(hosts)
+    # On one host.
+    result = run_program(3, program, tmp_path)
+    assert "restored [41.0] 41 " in result.stdout, result.stdout + result.stderr
+    assert result.returncode == 0, result.stderr
+
+
+BUSY = HEAD + """
+def compute(path):
+    # In NumPy for most of the time, with the interpreter at hand now and then.
+    open(path, "w").close()
+    end = time.monotonic() + 100
+    while time.monotonic() < end:
+        np.ones((100, 100)) @ np.ones((100, 100))
+
+coordinator.schedule(step, worker=0)
+coordinator.schedule(compute, (folder + "/computes",), worker=1)
+coordinator.join()
+"""
+
+
+@pytest.mark.parametrize("dying", ["chief 0", "ps 0"])
+def test_a_death_ends_a_worker_on_another_host_that_computes(
+    virtual_hosts: Open, tmp_path: Path, dying: str
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(BUSY)
+    hosts, ranks = open_hosts(virtual_hosts)
+    job = hosts.start(ranks, program, tmp_path)
+    end = time.monotonic() + 60
+    while not (tmp_path / "computes").exists():
+        assert job.poll() is None, job.communicate()
+        assert time.monotonic() < end, "the worker does not compute"
+        time.sleep(0.02)
+    rank = 0 if dying == "chief 0" else 3
+    # Each host numbers its own processes.
+    host = hosts.names[0 if rank == 0 else -1]
+    killed = finish(hosts.execute(host, f"kill -9 {(tmp_path / f'{rank}.pid').read_text()}"), "kill", 60)
+    begin = time.monotonic()
+    assert killed.returncode == 0, killed.stderr
+    result = finish(job, program.name, 60)
+    text = result.stdout + result.stderr
+    wait_until_empty(hosts)
+    # With what the launcher and a busy machine take.
+    assert time.monotonic() - begin < 30, text
+    assert re.search(rf"rank {rank} of 4 \(process \d+ on {host}\) ended|{dying} \(rank {rank}\) is dead", text), text
+
+
+def wait_until_empty(hosts: VirtualHosts) -> None:
+    """Return when no rank is left on any host."""
+    end = time.monotonic() + 30
+    while left := [line for name in hosts.names for line in hosts.processes(name) if "program.py" in line]:
+        assert time.monotonic() < end, left
+        time.sleep(0.1)
