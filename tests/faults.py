@@ -879,7 +879,7 @@ SERVING = (
     ),
     Fault(
         "a cut without the state of optimizers", "serving/holder.py",
-        "changed |= self._updates[commit.steps[change.step].optimizer].state_of(change.variable)", "pass",
+        "numbers += self._updates[commit.steps[change.step].optimizer].state_of(change.variable)", "pass",
         "parallel/serving/test_cut.py::test_updates_between_cut_and_end", 3,
     ),
     Fault(
@@ -934,6 +934,25 @@ SERVING = (
         "        self._workers.returned(worker, now)\n",
         "        self._workers.returned(worker, now)\n        worker.slots = [None] * len(worker.slots)\n",
         HOLDS,
+    ),
+    Fault(
+        "a row is read while it changes", "serving/rows.py",
+        "is_whole = (before == after) & (before % 2 == 0)", "is_whole = before == before",
+        "parallel/serving/test_tables.py::test_a_row_is_read_whole_while_others_change_it", 3,
+    ),
+    Fault(
+        "a cut misses the last rows of its blocks", "serving/cut.py",
+        "bisect_right(self.starts, block.low - self.width)", "bisect_right(self.starts, block.high - self.width)",
+        "unit/test_serving_cut.py::test_rows_touch_the_blocks_in_which_they_have_elements",
+    ),
+    Fault(
+        "a step without rows is not counted", "serving/worker_plan.py",
+        "if len(parts) == 1 or not len(merged.indices):", "if len(parts) == 1:",
+        "unit/test_sharded.py::test_rows_are_updated_as_in_one_process",
+    ),
+    Fault(
+        "a function does not read the rows that it has written", "serving/worker.py",
+        "        overlay(rows, found, mine)\n", "", "unit/test_sharded.py::test_writes_of_rows_in_any_order",
     ),
     Fault(
         "a step is counted that is not made", "serving/commits.py",

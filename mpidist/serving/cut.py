@@ -9,6 +9,7 @@ from __future__ import annotations
 import pickle
 import threading
 import traceback
+from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Protocol
@@ -29,6 +30,26 @@ class Block(NamedTuple):
     variable: int
     low: int
     high: int
+
+
+class Rows(NamedTuple):
+    """Some rows of a table.
+
+    Attributes:
+        variable: The number of the table.
+        starts: The first elements of the rows in the flattened table, increasing.
+        width: The number of elements of a row, 1 at least.
+    """
+
+    variable: int
+    starts: Sequence[int]
+    width: int
+
+    def touch(self, block: Block) -> bool:
+        """Local. Whether one of the rows has elements in a block."""
+        if block.variable != self.variable:
+            return False
+        return bisect_left(self.starts, block.high) > bisect_right(self.starts, block.low - self.width)
 
 
 class Share(Protocol):
@@ -94,18 +115,21 @@ class Cutting:
             raise RuntimeError(f"a cut begins while {left} blocks of another one are not saved")
         self.live.update(blocks)
 
-    def next(self, changed_by: Callable[[Apply], Collection[int]]) -> Ready | None:
+    def next(self, changed_by: Callable[[Apply], Collection[int | Rows]]) -> Ready | None:
         """Local. Take the first of the waiting actions; None if there is none, or if it has to wait.
 
         Args:
-            changed_by: The numbers of the variables that an update changes.
+            changed_by: The numbers of the variables that an update changes; of tables the rows.
         """
         if not self.waiting:
             return None
         action, copies = self.waiting[0], []
         if isinstance(action, Apply) and self.live:
             changed = changed_by(action)
-            copies = [block for block in self.live if block.variable in changed]
+            rows = [one for one in changed if isinstance(one, Rows)]
+            copies = [
+                block for block in self.live if block.variable in changed or any(one.touch(block) for one in rows)
+            ]
             if copies and sum(self.copied.values()) + sum(map(self.live.__getitem__, copies)) > self.limit:
                 return None
             self.copied.update({block: self.live.pop(block) for block in copies})
@@ -156,7 +180,7 @@ class Saver:
         else:
             threading.Thread(target=self._run, args=(share,), name="mpidist-saver", daemon=True).start()
 
-    def next(self, changed_by: Callable[[Apply], Collection[int]]) -> Action | None:
+    def next(self, changed_by: Callable[[Apply], Collection[int | Rows]]) -> Action | None:
         """Local. The next action that can be done, as of `Cutting`. What it changes has been copied."""
         with self._lock:
             ready = self._cutting.next(changed_by)

@@ -10,15 +10,15 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.serving.block import BEGUN, VERSION, HeapVariable
-from mpidist.serving.cut import Cutting, Saver
+from mpidist.serving.cut import Cutting, Rows, Saver
 from mpidist.serving.heap import FIRST_BYTES, HeapFullError, Slots
 from mpidist.serving.memory import HeapMemory
 from mpidist.serving.messages import SLOTS, Call, Discard, Message, Send
-from mpidist.serving.push import changes_in, free_slot, read_pushed
+from mpidist.serving.push import free_slot, read_pushed
 from mpidist.serving.rows import SCATTER, block_count
 from mpidist.serving.staging import Action, Apply, Free, Staging
 from mpidist.serving.station import Station
-from mpidist.serving.table import HeapTable, TableUpdates, heap_variable, scatter
+from mpidist.serving.table import HeapTable, TableUpdates, heap_variable, rows_of, scatter
 from mpidist.variables.served import Place
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
@@ -98,13 +98,16 @@ class Holder:
             self._saver = self._station.background = None
             self._station.send(Send(self._coordinator, done))
 
-    def _changed_by(self, apply: Apply) -> set[int]:
-        """The numbers of what an update changes: variables, and the state of optimizers."""
-        commit, changed = apply.commit, set()
-        for change in changes_in(self._station.window.memory, self._slots.offset(commit.worker, apply.slot)):
-            changed.add(change.variable)
+    def _changed_by(self, apply: Apply) -> list[int | Rows]:
+        """What an update changes: the numbers of variables, and of the state of optimizers; of tables the rows."""
+        commit = apply.commit
+        changed: list[int | Rows] = []
+        for change, array in read_pushed(self._station.window.memory, self._slots.offset(commit.worker, apply.slot)):
+            numbers = [change.variable]
             if change.kind == "step":
-                changed |= self._updates[commit.steps[change.step].optimizer].state_of(change.variable)
+                numbers += self._updates[commit.steps[change.step].optimizer].state_of(change.variable)
+            rows = rows_of(self._variables[change.variable], change.kind, array)
+            changed += numbers if rows is None else [Rows(number, *rows) for number in numbers]
         return changed
 
     def _apply(self, apply: Apply) -> None:

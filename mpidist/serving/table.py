@@ -105,3 +105,21 @@ def scatter(variable: HeapVariable, kind: str, packed: AnyArray) -> None:
         return
     numbers, values = unpack(packed, variable.place)
     variable.change_rows(numbers, lambda: apply_rows(kind.removeprefix(SCATTER), variable.rows, values, numbers))
+
+
+def rows_of(variable: HeapVariable, kind: str, array: AnyArray) -> tuple[list[int], int] | None:
+    """Local. The rows of a table that a change touches, and no others; None for a change of a whole variable.
+
+    Args:
+        variable: A table or another one.
+        kind: Of the change.
+        array: Of the change.
+
+    Returns:
+        The first elements of the rows, increasing, and the number of elements of each.
+    """
+    if not isinstance(variable, HeapTable) or not (kind == "step" or kind.startswith(SCATTER)):
+        return None
+    numbers, _ = unpack(array, variable.place)
+    width = max(1, variable.place.width)
+    return (np.unique(numbers) * width).tolist(), width

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from mpidist.serving.block import HeapVariable
-from mpidist.serving.cut import Block, Cutting, Saver
+from mpidist.serving.cut import Block, Cutting, Rows, Saver
 from mpidist.serving.messages import Commit
 from mpidist.serving.staging import Apply, Free, Save
 from mpidist.variables.served import Place
@@ -44,6 +44,26 @@ def test_an_update_copies_what_it_changes_once() -> None:
     assert cutting.next(changed_by) == (update(1), [])
     assert cutting.next(changed_by) is None
     assert (cutting.live, cutting.copied) == ({OTHER: 32}, {FIRST: 32, SECOND: 32})
+
+
+@pytest.mark.parametrize("width", [1, 2, 3, 7])
+def test_rows_touch_the_blocks_in_which_they_have_elements(width: int) -> None:
+    for rows in ([], [0], [3], [1, 4], [0, 2, 5]):
+        elements = {row * width + at for row in rows for at in range(width)}
+        for low in range(6 * width):
+            for high in range(low + 1, 6 * width + 1):
+                touched = Rows(1, [row * width for row in rows], width).touch(Block(1, low, high))
+                assert touched == any(low <= element < high for element in elements)
+    assert not Rows(1, [0], width).touch(Block(2, 0, 9))
+
+
+def test_an_update_of_rows_copies_their_blocks_alone() -> None:
+    cutting = cutting_of(32, update(1), update(1), update(1))
+    assert cutting.next(lambda _: [Rows(1, [5], 2)]) == (update(1), [SECOND])
+    assert cutting.next(lambda _: [Rows(1, [4, 6], 2)]) == (update(1), [])
+    assert cutting.next(lambda _: [Rows(1, [3], 2)]) is None, "there is no room for the first block"
+    cutting.saved(SECOND)
+    assert cutting.next(lambda _: [2, Rows(2, [0], 2)]) == (update(1), [OTHER])
 
 
 def test_what_is_saved_is_not_copied() -> None:

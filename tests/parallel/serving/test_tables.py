@@ -156,3 +156,44 @@ def test_shards_and_wholes_travel_as_names(communicator: Communicator) -> None:
     on_chief(
         communicator, program, servers=communicator.size - 2, partitioner=partitioners.FixedShardsPartitioner(2)
     )
+
+
+def test_a_checkpoint_holds_one_moment_of_a_table_that_changes(
+    communicator: Communicator, mpi_tmp_path: Path
+) -> None:
+    rows, rounds, touched = 40_000, 300, [0, 20_001, 39_999]
+
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            table = mpidist.Variable(np.zeros((rows, 16)), sparse_gradient=True)
+        optimizer = mpidist.optimizers.SGD(1.0, momentum=1.0)
+        optimizer.build([table])
+
+        def step() -> None:
+            optimizer.apply_gradients([(mpidist.IndexedSlices(-np.ones((3, 16)), np.array(touched)), table)])
+
+        checkpoint = mpidist.Checkpoint(table=table, optimizer=optimizer)
+        for _ in range(rounds):
+            coordinator.schedule(step)
+        path = checkpoint.save(mpi_tmp_path / "c")
+        coordinator.join()
+        others = np.setdiff1d(np.arange(rows), touched)
+
+        def steps_of() -> int:
+            (momentum,) = optimizer.variables
+            count = -int(momentum[0, 0])
+            assert count == optimizer.iterations
+            assert (momentum.sparse_read(touched) == -count).all()
+            assert (table.sparse_read(touched) == count * (count + 1) // 2).all()
+            assert not table.value()[others].any()
+            return count
+
+        assert steps_of() == rounds
+        checkpoint.restore(path)
+        assert steps_of() <= rounds
+
+    # Room for the copies of the blocks with these rows, of the table and its state, and not for all blocks.
+    options = ServerOptions(heap_bytes=1 << 25, copy_bytes=7 << 20)
+    on_chief(
+        communicator, program, options, communicator.size - 2, partitioner=partitioners.FixedShardsPartitioner(2)
+    )
