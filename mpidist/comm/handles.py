@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from mpidist.comm.resource import Claim, Identity
@@ -17,20 +17,20 @@ class Handles:
         mpi: The communicators. `append` takes more.
 
     Attributes:
-        requests: Of mpi4py, under way on them: they hold their buffers until they are complete.
+        requests: Of mpi4py, under way on them, by their `id`; each with its buffer, which lives until it is complete.
     """
 
     def __init__(self, identity: Identity, mpi: Sequence[Any]) -> None:
         handles = list(mpi)
-        self.requests: list[Any] = []
+        self.requests: dict[int, tuple[Any, object]] = {}
         self._claim = Claim(self, identity, mpi[0].size, functools.partial(_free, handles, self.requests))
         self.append = handles.append
         self.free = self._claim.give_back
         self.drop = self._claim.drop
 
 
-def _free(handles: Sequence[Any], requests: Sequence[Any]) -> None:
-    for request in requests:
+def _free(handles: Sequence[Any], requests: Mapping[int, tuple[Any, object]]) -> None:
+    for request, _ in requests.values():
         request.Wait()
     for handle in handles:
         handle.Free()

@@ -196,10 +196,13 @@ class MpiCommunicator(Communicator):
 
         def begin(given: list[int]) -> Callable[[], list[int]]:
             numbers[:] = array("q", given)
-            requests.append(mpi.Iallreduce(MPI.IN_PLACE, [numbers, len(given), MPI.INT64_T], MPI.MAX))
+            request = mpi.Iallreduce(MPI.IN_PLACE, [numbers, len(given), MPI.INT64_T], MPI.MAX)
+            # mpi4py's request does not keep its buffer. Others may have a search of their own under way.
+            requests[id(request)] = request, numbers
 
             def wait() -> list[int]:
-                requests.pop().Wait()
+                request.Wait()
+                del requests[id(request)]
                 return numbers.tolist()
 
             return wait
