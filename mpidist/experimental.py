@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from mpidist import coordinator
+from mpidist.checkpoint.preemption import PreemptionCheckpointHandler
+from mpidist.checkpoint.termination import TerminationConfig
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.compression.power_sgd import PowerSGD
 from mpidist.comm.compression.top_k import TopK
@@ -48,6 +50,8 @@ __all__ = [
     "MultiWorkerMirroredStrategy",
     "ParameterServerStrategy",
     "PowerSGD",
+    "PreemptionCheckpointHandler",
+    "TerminationConfig",
     "TopK",
     "ValueContext",
     "coordinator",

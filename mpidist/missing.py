@@ -9,7 +9,6 @@ _NO_TPU = f"{_SYNCHRONOUS}; there are no TPUs here"
 _LAUNCHED = "nothing: drop the line, the launcher says who takes part and connects the ranks"
 _FILES = "`mpidist.data.Dataset.from_files(files, reader)` with a reader of your own for this kind of file"
 _SLICES = "`mpidist.data.Dataset.from_tensor_slices`"
-_RESTART = "`mpidist.CheckpointManager`, and a job that is started again"
 _ARRAY = "`numpy.asarray`: values are plain arrays"
 
 # Not here, in whichever module or object a program looks for it.
@@ -20,12 +19,10 @@ INSTEAD = {
     "GCEClusterResolver": _LAUNCHED,
     "GradientTape": "gradients that you compute in NumPy, or with PyTorch or JAX on this rank's arrays",
     "KubernetesClusterResolver": _LAUNCHED,
-    "PreemptionCheckpointHandler": _RESTART,
     "TFRecordDataset": _FILES,
     "TPUClusterResolver": _NO_TPU,
     "TPUStrategy": _NO_TPU,
     "Tensor": _ARRAY,
-    "TerminationConfig": _RESTART,
     "TextLineDataset": _FILES,
     "config": "nothing: drop the line, a strategy says where arrays are",
     "constant": _ARRAY,
@@ -55,7 +52,7 @@ _ELSEWHERE = {
     "mpidist.data": ("Dataset", "DistributeOptions", "Options"),
     "mpidist.experimental": (
         "CollectiveCommunication", "CollectiveHints", "CommunicationImplementation", "CommunicationOptions",
-        "ValueContext", "partitioners",
+        "PreemptionCheckpointHandler", "TerminationConfig", "ValueContext", "partitioners",
     ),
     "mpidist.experimental.partitioners": (
         "FixedShardsPartitioner", "MaxSizePartitioner", "MinSizePartitioner", "Partitioner",

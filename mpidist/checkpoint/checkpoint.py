@@ -29,7 +29,7 @@ logger = logging.getLogger("mpidist")
 
 Path = str | os.PathLike[str]
 
-_OWN_ATTRIBUTES = {"_numbers", "_pending", "_root", "_save_counter"}
+_OWN_ATTRIBUTES = {"_numbers", "_pending", "_root", "_save_counter", "_save_seconds"}
 _NO_WORK = DirectoryWork()
 
 
@@ -69,6 +69,7 @@ class Checkpoint:
         self._pending: Status | None = None
         self._root = root
         self._save_counter = 0
+        self._save_seconds: float | None = None
         # By path, as they were when the walk first found them; None where a warning has named them.
         self._numbers: dict[str, tuple[object, ...] | None] = {}
         if root is not None:
@@ -101,6 +102,11 @@ class Checkpoint:
     def save_counter(self) -> int:
         """Local. Number of saves, in this program and before the restored checkpoint."""
         return self._save_counter
+
+    @property
+    def save_seconds(self) -> float | None:
+        """Local. The seconds that the last save in this program took on this rank; None before the first one."""
+        return self._save_seconds
 
     @property
     def pending(self) -> Status | None:
@@ -162,7 +168,7 @@ class Checkpoint:
         if self._pending is not None:
             self._pending.require_restored(found)
         communicator = found.group()
-        saved_at = time.time()
+        saved_at, begin = time.time(), time.monotonic()
         if communicator.order.is_under_way == AT_ONCE:
             refuse_inside("save", communicator.calls.thread)
         servers = found.servers() if communicator.size == 1 else None
@@ -179,6 +185,7 @@ class Checkpoint:
                 self._warn_of_counters(found, path)
         if count is not None:
             self._save_counter = count
+        self._save_seconds = time.monotonic() - begin
         return saved_at
 
     def write(self, path: Path) -> str:

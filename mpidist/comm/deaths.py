@@ -92,6 +92,7 @@ class DeathWatch:
         self._known: set[Process] = set()
         self._poll: select.epoll | None = None
         self._handler: Callable[[int, FrameType | None], None] | None = None
+        self._take_other: Callable[[bool], None] | None = None
         self._bell = -1
         self._heard: dict[int, Callable[[], None]] = {}
         self._has_hook = False
@@ -224,6 +225,9 @@ class DeathWatch:
             if has_other_hosts:
                 self._take_notice()
             elif not self._wait_for_news():
+                if self._take_other is not None:
+                    self._take_other(False)
+                    return
                 signal.signal(number, signal.SIG_DFL)
                 os.kill(os.getpid(), number)
 
@@ -234,6 +238,19 @@ class DeathWatch:
             if has_other_hosts:
                 # Not in our thread itself: it brings the news that the notice waits for.
                 self.hear(signal.SIGUSR1, self._take_notice)
+
+    def give_notices(self, function: Callable[[bool], None] | None) -> bool:
+        """Local. Call a function where Hydra's signal comes without news of a death; it may be the user's, or Slurm's.
+
+        Args:
+            function: Gets whether it may tell of a death on another host all the same. None: the signal is taken for
+                a death, or ends the process, as before.
+
+        Returns:
+            Whether the signal is taken for a notice: else a handler of the caller's own would be the only one.
+        """
+        self._take_other = function
+        return self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler
 
     def hear(self, number: int, function: Callable[[], None]) -> None:
         """Local. Call a function at each signal, also while the main thread is in a call of MPI and runs no handlers.
@@ -260,8 +277,16 @@ class DeathWatch:
             os.close(writer)
 
     def _take_notice(self) -> None:
-        if signal.getsignal(signal.SIGUSR1) is self._handler and not self._wait_for_news():
+        if signal.getsignal(signal.SIGUSR1) is not self._handler or self._wait_for_news():
+            return
+        if self._take_other is None:
             self._note(_UNKNOWN, _UNKNOWN)
+        else:
+            self._take_other(True)
+
+    def suspect(self) -> None:
+        """Local. Take a signal that came without news for the death of a rank on another host after all."""
+        self._note(_UNKNOWN, _UNKNOWN)
 
     def note(self, process: tuple[str, int, str], name: str) -> None:
         """Local. Take note of a death that somebody else has seen.

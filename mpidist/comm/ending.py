@@ -80,7 +80,7 @@ class _Ending:
         self.previous_hook = sys.excepthook
         self.code: int | None = None
         self.watched: weakref.ref[_Exit] | None = None
-        self.tolerates_deaths = self.leads = False
+        self.tolerates_deaths = self.leads = self.is_agreed = False
         # After a death: the program's own thread ends the process, or a thread of ours does.
         self.ends_itself = False
         self.survivor_ends = False
@@ -162,7 +162,8 @@ class _Ending:
         if not WATCH.dead:
             if self.code and self.tolerates_deaths and not self.leads:
                 self.end_process(self.code)
-            if self.code:
+            # What all ranks have agreed on ends no rank in the middle of something.
+            if self.code and not self.is_agreed:
                 self._end(self.code, "" if self.has_failed else f"{self.place} exited with {self.code}, the job ends")
             INTERRUPTS.show_calls()
             if leave_together([one.mpi for one in list(FAREWELLS.values())], self.wait_at_end):
@@ -338,6 +339,15 @@ def tolerate_deaths(needed: Iterable[Process] = (), *, leads: bool = False) -> N
         ending.tolerates_deaths, ending.leads = True, leads
     # They do not say who has died, and the answer to that would take a second.
     WATCH.ignore_notices(at_end=False)
+
+
+def agree_on_exit() -> None:
+    """Local. From now on an exit code of this rank is one that all ranks end with: they leave together.
+
+    All ranks call this at the same point of the program.
+    """
+    for ending in _installed:
+        ending.is_agreed = True
 
 
 def exit_code() -> int:

@@ -177,6 +177,11 @@ class Interrupts:
     def _all_orders(self) -> list[Order]:
         return [order for one in self.orders if (order := one()) is not None]
 
+    def place(self) -> tuple[int, int] | None:
+        """Local. The call in which this rank is, as its communicator's identity and its number; None outside calls."""
+        order = self._inside()
+        return None if order is None else (order.identity, order.number)
+
     def _inside(self) -> Order | None:
         return next((order for order in self._all_orders() if order.is_inside and not order.is_part), None)
 

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from mpidist.checkpoint import preemption
 from mpidist.comm import resource
 from mpidist.comm.asynchronous import PURPOSE
 from mpidist.comm.backends.direct_copies import DIRECT_FROM
@@ -53,6 +54,7 @@ def lay_out(communicator: Communicator, layout: str) -> Communicator:
         # Its lanes, too, which are opened when the first strategy wants them.
         _made[key].open_lane()
         _made[key].open_sibling(PURPOSE).open_lane()
+        _made[key].open_sibling(preemption.PURPOSE).open_channel()
         KEPT.update(resource.held() - before)
     return _made[key]
 

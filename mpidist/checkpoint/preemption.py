@@ -1,0 +1,350 @@
+"""Preemption: a job that is about to end saves a checkpoint, at the same step on all ranks, and ends by itself."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Any, TypeVar
+
+from mpidist import launch
+from mpidist.arguments import described
+from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.checkpoint.manager import CheckpointManager
+from mpidist.checkpoint.termination import (
+    GRACE_IS_OVER,
+    SIGNALS,
+    TIME_IS_UP,
+    Notice,
+    TerminationConfig,
+    describe,
+    watch,
+)
+from mpidist.cluster import slurm_job
+from mpidist.cluster.resolver import ClusterResolver
+from mpidist.comm.agreement import on_first_rank
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.ending import agree_on_exit
+from mpidist.errors import LauncherError
+
+# Of the communicator on which ranks tell each other what they know.
+PURPOSE = "preemption"
+
+logger = logging.getLogger("mpidist")
+T = TypeVar("T")
+
+# Training goes on in the grace period while it leaves so many steps; the number is tf.distribute's.
+_GRACE_STEPS = 6
+# Before the end of the job there are so many of the longest steps: a step passes until all ranks know.
+_STEPS_BEFORE_END = 2
+# The last steps, whose times are kept.
+_KEPT_STEPS = 1000
+
+
+class _Runs:
+    """The number of steps, in this program and in those before it; a checkpoint saves it.
+
+    Attributes:
+        count: The number.
+        restored: The number that the last checkpoint had.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.restored = 0
+
+    def state(self) -> dict[str, Any]:
+        """Local. The number."""
+        return {"count": self.count}
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Local. Take the saved number."""
+        self.count = self.restored = int(saved["count"])
+
+
+class PreemptionCheckpointHandler:
+    """Saves a checkpoint before the job is ended from outside, on all ranks at the same step, and ends the program.
+
+    Collective. It restores the latest checkpoint when it is made. A notice of the end on any rank counts for all: a
+    signal (SIGTERM, SIGUSR1), a function of the user's, or the end of the job, by rank 0's clock. All ranks know at the
+    next call of `run` but one; so exactly one more step runs, and the checkpoint is saved before the step after that.
+    What ranks tell each other travels while they compute: a call of `run` waits for what was sent in the last one.
+
+    Under `ParameterServerStrategy` the chief makes one. Notices to workers and servers do not reach it: a signal, which
+    is to be sent to the chief only, a function, or the end of the job.
+
+    Args:
+        cluster_resolver: As in tf.distribute; the ranks are those over which the variables span. May be None.
+        checkpoint_or_checkpoint_manager: What is saved. All variables exist already where there are several ranks.
+        checkpoint_dir: The directory, for a `Checkpoint`; its latest checkpoint is kept.
+        termination_config: The settings; default: `TerminationConfig()`.
+
+    Raises:
+        TypeError, ValueError: An argument of a wrong type; a `Checkpoint` without a directory, or a manager with one; a
+            checkpoint without variables; or another thread than the main one makes it.
+        DamagedCheckpointError, CheckpointError: As `CheckpointManager.restore_or_initialize`.
+    """
+
+    def __init__(
+        self,
+        cluster_resolver: ClusterResolver | None,
+        checkpoint_or_checkpoint_manager: Checkpoint | CheckpointManager,
+        checkpoint_dir: str | os.PathLike[str] | None = None,
+        termination_config: TerminationConfig | None = None,
+    ) -> None:
+        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
+            raise TypeError(f"`cluster_resolver` must be a ClusterResolver or None, got {described(cluster_resolver)}")
+        config = TerminationConfig() if termination_config is None else termination_config
+        if not isinstance(config, TerminationConfig):
+            raise TypeError(f"`termination_config` must be a TerminationConfig or None, got {described(config)}")
+        self._config = config
+        self._manager = _manager(checkpoint_or_checkpoint_manager, checkpoint_dir)
+        self._has_own_manager = self._manager is not checkpoint_or_checkpoint_manager
+        checkpoint = self._manager.checkpoint
+        found = checkpoint.find_objects()
+        if not found.leaves and launch.world_size() > 1:
+            raise ValueError(
+                "the checkpoint of a PreemptionCheckpointHandler must hold variables, from which it knows the ranks, "
+                "got none. Make the variables before it"
+            )
+        self._group: Communicator = found.group()
+        runs = vars(checkpoint).get("checkpointed_runs")
+        if not isinstance(runs, _Runs):
+            runs = _Runs()
+            checkpoint.checkpointed_runs = runs
+        self._runs = runs
+        self._manager.restore_or_initialize()
+        self._started_from = self._latest()
+        self._notice = Notice()
+        # Apart from the group's own searches: ranks that came here differently often would meet those.
+        self._begin = self._group.open_sibling(PURPOSE).open_max()
+        self._pending: Callable[[], list[int]] | None = None
+        self._sent_at = self._called_at = 0.0
+        self._gaps: deque[float] = deque(maxlen=_KEPT_STEPS)
+        # The monotonic time at which a signal's grace period is over, once there is one.
+        self._grace_ends: float | None = None
+        self._ends_at = self._end_of_job()
+        self._is_done = False
+        SIGNALS.tell(self._notice, config.signals)
+        if config.termination_watcher_fn is not None:
+            watch(config.termination_watcher_fn, self._notice)
+
+    @property
+    def total_run_calls(self) -> int:
+        """Local. The number of steps, in this program and before the checkpoint that it has restored.
+
+        It counts the calls of `run`, or those of `save_checkpoint_if_preempted`.
+        """
+        return self._runs.count
+
+    def run(self, distributed_train_function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
+        """Collective. Run a step, unless the job is about to end: then save and end the program instead.
+
+        Args:
+            distributed_train_function: The step; every rank calls it.
+            *args: For it.
+            **kwargs: For it.
+
+        Returns:
+            What the function returned.
+
+        Raises:
+            SystemExit: The checkpoint is saved; on every rank.
+            OSError, CheckpointError: It could not be saved; on every rank.
+        """
+        if not callable(distributed_train_function):
+            raise TypeError(
+                f"`distributed_train_function` must be a function, got {described(distributed_train_function)}"
+            )
+        self._look((), {})
+        result = distributed_train_function(*args, **kwargs)
+        self._runs.count += 1
+        return result
+
+    def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
+        """Collective. Save a checkpoint and end the program, if the job is about to end; else nothing.
+
+        It is for programs that do not call `run`: every rank calls it once a step.
+
+        Args:
+            *args: For `save_fn` of the settings; else for `CheckpointManager.save`.
+            **kwargs: Likewise.
+
+        Raises:
+            SystemExit, OSError, CheckpointError: As `run`.
+        """
+        self._look(args, kwargs)
+        self._runs.count += 1
+
+    def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Collective. Save and end the program if the job is about to end; else nothing."""
+        if self._is_done:
+            return
+        if self._notice.error is not None:
+            raise self._notice.error
+        reason, milliseconds, sent_at = self._exchange()
+        if not reason or (self._grace_ends is not None and reason < TIME_IS_UP):
+            return
+        if self._config.grace_period and reason < TIME_IS_UP:
+            # Rank 0's clock decides when it is over.
+            self._grace_ends = sent_at - milliseconds / 1e3 + self._config.grace_period
+            self._save(reason, args, kwargs)
+            return
+        self._is_done = True
+        saved = self._save(reason, args, kwargs)
+        self._requeue(saved)
+        self._exit()
+
+    def close(self) -> None:
+        """Local. Take no notice any more: signals have the effect that they had before.
+
+        Where it was given a `Checkpoint`, another job may save to the directory from now on.
+        """
+        SIGNALS.silence(self._notice)
+        self._is_done = True
+        if self._has_own_manager:
+            self._manager.close()
+
+    def __enter__(self) -> PreemptionCheckpointHandler:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _exchange(self) -> tuple[int, int, float]:
+        """Collective. Tell all ranks what this one knows, and hear what they told in the last call.
+
+        Returns:
+            The largest reason of all ranks, the milliseconds since it was known, and when that was sent.
+        """
+        now = time.monotonic()
+        if self._called_at:
+            self._gaps.append(now - self._called_at)
+        self._called_at = now
+        order = self._group.order
+        with order.enter("looking for preemption", None, None, meets=False) as call:
+            call.surround().is_under_way = True
+            pending, self._pending = self._pending, None
+            reason, milliseconds = (0, 0) if pending is None else pending()
+            sent_at, self._sent_at = self._sent_at, time.monotonic()
+            own = self._own_reason()
+            self._pending = self._begin([own, self._notice.passed_milliseconds()])
+        return reason, milliseconds, sent_at
+
+    def _own_reason(self) -> int:
+        if self._group.rank == 0:
+            save = self._config.save_factor * self._save_seconds()
+            if self._ends_at is not None:
+                steps = _STEPS_BEFORE_END * max(self._gaps, default=0.0)
+                if time.time() + steps + save >= self._ends_at:
+                    return TIME_IS_UP
+            if self._grace_ends is not None:
+                steps = _GRACE_STEPS * (sum(self._gaps) / len(self._gaps))
+                if time.monotonic() + steps + save >= self._grace_ends:
+                    return GRACE_IS_OVER
+        return self._notice.reason
+
+    def _save_seconds(self) -> float:
+        measured = self._manager.checkpoint.save_seconds
+        return self._config.save_seconds if measured is None else measured
+
+    def _save(self, reason: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
+        """Collective. Save, and say why; the path, or what the user's function returned."""
+        begin = time.monotonic()
+        if self._config.save_fn is not None:
+            saved = self._config.save_fn(*args, **kwargs)
+        else:
+            due = {} if len(args) > 1 else {"check_interval": False}
+            saved = self._manager.save(*args, **{**due, **kwargs})
+        if self._group.rank == 0:
+            logger.warning(
+                "the job is about to end (%s): saved %s in %.1f s, after %d steps",
+                describe(reason), saved if isinstance(saved, str) else "a checkpoint", time.monotonic() - begin,
+                self._runs.count,
+            )
+        return saved
+
+    def _requeue(self, saved: object) -> None:
+        """Collective. Have the job queued again, if that is wanted; what speaks against it is a warning of rank 0."""
+        if not self._config.requeue:
+            return
+        with contextlib.suppress(LauncherError):
+            on_first_rank(self._group, "queueing the job again", lambda: self._requeue_once(saved))
+
+    def _requeue_once(self, saved: object) -> None:
+        most, count = self._config.max_requeues, slurm_job.restart_count()
+        if most is not None and count >= most:
+            logger.warning("the job is not queued again: it was %d time(s), and `max_requeues` is %d", count, most)
+        elif self._is_new(saved):
+            try:
+                logger.warning("the job %s is queued again", slurm_job.requeue())
+            except LauncherError as error:
+                logger.warning("the job is not queued again: %s", error)
+                raise
+        else:
+            logger.warning(
+                "the job is not queued again: since its start no newer checkpoint was saved (the last one is %s), so "
+                "that it would never come to its end. Give it more time, or shorten its steps",
+                self._started_from[0] or "none",
+            )
+
+    def _is_new(self, saved: object) -> bool:
+        """Whether there is a checkpoint that is newer than the start of this program, and further."""
+        is_own = isinstance(saved, (str, os.PathLike)) and os.path.exists(saved)
+        latest = self._latest()
+        return self._runs.count > self._runs.restored and (is_own or (bool(latest[0]) and latest != self._started_from))
+
+    def _latest(self) -> tuple[str, int]:
+        """The latest checkpoint, and when it was written."""
+        path = self._manager.latest_checkpoint
+        if path is None:
+            return "", 0
+        try:
+            return path, os.stat(path).st_mtime_ns
+        except OSError:
+            return "", 0
+
+    def _exit(self) -> None:
+        """Collective. End the program with the same code on all ranks, or let the user's function do it."""
+        try:
+            if self._config.exit_fn is None:
+                sys.exit(self._config.exit_code)
+            self._config.exit_fn()
+        except SystemExit:
+            SIGNALS.ignore()
+            if self._group.size > 1:
+                agree_on_exit()
+            raise
+        # It has returned: the program goes on, and may be ended from outside.
+        self.close()
+
+    def _end_of_job(self) -> float | None:
+        """When the job ends, in seconds since 1970, on rank 0."""
+        if self._group.rank > 0:
+            return None
+        if self._config.time_limit is not None:
+            return time.time() + self._config.time_limit
+        return slurm_job.end_time()
+
+
+def _manager(given: Any, directory: Any) -> CheckpointManager:
+    if isinstance(given, CheckpointManager):
+        if directory is not None:
+            raise ValueError(
+                f"`checkpoint_dir` is for a Checkpoint, got {directory!r} with a CheckpointManager, which has one"
+            )
+        return given
+    if not isinstance(given, Checkpoint):
+        raise TypeError(
+            "`checkpoint_or_checkpoint_manager` must be a mpidist.Checkpoint or CheckpointManager, got "
+            f"{described(given)}"
+        )
+    if directory is None:
+        raise TypeError("a Checkpoint needs `checkpoint_dir`, the directory to which it is saved, got None")
+    return CheckpointManager(given, directory, max_to_keep=1)

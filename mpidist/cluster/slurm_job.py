@@ -1,0 +1,107 @@
+"""The Slurm job of this process: when it ends, how often it was started again, and how it is queued again."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import time
+from collections.abc import Mapping
+
+from mpidist.errors import LauncherError
+
+# The control daemon answers within this time, or something is wrong with it.
+_ANSWER_SECONDS = 30.0
+
+
+def job_name(environment: Mapping[str, str] | None = None) -> str:
+    """Local. The job's name for Slurm's commands: "77", or "77_3" for an element of an array; empty outside Slurm.
+
+    Args:
+        environment: Defaults to `os.environ`.
+    """
+    environment = os.environ if environment is None else environment
+    array, element = environment.get("SLURM_ARRAY_JOB_ID", ""), environment.get("SLURM_ARRAY_TASK_ID", "")
+    if array and element:
+        return f"{array}_{element}"
+    # Of a heterogeneous job only the first component can be named.
+    return environment.get("SLURM_JOB_ID_HET_GROUP_0", "") or environment.get("SLURM_JOB_ID", "")
+
+
+def restart_count(environment: Mapping[str, str] | None = None) -> int:
+    """Local. How often Slurm has started this job again; 0 outside Slurm."""
+    environment = os.environ if environment is None else environment
+    count = environment.get("SLURM_RESTART_COUNT", "")
+    return int(count) if count.isdecimal() else 0
+
+
+def end_time(environment: Mapping[str, str] | None = None) -> float | None:
+    """Local. When Slurm ends this job, in seconds since 1970; None outside Slurm, and where nobody knows.
+
+    `SLURM_JOB_END_TIME` says so; old versions of Slurm do not set it, and `squeue` is asked.
+
+    Args:
+        environment: Defaults to `os.environ`.
+
+    Raises:
+        LauncherError: The variable is no number.
+    """
+    environment = os.environ if environment is None else environment
+    given = environment.get("SLURM_JOB_END_TIME", "")
+    if given:
+        if given.isdecimal():
+            return float(given)
+        raise LauncherError(
+            f"SLURM_JOB_END_TIME must be a number of seconds since 1970, got {given!r}. Unset it, and pass "
+            "TerminationConfig(time_limit=...)"
+        )
+    job = job_name(environment)
+    if not job:
+        return None
+    try:
+        answer = _ask("squeue", "--noheader", "--format=%e", f"--jobs={job}")
+        return time.mktime(time.strptime(answer.splitlines()[0].strip(), "%Y-%m-%dT%H:%M:%S"))
+    except (LauncherError, ValueError, IndexError):
+        # "NONE" is a job without a limit; a container may have no squeue.
+        return None
+
+
+def requeue(environment: Mapping[str, str] | None = None) -> str:
+    """Local. Have Slurm end this job and queue it again: `scontrol requeue`.
+
+    Args:
+        environment: Defaults to `os.environ`.
+
+    Returns:
+        The name of the job.
+
+    Raises:
+        LauncherError: This is no job of Slurm's, or Slurm has refused.
+    """
+    job = job_name(environment)
+    if not job:
+        raise LauncherError(
+            "there is no job to queue again: SLURM_JOB_ID is not set. Start the program by sbatch, or leave out "
+            "`requeue=True`"
+        )
+    _ask("scontrol", "requeue", job)
+    return job
+
+
+def _ask(*command: str) -> str:
+    line = " ".join(command)
+    try:
+        result = subprocess.run(
+            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+        )
+    except OSError as error:
+        raise LauncherError(
+            f"`{line}` cannot be run ({error}). In a container, bind Slurm's commands and its configuration into it"
+        ) from None
+    except subprocess.TimeoutExpired:
+        raise LauncherError(f"`{line}` has not answered within {_ANSWER_SECONDS:g} s") from None
+    if result.returncode != 0:
+        raise LauncherError(
+            f"`{line}` failed with code {result.returncode}: {result.stderr.strip() or 'no text'}. A job that may be "
+            "queued again has `#SBATCH --requeue`"
+        )
+    return result.stdout

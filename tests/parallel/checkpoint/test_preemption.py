@@ -1,0 +1,83 @@
+"""Preemption on several ranks: whoever is told, all save at the same step, and agree on what comes then."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.comm.communicator import Communicator
+from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
+from mpidist.strategy.base import Strategy
+from tests.parallel.layouts import lay_out
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+@pytest.fixture(autouse=True)
+def _no_job(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """No other rank, and no job of Slurm's, decides when these end."""
+    for name in list(os.environ):
+        if name.startswith("SLURM_JOB"):
+            monkeypatch.delenv(name)
+    before = signal.getsignal(signal.SIGTERM)
+    yield
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def train(strategy: Strategy, folder: str, told: dict[int, int], steps: int = 12, **settings: Any) -> dict[str, Any]:
+    """Train for some steps; `told` has the step at which a rank gets SIGTERM."""
+    with strategy.scope():
+        variable: Any = mpidist.Variable(np.zeros(500, np.float32))
+        optimizer = mpidist.optimizers.SGD(1.0)
+    optimizer.build([variable])
+    ended: list[int] = []
+    checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
+    handler = PreemptionCheckpointHandler(strategy.cluster_resolver, checkpoint, folder, TerminationConfig(
+        **{"exit_fn": lambda: ended.append(int(optimizer.iterations)), **settings}
+    ))
+    rank = strategy.communicator.rank
+    with handler:
+        restored = handler.total_run_calls
+        for number in range(steps):
+            if told.get(rank) == number:
+                os.kill(os.getpid(), signal.SIGTERM)
+            handler.run(lambda: optimizer.apply_gradients([(np.ones(500, np.float32), variable)]))
+            if ended:
+                break
+    latest = mpidist.latest_checkpoint(folder)
+    return {"ended": ended, "restored": restored, "latest": latest, "value": float(variable.numpy()[0])}
+
+
+@pytest.mark.parametrize(("layout", "who"), [("node", "first"), ("pairs", "all"), ("each", "last")])
+def test_all_ranks_save_at_the_same_step(
+    communicator: Communicator, mpi_tmp_path: Path, layout: str, who: str
+) -> None:
+    size = communicator.size
+    told = {0: 4} if who == "first" else {size - 1: 4} if who == "last" else {rank: 4 + rank for rank in range(size)}
+    strategy = Strategy(lay_out(communicator, layout))
+    result = train(strategy, str(mpi_tmp_path), told)
+    # Step 4, counted from 0, is the one that still runs; then the exit function returns, and one step more is made.
+    assert result["ended"] == [5]
+    assert communicator.all_gather_object(result) == [result] * size
+    again = train(strategy, str(mpi_tmp_path), {}, steps=3)
+    assert again["restored"] == 5
+    assert again["value"] == -8.0 * size
+
+
+def test_rank_0s_clock_decides(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    """Other ranks believe that the job ends at another time."""
+    limit = 0.3 if communicator.rank == 0 else 1e-3
+    begin = time.monotonic()
+    settings = {"time_limit": limit, "save_seconds": 0.01, "save_factor": 1.0}
+    result = train(Strategy(communicator), str(mpi_tmp_path), {}, 1_000_000, **settings)
+    assert time.monotonic() - begin > 0.2
+    assert len(result["ended"]) == 1
+    assert communicator.all_gather_object(result["ended"]) == [result["ended"]] * communicator.size

@@ -1,0 +1,311 @@
+"""Preemption in one process: when it saves, when it ends, and when the job is queued again."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import multiprocessing
+import os
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+import pytest
+
+import mpidist
+from mpidist.checkpoint.termination import SIGNALS
+from mpidist.cluster import slurm_job
+from mpidist.errors import LauncherError
+from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
+
+ENDINGS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+@pytest.fixture(autouse=True)
+def _signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Signals are as before after each test, and this process is in no job of Slurm's."""
+    for name in list(os.environ):
+        if name.startswith("SLURM_"):
+            monkeypatch.delenv(name)
+    before = [signal.getsignal(number) for number in ENDINGS]
+    yield
+    for one in Training.handlers:
+        one.close()
+    Training.handlers.clear()
+    for number, handler in zip(ENDINGS, before, strict=True):
+        signal.signal(number, handler)
+    assert not any(one() for heard in SIGNALS._notices.values() for one in heard)
+
+
+class Training:
+    """A variable that counts steps, and a handler over it."""
+
+    handlers: ClassVar[list[PreemptionCheckpointHandler]] = []
+
+    def __init__(self, folder: Path, **settings: Any) -> None:
+        self.ended: list[int] = []
+        self.variable: Any = mpidist.Variable(np.zeros(3))
+        self.checkpoint = mpidist.Checkpoint(variable=self.variable)
+        settings.setdefault("exit_fn", lambda: self.ended.append(self.handler.total_run_calls))
+        self.handler: PreemptionCheckpointHandler = PreemptionCheckpointHandler(
+            None, self.checkpoint, folder, TerminationConfig(**{"save_seconds": 0.1, **settings})
+        )
+        self.handlers.append(self.handler)
+
+    def step(self) -> int:
+        self.variable.assign_add(np.ones(3))
+        return int(self.variable.numpy()[0])
+
+
+def saved_steps(folder: Path) -> int:
+    """The steps of the latest checkpoint."""
+    variable: Any = mpidist.Variable(np.zeros(3))
+    path = mpidist.latest_checkpoint(folder)
+    mpidist.Checkpoint(variable=variable).restore(path)
+    return int(variable.numpy()[0])
+
+
+@pytest.mark.parametrize("number", ENDINGS)
+def test_one_step_runs_after_a_signal(tmp_path: Path, number: signal.Signals) -> None:
+    training = Training(tmp_path, exit_fn=None)
+
+    def train() -> None:
+        for index in range(10):
+            if index == 3:
+                os.kill(os.getpid(), number)
+            assert training.handler.run(training.step) == index + 1
+
+    with pytest.raises(SystemExit) as caught:
+        train()
+    assert caught.value.code == 42
+    assert (saved_steps(tmp_path), training.handler.total_run_calls) == (4, 4)
+    # One that comes late does not change the exit code.
+    os.kill(os.getpid(), number)
+    signal.signal(number, signal.SIG_DFL)
+    again = Training(tmp_path)
+    assert (again.handler.total_run_calls, again.step()) == (4, 5)
+
+
+def test_a_call_after_the_step_saves_after_the_next_one(tmp_path: Path) -> None:
+    training = Training(tmp_path, exit_code=7, exit_fn=None)
+
+    def train() -> None:
+        for index in range(10):
+            if index == 3:
+                os.kill(os.getpid(), signal.SIGTERM)
+            training.step()
+            training.handler.save_checkpoint_if_preempted()
+
+    with pytest.raises(SystemExit) as caught:
+        train()
+    assert (caught.value.code, saved_steps(tmp_path)) == (7, 5)
+
+
+def test_arguments_go_to_the_function_that_saves(tmp_path: Path) -> None:
+    given: list[object] = []
+    training = Training(tmp_path, save_fn=lambda *args, **named: given.append((args, named)))
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(5):
+        training.handler.save_checkpoint_if_preempted(3, check_interval=True)
+    assert given == [((3,), {"check_interval": True})]
+    assert mpidist.latest_checkpoint(tmp_path) is None
+    # The exit function has returned: the program goes on, and signals are its own.
+    assert len(training.ended) == 1
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+
+
+def test_in_the_grace_period_training_goes_on(tmp_path: Path) -> None:
+    training = Training(tmp_path, grace_period=0.6)
+    manager = training.handler._manager
+    saved: list[tuple[float, int]] = []
+    begin = 0.0
+    for index in range(200):
+        if index == 3:
+            os.kill(os.getpid(), signal.SIGTERM)
+            begin = time.monotonic()
+        training.handler.run(training.step)
+        if not saved and manager.checkpoints:
+            saved.append((time.monotonic(), saved_steps(tmp_path)))
+        if training.ended:
+            break
+        time.sleep(0.01)
+    assert saved[0][1] == 4
+    assert 5 < training.ended[0] == saved_steps(tmp_path) < 100
+    # Before the end, by six steps and a save, and not much earlier.
+    assert 0.2 < time.monotonic() - begin < 0.6
+
+
+def test_before_the_time_limit_it_saves(tmp_path: Path) -> None:
+    training = Training(tmp_path, time_limit=1.0, save_factor=2.0)
+    begin = time.monotonic()
+    while not training.ended and time.monotonic() < begin + 10:
+        training.handler.run(training.step)
+        time.sleep(0.01)
+    # Twice the time of a save, which was not measured yet, and a few steps.
+    assert 0.5 < time.monotonic() - begin < 1.0
+    assert training.ended[0] == saved_steps(tmp_path)
+
+
+def test_slurms_end_of_the_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "5")
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600))
+    far = Training(tmp_path)
+    for _ in range(5):
+        far.handler.run(far.step)
+    assert not far.ended
+    monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time())))
+    near = Training(tmp_path)
+    for _ in range(5):
+        near.handler.run(near.step)
+    assert near.ended == [1]
+    monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
+    with pytest.raises(LauncherError, match=r"SLURM_JOB_END_TIME must be a number of seconds.*'soon'"):
+        Training(tmp_path)
+
+
+def test_a_function_tells_of_the_end(tmp_path: Path) -> None:
+    ends = [False]
+    training = Training(tmp_path, termination_watcher_fn=lambda: ends[0])
+    begin = time.monotonic()
+    training.handler.run(training.step)
+    ends[0] = True
+    while not training.ended and time.monotonic() < begin + 10:
+        training.handler.run(training.step)
+    assert training.ended[0] == saved_steps(tmp_path)
+
+
+def test_an_error_of_the_function_is_raised(tmp_path: Path) -> None:
+    def fail() -> bool:
+        raise ZeroDivisionError("by a function")
+
+    training = Training(tmp_path, termination_watcher_fn=fail)
+    begin = time.monotonic()
+
+    def train() -> None:
+        while time.monotonic() < begin + 10:
+            training.handler.run(training.step)
+
+    with pytest.raises(ZeroDivisionError, match="by a function"):
+        train()
+
+
+def test_signals_are_given_back(tmp_path: Path) -> None:
+    heard: list[int] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    with Training(tmp_path).handler:
+        os.kill(os.getpid(), signal.SIGUSR1)
+        assert heard == []
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+    Training(tmp_path)
+    Training.handlers.clear()
+    gc.collect()
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1] * 2
+
+
+def test_a_forked_child_is_ended_by_a_signal(tmp_path: Path) -> None:
+    """As `multiprocessing` ends its workers, also those of a DataLoader."""
+    training = Training(tmp_path)
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(10)
+    assert child.exitcode == -signal.SIGTERM
+    assert training.handler._notice.reason == 0
+
+
+SCONTROL = '#!/bin/sh\necho "$@" >> "$SCONTROL_LOG"\n[ -z "$SCONTROL_FAILS" ] || { echo "not allowed" >&2; exit 1; }\n'
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A job of Slurm's; what `scontrol` was asked is in the file that this returns."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    (folder / "scontrol").write_text(SCONTROL)
+    (folder / "scontrol").chmod(0o755)
+    log = tmp_path / "asked"
+    log.touch()
+    environment = {"PATH": f"{folder}:{os.environ['PATH']}", "SCONTROL_LOG": str(log), "SLURM_JOB_ID": "12",
+                   "SLURM_JOB_END_TIME": "4000000000"}
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    return log
+
+
+def preempt(folder: Path, **settings: Any) -> Training:
+    training = Training(folder, requeue=True, **settings)
+    os.kill(os.getpid(), signal.SIGTERM)
+    for _ in range(5):
+        training.handler.run(training.step)
+    assert len(training.ended) == 1
+    return training
+
+
+def test_a_job_is_queued_again(tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    preempt(tmp_path / "a")
+    assert slurm.read_text() == "requeue 12\n"
+    monkeypatch.setenv("SLURM_ARRAY_JOB_ID", "10")
+    monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
+    preempt(tmp_path / "a")
+    assert slurm.read_text() == "requeue 12\nrequeue 10_2\n"
+
+
+def test_a_job_is_not_queued_again_too_often(
+    tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "2")
+    preempt(tmp_path / "a", max_requeues=2)
+    assert slurm.read_text() == ""
+    assert "it was 2 time(s), and `max_requeues` is 2" in caplog.text
+    preempt(tmp_path / "a", max_requeues=3)
+    assert slurm.read_text() == "requeue 12\n"
+
+
+def test_a_job_without_a_newer_checkpoint_is_not_queued_again(
+    tmp_path: Path, slurm: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = tmp_path / "a"
+    preempt(folder, save_fn=lambda: None)
+    assert "no newer checkpoint was saved (the last one is none)" in caplog.text
+    first = preempt(folder)
+    assert slurm.read_text() == "requeue 12\n"
+    preempt(folder, save_fn=lambda: None)
+    assert f"no newer checkpoint was saved (the last one is {first.handler._manager.latest_checkpoint}" in caplog.text
+    # A function may save elsewhere, and say where.
+    elsewhere = tmp_path / "elsewhere.h5"
+    preempt(folder, save_fn=lambda: elsewhere.write_text("saved") and elsewhere)
+    assert slurm.read_text() == "requeue 12\n" * 2
+
+
+def test_a_refusal_of_slurms_is_a_warning(
+    tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.WARNING)
+    monkeypatch.setenv("SCONTROL_FAILS", "1")
+    preempt(tmp_path / "a")
+    assert "not queued again: `scontrol requeue 12` failed with code 1: not allowed" in caplog.text
+    assert "#SBATCH --requeue" in caplog.text
+    assert slurm.read_text() == "requeue 12\n"
+    monkeypatch.delenv("SLURM_JOB_ID")
+    with pytest.raises(LauncherError, match=r"SLURM_JOB_ID is not set. Start the program by sbatch"):
+        slurm_job.requeue()
+
+
+def test_what_it_is_given_is_checked(tmp_path: Path) -> None:
+    checkpoint = mpidist.Checkpoint(v=mpidist.Variable(1.0))
+    given: Any = "a"
+    with pytest.raises(TypeError, match="needs `checkpoint_dir`"):
+        PreemptionCheckpointHandler(None, checkpoint)
+    with pytest.raises(TypeError, match=r"must be a mpidist.Checkpoint or CheckpointManager, got 'a'"):
+        PreemptionCheckpointHandler(None, given)
+    with pytest.raises(ValueError, match="`checkpoint_dir` is for a Checkpoint"):
+        PreemptionCheckpointHandler(None, mpidist.CheckpointManager(checkpoint, tmp_path, 1), tmp_path)
+    with pytest.raises(ValueError, match="got SIGINT"):
+        TerminationConfig(signals=[signal.SIGINT])
+    with pytest.raises(ValueError, match="must be from 0 to 255, got 300"):
+        TerminationConfig(exit_code=300)
