@@ -1,0 +1,157 @@
+"""The doctor's look at the ranks of a job: where they are, how they speak with each other, and how fast."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from mpidist.cli.finding import Finding
+from mpidist.cluster.devices import visible_gpus
+from mpidist.cluster.launch_line import find_starter, launch_line, survives_deaths
+from mpidist.comm.choice.selection import choose
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.cores import count_cores, own_cores
+from mpidist.comm.gpu.cuda_awareness import find_out
+from mpidist.comm.mpi_library import loaded_library
+from mpidist.errors import MpidistError
+from mpidist.options import CommunicationOptions
+
+# The sizes of the sums that are measured, and the seconds for all of them.
+_SIZES = (8, 64 << 10, 1 << 20, 16 << 20)
+_SECONDS = 10.0
+_MOST_TURNS = 1000
+
+
+def look_at_ranks(communicator: Communicator, *, measures: bool = True) -> list[Finding]:
+    """Collective. Look at the ranks of this job; every rank gets the findings.
+
+    Args:
+        communicator: All ranks.
+        measures: Measure sums over the ranks, for ten seconds at most.
+    """
+    findings = [*_places(communicator), *_threads(communicator), *_deaths(communicator), *_gpus(communicator)]
+    findings += _collective(communicator, measures=measures)
+    # What ranks find themselves may differ: rank 0's is shown.
+    return communicator.broadcast_object(findings)
+
+
+def _places(communicator: Communicator) -> Iterator[Finding]:
+    told = communicator.all_gather_object(
+        (communicator.host, communicator.node_index, own_cores(), os.environ.get("OMP_NUM_THREADS", ""))
+    )
+    sizes = communicator.node_sizes
+    hosts = dict.fromkeys(host for host, *_ in told)
+    text = f"{communicator.size} on {len(sizes)} node(s) of {min(sizes)} to {max(sizes)}, {len(hosts)} host(s)"
+    if len(sizes) > len(hosts):
+        yield Finding(
+            "ranks", "note", f"{text}: ranks of a host share no memory, so variables are stored more than once there",
+            "give the containers of a host one /dev/shm and one PID namespace (docker run --ipc=host --pid=host)",
+        )
+    else:
+        yield Finding("ranks", "ok", text)
+    for node in range(len(sizes)):
+        here = [(cores, threads) for _, index, cores, threads in told if index == node]
+        count = count_cores([cores for cores, _ in here])
+        own = [count_cores([cores]) for cores, _ in here]
+        asked = [int(threads) if threads.isdecimal() else most for (_, threads), most in zip(here, own, strict=True)]
+        wanted = sum(asked)
+        text = f"node {node}: {len(here)} rank(s) on {count} core(s), {min(own)} to {max(own)} each, {wanted} thread(s)"
+        mend = f"export OMP_NUM_THREADS={max(1, count // len(here))}"
+        if len(here) > count:
+            yield Finding("cores of ranks", "note", f"{text}: ranks wait for each other's cores", f"mpirun -n {count}")
+        elif wanted > count:
+            yield Finding("cores of ranks", "note", f"{text}: threads wait for each other's cores", mend)
+        else:
+            yield Finding("cores of ranks", "ok", text)
+
+
+def _threads(communicator: Communicator) -> Iterator[Finding]:
+    mpi: Any = importlib.import_module("mpi4py.MPI")
+    level = min(communicator.all_gather_object(int(mpi.Query_thread())))
+    if level == mpi.THREAD_MULTIPLE:
+        yield Finding("threads in MPI", "ok", f"THREAD_MULTIPLE, {loaded_library()}")
+    else:
+        yield Finding(
+            "threads in MPI", "note", "less than THREAD_MULTIPLE: nothing is reduced in the background",
+            "unset MPI4PY_RC_THREAD_LEVEL MPI4PY_RC_THREADS, or use an MPI that is built with threads",
+        )
+
+
+def _deaths(communicator: Communicator) -> Iterator[Finding]:
+    answers = communicator.all_gather_object(survives_deaths())
+    if False not in answers and True in answers:
+        yield Finding("death of a rank", "ok", "the other ranks live on")
+        return
+    try:
+        mend = launch_line(find_starter(), communicator.size, ("python", "train.py"), survives=True)
+    except MpidistError as error:
+        mend = str(error)
+    yield Finding("death of a rank", "ok", f"ends the job; parameter servers go on if it is started by: {mend}")
+
+
+def _gpus(communicator: Communicator) -> Iterator[Finding]:
+    counts = communicator.all_gather_object(len(visible_gpus()))
+    if not any(counts):
+        return
+    node = max(communicator.node_sizes)
+    if min(counts) < node and max(counts) > 1:
+        yield Finding(
+            "GPUs of ranks", "note", f"{min(counts)} to {max(counts)} visible, {node} ranks on a node: some share one",
+            f"mpirun -n {min(counts)} on each node",
+        )
+    else:
+        yield Finding("GPUs of ranks", "ok", f"{min(counts)} to {max(counts)} visible to each")
+    answer = find_out(communicator)
+    yield Finding("CUDA-aware MPI", "ok" if answer.is_aware else "note", f"{answer.is_aware}: {answer.why}")
+
+
+class _Lines(logging.Handler):
+    """Keeps what is logged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Local. Keep a line."""
+        self.lines.append(record.getMessage())
+
+
+def _collective(communicator: Communicator, *, measures: bool) -> Iterator[Finding]:
+    # The choice says why in the log.
+    logger, lines = logging.getLogger("mpidist"), _Lines()
+    level, spreads = logger.level, logger.propagate
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    logger.propagate = False
+    try:
+        collective = choose(communicator, CommunicationOptions())
+    finally:
+        logger.removeHandler(lines)
+        logger.setLevel(level)
+        logger.propagate = spreads
+    with collective:
+        yield Finding("collective", "ok", "; ".join(lines.lines) or "one rank needs none")
+        for size in _SIZES if measures and communicator.size > 1 else ():
+            array = np.zeros(size // 4, np.float32)
+            seconds: list[float] = []
+            begin = time.monotonic()
+            # Rank 0's clock decides, so that all ranks make the same calls.
+            while communicator.broadcast_object(
+                len(seconds) < _MOST_TURNS and time.monotonic() < begin + _SECONDS / len(_SIZES)
+            ):
+                start = time.perf_counter()
+                collective.all_reduce(array, in_place=True)
+                seconds.append(time.perf_counter() - start)
+            median = statistics.median(seconds)
+            yield Finding(
+                "sum of " + (f"{size} B" if size < 1024 else f"{size >> 10} KiB"), "ok",
+                f"{median * 1e6:.0f} us, {size / median / 1e9:.3f} GB/s (median of {len(seconds)})",
+            )

@@ -1,0 +1,167 @@
+"""Job scripts for `sbatch`: a script without the known traps, from a few options and what a site needs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from mpidist.errors import UnavailableError
+
+# Slurm's forms: minutes, hours:minutes:seconds, days-hours, and what is between.
+_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")
+# The kinds of `srun --mpi`, by library.
+MPI_KINDS = {"Open MPI": "pmix", "MPICH": "pmi2"}
+_NAME = re.compile(r"[A-Za-z_]\w*")
+
+
+@dataclass(frozen=True)
+class Site:
+    """What every job of a site needs, from a TOML file.
+
+    Attributes:
+        mpi: The kind for `srun --mpi`; None: that of the MPI at hand.
+        setup: Lines of the script in front of the program, as `module load openmpi`.
+        sbatch: Options of sbatch without their dashes, as `{"partition": "gpu"}`; True is an option without a value.
+        environment: Variables to export.
+    """
+
+    mpi: str | None = None
+    setup: tuple[str, ...] = ()
+    sbatch: dict[str, str | int | bool] = field(default_factory=dict)
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Job:
+    """One job.
+
+    Attributes:
+        program: The words of the program: "train.py" and its options.
+        nodes: Number of nodes.
+        tasks_per_node: Number of ranks on each; None: one for each GPU, else 1.
+        gpus_per_node: Number of GPUs on each.
+        cpus_per_task: Number of cores of a rank.
+        time: The limit, in a form of Slurm's.
+        name: Of the job.
+        requeue: Whether the job may be queued again, and gets SIGUSR1 before its end.
+    """
+
+    program: tuple[str, ...]
+    nodes: int = 1
+    tasks_per_node: int | None = None
+    gpus_per_node: int = 0
+    cpus_per_task: int = 1
+    time: str = "01:00:00"
+    name: str = ""
+    requeue: bool = False
+
+
+def read_site(path: Path) -> Site:
+    """Local. Read a site's file.
+
+    Args:
+        path: The TOML file.
+
+    Raises:
+        ValueError: It is no TOML, or has another key or a value of another type.
+    """
+    # Part of Python from 3.11 on.
+    toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    try:
+        given = toml.loads(path.read_text())
+    except toml.TOMLDecodeError as error:
+        raise ValueError(f"{path}: expected TOML, got: {error}") from None
+    expected = {"mpi": str, "setup": list, "sbatch": dict, "environment": dict}
+    for key, value in given.items():
+        if key not in expected:
+            raise ValueError(f"{path}: expected the keys {', '.join(expected)}, got {key!r}")
+        if not isinstance(value, expected[key]):
+            raise ValueError(f"{path}: `{key}` must be of type {expected[key].__name__}, got {value!r}")
+    for problem in _problems(given):
+        raise ValueError(f"{path}: {problem}")
+    return Site(
+        given.get("mpi"), tuple(given.get("setup", [])), given.get("sbatch", {}), given.get("environment", {})
+    )
+
+
+def _problems(given: dict[str, Any]) -> Iterator[str]:
+    for name, value in given.get("sbatch", {}).items():
+        if not isinstance(value, (str, int, bool)) or name.startswith("-"):
+            yield f"`sbatch` has options without dashes, as partition = \"gpu\", got {name!r}"
+    for name, value in given.get("environment", {}).items():
+        if not isinstance(value, str) or not _NAME.fullmatch(name):
+            yield f"`environment` has texts by variable, as NAME = \"value\", got {name!r}: {value!r}"
+    for line in given.get("setup", []):
+        if not isinstance(line, str) or "\n" in line:
+            yield f"`setup` has single lines of the script, got {line!r}"
+
+
+def write_script(job: Job, site: Site, library: str) -> str:
+    """Local. The script for `sbatch`.
+
+    Args:
+        job: The job; its options go before the site's.
+        site: Of the site.
+        library: The MPI library at hand, "Open MPI" or "MPICH", where the site names no kind.
+
+    Raises:
+        ValueError: A time that is none, or more ranks than GPUs.
+        UnavailableError: It is not known how srun starts this library.
+    """
+    if not _TIME.fullmatch(job.time):
+        raise ValueError(f"`time` must be as 4:00:00, 2-12:00:00 or 90 (minutes), got {job.time!r}")
+    kind = site.mpi or MPI_KINDS.get(library)
+    if kind is None:
+        raise UnavailableError(
+            f"it is not known how srun starts {library!r}. Name it in the site's file: mpi = \"pmix\", one of those "
+            "that `srun --mpi=list` prints"
+        )
+    tasks = job.tasks_per_node or max(1, job.gpus_per_node)
+    if job.gpus_per_node and tasks > job.gpus_per_node:
+        raise ValueError(
+            f"`ntasks_per_node` must be at most the number of GPUs on a node, {job.gpus_per_node}, got {tasks}: one "
+            "rank is one replica, on a GPU of its own"
+        )
+    options: dict[str, Any] = {
+        **site.sbatch, "job-name": job.name or Path(job.program[0]).stem, "nodes": job.nodes, "ntasks-per-node": tasks,
+        "cpus-per-task": job.cpus_per_task, "time": job.time,
+    }
+    if job.gpus_per_node:
+        options["gpus-per-node"] = job.gpus_per_node
+    options.setdefault("output", "%x-%j.out")
+    options["open-mode"] = "append"
+    if job.requeue:
+        options.update({"requeue": True, "signal": "USR1@120"})
+    lines = ["#!/bin/bash", *(_directive(name, value) for name, value in options.items() if value is not False)]
+    lines += ["set -euo pipefail", "", *site.setup]
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
+    lines += ["# srun takes the number of cores of a task from here only.",
+              "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"]
+    if job.requeue and kind == "pmi2":
+        lines += [
+            "# MPICH's shared memory outlives a killed step, and is found again by a step of the same number.",
+            'for _ in $(seq "${SLURM_RESTART_COUNT:-0}"); do srun --ntasks=1 --nodes=1 --mpi=none true; done',
+        ]
+    if job.requeue:
+        lines.append("# The program saves, and queues the job again: PreemptionCheckpointHandler, `requeue=True`.")
+    lines.append(shlex.join(_srun(kind, job)))
+    return "\n".join(lines) + "\n"
+
+
+def _srun(kind: str, job: Job) -> Sequence[str]:
+    words = ["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"]
+    if job.gpus_per_node:
+        # Ranks of a node see each other's GPUs, between which NCCL and MPI copy.
+        words.append("--gpu-bind=none")
+    is_python = job.program[0].endswith(".py")
+    return [*words, *(["python"] if is_python else []), *job.program]
+
+
+def _directive(name: str, value: str | int | bool) -> str:
+    return f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={value}"
