@@ -24,12 +24,12 @@ from mpidist.options import ReduceOp
 # So many calls on a communicator are kept.
 KEPT_CALLS = 256
 # A state is the number of the last call on a communicator times this, and the code of its name while a rank is in it.
-NEXT = 1 << 31
+NEXT = inner_calls.NEXT
 # A communicator's place in a page has so many words of eight bytes: its identity, this rank's state, and its inner
 # calls.
 IDENTITY, STATE, INNER = 0, 1, 2
 PLACE_WORDS = INNER + inner_calls.WORDS
-_RING = INNER + inner_calls.RING
+_RING, _KEPT, _SIGN = INNER + inner_calls.RING, inner_calls.KEPT, inner_calls.SIGN
 # The identity of the calls that open a communicator: its own is not known yet.
 START = 1
 
@@ -99,8 +99,8 @@ class Calls:
         self.words = words
         self.inner = ""
         self._inner_call: Call = ""
-        # Of the inner calls: the state of the outer one, their count, and their sign.
-        self._inner_state, self._inner_count, self._inner_sign = -1, 0, 0
+        # The state of the last call with inner ones; with their count; and their sign.
+        self._outer, self._inner_state, self._inner_sign = -1, 0, 0
         self.recent: deque[Call] = deque(maxlen=KEPT_CALLS)
         self.thread = 0
         self.limit_seconds: float | None = None
@@ -130,11 +130,16 @@ class Calls:
             self.depth += 1
             self.inner = name
             self._inner_call = call
-            if self._inner_state != self.state:
-                self._begin_inner()
-            self._inner_count = count = self._inner_count + 1
-            self._inner_sign = sign = self._inner_sign * 31 + CODES[name] & inner_calls.SIGN
-            self.words[_RING + count % inner_calls.KEPT] = (count << inner_calls.SIGN_BITS) + sign
+            if self._outer != self.state:
+                # What the words hold is of another call: nothing of it counts from now on.
+                self.words[INNER] = self._outer = self._inner_state = self.state
+                self._inner_sign = 0
+            self._inner_state = state = self._inner_state + 1
+            self._inner_sign = sign = self._inner_sign * 31 + CODES[name] & _SIGN
+            words = self.words
+            # First: where the count says that it is there, it is.
+            words[_RING + state % _KEPT] = sign
+            words[INNER] = state
             return
         self.depth = 1
         self.thread = get_ident()
@@ -155,16 +160,8 @@ class Calls:
     def fail(self) -> None:
         """Local. Note that the call ends with an exception: no rank in another one can meet this rank in it."""
         if self.depth == 1:
-            if self._inner_state != self.state:
-                self._begin_inner()
-            self.words[INNER + inner_calls.FAILED] = self.code
+            self.words[INNER + inner_calls.FAILED] = self.state + self.code
         self.leave()
-
-    def _begin_inner(self) -> None:
-        self._inner_state, self._inner_count, self._inner_sign = self.state, 0, 0
-        # Who reads it meanwhile sees that this is of no call.
-        self.words[INNER:PLACE_WORDS] = inner_calls.NOTHING
-        self.words[INNER + inner_calls.OF] = self.number
 
     @property
     def name(self) -> str:

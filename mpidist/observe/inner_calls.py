@@ -9,14 +9,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-# So many inner calls are shown: between ranks that meet, one can hardly be further ahead.
+# A state is the number of a call times this, and something smaller.
+NEXT = 1 << 31
+# So many inner calls have room: between ranks that meet, one can hardly be further ahead. The last one but so many may
+# just be written over.
 KEPT = 4
-# The words of a communicator: the number of the outer call that the others are about; the code of that call, if this
-# rank has left it by an exception; and the last inner calls, each with its count and its sign.
+# The words of a communicator: the state of the outer call, and the count of its inner ones so far; the state of the
+# last call that this rank has left by an exception, and its code; and the signs of inner calls, by their count.
 OF, FAILED, RING = 0, 1, 2
 WORDS = RING + KEPT
-SIGN_BITS = 39
-SIGN = (1 << SIGN_BITS) - 1
+SIGN = (1 << 61) - 1
 NOTHING = memoryview(bytes(8 * WORDS)).cast("q")
 
 
@@ -29,7 +31,7 @@ def differ(mine: Sequence[int], number: int, code: int, theirs: Sequence[int]) -
         code: Of its name.
         theirs: The words of the other rank.
     """
-    if theirs[OF] == number and theirs[FAILED] not in (0, code):
+    if theirs[FAILED] // NEXT == number and theirs[FAILED] % NEXT != code:
         return True
     own = _signs(mine, number)
     return any(own.get(count, sign) != sign for count, sign in _signs(theirs, number).items())
@@ -44,10 +46,15 @@ def are_missing(mine: Sequence[int], number: int, theirs: Sequence[int]) -> bool
         theirs: The words of the other rank, read after it has left.
     """
     # Words about a later call say nothing about this one.
-    return theirs[OF] <= number and max(_signs(mine, number), default=0) > max(_signs(theirs, number), default=0)
+    return theirs[OF] // NEXT <= number and _count(mine, number) > _count(theirs, number)
+
+
+def _count(words: Sequence[int], number: int) -> int:
+    """The number of inner calls of a call, as far as they are shown."""
+    return words[OF] % NEXT if words[OF] // NEXT == number else 0
 
 
 def _signs(words: Sequence[int], number: int) -> dict[int, int]:
     """The signs of the inner calls of a call that are shown, by their count, which begins at 1."""
-    shown = words[RING:] if words[OF] == number else ()
-    return {word >> SIGN_BITS: word & SIGN for word in shown if word}
+    last = _count(words, number)
+    return {count: words[RING + count % KEPT] for count in range(max(1, last - KEPT + 2), last + 1)}

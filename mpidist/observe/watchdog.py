@@ -283,6 +283,11 @@ class Watchdog:
         others = [peer for calls in waiting for peer in self._others(calls)]
         # Those that have gone on cannot see that messages for this one are lost.
         speakers = others if seen.seen_by_all else [one for one in others if one.key not in blamed]
+        identities = [calls.identity for calls in waiting]
+        for _ in range(2):
+            # One that has come a moment ago sees the same at its next look, and is to speak first.
+            if any(peer.order < self._order and peer.call_untold(identities) for peer in speakers):
+                time.sleep(TICK_SECONDS)
         if not self._take_turn(speakers, ends=True) or not all(map(self._waits_still, waiting)):
             return
         text = f"{self.place} can never go on, {'the job ends' if self.end else 'and waits'}: {why}"
