@@ -803,9 +803,9 @@ ENDINGS = (
         "system/test_nested_calls.py::test_a_mismatch_that_one_rank_alone_catches_ends_the_job",
     ),
     Fault(
-        "a failed read in an optimizer's state is agreed on twice", "comm/agreement.py",
+        "an error that ranks share is agreed on again", "comm/agreement.py",
         "if may_agree and is_shared(caught):", "if False:",
-        "parallel/checkpoint/test_together.py::test_a_read_that_fails_on_one_rank_is_an_error_of_all", 2,
+        "parallel/checkpoint/test_together.py::test_an_object_that_fails_before_ranks_load_makes_all_raise", 2,
     ),
     Fault(
         "what was read too short is not seen", "variables/reading.py",

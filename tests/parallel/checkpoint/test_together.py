@@ -156,6 +156,39 @@ def test_an_object_that_takes_no_state_on_one_rank_makes_all_raise(
     assert communicator.all_gather_object((float(variable.numpy()), after.taken)) == [(2.0, 0)] * communicator.size
 
 
+class Loading:
+    """Its variable is loaded by its own hands; on one rank it fails before that."""
+
+    def __init__(self, communicator: Communicator, *, fails: bool) -> None:
+        self.variable = create_variable(Arena(communicator), np.ones(3))
+        self.fails = fails
+
+    def state(self) -> dict[str, Any]:
+        return {"content": self.variable}
+
+    def load_state(self, saved: Any) -> None:
+        if self.fails:
+            raise OSError(errno.EIO, "no disk")
+        self.variable.load(saved["content"].read)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_an_object_that_fails_before_ranks_load_makes_all_raise(
+    communicator: Communicator, mpi_tmp_path: Path
+) -> None:
+    """The others meet it where they read, and the ranks are at one place afterwards."""
+    loading = Loading(communicator, fails=communicator.rank == 1)
+    checkpoint = Checkpoint(loading=loading)
+    path = checkpoint.write(mpi_tmp_path / "c")
+    for _ in range(2):
+        with pytest.raises(OSError, match=r"failed on rank 1 .*no disk") as raised:
+            checkpoint.restore(path)
+        assert is_shared(raised.value)
+    assert communicator.all_gather_object(communicator.rank) == list(range(communicator.size))
+    loading.fails = False
+    checkpoint.restore(path)
+
+
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("how", ["error", "short"])
 def test_a_read_that_fails_on_one_rank_is_an_error_of_all(
