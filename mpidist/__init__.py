@@ -104,6 +104,7 @@ if TYPE_CHECKING:
         coordinator,
         data,
         experimental,
+        initializers,
         metrics,
         observe,
         optimizers,
@@ -201,7 +202,8 @@ _HOMES = {
     "scale_regularization_loss": "mpidist.strategy.values",
 }
 _MODULES = (
-    "cluster_resolver", "coordinator", "data", "experimental", "metrics", "observe", "optimizers", "summary", "testing",
+    "cluster_resolver", "coordinator", "data", "experimental", "initializers", "metrics", "observe", "optimizers",
+    "summary", "testing",
 )
 
 __all__ = [
@@ -251,6 +253,7 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "initializers",
     "is_first_rank",
     "latest_checkpoint",
     "metrics",

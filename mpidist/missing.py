@@ -61,6 +61,7 @@ _ELSEWHERE = {
         "ClusterResolver", "MPIClusterResolver", "SimpleClusterResolver", "SlurmClusterResolver",
         "TFConfigClusterResolver", "UnionResolver",
     ),
+    "mpidist.initializers": ("Constant", "RandomNormal", "RandomUniform"),
     "mpidist.optimizers": ("SGD", "Adam", "AdamW", "LossScaleOptimizer", "Optimizer"),
     "mpidist": (
         "AutoShardPolicy", "ClusterSpec", "DistributedDataset", "DistributedIterator", "DistributedValues",

@@ -296,7 +296,7 @@ class Variable(ABC, metaclass=_VariableMeta):
     # By design it gives a variable of the kind that the strategy wants; the arguments are tf.Variable's.
     def __new__(  # type: ignore[misc]  # noqa: PLR0913
         cls,
-        initial_value: npt.ArrayLike | variables.Variable | Callable[[], npt.ArrayLike],
+        initial_value: npt.ArrayLike | variables.Variable | Callable[..., npt.ArrayLike],
         trainable: bool | None = None,
         *,
         name: str | None = None,

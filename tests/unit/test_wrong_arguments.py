@@ -32,6 +32,7 @@ from tests.amounts import amount
 MODULES = (
     mpidist, mpidist.data, mpidist.experimental, mpidist.optimizers, mpidist.metrics, mpidist.cluster_resolver,
     mpidist.summary, mpidist.observe, mpidist.coordinator, mpidist.experimental.partitioners,
+    mpidist.initializers,
 )
 # Only the library makes them, from what it has checked.
 MADE_BY_THE_LIBRARY = {
