@@ -124,10 +124,11 @@ class _Signals:
     """The signals of this process that tell of its end; there is one object of a process, `SIGNALS`."""
 
     def __init__(self) -> None:
-        self._process = 0
         self._suspects = False
         self._notices: dict[int, list[weakref.ref[Notice]]] = {}
         self._previous: dict[int, Any] = {}
+        self._mask: set[Any] | None = None
+        self._has_hooks = False
 
     def tell(self, notice: Notice, numbers: Sequence[signal.Signals]) -> None:
         """Local. Let a notice know of signals from now on.
@@ -140,7 +141,11 @@ class _Signals:
                 "signals can be taken in the main thread only: make the PreemptionCheckpointHandler there, or pass "
                 "TerminationConfig(signals=[])"
             )
-        self._process = os.getpid()
+        if not self._has_hooks:
+            self._has_hooks = True
+            os.register_at_fork(
+                before=self._block, after_in_parent=self._unblock, after_in_child=self._be_child
+            )
         for number_ in numbers:
             heard = [one for one in self._notices.get(number_, []) if one() is not None]
             self._notices[number_] = [*heard, weakref.ref(notice)]
@@ -151,6 +156,22 @@ class _Signals:
                 continue
             if signal.getsignal(number_) != self.take:
                 self._previous[number_] = signal.signal(number_, self.take)
+
+    def _block(self) -> None:
+        # Python forgets what comes to a child at its very start, where its handlers are still the parent's.
+        heard = [number_ for number_, notices in self._notices.items() if notices]
+        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard) if heard else None
+
+    def _unblock(self) -> None:
+        if self._mask is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
+
+    def _be_child(self) -> None:
+        # As those that `multiprocessing` starts, and ends by SIGTERM.
+        for number_ in self._notices:
+            self._restore(number_)
+        self._notices = {}
+        self._unblock()
 
     def silence(self, notice: Notice) -> None:
         """Local. Let a notice know of no signal any more; where it was the last one, signals are as before."""
@@ -170,11 +191,11 @@ class _Signals:
     def take(self, number_: int, _: FrameType | None = None) -> None:
         """Local. Handle a signal."""
         living = [notice for one in self._notices.get(number_, []) if (notice := one()) is not None]
-        if os.getpid() == self._process and living:
+        if living:
             for notice in living:
                 notice.note(SIGNALLED + number_)
             return
-        # A forked child, as those that `multiprocessing` starts and ends by SIGTERM; or nobody listens any more.
+        # Nobody listens any more.
         self._restore(number_)
         os.kill(os.getpid(), number_)
 

@@ -210,11 +210,14 @@ def test_signals_are_given_back(tmp_path: Path) -> None:
 def test_a_forked_child_is_ended_by_a_signal(tmp_path: Path) -> None:
     """As `multiprocessing` ends its workers, also those of a DataLoader."""
     training = Training(tmp_path)
-    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-    child.start()
-    child.terminate()
-    child.join(10)
-    assert child.exitcode == -signal.SIGTERM
+    # At once, and when it runs.
+    for pause in (0, 0.1):
+        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+        child.start()
+        time.sleep(pause)
+        child.terminate()
+        child.join(30)
+        assert child.exitcode == -signal.SIGTERM
     assert training.handler._notice.reason == 0
 
 
