@@ -619,13 +619,17 @@ CHECKPOINT = (
     ),
     Fault(
         "a file that one rank cannot open", "checkpoint/checkpoint.py",
-        'file = together(communicator, f"opening checkpoint {name!r}", lambda: SavedFile(contents))',
+        'file = together(communicator, f"opening checkpoint {name!r}", lambda: _open(contents, name))',
         "file = SavedFile(contents)",
         TOGETHER + "a_rank_that_cannot_open_the_file_makes_all_raise", 2,
     ),
     Fault(
+        "ranks restore from other paths", "checkpoint/checkpoint.py", "if contents.path != name:", "if False:",
+        TOGETHER + "paths_to_restore_must_be_the_same", 2,
+    ),
+    Fault(
         "an object that one rank cannot load", "checkpoint/restoring.py",
-        """together(communicator, f"restoring {path!r}", partial(self._load, path, state, tree))""",
+        """together(communicator, f"restoring {path!r}", partial(self._load, path, state, tree), may_agree=True)""",
         "self._load(path, state, tree)",
         TOGETHER + "an_object_that_takes_no_state_on_one_rank_makes_all_raise", 2,
     ),
