@@ -78,6 +78,10 @@ def test_the_value_of_the_moment_counts(communicator: Communicator) -> None:
             ("a partial of a partial", lambda number: functools.partial(functools.partial(max, number), -1.0)),
             ("a method of a new object", lambda number: types.MethodType(first_of, [number])),
         ]
+        # With nothing between, the next tuple lies where the one before the last lay.
+        for number in range(20):
+            default.__defaults__ = (number * 1.5,)
+            assert coordinator.schedule(default, worker=0).fetch() == number * 1.5, number
         for number in range(12):
             value = number * 1.5
             default.__defaults__ = (value,)
