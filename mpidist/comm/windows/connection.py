@@ -57,6 +57,7 @@ class Connection:
         expected: The answers that are awaited: where a get's bytes go, or None for the answer to SYNC.
         is_synced: Whether the other end was asked to say that it has all that was put.
         was_used: Whether a frame has come.
+        is_held: Whether nothing is sent over it.
     """
 
     def __init__(self, rank: int, place: Place, take: Take) -> None:
@@ -65,6 +66,7 @@ class Connection:
         self.expected: deque[memoryview | None] = deque()
         self.is_synced = True
         self.was_used = False
+        self.is_held = False
         self._place = place
         self._take = take
         self._queue: deque[memoryview] = deque()

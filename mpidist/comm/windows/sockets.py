@@ -149,7 +149,7 @@ class SocketWindow(Window):
         self._losses.forget(rank)
         self._messages = deque(one for one in self._messages if one[0] != rank)
         # It may be alive, and wait for an answer. What it has not read yet stays there for it to read.
-        for connection in [one for one in self._open if one.rank == rank]:
+        for connection in [one for one in self._open if one.rank == rank and not one.is_held]:
             self._send(connection, Kind.LEAVE)
 
     def _connection(self, rank: int) -> Connection:
@@ -213,9 +213,9 @@ class SocketWindow(Window):
                 if is_held:
                     self._held.remove(opened.rank)
                     # Whoever is at an end of it knows by its end that the other one is dead.
-                    connection.was_used = True
+                    connection.was_used = connection.is_held = True
                     self._send(connection, Kind.HOLD)
-                if opened.rank in self._losses.forgotten:
+                if opened.rank in self._losses.forgotten and not is_held:
                     # It would wait for answers for ever.
                     self._send(connection, Kind.LEAVE)
                 self._watch(connection)
@@ -238,6 +238,7 @@ class SocketWindow(Window):
 
     def _take(self, connection: Connection, kind: Kind, at: int, size: int, body: memoryview) -> None:
         """A whole frame; see `connection.Take`."""
+        connection.is_held |= kind is Kind.HOLD
         if kind in (Kind.DATA, Kind.SYNCED):
             connection.expected.popleft()
         elif connection.rank in self._losses.forgotten:
