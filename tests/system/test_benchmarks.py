@@ -175,7 +175,7 @@ def test_parameter_servers_are_measured_by_both_ways(tmp_path: Path) -> None:
     assert picture.read_bytes().startswith(b"\x89PNG")
     content = json.loads(figures.read_text())
     assert content["workers"] == 1
-    assert set(content["raw, us"]["1 MB"]) == {"Get", "Put", "copy"}
+    assert set(content["raw, us"]["1 MB"]) == {"Get", "Put", "copy", "in turns"}
     for way in ("RMA", "SOCKETS"):
         assert {"null closure, us", "closures per second", "ring to prepared, us"} < set(content[way])
         assert all(time > 0 for time in content[way]["1 MB"].values())
