@@ -31,7 +31,7 @@ ROOT = Path(__file__).resolve().parent.parent
 # No part was seen to take a third of it; only a launcher that hangs comes here.
 PART_SECONDS = 1200
 LONG_PART_SECONDS = 4 * 3600
-# Programs wait most of their time: for a death, a report, a launcher. Two of them are under way.
+# Programs wait most of their time: for a death, a report, a launcher. Two of them are under way, and two unit tests.
 AT_ONCE = ("--numprocesses", "2", "--dist", "worksteal")
 
 
@@ -57,7 +57,9 @@ def main(arguments: list[str] | None = None) -> int:
     colors = [] if sys.stdout.isatty() else ["--color=no"]
     pytest = [sys.executable, "-m", "pytest", *colors]
     measured = [sys.executable, "-m", *(coverage_table.RUN if options.coverage else []), *pytest[2:]]
-    parts = {} if options.skip_unit else {"unit tests": [*measured, "tests/unit", *chosen]}
+    # What the tests run is counted in one process.
+    at_once = () if options.coverage else AT_ONCE
+    parts = {} if options.skip_unit else {"unit tests": [*measured, *at_once, "tests/unit", *chosen]}
     try:
         mpirun = find_mpirun()
         for count in ranks:

@@ -83,8 +83,17 @@ def coordinator() -> mpidist.coordinator.ClusterCoordinator:
     return mpidist.coordinator.ClusterCoordinator(mpidist.ParameterServerStrategy(options=options))
 
 
+@functools.cache
+def shards() -> list[mpidist.Variable]:
+    """Variables of a server, which may be shards of one."""
+    with coordinator().strategy.scope():
+        return [mpidist.Variable([[1.0]]), mpidist.Variable([[2.0]])]
+
+
 def fitting_for(name: str) -> dict[str, Any]:
-    """As `fitting`; who coordinates needs a strategy with workers."""
+    """As `fitting`; who coordinates needs a strategy with workers, and a sharded variable shards."""
+    if name.endswith("ShardedVariable"):
+        return {**fitting(), "variables": shards()}
     return {**fitting(), "strategy": coordinator().strategy} if "Coordinator" in name else fitting()
 
 
@@ -154,8 +163,8 @@ def test_a_wrong_argument_is_named(name: str) -> None:
 
 # What a program gets from the library and calls: methods by name, without those that serve other parts of it.
 SERVING = {
-    "batch_scatter_update", "close", "coerce", "collective_for", "drop", "load", "load_state", "reader", "scatter",
-    "state", "when_unused",
+    "batch_scatter_update", "close", "coerce", "collective_for", "drop", "load", "load_state", "read_rows",
+    "reader", "scatter", "state", "when_unused",
 }
 
 
