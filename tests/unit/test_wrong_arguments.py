@@ -84,7 +84,7 @@ def coordinator() -> mpidist.coordinator.ClusterCoordinator:
 
 
 @functools.cache
-def shards() -> list[mpidist.Variable]:
+def shards() -> list[Any]:
     """Variables of a server, which may be shards of one."""
     with coordinator().strategy.scope():
         return [mpidist.Variable([[1.0]]), mpidist.Variable([[2.0]])]
