@@ -154,10 +154,14 @@ try:
         station = strategy.chief.station
         # The server finds that this breaks the protocol: nothing of the kind is staged.
         station.send(Send(strategy.roles.servers[0], Commit(99, 1, 99, 1, ())))
-        with strategy.scope():
-            mpidist.Variable(0)
+        # It waits for the server's word.
+        coordinator.schedule(lambda: count.assign_add(1)).fetch()
 except (RuntimeError, mpidist.errors.DeadRankError) as error:
     print(f"{task} caught {type(error).__name__}: {error}", flush=True)
+    open(f"{folder}/{task}", "w").close()
+while task == "chief" and not os.path.exists(folder + "/worker"):
+    # A worker that hears of the chief's end first ends in good order.
+    time.sleep(0.01)
 strategy.close()
 print(f"{task} goes on", flush=True)
 """
