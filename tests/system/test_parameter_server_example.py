@@ -49,7 +49,8 @@ def test_a_worker_is_killed_and_the_evaluator_ends_with_the_job(tmp_path: Path) 
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     environment = {**os.environ, "PYTHONPATH": path, "TF_CONFIG": json.dumps({"cluster": CLUSTER})}
     for start in range(_STARTS):
-        options = ["--epochs", "5", "--kill-one", "--evaluator", "--directory", str(tmp_path / f"run{start}")]
+        folder = tmp_path / f"run{start}"
+        options = ["--epochs", "5", "--kill-one", "--evaluator", "--directory", str(folder)]
         # The launcher's exit code says nothing after a death, but for one.
         result = subprocess.run(
             [*survivors_live(7), sys.executable, str(EXAMPLE), *options], env=launch_environment(environment),
@@ -69,7 +70,7 @@ def test_a_worker_is_killed_and_the_evaluator_ends_with_the_job(tmp_path: Path) 
         assert wrong not in text, text
     assert "without other ranks" not in text, text
     # One process goes on from there.
-    again = run_program(1, EXAMPLE, "--epochs", 6, "--directory", tmp_path / "run", timeout_seconds=100)
+    again = run_program(1, EXAMPLE, "--epochs", 6, "--directory", folder, timeout_seconds=100)
     text = again.stdout + again.stderr
     assert again.returncode == 0, text
     assert "goes on after step 110\n" in text
