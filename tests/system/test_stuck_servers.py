@@ -173,11 +173,12 @@ def test_nobody_waits_for_a_server_that_has_left_with_an_error(tmp_path: Path, w
     program.write_text(LEFT)
     result = run_program(3, program, way, tmp_path, MPIDIST_WINDOW=way)
     text = result.stdout + result.stderr
-    assert re.search(r"^ps caught RuntimeError: rank 0 sends Commit.* breaks the serving protocol", text, re.M), text
+    # Hydra may put the lines of several ranks into one.
+    assert re.search(r"ps caught RuntimeError: rank 0 sends Commit.* breaks the serving protocol", text), text
     for task in ("chief", "worker"):
         assert re.search(
-            rf"^{task} caught DeadRankError: ps 0 \(rank 2\), .* serves no more, after an error of its own: .*Commit",
-            text, re.M,
+            rf"{task} caught DeadRankError: ps 0 \(rank 2\), .* serves no more, after an error of its own: .*Commit",
+            text,
         ), text
-    assert text.count("goes on\n") == 3, text
+    assert len(re.findall("(?:chief|worker|ps) goes on", text)) == 3, text
     assert result.returncode == 0, text
