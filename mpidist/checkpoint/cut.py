@@ -297,7 +297,7 @@ class _Plan:
         return checksums
 
     def _bounds(self, number: int) -> Bounds:
-        """Where shards begin and end in a dataset; empty for a variable that is not cut."""
+        """The bounds of shards in a dataset; empty for a variable that is not cut."""
         variables = self._served[number]
         sizes = [one.place.bytes for one in variables]
         return tuple(itertools.accumulate(sizes, initial=0)) if len(variables) > 1 else ()

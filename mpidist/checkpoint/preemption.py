@@ -325,7 +325,7 @@ class PreemptionCheckpointHandler:
         self.close()
 
     def _end_of_job(self) -> float | None:
-        """When the job ends, in seconds since 1970, on rank 0."""
+        """The end of the job, in seconds since 1970, on rank 0."""
         if self._group.rank > 0:
             return None
         if self._config.time_limit is not None:

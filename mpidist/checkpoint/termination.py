@@ -96,7 +96,7 @@ def _signals(given: Any) -> tuple[signal.Signals, ...]:
 
 
 class Notice:
-    """What this rank knows of the end of the job.
+    """The knowledge of this rank of the job's end.
 
     Attributes:
         reason: `WATCHED`, `SIGNALLED` and more; 0 as long as there is nothing.

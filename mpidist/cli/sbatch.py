@@ -22,7 +22,7 @@ _NAME = re.compile(r"[A-Za-z_]\w*")
 
 @dataclass(frozen=True)
 class Site:
-    """What every job of a site needs, from a TOML file.
+    """The needs of every job of a site, from a TOML file.
 
     Attributes:
         mpi: The kind for `srun --mpi`; None: that of the MPI at hand.

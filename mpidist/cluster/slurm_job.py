@@ -28,14 +28,14 @@ def job_name(environment: Mapping[str, str] | None = None) -> str:
 
 
 def restart_count(environment: Mapping[str, str] | None = None) -> int:
-    """Local. How often Slurm has started this job again; 0 outside Slurm."""
+    """Local. The number of times that Slurm has started this job again; 0 outside Slurm."""
     environment = os.environ if environment is None else environment
     count = environment.get("SLURM_RESTART_COUNT", "")
     return int(count) if count.isdecimal() else 0
 
 
 def end_time(environment: Mapping[str, str] | None = None) -> float | None:
-    """Local. When Slurm ends this job, in seconds since 1970; None outside Slurm, and where nobody knows.
+    """Local. The time at which Slurm ends this job, in seconds since 1970; None outside Slurm, and where nobody knows.
 
     `SLURM_JOB_END_TIME` says so; old versions of Slurm do not set it, and `squeue` is asked.
 

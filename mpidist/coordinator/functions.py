@@ -87,7 +87,7 @@ class _Function:
         self.globals = [*_globals_of(fn, set()), *_attributes_of(fn)]
 
     def changed(self) -> _Global | None:
-        """What is bound to something else by now."""
+        """The names that are bound to something else by now."""
         for one in self.globals:
             if one.space.get(one.name, one.value) is not one.value:
                 return one
@@ -274,7 +274,7 @@ def _depth_of_caller() -> int:
 
 
 def _identity(fn: Callable[..., Any]) -> tuple[tuple[Any, ...], list[object]]:
-    """What tells a function from others, its code, what it captures and whose method it is; and the objects in it."""
+    """The marks of a function: its code, what it captures and whose method it is; and the objects in them."""
     if isinstance(fn, functools.partial):
         key, parts = _identity(fn.func)
         given = [*fn.args, *fn.keywords.values()]

@@ -163,7 +163,7 @@ class PerWorkerIterator(PerWorkerValues):
         return self._at_end(self.number)
 
     def state(self) -> dict[str, Any]:
-        """Local. What a checkpoint saves: how far each worker has come, in the functions that count.
+        """Local. The state for a checkpoint: how far each worker has come, in the functions that count.
 
         Waits until each worker has begun.
 

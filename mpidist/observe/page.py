@@ -38,7 +38,7 @@ class Page:
 
     @property
     def beat(self) -> int:
-        """Local. When the rank's watchdog last looked; 0 before it has begun."""
+        """Local. The time of the watchdog's last look; 0 before it has begun."""
         return int(self._header[_BEAT])
 
     @beat.setter
@@ -65,7 +65,7 @@ class Page:
 
     @property
     def asked(self) -> int:
-        """Local. When another rank last asked for a text."""
+        """Local. The time at which another rank last asked for a text."""
         return int(self._header[_ASKED])
 
     @asked.setter

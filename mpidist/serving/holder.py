@@ -99,7 +99,7 @@ class Holder:
             self._station.send(Send(self._coordinator, done))
 
     def _changed_by(self, apply: Apply) -> list[int | Rows]:
-        """What an update changes: the numbers of variables, and of the state of optimizers; of tables the rows."""
+        """The extent of an update: the numbers of variables, and of the state of optimizers; of tables the rows."""
         commit = apply.commit
         changed: list[int | Rows] = []
         for change, array in read_pushed(self._station.window.memory, self._slots.offset(commit.worker, apply.slot)):
