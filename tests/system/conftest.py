@@ -1,4 +1,4 @@
-"""What tests of whole programs share: hosts to run them on."""
+"""What tests of whole programs share: hosts to run them on, and a Slurm to submit them to."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from tests.hosts.virtual_hosts import VirtualHosts, why_unavailable
+from tests.slurm.private_slurm import PrivateSlurm, why_no_slurm
 
 
 @pytest.fixture
@@ -18,3 +19,13 @@ def virtual_hosts() -> Iterator[Callable[[int], VirtualHosts]]:
         pytest.skip(reason)
     with contextlib.ExitStack() as stack:
         yield lambda count: stack.enter_context(VirtualHosts(count))
+
+
+@pytest.fixture(scope="session")
+def slurm() -> Iterator[PrivateSlurm]:
+    """A cluster of four nodes, for all tests; it ends with the last one. Skips where this machine has no Slurm."""
+    reason = why_no_slurm()
+    if reason:
+        pytest.skip(reason)
+    with PrivateSlurm() as found:
+        yield found
