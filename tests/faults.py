@@ -1039,8 +1039,17 @@ WINDOWS = (
         WINDOW + "heaps_that_do_not_fit_are_everybodys_error", 2,
     ),
     Fault(
-        "a put may go beyond the heap", "comm/window.py", "if not 0 <= whole(\"offset\", offset) <=",
-        "if not 0 <= whole(\"offset\", offset) <= 8 +", WINDOW + "wrong_arguments_are_refused", 2,
+        "a put may go beyond the heap", "comm/window.py",
+        "if not 0 <= first <= end <=", "if not 0 <= first <= end <= 8 +", WINDOW + "wrong_arguments_are_refused", 2,
+    ),
+    Fault(
+        "a rank reads rows beyond the heap", "comm/windows/questions.py",
+        "<= int(numbers.max()) < most", "<= int(numbers.max()) <= most", NONSENSE, 2,
+    ),
+    Fault(
+        "rows on another node come in any order", "comm/windows/rma.py",
+        "self._asked[one.source].popleft()", "self._asked[one.source].pop()",
+        WINDOW + "rows_are_read_by_their_numbers", 2,
     ),
     Fault(
         "a rank writes beyond the heap by its socket", "comm/windows/sockets.py",

@@ -13,9 +13,10 @@ from typing import Any, NamedTuple, Protocol, cast
 
 import numpy as np
 
-from mpidist.arguments import whole
+from mpidist.arguments import described, whole
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm import agreement
+from mpidist.comm.arithmetic.gathering import gather
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.mpi_library import Library, loaded_library
 from mpidist.comm.resource import Resource
@@ -62,6 +63,22 @@ class Window(Resource, Protocol):
             TypeError: `into` is no NumPy array, or one of Python objects.
             DeadRankError: The rank is lost.
             RuntimeError: The window is closed.
+        """
+        ...
+
+    def get_rows(self, rank: int, offset: int, numbers: AnyArray, into: AnyArray) -> None:
+        """Local. Begin to read rows of an array in a rank's heap: one call, and one message at most, for all of them.
+
+        What calls of it read of one rank is read in the order of the calls. It is not ordered with `get` and `put`.
+
+        Args:
+            rank: Whose heap; this rank's own is allowed.
+            offset: The first byte of row 0.
+            numbers: Of the rows, int64 of shape (n,), in any order; one may occur several times.
+            into: As for `get`, of shape (n, ...): `into[i]` gets row `numbers[i]`. Its shape says how long a row is.
+
+        Raises:
+            Exception: As `get`; ValueError and TypeError also for `numbers`.
         """
         ...
 
@@ -156,6 +173,10 @@ class SoloWindow(Window):
         view = part_of_heap(self, rank, offset, into, writes=True)
         view[:] = self.memory[offset : offset + view.size]
 
+    def get_rows(self, rank: int, offset: int, numbers: AnyArray, into: AnyArray) -> None:
+        """Local. See `Window.get_rows`."""
+        gather(self.memory, offset, numbers, rows_of_heap(self, rank, offset, numbers, into))
+
     def put(self, rank: int, offset: int, array: AnyArray) -> None:
         """Local. See `Window.put`."""
         view = part_of_heap(self, rank, offset, array)
@@ -218,19 +239,60 @@ def part_of_heap(window: Window, rank: int, offset: int, array: AnyArray, *, wri
         Exception: As `Window.get`.
     """
     require_rank(window, rank)
-    name = "into" if writes else "array"
+    _require_array("into" if writes else "array", array, writes=writes)
+    _require_bytes(window, rank, offset, whole("offset", offset) + array.nbytes)
+    return as_bytes(array)
+
+
+def rows_of_heap(window: Window, rank: int, offset: int, numbers: AnyArray, into: AnyArray) -> AnyArray:
+    """Local. The bytes into which rows of a heap are to be read.
+
+    Args:
+        window: The window.
+        rank: Whose heap.
+        offset: The first byte of row 0.
+        numbers: Of the rows.
+        into: The array.
+
+    Returns:
+        The array's memory as uint8, of shape (n, row bytes).
+
+    Raises:
+        Exception: As `Window.get_rows`.
+    """
+    require_rank(window, rank)
+    _require_array("into", into, writes=True)
+    if not isinstance(numbers, np.ndarray) or numbers.dtype != np.int64:
+        raise TypeError(f"`numbers` must be a NumPy array of int64, got {described(numbers)}")
+    if numbers.ndim != 1 or into.shape[:1] != numbers.shape:
+        raise ValueError(
+            f"`numbers` must have one dimension, and `into` a row for each of them, got shapes {numbers.shape} and "
+            f"{into.shape}"
+        )
+    if not numbers.size:
+        _require_bytes(window, rank, offset, whole("offset", offset))
+        return as_bytes(into).reshape(0, 0)
+    row_bytes = into.nbytes // len(numbers)
+    if int(numbers.min()) < 0:
+        raise ValueError(f"`numbers` must not be negative, got {int(numbers.min())}")
+    _require_bytes(window, rank, offset, whole("offset", offset) + (int(numbers.max()) + 1) * row_bytes)
+    return as_bytes(into).reshape(len(numbers), row_bytes)
+
+
+def _require_array(name: str, array: AnyArray, *, writes: bool) -> None:
     if not isinstance(array, np.ndarray) or array.dtype.hasobject:
         got = f"one of dtype {array.dtype}" if isinstance(array, np.ndarray) else type(array).__name__
         raise TypeError(f"`{name}` must be a NumPy array of numbers, in host memory, got {got}")
     if not array.flags.c_contiguous or (writes and not array.flags.writeable):
         wanted, got = ("writable", "a read-only one") if array.flags.c_contiguous else ("C-contiguous", "one with gaps")
         raise ValueError(f"`{name}` must be a {wanted} array, got {got} of shape {array.shape}: give a copy of it")
-    if not 0 <= whole("offset", offset) <= window.heap_sizes[rank] - array.nbytes:
+
+
+def _require_bytes(window: Window, rank: int, first: int, end: int) -> None:
+    if not 0 <= first <= end <= window.heap_sizes[rank]:
         raise ValueError(
-            f"bytes {offset} to {offset + array.nbytes} are not in the heap of rank {rank}, which has "
-            f"{window.heap_sizes[rank]} bytes"
+            f"bytes {first} to {end} are not in the heap of rank {rank}, which has {window.heap_sizes[rank]} bytes"
         )
-    return as_bytes(array)
 
 
 def checked_message(window: Window, rank: int, message: object) -> bytes:

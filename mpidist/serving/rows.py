@@ -61,44 +61,47 @@ def read_rows(station: Station, place: Place, rows: AnyArray) -> AnyArray:
     Raises:
         DeadRankError: The server is dead.
     """
-    wanted, inverse = np.unique(rows, return_inverse=True)
+    wanted, inverse = _each_once(rows)
     values = np.empty((len(wanted), place.width), place.dtype)
-    row_bytes, begin = values.itemsize * place.width, place.buffers[0]
     left = np.arange(len(wanted))
     with station.awaited((place.server,), READ):
         for _ in range(_TRIES):
             if not len(left):
                 break
-            blocks, block_of = np.unique(wanted[left] // place.block_rows, return_inverse=True)
-            before, found = _versions(station, place, blocks), np.empty((len(left), place.width), place.dtype)
-            _get(station, place.server, begin, row_bytes, wanted[left], found)
-            after = _versions(station, place, blocks)
+            found, is_whole = _read(station, place, wanted[left])
             values[left] = found
-            is_whole = (before == after) & (before % 2 == 0)
-            left = left[~is_whole[block_of]]
+            left = left[~is_whole]
     while len(left):
         given = station.call(place.server, "rows", place.number, wanted[left])
         if given is not None:
             values[left] = given
             break
         station.step(_WAIT_SECONDS)
-    return np.asarray(values[inverse])
+    return values if inverse is None else np.asarray(values[inverse])
 
 
-def _versions(station: Station, place: Place, blocks: AnyArray) -> AnyArray:
-    versions = np.empty((len(blocks), 1), np.uint64)
-    _get(station, place.server, place.versions, 8, blocks, versions)
-    return versions[:, 0]
+def _each_once(rows: AnyArray) -> tuple[AnyArray, AnyArray | None]:
+    """The numbers of rows, increasing, and where each of `rows` is among them; None if they are `rows` itself."""
+    if (rows[1:] > rows[:-1]).all():
+        return rows, None
+    return np.unique(rows, return_inverse=True)
 
 
-def _get(station: Station, server: int, begin: int, row_bytes: int, rows: AnyArray, into: AnyArray) -> None:
-    """Read rows into the rows of `into`. Rows that lie side by side are read together; the numbers increase."""
-    if not row_bytes or not len(rows):
-        return
-    starts = np.flatnonzero(np.diff(rows, prepend=rows[0] - 2) != 1)
-    for low, high in zip(starts.tolist(), [*starts[1:].tolist(), len(rows)], strict=True):
-        station.window.get(server, begin + int(rows[low]) * row_bytes, into[low:high])
-    station.window.flush(server)
+def _read(station: Station, place: Place, rows: AnyArray) -> tuple[AnyArray, AnyArray]:
+    """Rows as they stand now, and which of them are whole: nobody has changed them while they were read."""
+    window, server = station.window, place.server
+    blocks = rows // place.block_rows
+    first = np.flatnonzero(np.diff(blocks, prepend=-1))
+    before, after = np.empty(len(first), np.uint64), np.empty(len(first), np.uint64)
+    found = np.empty((len(rows), place.width), place.dtype)
+    # The window reads in this order. In another one, or if one version were read only, a change in the middle could
+    # stay unseen.
+    window.get_rows(server, place.versions, blocks[first], before)
+    window.get_rows(server, place.buffers[0], rows, found)
+    window.get_rows(server, place.versions, blocks[first], after)
+    window.flush(server)
+    is_whole = (before == after) & (before % 2 == 0)
+    return found, np.repeat(is_whole, np.diff(first, append=len(rows)))
 
 
 def overlay(rows: AnyArray, values: AnyArray, changes: Iterable[RowChange]) -> None:

@@ -30,6 +30,7 @@ class Kind(enum.IntEnum):
     SYNC = 4
     LEAVE = 5
     HOLD = 6
+    ASK = 7
     DATA = 16
     SYNCED = 17
 

@@ -16,19 +16,22 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm import agreement
+from mpidist.comm.arithmetic.gathering import gather
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.mpi_communicator import MPI
 from mpidist.comm.resource import Claim, new_identity
-from mpidist.comm.window import Window, checked_message, part_of_heap, require_open, require_rank
+from mpidist.comm.window import Window, checked_message, part_of_heap, require_open, require_rank, rows_of_heap
 from mpidist.comm.windows.lifelines import Lifelines
 from mpidist.comm.windows.losses import Losses
+from mpidist.comm.windows.questions import answer, questions
 from mpidist.comm.windows.room import require_room
 from mpidist.options import WindowOptions
 
 # The sizes of MPI's calls are ints of 32 bits.
 _PIECE_BYTES = 1 << 30
-# Tags. Between nodes a get or put goes on only while its target is in MPI: who begins one, and ends it, says so.
-_MESSAGE, _COMES, _GOES = 0, 1, 2
+# Tags. Between nodes a get or put goes on only while its target is in MPI: who begins one, and ends it, says so. Rows
+# are asked for there, and given.
+_MESSAGE, _COMES, _GOES, _ASKS, _GIVES = range(5)
 # After the last message. No `sched_yield` here: on a busy machine the others keep the core for milliseconds then, while
 # whoever wakes from a nap gets it at once.
 SPIN_SECONDS = 2e-4
@@ -53,6 +56,7 @@ class _Incoming(NamedTuple):
     """A message that MPI is receiving."""
 
     source: int
+    tag: int
     data: bytearray
     request: MPI.Request
 
@@ -76,7 +80,8 @@ class RmaWindow(Window):
         self._mpi: MPI.Intracomm = communicator.mpi
         self.heap_sizes = require_room(communicator, heap_bytes)
         self._win = win = agreement.together(
-            communicator, "allocating the heaps of a window", functools.partial(_allocate, self._mpi, heap_bytes)
+            communicator, "allocating the heaps of a window",
+            functools.partial(_allocate, self._mpi, heap_bytes, is_shared=communicator.node.size == self.size),
         )
         # An empty buffer has no address.
         self.memory = np.frombuffer(cast(Any, win.tomemory()), np.uint8) if heap_bytes else np.empty(0, np.uint8)
@@ -85,6 +90,9 @@ class RmaWindow(Window):
         self._moving: dict[int, list[AnyArray]] = {rank: [] for rank in range(self.size)}
         # In the order in which they came.
         self._arriving: list[_Incoming] = []
+        # Messages that came while this rank waited for rows, and by rank where the rows go that it has asked for.
+        self._messages: deque[tuple[int, bytes]] = deque()
+        self._asked: dict[int, deque[AnyArray]] = {rank: deque() for rank in range(self.size)}
         identity = communicator.broadcast_object(new_identity())
         give_back = functools.partial(_free, win, self._sending, self._arriving, self._moving)
         self._claim = Claim(self, identity, self.size, give_back)
@@ -93,6 +101,9 @@ class RmaWindow(Window):
         self._lifelines = Lifelines(communicator, options, self._losses) if len(hosts) > 1 else None
         near = set(communicator.node.processes)
         self._far = frozenset(rank for rank, one in enumerate(communicator.processes) if one not in near)
+        self._heaps = {
+            rank: _mapped(win, rank, size) for rank, size in enumerate(self.heap_sizes) if rank not in self._far
+        }
         self._visited: set[int] = set()
         self._visitors: set[int] = set()
         self._status = MPI.Status()
@@ -110,6 +121,20 @@ class RmaWindow(Window):
             self._moving[rank].append(view)
         except MPI.Exception as error:
             self._heed(error)
+
+    def get_rows(self, rank: int, offset: int, numbers: AnyArray, into: AnyArray) -> None:
+        """Local. See `Window.get_rows`. On a node it is a copy at once, and elsewhere a message and its answer."""
+        view = rows_of_heap(self, rank, offset, numbers, into)
+        self._losses.require_alive(rank)
+        heap = self._heaps.get(rank)
+        if heap is not None:
+            # A barrier for this processor's reads: they keep their order, and see what was flushed.
+            self._win.Sync()
+            gather(heap, offset, numbers, view)
+            return
+        for asked, part in questions(offset, numbers, view) if view.size else ():
+            self._asked[rank].append(part)
+            self._send(rank, asked, _ASKS)
 
     def put(self, rank: int, offset: int, array: AnyArray) -> None:
         """Local. See `Window.put`."""
@@ -134,6 +159,8 @@ class RmaWindow(Window):
         if rank in self._visited:
             self._visited.discard(rank)
             self._send(rank, b"", _GOES)
+        if self._asked[rank]:
+            self._wait_for_rows(rank)
         self._losses.require_alive(rank)
 
     def ring(self, rank: int, message: bytes) -> None:
@@ -146,6 +173,8 @@ class RmaWindow(Window):
     def poll(self, seconds: float = 0.0) -> tuple[int, bytes] | None:
         """Local. See `Window.poll`."""
         require_open(self)
+        if self._messages:
+            return self._messages.popleft()
         end = None
         while True:
             found = self._receive()
@@ -180,8 +209,21 @@ class RmaWindow(Window):
         self._sending[rank] = deque()
         _left.extend(one for one in self._arriving if one.source == rank)
         self._arriving[:] = [one for one in self._arriving if one.source != rank]
+        self._messages = deque(one for one in self._messages if one[0] != rank)
         self._visited.discard(rank)
         self._visitors.discard(rank)
+
+    def _wait_for_rows(self, rank: int) -> None:
+        """Wait until a rank on another node has given what it was asked for; help others meanwhile."""
+        begin = time.monotonic()
+        while self._asked[rank] and rank not in self._losses.gone():
+            found = self._receive()
+            if found is not None:
+                self._messages.append(found)
+            waited = time.monotonic() - begin
+            if waited > SPIN_SECONDS:
+                self._go_on()
+                time.sleep(min(_NAP_SHARE * waited, LONGEST_NAP_SECONDS))
 
     def _visit(self, rank: int) -> None:
         self._losses.require_alive(rank)
@@ -189,7 +231,7 @@ class RmaWindow(Window):
             self._visited.add(rank)
             self._send(rank, b"", _COMES)
 
-    def _send(self, rank: int, data: bytes, tag: int) -> None:
+    def _send(self, rank: int, data: bytes | AnyArray, tag: int) -> None:
         if rank in self._losses.gone():
             return
         sending = self._sending[rank]
@@ -237,8 +279,8 @@ class RmaWindow(Window):
         source, tag = status.source, status.tag
         data = bytearray(status.Get_count(MPI.BYTE))
         # Never a blocking call: the sender of a large message may die in the middle of it.
-        one = _Incoming(source, data, incoming.Irecv([data, MPI.BYTE]))
-        if tag == _MESSAGE and source not in self._losses.forgotten:
+        one = _Incoming(source, tag, data, incoming.Irecv([data, MPI.BYTE]))
+        if tag not in (_COMES, _GOES) and source not in self._losses.forgotten:
             self._arriving.append(one)
             return
         if not one.request.Test():
@@ -250,7 +292,7 @@ class RmaWindow(Window):
 
     def _complete(self) -> tuple[int, bytes] | None:
         waiting: set[int] = set()
-        for index, one in enumerate(self._arriving):
+        for one in tuple(self._arriving):
             # Messages of one rank keep their order.
             if one.source in waiting:
                 continue
@@ -258,14 +300,24 @@ class RmaWindow(Window):
                 is_complete = one.request.Test()
             except MPI.Exception as error:
                 # The rest of it never comes.
-                del self._arriving[index]
+                self._arriving.remove(one)
                 self._heed(error)
                 break
             if is_complete:
-                del self._arriving[index]
-                return one.source, bytes(one.data)
+                self._arriving.remove(one)
+                if one.tag == _MESSAGE:
+                    return one.source, bytes(one.data)
+                self._take_rows(one)
+                continue
             waiting.add(one.source)
         return None
+
+    def _take_rows(self, one: _Incoming) -> None:
+        """Answer a rank that asks for rows, or take those that this rank has asked for."""
+        if one.tag == _ASKS:
+            self._send(one.source, answer(self.memory, one.data), _GIVES)
+        elif self._asked[one.source]:
+            self._asked[one.source].popleft()[:] = np.frombuffer(one.data, np.uint8)
 
     def _heed(self, error: MPI.Exception) -> None:
         """Take note of a death that MPI reports; raise any other error."""
@@ -286,6 +338,7 @@ class RmaWindow(Window):
 
     def _end(self, *, is_collective: bool) -> None:
         self.memory = np.empty(0, np.uint8)
+        self._heaps = {}
         if is_collective and not MPI.Is_finalized() and self._leave():
             self._claim.give_back()
             self.communicator.close()
@@ -312,10 +365,28 @@ class RmaWindow(Window):
         return True
 
 
-def _allocate(mpi: MPI.Intracomm, heap_bytes: int) -> MPI.Win:
-    win = MPI.Win.Allocate(heap_bytes, 1, comm=mpi)
+def _allocate(mpi: MPI.Intracomm, heap_bytes: int, *, is_shared: bool) -> MPI.Win:
+    """Allocate a window. What `Win.Allocate` gives on one host is shared as well, but Open MPI does not show it."""
+    if is_shared:
+        # Each heap begins on a page of its own.
+        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
+        win = MPI.Win.Allocate_shared(heap_bytes, 1, info, mpi)
+        info.Free()
+    else:
+        win = MPI.Win.Allocate(heap_bytes, 1, comm=mpi)
     win.Set_errhandler(MPI.ERRORS_RETURN)
     return win
+
+
+def _mapped(win: MPI.Win, rank: int, heap_bytes: int) -> AnyArray | None:
+    """The heap of a rank on this node, as this process has it in its own memory; None where MPI does not show it."""
+    try:
+        memory, _ = win.Shared_query(rank)
+    except MPI.Exception:
+        return None
+    if memory.nbytes < heap_bytes:
+        return None
+    return np.frombuffer(cast(Any, memory), np.uint8, heap_bytes) if heap_bytes else np.empty(0, np.uint8)
 
 
 def _free(

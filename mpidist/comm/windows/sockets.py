@@ -17,6 +17,7 @@ from collections import deque
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.gathering import gather
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.window import (
     MAX_MESSAGE_BYTES,
@@ -25,11 +26,13 @@ from mpidist.comm.window import (
     part_of_heap,
     require_open,
     require_rank,
+    rows_of_heap,
 )
 from mpidist.comm.windows.connection import NOTHING, BrokenConnectionError, Connection, Kind
 from mpidist.comm.windows.door import Door, open_door
 from mpidist.comm.windows.handshake import LIMIT_SECONDS
 from mpidist.comm.windows.losses import Losses
+from mpidist.comm.windows.questions import answer, questions
 from mpidist.options import WindowOptions
 
 logger = logging.getLogger("mpidist")
@@ -85,6 +88,18 @@ class SocketWindow(Window):
             connection = self._connection(rank)
             connection.expected.append(view.data)
             self._send(connection, Kind.GET, offset, view.size)
+
+    def get_rows(self, rank: int, offset: int, numbers: AnyArray, into: AnyArray) -> None:
+        """Local. See `Window.get_rows`."""
+        view = rows_of_heap(self, rank, offset, numbers, into)
+        self._losses.require_alive(rank)
+        if rank == self.rank:
+            gather(self.memory, offset, numbers, view)
+        elif view.size:
+            connection = self._connection(rank)
+            for asked, part in questions(offset, numbers, view):
+                connection.expected.append(part.data)
+                self._send(connection, Kind.ASK, 0, len(asked), memoryview(asked))
 
     def put(self, rank: int, offset: int, array: AnyArray) -> None:
         """Local. See `Window.put`."""
@@ -227,6 +242,8 @@ class SocketWindow(Window):
             return memoryview(bytearray(size if kind is Kind.PUT else 0))
         if kind is Kind.MESSAGE and size <= MAX_MESSAGE_BYTES:
             return memoryview(bytearray(size))
+        if kind is Kind.ASK and size <= MAX_MESSAGE_BYTES:
+            return memoryview(bytearray(size))
         if kind in (Kind.GET, Kind.PUT) and at + size <= self.memory.size:
             return self.memory.data[at : at + size] if kind is Kind.PUT else NOTHING
         if kind is Kind.DATA and connection.expected and connection.expected[0] is not None:
@@ -247,6 +264,13 @@ class SocketWindow(Window):
             self._messages.append((connection.rank, bytes(body)))
         elif kind is Kind.GET:
             self._send(connection, Kind.DATA, 0, size, self.memory.data[at : at + size])
+        elif kind is Kind.ASK:
+            try:
+                # A copy: what is asked later is read later, though the kernel may take this one later still.
+                rows = answer(self.memory, body)
+            except ValueError as error:
+                raise BrokenConnectionError(str(error)) from None
+            self._send(connection, Kind.DATA, 0, rows.nbytes, rows.reshape(-1).data)
         elif kind is Kind.SYNC:
             self._send(connection, Kind.SYNCED)
         elif kind is Kind.LEAVE:

@@ -25,6 +25,8 @@ pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout_seconds(120)]
 SOON = 60.0
 # As in `mpidist.comm.windows.connection`.
 HEADER = struct.Struct("<B7xQQ")
+# As in `mpidist.comm.windows.questions`, for one row.
+ROWS = struct.Struct("<QQq")
 
 
 @pytest.fixture
@@ -119,12 +121,17 @@ def test_ranks_are_admitted_though_strangers_stand_at_the_door(
         (HEADER.pack(1, 0, (1 << 30) + 1), r"a frame MESSAGE of 1073741825 bytes at 0 does not fit"),
         (HEADER.pack(2, 999, 2), "a frame GET of 2 bytes at 999 does not fit"),
         (HEADER.pack(3, (1 << 64) - 1, 2), "a frame PUT of 2 bytes at 18446744073709551615 does not fit"),
+        (HEADER.pack(7, 0, 24) + ROWS.pack(0, 100, 10), "rows 10 to 10 of a heap that has 10"),
+        (HEADER.pack(7, 0, 24) + ROWS.pack(1001, 1, 0), "rows 0 to 0 of a heap that has -1"),
+        (HEADER.pack(7, 0, 8) + bytes(8), "a question of 8 bytes"),
         (HEADER.pack(16, 0, 8), "a frame DATA of 8 bytes at 0 does not fit"),
         (HEADER.pack(17, 0, 0), "a frame SYNCED of 0 bytes at 0 does not fit"),
         (HEADER.pack(1, 0, 100) + b"torn", "it has ended in a frame"),
         (b"\x01\0\0", "it has ended in a frame"),
     ],
-    ids=["kind", "oversize", "get", "put", "data", "synced", "torn message", "torn header"],
+    ids=[
+        "kind", "oversize", "get", "put", "rows", "offset", "question", "data", "synced", "torn message", "torn header",
+    ],
 )
 def test_a_rank_that_sends_nonsense_is_left_out(
     window: SocketWindow, communicator: Communicator, caplog: pytest.LogCaptureFixture, sent: bytes, text: str

@@ -146,6 +146,78 @@ def test_many_gets_and_puts_are_completed_by_one_flush(window: Window) -> None:
 
 
 @served
+def test_rows_are_read_by_their_numbers(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each rank in turn, in any order, some of them twice; also in several questions."""
+    if window.rank:
+        assert awaited(window) == (window.rank - 1, b"your turn")
+    rng = np.random.default_rng(window.rank)
+    for offset, dtype, width, piece in ((64, "float32", 3, 1 << 20), (7, "uint8", 5, 40), (128, "uint64", 1, 8)):
+        monkeypatch.setattr("mpidist.comm.windows.questions._PIECE_BYTES", piece)
+        rows = rng.integers(0, 100, (50, width)).astype(dtype)
+        window.put(0, offset, rows)
+        window.flush(0)
+        numbers = rng.integers(0, 50, 70)
+        back, after = np.zeros((70, width), dtype), np.zeros(1, np.uint8)
+        window.get_rows(0, offset, numbers, back)
+        window.get_rows(0, offset, numbers[:0], back[:0])
+        window.get_rows(0, offset, numbers, np.zeros((70, 0)))
+        window.get(0, offset, after)
+        window.flush(0)
+        np.testing.assert_array_equal(back, rows[numbers])
+        assert after[0] == rows.view(np.uint8).flat[0]
+    if window.rank + 1 < window.size:
+        window.ring(window.rank + 1, b"your turn")
+
+
+@served
+def test_many_rows_are_one_call(window: Window) -> None:
+    if window.rank:
+        assert awaited(window) == (window.rank - 1, b"your turn")
+    given = pattern(1 << 20, window.rank).reshape(-1, 64)
+    window.put(0, 0, given)
+    numbers, back = np.arange(len(given))[::-2].copy(), np.zeros((len(given) // 2, 64), np.uint8)
+    window.flush(0)
+    window.get_rows(0, 0, numbers, back)
+    window.flush(0)
+    np.testing.assert_array_equal(back, given[::-2])
+    if window.rank + 1 < window.size:
+        window.ring(window.rank + 1, b"your turn")
+
+
+@pytest.mark.mpi(min_size=2)
+def test_rows_are_read_in_the_order_of_the_calls(window: Window, communicator: Communicator) -> None:
+    """A version that is the same before and after them is theirs, though the first rank changes them all the time."""
+    version, rows = window.memory[:8].view(np.uint64), window.memory[64 : 64 + (1 << 20)].view(np.uint64)
+    if window.rank == 0:
+        told = None
+        while told is None:
+            version += 1
+            for low in range(0, len(rows), len(rows) // 4):
+                rows[low : low + len(rows) // 4] += 1
+                told = told or window.poll()
+            version += 1
+            told = told or window.poll(0.001)
+    elif window.rank == window.size - 1:
+        seen: set[int] = set()
+        whole, end = 0, time.monotonic() + SOON
+        found, numbers, zero = np.zeros((4, 1024), np.uint64), np.array([100, 3, 3, 50]), np.zeros(1, np.int64)
+        before, after = np.ones(1, np.uint64), np.ones(1, np.uint64)
+        while (whole < 20 or len(seen) < 2) and time.monotonic() < end:
+            window.get_rows(0, 0, zero, before)
+            window.get_rows(0, 64, numbers, found)
+            window.get_rows(0, 0, zero, after)
+            window.flush(0)
+            seen.add(int(after[0]))
+            if before[0] == after[0] and not before[0] % 2:
+                whole += 1
+                assert (found == before[0] // 2).all()
+        window.ring(0, b"enough")
+        assert whole >= 20
+        assert len(seen) > 1
+    serve(window, communicator)
+
+
+@served
 def test_an_array_that_nobody_else_has_is_kept_until_the_flush(window: Window) -> None:
     for number in range(20):
         given = np.full(50_000, 10 * window.rank + number, np.uint8)
@@ -267,6 +339,17 @@ WRONG: tuple[tuple[Callable[[Window], None], type[Exception], str], ...] = (
     (lambda w: w.put(0, 0, np.array([None])), TypeError, r"`array` must be .* got one of dtype object"),
     (lambda w: w.get(0, 0, np.zeros((4, 4))[:, :2]), ValueError, r"`into` must be a C-contiguous array"),
     (lambda w: w.get(0, 0, np.broadcast_to(np.zeros(1), 1)), ValueError, r"`into` must be a writable array"),
+    (lambda w: w.get_rows(w.size, 0, np.zeros(1, int), np.zeros((1, 1))), ValueError, "`rank` must be from 0"),
+    (lambda w: w.get_rows(0, 0, cast(Any, [0]), np.zeros((1, 1))), TypeError, r"`numbers` must be .* int64, got \[0\]"),
+    (lambda w: w.get_rows(0, 0, np.zeros(1, np.int32), np.zeros((1, 1))), TypeError, "`numbers` must be .* int32"),
+    (lambda w: w.get_rows(0, 0, np.zeros(2, int), np.zeros((1, 1))), ValueError, r"got shapes \(2,\) and \(1, 1\)"),
+    (lambda w: w.get_rows(0, 0, np.zeros((1, 1), int), np.zeros((1, 1))), ValueError, "`numbers` must have one dim"),
+    (lambda w: w.get_rows(0, 0, np.array([2, -1]), np.zeros((2, 1))), ValueError, "must not be negative, got -1"),
+    (lambda w: w.get_rows(0, 8, np.array([0, HEAP // 8 - 1]), np.zeros((2, 1))), ValueError,
+     rf"bytes 8 to {HEAP + 8} are not in the heap of rank 0, which has {HEAP} bytes"),
+    (lambda w: w.get_rows(0, -8, np.zeros(0, int), np.zeros((0, 1))), ValueError, "bytes -8 to -8 are not in the heap"),
+    (lambda w: w.get_rows(0, 0, np.zeros(2, int), np.zeros((2, 4))[:, :2]), ValueError, "`into` must be a C-contig"),
+    (lambda w: w.get_rows(0, cast(Any, 0.5), np.zeros(1, int), np.zeros((1, 1))), TypeError, "`offset` must be an int"),
     (lambda w: w.ring(0, cast(Any, "text")), TypeError, r"`message` must be bytes, got str"),
 )
 
