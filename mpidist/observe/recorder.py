@@ -1,6 +1,7 @@
 """The recorder: the calls of this process on all communicators, each with its place in the page of the rank.
 
-On a worker also the closure that it runs. Nobody else makes that call, so it has no place in the page.
+On a worker also the closure that it runs. Nobody else makes that call, so it has no place in the page. And the bytes of
+messages that this process has sent for each closure.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from threading import get_ident
 from mpidist.observe.calls import PLACE_WORDS, Call, Calls, byte_count, new_words
 from mpidist.observe.stacks import line_of_call
 from mpidist.observe.trace import TRACE
+from mpidist.observe.traffic import Traffic
 
 
 class _TracedCalls(Calls):
@@ -81,11 +83,13 @@ class Recorder:
     Attributes:
         page: The words that other ranks of the node can read, or words of this process alone.
         closure: The one that this process runs; None if it runs none.
+        traffic: What this process has sent for closures.
     """
 
     def __init__(self) -> None:
         self.page = new_words(0)
         self.closure: ClosureCall | None = None
+        self.traffic = Traffic()
         self._open: list[weakref.ref[Calls] | None] = []
 
     def show(self, words: memoryview) -> None:

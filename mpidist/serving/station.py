@@ -16,8 +16,19 @@ from mpidist.comm.deaths import WATCH
 from mpidist.comm.window import Window
 from mpidist.errors import DeadRankError
 from mpidist.observe.peers import Key
+from mpidist.observe.recorder import RECORDER
 from mpidist.serving.awaited import Awaited
-from mpidist.serving.messages import Answer, Call, Left, Message, Send, decode, encode
+from mpidist.serving.messages import (
+    Answer,
+    Call,
+    Left,
+    Message,
+    Send,
+    closure_of,
+    decode,
+    encode,
+    given_by_user,
+)
 
 # Work in the background is looked after as often.
 _BACKGROUND_SECONDS = 0.001
@@ -79,7 +90,11 @@ class Station:
 
     def send(self, send: Send) -> None:
         """Local. Send a message."""
-        self.window.ring(send.rank, encode(send.message))
+        message = send.message
+        data = encode(message)
+        runs = RECORDER.closure
+        RECORDER.traffic.note(closure_of(message) or (runs.number if runs else 0), len(data), given_by_user(message))
+        self.window.ring(send.rank, data)
 
     def step(self, seconds: float = 0.0) -> bool:
         """Local. Take one message, if one comes within this time; returns whether one came.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import time
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import pytest
 
 from tests.hosts.virtual_hosts import VirtualHosts
 from tests.launching import find_mpirun, finish, is_open_mpi, run_program
+from tests.parallel.serving.test_traffic import Cost, require_few_bytes
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
@@ -86,6 +88,29 @@ def test_training_goes_on_after_the_death_of_a_worker_on_another_host(virtual_ho
     result = run_program(3, program, tmp_path)
     assert "restored [41.0] 41 " in result.stdout, result.stdout + result.stderr
     assert result.returncode == 0, result.stderr
+
+
+TRAFFIC = """
+import json, sys
+from mpidist.comm.communicator import open_communicator
+from tests.parallel.serving.test_traffic import cost_of_closures
+
+communicator = open_communicator()
+cost = cost_of_closures(communicator, 2)
+if communicator.rank == 0:
+    json.dump({**cost._asdict(), "nodes": communicator.node_sizes}, open(sys.argv[1], "w"))
+"""
+
+
+def test_a_closure_takes_few_bytes_between_hosts(virtual_hosts: Open, tmp_path: Path) -> None:
+    program, out = tmp_path / "program.py", tmp_path / "cost.json"
+    program.write_text(TRAFFIC)
+    result = virtual_hosts(2).run([2, 2], program, out)
+    assert result.returncode == 0, result.stdout + result.stderr
+    cost = json.loads(out.read_text())
+    # Chief and worker are on the one, both servers on the other.
+    assert cost.pop("nodes") == [2, 2]
+    require_few_bytes(Cost(**cost), 2)
 
 
 BUSY = HEAD + """

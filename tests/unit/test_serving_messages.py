@@ -7,6 +7,7 @@ import pickle
 import pytest
 
 from mpidist.serving.messages import (
+    OWN_WRITE,
     SLOTS,
     Answer,
     Applied,
@@ -28,8 +29,10 @@ from mpidist.serving.messages import (
     Prepared,
     Push,
     Step,
+    closure_of,
     decode,
     encode,
+    given_by_user,
 )
 
 LATE = 10**6
@@ -67,6 +70,16 @@ def test_closure_takes_few_bytes() -> None:
     finished = Finished(LATE, 1, (1, 2), (0,), result, ((3, 0, LATE),))
     messages: list[Message] = [Do(LATE, 1, 1, 300, arguments), finished, *2 * to_servers]
     assert sum(len(encode(message)) for message in messages) - len(arguments) - len(result) <= 256
+
+
+def test_messages_are_about_a_closure_or_about_none() -> None:
+    own = [Push(5, OWN_WRITE, 1, 0, True), Commit(5, 0, 5, OWN_WRITE, ()), Applied(5, OWN_WRITE)]
+    assert {closure_of(message) for message in own} == {0}
+    assert {type(message) for message in MESSAGES if closure_of(message) == LATE} == {
+        Do, Push, Drop, Finished, Failed, Prepared, Commit, Applied,
+    }
+    given = {type(message): given_by_user(message) for message in MESSAGES[:6]}
+    assert given == {Define: 0, Do: 9, Push: 0, Drop: 0, Finished: 6, Failed: 16}
 
 
 @pytest.mark.parametrize("data", [
