@@ -39,6 +39,8 @@ _LEFT = (
 # After a death the program's own thread has so long to find out and to raise an error, where it can be caught. Then a
 # thread of ours ends the process: the program's thread may be in a call of MPI that never returns.
 DISCOVERY_SECONDS = 3.0
+# The end of the name of one that may be alive, and is lost.
+IS_SILENT = ", of which nothing is heard"
 # Between two looks at processes that have no descriptor.
 _LOOK_SECONDS = 0.5
 
@@ -363,10 +365,11 @@ WATCH = DeathWatch()
 def describe(names: Iterable[str]) -> str:
     """Local. A sentence about the dead, and the way out."""
     listed = sorted(names)
-    return (
-        f"{', '.join(listed)} ended without taking leave of the others, for instance by a kill or `os._exit`. Start "
-        "the job again: a program that saves checkpoints goes on from the last one"
-    )
+    ended = ", ".join(name for name in listed if not name.endswith(IS_SILENT))
+    silent = ", ".join(name.removesuffix(IS_SILENT) for name in listed if name.endswith(IS_SILENT))
+    told = [f"{ended} ended without taking leave of the others, for instance by a kill or `os._exit`"] * bool(ended)
+    told += [f"{silent} cannot be reached: the host says nothing any more, as where a cable is cut"] * bool(silent)
+    return f"{'; '.join(told)}. Start the job again: a program that saves checkpoints goes on from the last one"
 
 
 def _life(number: int) -> str:

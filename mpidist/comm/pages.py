@@ -107,7 +107,7 @@ def look(
             peers.append(Peer(key, name, other, _open(way), way.through if way else ""))
         elif folder is not None:
             WATCHDOG.open_file(folder)
-            peers.append(FarPeer(key, name, other, folder))
+            peers.append(FarPeer(key, name, other, folder, here))
     WATCHDOG.meet(peers)
 
 

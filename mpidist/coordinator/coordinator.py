@@ -332,8 +332,11 @@ class ClusterCoordinator:
         gone = self._station.window.lost() | self._station.left.keys()
         lost = (gone & self._closures.workers.keys()) | set(self._closures.overdue(now))
         for rank in sorted(lost):
-            name, left = self._station.name_of(rank), len(self._closures.workers) - 1
-            logger.warning("%s is lost; its work goes to the other %d worker%s", name, left, "s" * (left != 1))
+            (name, (host, process, _)), left = self._place_of(rank), len(self._closures.workers) - 1
+            logger.warning(
+                "%s (rank %d, process %d on %s) is lost; its work goes to the other %d worker%s",
+                name, rank, process, host, left, "s" * (left != 1),
+            )
             with self._station.whole:
                 self._do(self._closures.lost(rank, now))
                 self.strategy.give_up(rank)

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mpidist.observe.details import tell
-from mpidist.observe.peers import Key, Peer
+from mpidist.observe.peers import STALE_SECONDS, Key, Peer
 
 VARIABLE = "MPIDIST_JOB_DIR"
 # A rank that waits writes once in so many seconds, another one once in so many.
@@ -99,12 +99,14 @@ class FarPeer(Peer):
         name: What to call it.
         order: Lower ones speak first.
         folder: Of the job.
+        me: This rank's own process.
     """
 
     is_far = True
 
-    def __init__(self, key: Key, name: str, order: int, folder: Path) -> None:
+    def __init__(self, key: Key, name: str, order: int, folder: Path, me: Key) -> None:
         super().__init__(key, name, order, None, "")
+        self._own_file = folder / _name_of(me)
         self._path_of_file = folder / _name_of(key)
         self._content: dict[str, Any] = {}
         self._read = self._changed = 0.0
@@ -118,6 +120,13 @@ class FarPeer(Peer):
                 if content != self._content:
                     self._content, self._changed = content, now
         return self._content
+
+    def _age(self) -> float:
+        """The seconds since it has written last; both times are those of the file system's clock."""
+        try:
+            return self._own_file.stat().st_mtime - self._path_of_file.stat().st_mtime
+        except OSError:
+            return 0.0
 
     def state(self, identity: int) -> int | None:
         """Local. See `Peer.state`."""
@@ -169,6 +178,12 @@ class FarPeer(Peer):
             return f"{self.name} {why_gone}"
         if not self._content:
             return f"{self.name} has no file here yet"
+        seconds = self._age()
+        if seconds > IDLE_SECONDS + STALE_SECONDS:
+            return (
+                f"{self.name} has shown nothing for {seconds:.0f} s: it may be stopped, or hold the interpreter, or "
+                "its host cannot be reached"
+            )
         if not self.is_fresh():
             return f"{self.name} has not waited in any call for {time.monotonic() - self._changed:.0f} s"
         return f"{self.name} {tell(self.details())}"

@@ -12,7 +12,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any, Protocol
 
-from mpidist.comm.deaths import WATCH
+from mpidist.comm.deaths import IS_SILENT, WATCH, Process
 from mpidist.comm.window import Window
 from mpidist.errors import DeadRankError
 from mpidist.observe.peers import Key
@@ -85,6 +85,7 @@ class Station:
         self.background: Callable[[], None] | None = None
         self.whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
         self._needed = needed
+        self._key_of = key_of
         self._answers: dict[int, Answer | None] = {}
         self._number = 0
 
@@ -154,11 +155,16 @@ class Station:
         if dead:
             # The program gets time to handle the error.
             WATCH.was_raised = WATCH.was_raised or threading.current_thread() is threading.main_thread()
-            names = ", ".join(f"{self.name_of(rank)} (rank {rank})" for rank in sorted(dead))
+            names = ", ".join(map(self._why_gone, sorted(dead)))
             raise DeadRankError(
-                f"{names} is dead, without which no training goes on. Start the job again: a program that saves "
-                "checkpoints goes on from the last one, also with another number of servers"
+                f"{names}, without which no training goes on. Start the job again: a program that saves checkpoints "
+                "goes on from the last one, also with another number of servers"
             )
+
+    def _why_gone(self, rank: int) -> str:
+        is_silent = WATCH.dead.get(Process(*self._key_of(rank)), "").endswith(IS_SILENT)
+        why = "cannot be reached: its host says nothing any more" if is_silent else "is dead"
+        return f"{self.name_of(rank)} (rank {rank}) {why}"
 
     def call(self, rank: int, name: str, *arguments: Any) -> Any:
         """Local. Ask another process, and wait for its answer.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpidist.comm.deaths import DeathWatch, Process, describe, this_process
+from mpidist.comm.deaths import IS_SILENT, DeathWatch, Process, describe, this_process
 from mpidist.errors import DeadRankError
 
 SECONDS = 10.0
@@ -107,3 +107,8 @@ def test_an_error_of_mpi_names_nobody_twice(child: subprocess.Popen[bytes]) -> N
 
 def test_the_sentence_about_the_dead() -> None:
     assert describe(["rank 3 of 4", "rank 1 of 4"]).startswith("rank 1 of 4, rank 3 of 4 ended without taking leave")
+    silent = f"rank 2 of 4{IS_SILENT}"
+    assert describe([silent]).startswith("rank 2 of 4 cannot be reached: the host says nothing any more")
+    both = describe([silent, "rank 1 of 4"])
+    assert both.startswith("rank 1 of 4 ended without taking leave")
+    assert "; rank 2 of 4 cannot be reached" in both

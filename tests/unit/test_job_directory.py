@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,13 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.observe.job_directory import FarPeer, OwnFile, folder_of, wanted
+from mpidist.observe.job_directory import IDLE_SECONDS, FarPeer, OwnFile, folder_of, wanted
 from mpidist.observe.page import PAGE_BYTES, Page
 from mpidist.observe.peers import Key
 from mpidist.observe.recorder import Recorder
 from mpidist.observe.watchdog import Watchdog
 
 KEY = Key("n1", 7, "pid:[1]")
+ME = Key("n2", 7, "pid:[1]")
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -46,7 +48,7 @@ def end(process: subprocess.Popen[str]) -> None:
 
 
 def test_a_file_tells_states_and_the_death(tmp_path: Path) -> None:
-    peer = FarPeer(KEY, "rank 1", 1, tmp_path)
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path, ME)
     assert peer.tell() == "rank 1 has no file here yet"
     assert not peer.has_died()
     process = start_holder(tmp_path)
@@ -60,8 +62,26 @@ def test_a_file_tells_states_and_the_death(tmp_path: Path) -> None:
     assert peer.tell() == "rank 1 has died"
 
 
+def test_a_file_that_is_not_written_any_more_says_so(tmp_path: Path) -> None:
+    """A rank that waits for nobody writes seldom; one that is stopped, never."""
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path, ME)
+    process = start_holder(tmp_path)
+    time.sleep(0.6)
+    assert peer.details() == {"calls": []}
+    peer._changed -= 6
+    assert re.fullmatch(r"rank 1 has not waited in any call for \d+ s", peer.tell())
+    mine = OwnFile(tmp_path, ME)
+    mine.write({})
+    written = (tmp_path / "n1-7-1").stat().st_mtime
+    os.utime(tmp_path / "n2-7-1", (written, written + IDLE_SECONDS + 5))
+    assert re.match(r"rank 1 has shown nothing for 15 s: it may be stopped, or hold the interpreter", peer.tell())
+    mine.close()
+    end(process)
+    assert peer.tell() == "rank 1 has died"
+
+
 def test_who_has_ended_is_not_dead(tmp_path: Path) -> None:
-    peer = FarPeer(KEY, "rank 1", 1, tmp_path)
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path, ME)
     end(start_holder(tmp_path, "ended"))
     assert peer.has_ended()
     assert not peer.has_died()
@@ -71,7 +91,7 @@ def test_who_has_ended_is_not_dead(tmp_path: Path) -> None:
 def test_half_a_text_is_none(tmp_path: Path) -> None:
     own = OwnFile(tmp_path, KEY)
     own.write({"states": {"5": 12}})
-    peer = FarPeer(KEY, "rank 1", 1, tmp_path)
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path, ME)
     assert peer.state(5) == 12
     path = next(tmp_path.iterdir())
     whole = path.read_text()
@@ -85,7 +105,7 @@ def test_a_file_is_written_once_in_a_while(tmp_path: Path) -> None:
     own = OwnFile(tmp_path / "job", KEY)
     own.write({"ended": False})
     own.write({"ended": True}, after=10)
-    peer = FarPeer(KEY, "rank 1", 1, tmp_path / "job")
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path / "job", ME)
     assert not peer.has_ended()
     own.close()
     assert not (tmp_path / "job").exists()
@@ -127,7 +147,7 @@ def test_a_rank_that_waits_notes_a_death_whose_call_was_never_written(
     watchdog, mine = Watchdog(), Key("n0", os.getpid(), "pid:[1]")
     watchdog.start(mine, "rank 0 of 2", 0, page, -1)
     try:
-        watchdog.meet([FarPeer(KEY, "rank 1", 1, tmp_path)])
+        watchdog.meet([FarPeer(KEY, "rank 1", 1, tmp_path, ME)])
         watchdog.end_by(lambda: None, bool, lambda key, _: dead.append(key))
         calls = recorder.open(77, [mine, KEY], 0)
         calls.enter("all_reduce")
@@ -147,7 +167,7 @@ def test_a_rank_speaks_only_where_the_word_of_a_dead_one_has_not_ended_the_job(
 ) -> None:
     """Who speaks ends all ranks, and itself among the first: others see a death, and are about to end, too."""
     monkeypatch.setattr("mpidist.observe.watchdog._TURN_SECONDS", 0.1)
-    watchdog, peer = Watchdog(), FarPeer(KEY, "rank 0", 0, tmp_path)
+    watchdog, peer = Watchdog(), FarPeer(KEY, "rank 0", 0, tmp_path, ME)
     is_over = False
     watchdog.end_by(lambda: None, lambda: is_over, lambda *_: None)
     watchdog._order = 1
@@ -163,6 +183,6 @@ def test_a_rank_speaks_only_where_the_word_of_a_dead_one_has_not_ended_the_job(
 
 
 def test_who_has_come_to_its_end_does_not_speak(tmp_path: Path) -> None:
-    peer = FarPeer(KEY, "rank 0", 0, tmp_path)
+    peer = FarPeer(KEY, "rank 0", 0, tmp_path, ME)
     end(start_holder(tmp_path, "ended"))
     assert not peer.may_speak()

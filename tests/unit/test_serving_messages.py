@@ -73,7 +73,7 @@ def test_closure_takes_few_bytes() -> None:
 
 
 def test_messages_are_about_a_closure_or_about_none() -> None:
-    own = [Push(5, OWN_WRITE, 1, 0, True), Commit(5, 0, 5, OWN_WRITE, ()), Applied(5, OWN_WRITE)]
+    own: list[Message] = [Push(5, OWN_WRITE, 1, 0, True), Commit(5, 0, 5, OWN_WRITE, ()), Applied(5, OWN_WRITE)]
     assert {closure_of(message) for message in own} == {0}
     assert {type(message) for message in MESSAGES if closure_of(message) == LATE} == {
         Do, Push, Drop, Finished, Failed, Prepared, Commit, Applied,

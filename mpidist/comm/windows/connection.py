@@ -107,7 +107,7 @@ class Connection:
             except BlockingIOError:
                 return
             except OSError as error:
-                raise BrokenConnectionError(str(error)) from None
+                raise BrokenConnectionError(str(error)) from error
             while queue and sent >= queue[0].nbytes:
                 sent -= queue.popleft().nbytes
             if sent:
@@ -127,7 +127,7 @@ class Connection:
                 except BlockingIOError:
                     return
                 except OSError as error:
-                    raise BrokenConnectionError(str(error)) from None
+                    raise BrokenConnectionError(str(error)) from error
                 if not count:
                     raise BrokenConnectionError("it has ended" if self._is_between() else "it has ended in a frame")
                 taken += count

@@ -127,11 +127,12 @@ class _Watch:
 
     def _hear(self, number: int) -> None:
         rank, link = self._links[number]
+        broken: OSError | None = None
         try:
             said = link.recv(1)
-        except OSError:
+        except OSError as error:
             # The other host has said nothing for too long, or the rank has left something unread.
-            said = b""
+            said, broken = b"", error
         self._poll.unregister(link)
         del self._links[number]
         link.close()
@@ -140,4 +141,4 @@ class _Watch:
         if said == _LEAVE:
             self._losses.leave(rank)
         elif not self._is_leaving:
-            self._losses.note(rank)
+            self._losses.note(rank, broken)

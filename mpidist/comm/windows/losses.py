@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import errno
 import threading
 
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.deaths import WATCH
+from mpidist.comm.deaths import IS_SILENT, WATCH
 from mpidist.errors import DeadRankError
+
+# The kernel has heard nothing for too long, or knows no way any more.
+_SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
 
 
 class Losses:
@@ -46,24 +50,35 @@ class Losses:
         others = self.forgotten | self._left
         return self.dead() | others if others else self.dead()
 
-    def note(self, rank: int) -> None:
-        """Local. Take note of a death."""
+    def note(self, rank: int, error: BaseException | None = None) -> None:
+        """Local. Take note of a death.
+
+        Args:
+            rank: Who is dead.
+            error: Of its connection; a host that says nothing any more may be alive.
+        """
         if rank not in self.dead():
             with self._lock:
                 self._dead |= {rank}
             process = self._communicator.processes[rank]
             size = self._communicator.size
-            WATCH.note(process, f"rank {rank} of {size} (process {process.number} on {process.host})")
+            name = f"rank {rank} of {size} (process {process.number} on {process.host})"
+            is_silent = isinstance(error, OSError) and error.errno in _SILENCE
+            WATCH.note(process, name + IS_SILENT * is_silent)
 
-    def cut(self, rank: int) -> None:
+    def cut(self, rank: int, error: BaseException | None = None) -> None:
         """Local. Take note that a connection has ended: of a death, unless the kernel tells of that rank's.
 
         A rank on this host may have dropped its window, and live.
+
+        Args:
+            rank: The rank at its other end.
+            error: Of the connection.
         """
         if WATCH.watches(self._communicator.processes[rank]):
             self.leave(rank)
         else:
-            self.note(rank)
+            self.note(rank, error)
 
     def leave(self, rank: int) -> None:
         """Local. Take note that a rank has ended its window; what it has sent before is still delivered."""
@@ -78,8 +93,10 @@ class Losses:
         """Local. Raise DeadRankError if a rank is gone."""
         if rank in self.gone():
             process = self._communicator.processes[rank]
-            why = "is dead" if rank in self.dead() else "is given up" if rank in self.forgotten else "has left"
+            is_silent = WATCH.dead.get(process, "").endswith(IS_SILENT)
+            dead = "cannot be reached, whose host says nothing any more" if is_silent else "is dead"
+            why = dead if rank in self.dead() else "is given up" if rank in self.forgotten else "has left"
             raise DeadRankError(
                 f"rank {rank} of {self._communicator.size} (process {process.number} on {process.host}) {why}: its "
-                "heap cannot be reached any more. Restore what it held from the last checkpoint"
+                "heap is lost to this rank. Restore what it held from the last checkpoint"
             )

@@ -284,7 +284,7 @@ class SocketWindow(Window):
         self._close(connection)
         if is_death and not self._is_leaving and connection.rank not in self._losses.gone():
             logger.warning("window: rank %d has lost its connection to rank %d: %s", self.rank, connection.rank, error)
-            self._losses.cut(connection.rank)
+            self._losses.cut(connection.rank, error.__cause__)
 
     def _close(self, connection: Connection) -> None:
         if connection.link is not None:
