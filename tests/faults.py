@@ -977,7 +977,20 @@ SERVING = (
         "unit/test_serving_staging.py::test_whole_update_is_prepared_then_applied_then_forgotten",
     ),
     Fault(
-        "a worker waits for an update that was given up", "serving/worker.py",
+        "a function misses what the one before has assigned", "serving/ahead.py",
+        "            self._changed.add(number)\n            self._drop(number)\n", "            pass\n",
+        "parallel/serving/test_ahead.py::test_a_function_sees_what_the_one_before_has_written_after_it_was_pulled", 3,
+    ),
+    Fault(
+        "shards of one variable are pulled ahead at two moments", "serving/ahead.py",
+        "if len(self._groups[one]) > 1", "if len(self._groups[one]) > 9", "unit/test_ahead.py",
+    ),
+    Fault(
+        "what was pulled for another closure is taken", "serving/ahead.py",
+        "pulls if pulls is not None and pulls.name == do[:2] else None", "pulls", "unit/test_ahead.py",
+    ),
+    Fault(
+        "a worker waits for an update that was given up", "serving/own_updates.py",
         "            unapplied.discard(slot)\n", "            pass\n",
         "parallel/serving/test_dropped_updates.py::test_update_that_fits_one_server_only_is_not_waited_for", 4,
     ),

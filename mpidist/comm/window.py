@@ -42,12 +42,14 @@ class Window(Resource, Protocol):
         heap_sizes: The number of bytes in each rank's heap; 0 for a rank that offers none.
         memory: This rank's heap: uint8, writable, of shape `(heap_sizes[rank],)`. Its first content is undefined. No
             view of it may be used after `close`.
+        is_for_threads: Whether it may be used by one thread and then by another.
     """
 
     rank: int
     size: int
     heap_sizes: tuple[int, ...]
     memory: AnyArray
+    is_for_threads: bool = True
 
     def get(self, rank: int, offset: int, into: AnyArray) -> None:
         """Local. Begin to read a rank's heap.
@@ -166,7 +168,6 @@ class SoloWindow(Window):
         self.heap_sizes: tuple[int, ...] = (heap_bytes,)
         self.memory: AnyArray = np.empty(heap_bytes, np.uint8)
         self._messages: list[bytes] = []
-        self._is_forgotten = False
 
     def get(self, rank: int, offset: int, into: AnyArray) -> None:
         """Local. See `Window.get`."""

@@ -278,7 +278,8 @@ class Closures:
             closure.attempt += 1
             closure.worker = worker.rank
             work = closure.work
-            do = Do(number, closure.attempt, slot, work.function.number, work.arguments)
+            ahead = self._workers.prefetch
+            do = Do(number, closure.attempt, slot, work.function.number, work.arguments, ahead)
             actions += [*worker.define(work), Send(worker.rank, do)]
         return actions
 

@@ -42,7 +42,10 @@ class ClusterCoordinator:
     Local. Args:
         strategy: A `ParameterServerStrategy`, on its chief.
         closure_timeout: Seconds after which a function's worker counts as lost; default: never.
-        prefetch: Give a worker its next function while it still runs one, if no other worker is free.
+        prefetch: Give a worker its next function while it still runs one, if no other worker is free, and let it pull
+            meanwhile what that function read when it last ran there. Values that are pulled so may miss the last step
+            that an optimizer has made on this worker; they never miss what functions before it on this worker have
+            assigned, added or scattered, never are of two versions, and never get older.
         queue_size: So many functions may wait for a worker, or for the values that they take; then `schedule` waits.
 
     Raises:

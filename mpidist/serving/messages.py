@@ -53,6 +53,7 @@ class Do(NamedTuple):
         slot: The worker's place on every server that this attempt pushes to; free, or freed by what was sent before.
         function: The number of its function.
         arguments: Its pickled arguments.
+        is_followed: Whether the next closure may come while this one runs.
     """
 
     closure: int
@@ -60,6 +61,7 @@ class Do(NamedTuple):
     slot: int
     function: int
     arguments: bytes
+    is_followed: bool = False
 
 
 class Push(NamedTuple):

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import sys
-from typing import NamedTuple
+from collections.abc import Generator
+from typing import NamedTuple, cast
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.window import Window
 from mpidist.serving.station import Station
 from mpidist.variables.served import Place
 
@@ -43,32 +45,64 @@ def read_whole(station: Station, place: Place, known: Value | None = None, *, is
     Raises:
         DeadRankError: The server is dead.
     """
-    window, words = station.window, np.empty(2, np.uint64)
+    memory = known.array if known is not None and is_sole(known) else None
     with station.awaited((place.server,), READ):
-        value: AnyArray | None = None
-        for _ in range(_TRIES):
-            window.get(place.server, place.header, words)
-            window.flush(place.server)
-            version = int(words[0])
-            if known is not None and known.version == version:
-                return known
-            if value is None:
-                value = known.array if known is not None and _is_sole(known) else np.empty(place.shape, place.dtype)
-            window.get(place.server, place.buffers[version % 2], value.reshape(-1))
-            window.flush(place.server)
-            if is_relaxed:
-                return Value(None, value)
-            window.get(place.server, place.header, words)
-            window.flush(place.server)
-            # The version after the next one is made in the buffer that was read; of a table, the next one.
-            if int(words[1]) < version + (1 if place.block_rows else 2):
-                return Value(version, value)
-            # What is known may have been overwritten.
-            known = None
+        try:
+            next(read_in_pieces(station.window, place, known, memory, is_relaxed=is_relaxed))
+        except StopIteration as end:
+            if end.value is not None:
+                return cast(Value, end.value)
     while (given := station.call(place.server, "snapshot", place.number)) is None:
         # It is a table that is being restored.
         station.step(_WAIT_SECONDS)
     return Value(None, given.reshape(place.shape))
+
+
+def read_in_pieces(
+    window: Window, place: Place, known: Value | None, memory: AnyArray | None = None, *, is_relaxed: bool = False,
+    piece_bytes: int | None = None,
+) -> Generator[None, None, Value | None]:
+    """Local. As `read_whole`, with pauses in which the window is free for others.
+
+    Args:
+        window: To the server.
+        place: Of the variable.
+        known: What was read before; returned for an unchanged variable.
+        memory: For the value; by default new memory.
+        is_relaxed: As of `read_whole`.
+        piece_bytes: After so many there is a pause; default: none.
+
+    Returns:
+        None if the variable changes too fast.
+
+    Raises:
+        DeadRankError: The server is dead.
+    """
+    words = np.empty(2, np.uint64)
+    for _ in range(_TRIES):
+        window.get(place.server, place.header, words)
+        window.flush(place.server)
+        version = int(words[0])
+        if known is not None and known.version == version:
+            return known
+        value = memory = np.empty(place.shape, place.dtype) if memory is None else memory
+        flat, begin = value.reshape(-1), place.buffers[version % 2]
+        step = max(1, flat.size if piece_bytes is None else piece_bytes // flat.itemsize)
+        for at in range(0, flat.size, step):
+            if at:
+                yield
+            window.get(place.server, begin + at * flat.itemsize, flat[at : at + step])
+            window.flush(place.server)
+        if is_relaxed:
+            return Value(None, value)
+        window.get(place.server, place.header, words)
+        window.flush(place.server)
+        # The version after the next one is made in the buffer that was read; of a table, the next one.
+        if int(words[1]) < version + (1 if place.block_rows else 2):
+            return Value(version, value)
+        # What is known may have been overwritten.
+        known = None
+    return None
 
 
 def _references(value: Value) -> int:
@@ -79,6 +113,6 @@ def _references(value: Value) -> int:
 _SOLE = _references(Value(None, np.empty(0)))
 
 
-def _is_sole(value: Value) -> bool:
-    """Whether nobody else holds the array, or a view of it."""
+def is_sole(value: Value) -> bool:
+    """Local. Whether nobody else holds the array, or a view of it."""
     return _references(value) <= _SOLE

@@ -14,10 +14,10 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.data.dataset import Dataset
 from mpidist.data.input_context import InputContext
-from mpidist.errors import DeadRankError
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.observe.recorder import RECORDER
 from mpidist.serving import handles
+from mpidist.serving.ahead import Ahead
 from mpidist.serving.heap import Slots
 from mpidist.serving.messages import (
     Build,
@@ -33,10 +33,12 @@ from mpidist.serving.messages import (
     Send,
 )
 from mpidist.serving.own_data import OwnIterator, ended
-from mpidist.serving.push import Pushed, is_free
+from mpidist.serving.own_updates import OwnUpdates
+from mpidist.serving.push import Pushed
 from mpidist.serving.reading import READ, Value, read_whole
 from mpidist.serving.rows import SCATTER, RowChange, changed, overlay, pack, read_rows
 from mpidist.serving.station import Station
+from mpidist.serving.turn import in_turn
 from mpidist.serving.worker_optimizer import WorkerOptimizer
 from mpidist.serving.worker_plan import WorkerPlan
 from mpidist.variables.served import Place, ServedHome, ServedVariable
@@ -82,6 +84,7 @@ class Worker(ServedHome):
     Attributes:
         index: Of this worker.
         is_fenced: Whether the coordinator counts this worker as lost.
+        turn: To use the window.
     """
 
     def __init__(
@@ -110,8 +113,11 @@ class Worker(ServedHome):
         self._closure: _Closure | None = None
         # What was read last of each variable.
         self._known: dict[int, Value] = {}
-        # By server: where the slots of closures begin that are not known to be applied.
-        self._unapplied: dict[int, set[int]] = {server: set() for server in servers}
+        self._own_updates = OwnUpdates(station, servers, lambda: self.is_fenced)
+        self._ahead = Ahead(
+            station, self._known, lambda: next((one for one in self._waiting if isinstance(one, Do)), None)
+        )
+        self.turn = self._ahead.turn
 
     # ------------------------------------------------------------------ messages
 
@@ -124,6 +130,7 @@ class Worker(ServedHome):
             self._codes[message.kind, message.number] = message.code
         elif isinstance(message, Fence) and message.worker == self._rank:
             self.is_fenced = True
+            self._ahead.stop()
         else:
             return False
         return True
@@ -144,7 +151,12 @@ class Worker(ServedHome):
                 self._own.pop(message.number, None)
             if message.kind == "variable":
                 self._known.pop(message.number, None)
+            self._ahead.forget(message.kind, message.number)
         return True
+
+    def stop(self) -> None:
+        """Local. End what goes on beside closures; there are no more of them."""
+        self._ahead.end()
 
     def _send(self, message: Message) -> None:
         self._station.send(Send(self._coordinator, message))
@@ -152,12 +164,11 @@ class Worker(ServedHome):
     def _run(self, do: Do) -> Message:
         closure = self._closure = _Closure(do)
         slot = self._slots.offset(self._rank, do.slot)
-        for unapplied in self._unapplied.values():
-            # It is free, though this worker may not have looked.
-            unapplied.discard(slot)
+        self._own_updates.begin(slot)
         try:
             with RECORDER.during_closure(do.closure, do.attempt, lambda: self._named.get(("function", do.function))):
-                data = handles.dump_result(self._call(do.function, do.arguments))
+                with self._ahead.during(do):
+                    data = handles.dump_result(self._call(do.function, do.arguments))
                 for pushed in closure.pushed.values():
                     pushed.close()
         except BaseException as error:  # whatever it is, it is the program's on the coordinator
@@ -165,7 +176,7 @@ class Worker(ServedHome):
         finally:
             self._closure = None
         for server in closure.pushed:
-            self._unapplied[server].add(slot)
+            self._own_updates.note(server, slot)
             self._station.send(Send(server, Push(do.closure, do.attempt, do.slot, 0, True)))
         read = tuple([news for one in self._own.values() if (news := one.news()) is not None])
         return Finished(do.closure, do.attempt, tuple(closure.pushed), tuple(closure.optimizers), data, read)
@@ -223,7 +234,9 @@ class Worker(ServedHome):
         if kind == "variable":
             return handles.variable_of(self, *described)
         if kind == "sharded":
-            return ShardedVariable(*described)
+            whole = ShardedVariable(*described)
+            self._ahead.note_shards([one.place.number for one in whole.variables])
+            return whole
         if kind == "optimizer":
             kernel, options, name, variables = described
             optimizer = WorkerOptimizer(kernel, name=name, **options)
@@ -252,6 +265,7 @@ class Worker(ServedHome):
         del kernel
         return WorkerPlan(self.apply, *self._planned, variables, options)
 
+    @in_turn
     def pull(self, place: Place) -> AnyArray:
         """Local. See `ServedHome.pull`."""
         closure = self._closure
@@ -264,10 +278,11 @@ class Worker(ServedHome):
                 "the next closure"
             )
         if place.number not in closure.values:
-            self._wait_for_own(place.server)
-            value = read_whole(
-                self._station, place, self._known.pop(place.number, None), is_relaxed=self._is_relaxed
-            )
+            value = self._ahead.take(place)
+            if value is None:
+                self._own_updates.wait(place.server)
+                known = self._known.pop(place.number, None)
+                value = read_whole(self._station, place, known, is_relaxed=self._is_relaxed)
             self._known[place.number] = value
             closure.values[place.number] = value.array
         for change in closure.added.pop(place.number, ()):
@@ -282,6 +297,7 @@ class Worker(ServedHome):
                 closure.values[place.number] = changed(before, change)
         return closure.values[place.number]
 
+    @in_turn
     def pull_rows(self, place: Place, rows: AnyArray) -> AnyArray:
         """Local. See `ServedHome.pull_rows`."""
         closure = self._closure
@@ -291,34 +307,25 @@ class Worker(ServedHome):
         if not place.block_rows or is_here or len(mine) < len(changes):
             return np.asarray(self.pull(place).reshape(place.shape[0], place.width)[rows])
         if closure is not None:
-            self._wait_for_own(place.server)
+            self._own_updates.wait(place.server)
         found = read_rows(self._station, place, rows)
         overlay(rows, found, mine)
         return found
 
+    @in_turn
     def push_rows(self, kind: str, place: Place, rows: IndexedSlices) -> None:
         """Local. See `ServedHome.push_rows`."""
         closure = self._require_closure("a variable is written")
+        self._ahead.note_change(place.number)
         self._pushed(closure, place.server).add(SCATTER + kind, place.number, pack(rows))
         values = rows.values.reshape(len(rows.indices), place.width)
         closure.added.setdefault(place.number, []).append((kind, rows.indices, np.array(values)))
 
-    def _wait_for_own(self, server: int) -> None:
-        """Wait until a server has applied what this worker has finished: a closure sees what came before it here."""
-        unapplied = self._unapplied[server]
-        if not unapplied:
-            return
-        with self._station.awaited((server,), "apply what this worker has finished"):
-            while unapplied:
-                unapplied -= {offset for offset in unapplied if is_free(self._station.window, server, offset)}
-                if unapplied:
-                    self._station.step()
-                if self.is_fenced:
-                    raise DeadRankError("the coordinator counts this worker as lost, and drops what it has finished")
-
+    @in_turn
     def push(self, kind: str, place: Place, array: AnyArray) -> None:
         """Local. See `ServedHome.push`."""
         closure = self._require_closure("a variable is written")
+        self._ahead.note_change(place.number)
         offset = self._pushed(closure, place.server).add(kind, place.number, array)
         if kind == "assign":
             closure.values[place.number] = np.array(array)
@@ -352,6 +359,7 @@ class Worker(ServedHome):
         """Local. See `ServedHome.device_of`."""
         return f"/job:ps/replica:0/task:{self._servers.index(place.server)}/device:CPU:0"
 
+    @in_turn
     def apply(self, optimizer: int, name: str, gradients: Sequence[tuple[ServedVariable, AnyArray, float]]) -> None:
         """Local. Let the servers make a step of an optimizer when this closure is applied.
 

@@ -6,14 +6,13 @@ import atexit
 import contextlib
 import functools
 import os
-import pickle
 import signal
 import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, TypeVar, cast
+from typing import Any, Literal, TypeVar, cast
 
 from mpidist import context
 from mpidist.arguments import described, whole
@@ -31,9 +30,10 @@ from mpidist.observe.output import flush, say
 from mpidist.observe.peers import Key
 from mpidist.options import RunOptions, WindowOptions
 from mpidist.serving.chief import Chief
+from mpidist.serving.end import End, EndTaker
 from mpidist.serving.heap import slots_of
 from mpidist.serving.holder import Holder
-from mpidist.serving.messages import Call, Message, Send
+from mpidist.serving.messages import Send
 from mpidist.serving.station import Station
 from mpidist.serving.whole import Whole
 from mpidist.serving.worker import Worker
@@ -45,7 +45,6 @@ from mpidist.variables.variable import Home
 T = TypeVar("T")
 
 _DEFAULT_HEAP_BYTES = 256 << 20
-_END = "end"
 # After a death messages of the end get so long to leave this process.
 _LAST_SECONDS = 0.2
 
@@ -80,18 +79,6 @@ class ServerOptions:
             raise TypeError(f"`window` must be WindowOptions, got {self.window!r}")
         if self.consistency not in ("whole", "relaxed"):
             raise ValueError(f"`consistency` must be 'whole' or 'relaxed', got {self.consistency!r}")
-
-
-class _End(NamedTuple):
-    """The end of the chief's program.
-
-    Attributes:
-        code: Its exit code.
-        lost: The ranks that are dead, or given up. Where there are none, all ranks end the window together.
-    """
-
-    code: int
-    lost: tuple[int, ...]
 
 
 class ParameterServerStrategy(Strategy):
@@ -205,7 +192,7 @@ class ParameterServerStrategy(Strategy):
             station.roles.append(self.chief)
             atexit.register(_end_all, weakref.ref(self))
             ending.tell_code()
-        station.roles.append(_Ending(self))
+        station.roles.append(EndTaker(self.note_end))
         self._set_home(home or self.arena)
 
     def _set_home(self, home: Home) -> None:
@@ -260,6 +247,9 @@ class ParameterServerStrategy(Strategy):
             # Others may wait for its answers, and the program may handle the error.
             station.leave(repr(error))
             raise
+        finally:
+            if self._worker is not None:
+                self._worker.stop()
 
     def _serve(self, station: Station) -> None:
         while not self._has_ended:
@@ -313,7 +303,7 @@ class ParameterServerStrategy(Strategy):
         process = group.processes[rank]
         WATCH.note(process, f"rank {rank} of {group.size} (process {process.number} on {process.host})")
 
-    def note_end(self, end: _End) -> None:
+    def note_end(self, end: End) -> None:
         """Local. The chief's program has come to its end."""
         self._has_ended, self._is_whole_group = True, not end.lost
         # In a whole group the chief ends the job, if it has failed.
@@ -339,7 +329,7 @@ class ParameterServerStrategy(Strategy):
         self._has_ended = True
         window: Window = station.window
         lost = window.lost() | station.lost | station.left.keys()
-        end = _End(ending.exit_code(), tuple(lost))
+        end = End(ending.exit_code(), tuple(lost))
         chief.exit_code_file.write(end.code)
         if lost & {*self.roles.servers}:
             # All others raise the error of that themselves.
@@ -347,7 +337,7 @@ class ParameterServerStrategy(Strategy):
         self._end_lost(lost)
         for rank in range(window.size):
             if rank != window.rank and rank not in lost:
-                station.send(Send(rank, Call(0, _END, pickle.dumps(tuple(end)))))
+                station.send(Send(rank, end.message()))
         if not lost:
             with station.awaited(set(range(window.size)) - {window.rank}, "end the window"):
                 window.close()
@@ -368,26 +358,6 @@ class ParameterServerStrategy(Strategy):
             group.close()
         else:
             group.drop()
-
-
-class _Ending:
-    """The role that takes the word of the end.
-
-    Args:
-        strategy: Of this process.
-    """
-
-    def __init__(self, strategy: ParameterServerStrategy) -> None:
-        self._strategy = weakref.ref(strategy)
-
-    def take(self, sender: int, message: Message) -> bool:
-        """Local. See `Role.take`."""
-        del sender
-        strategy = self._strategy()
-        if isinstance(message, Call) and message.name == _END and strategy is not None:
-            strategy.note_end(_End(*pickle.loads(message.arguments)))
-            return True
-        return False
 
 
 def _nothing() -> None:

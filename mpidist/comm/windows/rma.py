@@ -78,6 +78,8 @@ class RmaWindow(Window):
         self.rank = communicator.rank
         self.size = communicator.size
         self._mpi: MPI.Intracomm = communicator.mpi
+        # The program may call MPI at the same time.
+        self.is_for_threads = MPI.Query_thread() == MPI.THREAD_MULTIPLE
         self.heap_sizes = require_room(communicator, heap_bytes)
         self._win = win = agreement.together(
             communicator, "allocating the heaps of a window",

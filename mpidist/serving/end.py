@@ -1,0 +1,48 @@
+"""The end of the chief's program, of which it tells workers and servers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import NamedTuple
+from weakref import WeakMethod
+
+from mpidist.serving.messages import Call, Message
+
+_NAME = "end"
+
+
+class End(NamedTuple):
+    """The end of the chief's program.
+
+    Attributes:
+        code: Its exit code.
+        lost: The ranks that are dead, or given up. Where there are none, all ranks end the window together.
+    """
+
+    code: int
+    lost: tuple[int, ...]
+
+    def message(self) -> Message:
+        """Local. The word of it, which nobody answers."""
+        return Call(0, _NAME, pickle.dumps(tuple(self)))
+
+
+class EndTaker:
+    """The role that takes the word of the end.
+
+    Args:
+        note: Called with it, as long as the method's object is there.
+    """
+
+    def __init__(self, note: Callable[[End], None]) -> None:
+        self._note = WeakMethod(note)
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. See `Role.take`."""
+        del sender
+        note = self._note()
+        if isinstance(message, Call) and message.name == _NAME and note is not None:
+            note(End(*pickle.loads(message.arguments)))
+            return True
+        return False
