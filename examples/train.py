@@ -7,8 +7,9 @@
 
 The data are the 1797 digits of scikit-learn, or those of --data: an .npz or .h5 file with `x_train`, `y_train`,
 `x_test` and `y_test`. With --checkpoint-dir a run that was killed goes on from its last checkpoint when it is started
-again, on any number of ranks, and ends with the result of an undisturbed run. With --device gpu each rank computes on a
-GPU of its own, with CuPy arrays.
+again, on any number of ranks, and ends with the result of an undisturbed run. A run that is about to be ended, by
+SIGTERM, SIGUSR1 or Slurm's time limit, saves first; with --requeue Slurm starts it again. With --device gpu each rank
+computes on a GPU of its own, with CuPy arrays.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import numpy.typing as npt
 import mpidist
 from mpidist.arrays import namespace
 from mpidist.errors import UnavailableError
+from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 
 Array = npt.NDArray[Any]
 # The environment variable that asks for GPUs; all strategies but the default one read it.
@@ -148,6 +150,7 @@ def plot_losses(path: str, losses: Sequence[float], title: str) -> None:
 @click.option("--learning-rate", default=0.1, show_default=True)
 @click.option("--checkpoint-dir", type=click.Path(file_okay=False), help="Where checkpoints go, one per epoch.")
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Go on from the last checkpoint.")
+@click.option("--requeue", is_flag=True, help="Have Slurm queue the job again when it is about to be ended.")
 @click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Draw the loss curve into a PNG.")
 @click.option("--losses", "losses_path", type=click.Path(dir_okay=False), help="Write the loss of each step as text.")
 @click.option("--seed", default=0, show_default=True)
@@ -160,6 +163,7 @@ def main(
     learning_rate: float,
     checkpoint_dir: str | None,
     resume: bool,
+    requeue: bool,
     plot_path: str | None,
     losses_path: str | None,
     seed: int,
@@ -202,34 +206,38 @@ def main(
             accuracy.update_state(y, network.forward(x)[-1])
         return float(accuracy.result())
 
-    manager = None
+    def train_next() -> float:
+        x, y = next(batches)
+        # The loss is the mean over the global batch, whose size all ranks must know: the last batch of an epoch is
+        # smaller. These two calls are collective; do not put them under `if`.
+        global_size = strategy.reduce("SUM", len(y), axis=None)
+        loss = float(strategy.reduce("SUM", strategy.run(train_step, args=(x, y, global_size)), axis=None))
+        history.losses.append(loss)
+        return loss
+
+    manager = handler = None
     if checkpoint_dir:
         checkpoint = mpidist.Checkpoint(network=network, optimizer=optimizer, batches=batches, history=history)
         manager = mpidist.CheckpointManager(checkpoint, checkpoint_dir, max_to_keep=3)
-        if resume and manager.latest_checkpoint:
-            checkpoint.restore(manager.latest_checkpoint).assert_consumed()
+        if resume:
+            # It restores the last checkpoint, and saves before the job is ended.
+            config = TerminationConfig(requeue=requeue)
+            handler = PreemptionCheckpointHandler(strategy.cluster_resolver, manager, termination_config=config)
 
-    first = optimizer.iterations // steps_per_epoch
-    with mpidist.observe.Progress(
-        epochs * steps_per_epoch, description="training", initial=optimizer.iterations
-    ) as progress:
+    first, steps = optimizer.iterations, epochs * steps_per_epoch
+    with mpidist.observe.Progress(steps, description="training", initial=first) as progress:
         ranks = strategy.num_replicas_in_sync
         progress.write(f"{type(strategy).__name__}: {ranks} replica(s), {len(x_train)} training examples")
         if first:
-            progress.write(f"resumed after epoch {first} from {manager.latest_checkpoint if manager else ''}")
-        for epoch in range(first, epochs):
-            for _ in range(steps_per_epoch):
-                x, y = next(batches)
-                # The loss is the mean over the global batch, whose size all ranks must know: the last batch of an epoch
-                # is smaller. These two calls are collective; do not put them under `if`.
-                global_size = strategy.reduce("SUM", len(y), axis=None)
-                loss = strategy.reduce("SUM", strategy.run(train_step, args=(x, y, global_size)), axis=None)
-                history.losses.append(float(loss))
-                progress.update(loss=float(loss))
-            if manager:
+            at = f"epoch {first // steps_per_epoch}, step {first},"
+            progress.write(f"resumed after {at} from {manager.latest_checkpoint if manager else ''}")
+        for step in range(first + 1, steps + 1):
+            progress.update(loss=handler.run(train_next) if handler else train_next())
+            epoch, rest = divmod(step, steps_per_epoch)
+            if manager and not rest:
                 manager.save()
-            if (epoch + 1) % 5 == 0 or epoch + 1 == epochs:
-                progress.write(f"epoch {epoch + 1}: loss {history.losses[-1]:.5f}, test accuracy {evaluate():.4f}")
+            if not rest and (epoch % 5 == 0 or epoch == epochs):
+                progress.write(f"epoch {epoch}: loss {history.losses[-1]:.5f}, test accuracy {evaluate():.4f}")
     final = evaluate()
     if mpidist.is_first_rank():
         click.echo(f"test accuracy {final:.4f}")

@@ -613,6 +613,16 @@ CHECKPOINT = (
         TOGETHER + "components_of_any_size_are_written", 3,
     ),
     Fault(
+        "a cancelled job is queued again", "cluster/slurm_job.py",
+        'if seen.get("JobState") in ("COMPLETING", "CANCELLED")', 'if seen.get("JobState") in ("CANCELLED",)',
+        "unit/test_preemption.py::test_a_job_that_was_cancelled_is_not_queued_again",
+    ),
+    Fault(
+        "a signal ends the command that queues a job again", "cluster/slurm_job.py",
+        "[signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]", "[]",
+        "unit/test_preemption.py::test_a_job_is_queued_again",
+    ),
+    Fault(
         "the last checkpoint is not evaluated", "checkpoint/following.py",
         "(has_ended or now >= not_before)", "now >= not_before",
         "unit/test_checkpoints_iterator.py::test_it_ends_with_the_training_after_the_last_checkpoint",

@@ -94,8 +94,16 @@ def _gpus(script: JobScript) -> Iterator[Finding]:
         yield Finding(
             line,
             "--gpus-per-task hides a task's GPUs from the node's other tasks: NCCL and CUDA-aware MPI then copy over "
-            "the host, or fail. Write --gpus-per-node=N --ntasks-per-node=N, and srun --gpu-bind=none",
+            "the host, or fail. Write --gpus-per-node=N --ntasks-per-node=N",
         )
+    for command in _sruns(script):
+        if command.options.get("gpu-bind") == "none" and script.find("exclusive") is None:
+            yield Finding(
+                command.line,
+                "--gpu-bind=none leaves CUDA_VISIBLE_DEVICES unset: on a node that the job shares, ranks may take the "
+                "GPUs of other jobs. Leave it out, each task sees all GPUs of the job on its node without it; or write "
+                "#SBATCH --exclusive",
+            )
     for component in range(script.components):
         tasks, gpus = script.count("ntasks-per-node", component), script.count("gpus-per-node", component)
         if tasks is not None and gpus and tasks > gpus:

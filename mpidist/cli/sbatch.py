@@ -156,9 +156,6 @@ def write_script(job: Job, site: Site, library: str) -> str:
 
 def _srun(kind: str, job: Job) -> Sequence[str]:
     words = ["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"]
-    if job.gpus_per_node:
-        # Ranks of a node see each other's GPUs, between which NCCL and MPI copy.
-        words.append("--gpu-bind=none")
     is_python = job.program[0].endswith(".py")
     return [*words, *(["python"] if is_python else []), *job.program]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import time
 from collections.abc import Mapping
@@ -11,6 +12,9 @@ from mpidist.errors import LauncherError
 
 # The control daemon answers within this time, or something is wrong with it.
 _ANSWER_SECONDS = 30.0
+# Slurm shows a job whose processes still end as COMPLETING. These tell one that was cancelled from one whose time is up
+# (Reason=TimeLimit), whose node has failed, or that was preempted.
+_CANCELLED = {"Reason": "None", "PreemptTime": "None"}
 
 
 def job_name(environment: Mapping[str, str] | None = None) -> str:
@@ -75,7 +79,7 @@ def requeue(environment: Mapping[str, str] | None = None) -> str:
         The name of the job.
 
     Raises:
-        LauncherError: This is no job of Slurm's, or Slurm has refused.
+        LauncherError: This is no job of Slurm's, somebody has cancelled it, or Slurm has refused.
     """
     job = job_name(environment)
     if not job:
@@ -83,12 +87,29 @@ def requeue(environment: Mapping[str, str] | None = None) -> str:
             "there is no job to queue again: SLURM_JOB_ID is not set. Start the program by sbatch, or leave out "
             "`requeue=True`"
         )
+    seen = _seen(job)
+    # Slurm preempts some jobs by a requeue of its own, and a script may have asked before.
+    if int(seen.get("Restarts", "0")) > restart_count(environment):
+        return job
+    if seen.get("JobState") in ("COMPLETING", "CANCELLED") and _CANCELLED.items() <= seen.items():
+        raise LauncherError(f"job {job} was cancelled (scancel), and a requeue would start it once more")
     _ask("scontrol", "requeue", job)
     return job
 
 
+def _seen(job: str) -> dict[str, str]:
+    """What Slurm shows of a job; empty where it does not answer."""
+    try:
+        shown = _ask("scontrol", "--oneliner", "show", "job", job).splitlines()[:1]
+    except LauncherError:
+        return {}
+    return {name: value for line in shown for name, _, value in (word.partition("=") for word in line.split())}
+
+
 def _ask(*command: str) -> str:
     line = " ".join(command)
+    # Slurm's signals go to every process of a step: this one's commands inherit that they wait.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
     try:
         result = subprocess.run(
             command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
@@ -99,6 +120,8 @@ def _ask(*command: str) -> str:
         ) from None
     except subprocess.TimeoutExpired:
         raise LauncherError(f"`{line}` has not answered within {_ANSWER_SECONDS:g} s") from None
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
     if result.returncode != 0:
         raise LauncherError(
             f"`{line}` failed with code {result.returncode}: {result.stderr.strip() or 'no text'}. A job that may be "

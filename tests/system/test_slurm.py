@@ -5,51 +5,29 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
-from typing import Any
 
-import h5py
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 from tests.hosts.virtual_hosts import ROOT
-from tests.launching import run_program
 from tests.slurm.private_slurm import PrivateSlurm, copy_tree
+from tests.slurm.training import Array, losses, train_without_slurm, write_data
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
 EPOCHS = 2
-RATE = 0.1
 
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A small file of images: a class is the brightest of four quarters."""
-    random = np.random.default_rng(1)
-    images = random.uniform(0, 1, (400, 8, 8)).astype(np.float32)
-    labels = random.integers(0, 4, 400)
-    for image, label in zip(images, labels, strict=True):
-        image[label // 2 * 4 : label // 2 * 4 + 4, label % 2 * 4 : label % 2 * 4 + 4] += 1
-    path = tmp_path_factory.mktemp("data") / "data.npz"
-    images /= 2
-    np.savez(path, x_train=images[:320], y_train=labels[:320], x_test=images[320:], y_test=labels[320:])
-    return path
+    """What is learnt."""
+    return write_data(tmp_path_factory.mktemp("data") / "data.npz", 320)
 
 
 @pytest.fixture(scope="module")
-def losses_alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> npt.NDArray[Any]:
+def losses_alone(data: Path, tmp_path_factory: pytest.TempPathFactory) -> Array:
     """The losses of one rank, without Slurm."""
-    folder = tmp_path_factory.mktemp("alone")
-    options = ("--data", data, "--epochs", EPOCHS, "--checkpoint-dir", folder)
-    result = run_program(1, ROOT / "examples" / "train.py", *options)
-    assert result.returncode == 0, result.stderr
-    return losses(folder)
-
-
-def losses(folder: Path) -> npt.NDArray[Any]:
-    """The loss of each step, from the last checkpoint."""
-    with h5py.File(folder / f"ckpt-{EPOCHS}.h5") as file:
-        return np.asarray(file["history/losses"])
+    return train_without_slurm(1, tmp_path_factory.mktemp("alone"), data, EPOCHS)
 
 
 def accuracy(output: str) -> float:
@@ -58,7 +36,7 @@ def accuracy(output: str) -> float:
 
 
 def test_training_on_two_nodes(
-    slurm: PrivateSlurm, data: Path, losses_alone: npt.NDArray[Any], tmp_path: Path
+    slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
     folder = copy_tree(tmp_path)
     number = slurm.submit("slurm/train.sbatch", "--data", data, "--epochs", EPOCHS, folder=folder)
@@ -70,7 +48,7 @@ def test_training_on_two_nodes(
 
 
 def test_mpirun_in_a_job_takes_its_nodes(
-    slurm: PrivateSlurm, data: Path, losses_alone: npt.NDArray[Any], tmp_path: Path
+    slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
     folder = copy_tree(tmp_path)
     command = f"mpirun python examples/train.py --data {data} --epochs {EPOCHS} --checkpoint-dir checkpoints"
@@ -81,7 +59,7 @@ def test_mpirun_in_a_job_takes_its_nodes(
 
 
 def test_each_element_of_an_array_has_its_own_training(
-    slurm: PrivateSlurm, data: Path, losses_alone: npt.NDArray[Any], tmp_path: Path
+    slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
     folder = copy_tree(tmp_path)
     number = slurm.submit("slurm/array.sbatch", "--data", data, "--epochs", EPOCHS, folder=folder)
@@ -93,6 +71,45 @@ def test_each_element_of_an_array_has_its_own_training(
     # A smaller rate learns less in so few steps.
     assert found[0][-1] < found[1][-1] < found[2][-1]
     assert all("2 replica(s)" in job.output for job in jobs)
+
+
+SEEN_GPUS = """
+import os
+from mpidist.cluster_resolver import SlurmClusterResolver
+resolver = SlurmClusterResolver()
+seen = os.environ.get("CUDA_VISIBLE_DEVICES", "all"), os.environ["SLURM_GPUS_ON_NODE"]
+print(resolver.step.hosts[resolver.task_id], resolver.task_id, *seen, resolver.num_accelerators().get("GPU"))
+"""
+# As `mpidist sbatch` writes it, and one GPU for each task.
+OTHER_GPUS = """
+export SLURM_MPI_TYPE=none
+srun python examples/train.py
+echo ---
+srun --gpus-per-task=1 --gpus-per-node=2 python examples/train.py
+"""
+
+
+def test_each_rank_sees_all_gpus_of_its_node(slurm: PrivateSlurm, tmp_path: Path) -> None:
+    """They are fake, so another program stands in the example's place."""
+    (tmp_path / "slurm").mkdir()
+    (tmp_path / "examples").mkdir()
+    script = (ROOT / "slurm" / "train_gpu.sbatch").read_text()
+    # What the cluster has.
+    assert script.count("-per-node=4\n") == 2
+    (tmp_path / "slurm" / "train_gpu.sbatch").write_text(script.replace("-per-node=4\n", "-per-node=2\n"))
+    (tmp_path / "examples" / "train.py").write_text(SEEN_GPUS)
+    options = ["--cpus-per-task=1", "--nodelist=n1,n2"]
+    other = slurm.submit_command(OTHER_GPUS, folder=tmp_path, options=[
+        "--nodelist=n3", "--ntasks-per-node=2", "--gpus-per-node=2",
+    ])
+    job = slurm.wait(slurm.submit("slurm/train_gpu.sbatch", folder=tmp_path, options=options))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    places = [("n1", 0), ("n1", 1), ("n2", 2), ("n2", 3)]
+    assert sorted(job.output.splitlines()) == [f"{node} {rank} all 2 None" for node, rank in places], job
+    job = slurm.wait(other)
+    together, bound = (sorted(part.splitlines()) for part in job.output.split("---\n"))
+    assert together == ["n3 0 0,1 2 1", "n3 1 0,1 2 1"], job
+    assert bound == ["n3 0 0 2 1", "n3 1 1 2 1"], job
 
 
 SERVERS = """

@@ -25,7 +25,7 @@ def test_our_own_scripts_are_short_and_have_no_trap(script: Path) -> None:
 
 def test_our_own_scripts_are_there() -> None:
     names = {script.stem for script in SCRIPTS}
-    assert {"train", "parameter_server", "array", "requeue", "tests"} <= names
+    assert {"train", "train_gpu", "parameter_server", "array", "requeue", "mpirun", "tests"} <= names
 
 
 @pytest.mark.parametrize(
@@ -40,7 +40,9 @@ def test_our_own_scripts_are_there() -> None:
         (["#SBATCH -n 1", "#SBATCH hetjob", "#SBATCH -n 2", "#SBATCH packjob", "#SBATCH -n 2", SRUN], 7,
          "has 3 components, and srun starts the first one only. Write srun --het-group=0-2"),
         (["#SBATCH -c4", SRUN], 3, "does not take --cpus-per-task=4 from the job.*export SRUN_CPUS_PER_TASK"),
-        (["#SBATCH --gpus-per-task=1", SRUN], 2, "--gpus-per-task hides a task's GPUs.*--gpu-bind=none"),
+        (["#SBATCH --gpus-per-task=1", SRUN], 2, "--gpus-per-task hides a task's GPUs.*Write --gpus-per-node=N --ntask"),
+        (["#SBATCH --gpus-per-node=2", SRUN.replace("-K", "-K --gpu-bind=none")], 3,
+         "--gpu-bind=none leaves CUDA_VISIBLE_DEVICES unset.*GPUs of other jobs.*#SBATCH --exclusive"),
         ([SRUN.replace("-K", "-K --gpus-per-task=1")], 2, "--gpus-per-task hides"),
         (["#SBATCH --ntasks-per-node=8 --gpus-per-node=4", SRUN], 2, "8 tasks on a node with 4 GPUs.*-per-node=4"),
         (["#SBATCH --requeue", SRUN], 2, "log begins anew.*--open-mode=append"),
@@ -69,6 +71,8 @@ def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: s
         ["#SBATCH --signal=B:USR1@60", "trap 'scontrol show job' TERM SIGUSR1", f"{SRUN} &", "wait $!"],
         ["#SBATCH --cpus-per-task=2", "srun --mpi=pmix -K -c 2 python train.py"],
         ["#SBATCH --ntasks-per-node=4 --gpus-per-node=4", SRUN],
+        ["#SBATCH --gpus-per-node=2", "#SBATCH --exclusive", SRUN.replace("-K", "-K --gpu-bind=none")],
+        ["#SBATCH --gpus-per-node=2", SRUN.replace("-K", "-K --gpu-bind=closest")],
         ["#SBATCH -N 2", "python prepare.py", "mpirun python train.py"],
         ["#SBATCH -n 1", "python train.py"],
         ["#SBATCH -N 2", "srun hostname", "# srun python train.py", SRUN],

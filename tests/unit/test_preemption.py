@@ -221,7 +221,17 @@ def test_a_forked_child_is_ended_by_a_signal(tmp_path: Path) -> None:
     assert training.handler._notice.reason == 0
 
 
-SCONTROL = '#!/bin/sh\necho "$@" >> "$SCONTROL_LOG"\n[ -z "$SCONTROL_FAILS" ] || { echo "not allowed" >&2; exit 1; }\n'
+SCONTROL = """#!/bin/sh
+if [ "$1" = --oneliner ]; then
+    echo "JobId=12 $SCONTROL_SHOWS"
+    exit
+fi
+kill -TERM $$
+echo "$@" >> "$SCONTROL_LOG"
+[ -z "$SCONTROL_FAILS" ] || { echo "not allowed" >&2; exit 1; }
+"""
+# As of a job that runs.
+RUNS = "JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 PreemptTime=None"
 
 
 @pytest.fixture
@@ -234,7 +244,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log = tmp_path / "asked"
     log.touch()
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "SCONTROL_LOG": str(log), "SLURM_JOB_ID": "12",
-                   "SLURM_JOB_END_TIME": "4000000000"}
+                   "SLURM_JOB_END_TIME": "4000000000", "SCONTROL_SHOWS": RUNS}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     return log
@@ -256,6 +266,29 @@ def test_a_job_is_queued_again(tmp_path: Path, slurm: Path, monkeypatch: pytest.
     monkeypatch.setenv("SLURM_ARRAY_TASK_ID", "2")
     preempt(tmp_path / "a")
     assert slurm.read_text() == "requeue 12\nrequeue 10_2\n"
+
+
+@pytest.mark.parametrize(
+    ("shows", "asked", "warning"),
+    [
+        (RUNS, "requeue 12\n", "the job 12 is queued again"),
+        ("", "requeue 12\n", "the job 12 is queued again"),
+        (RUNS.replace("RUNNING", "COMPLETING"), "", "not queued again: job 12 was cancelled (scancel)"),
+        (RUNS.replace("RUNNING Reason=None", "COMPLETING Reason=TimeLimit"), "requeue 12\n", "12 is queued again"),
+        (RUNS.replace("RUNNING", "COMPLETING").replace("PreemptTime=None", "PreemptTime=2026-11-23T10:48:22"),
+         "requeue 12\n", "the job 12 is queued again"),
+        # Somebody else was first.
+        (RUNS.replace("RUNNING", "COMPLETING").replace("Restarts=0", "Restarts=1"), "", "the job 12 is queued again"),
+    ],
+)
+def test_a_job_that_was_cancelled_is_not_queued_again(
+    tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, shows: str,
+    asked: str, warning: str,
+) -> None:
+    monkeypatch.setenv("SCONTROL_SHOWS", shows)
+    preempt(tmp_path / "a")
+    assert slurm.read_text() == asked
+    assert warning in caplog.text
 
 
 def test_a_job_is_not_queued_again_too_often(

@@ -83,7 +83,7 @@ def test_what_a_site_needs_is_in_the_script(tmp_path: Path) -> None:
         "# srun takes the number of cores of a task from here only.\n"
         "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\n"
         "# The program saves, and queues the job again: PreemptionCheckpointHandler, `requeue=True`.\n"
-        "srun --mpi=pmix --kill-on-bad-exit=1 --gpu-bind=none python train.py --epochs 3\n"
+        "srun --mpi=pmix --kill-on-bad-exit=1 python train.py --epochs 3\n"
     )
 
 
