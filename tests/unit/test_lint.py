@@ -40,7 +40,7 @@ def test_our_own_scripts_are_there() -> None:
         (["#SBATCH -n 1", "#SBATCH hetjob", "#SBATCH -n 2", "#SBATCH packjob", "#SBATCH -n 2", SRUN], 7,
          "has 3 components, and srun starts the first one only. Write srun --het-group=0-2"),
         (["#SBATCH -c4", SRUN], 3, "does not take --cpus-per-task=4 from the job.*export SRUN_CPUS_PER_TASK"),
-        (["#SBATCH --gpus-per-task=1", SRUN], 2, "--gpus-per-task hides a task's GPUs.*Write --gpus-per-node=N --ntask"),
+        (["#SBATCH --gpus-per-task=1", SRUN], 2, "--gpus-per-task hides .*Write --gpus-per-node=N --ntask"),
         (["#SBATCH --gpus-per-node=2", SRUN.replace("-K", "-K --gpu-bind=none")], 3,
          "--gpu-bind=none leaves CUDA_VISIBLE_DEVICES unset.*GPUs of other jobs.*#SBATCH --exclusive"),
         ([SRUN.replace("-K", "-K --gpus-per-task=1")], 2, "--gpus-per-task hides"),
