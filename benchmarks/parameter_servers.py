@@ -38,7 +38,7 @@ from mpidist.serving.station import Station
 from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
 
 WAYS = ("RMA", "SOCKETS")
-_PEER = Path(__file__).with_name("parameter_servers_peer.py")
+PEER = Path(__file__).with_name("parameter_servers_peer.py")
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -242,7 +242,7 @@ def peer(python: str | None, sizes: Sequence[int], closures: int, rounds: int) -
     if python is None or WORLD.rank:
         return {}
     names = [str(size) for size in sizes]
-    command = [python, str(_PEER), str(WORLD.size - 2), str(closures), str(rounds), *names]
+    command = [python, str(PEER), str(WORLD.size - 2), str(closures), str(rounds), *names]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=600)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

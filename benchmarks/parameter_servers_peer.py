@@ -1,17 +1,19 @@
-"""TensorFlow's side of parameter_servers.py: a local cluster of gRPC, and the same closures.
+"""TensorFlow's side of parameter_servers.py and tables.py: a local cluster of gRPC, and the same closures.
 
-    python benchmarks/parameter_servers_peer.py WORKERS CLOSURES ROUNDS BYTES...
+    python benchmarks/parameter_servers_peer.py WORKERS CLOSURES ROUNDS BYTES... [--rows=COUNTxWIDTH]
 
-Prints its figures as a line of JSON.
+With `--rows` it reads and changes so many rows of tables of so many bytes. Prints its figures as a line of JSON.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import itertools
 import json
 import multiprocessing
 import os
+import random
 import socket
 import statistics
 import sys
@@ -66,15 +68,59 @@ def functions(tf: Any, weight: Any) -> tuple[Any, Any]:
     return tf.function(pull), tf.function(add)
 
 
-def measure(cluster: dict[str, list[str]], closures: int, rounds: int, sizes: list[int]) -> dict[str, Any]:
-    """The figures, with the names that mpidist's have."""
+def row_functions(tf: Any, table: Any, count: int) -> tuple[Any, Any]:
+    """What workers do with rows of a table."""
+    def fetch(ids: Any) -> Any:
+        # TensorFlow gathers them on the server, where the table is.
+        with tf.device("/job:worker/task:0"):
+            return tf.identity(tf.nn.embedding_lookup(table, ids))
+
+    def pull(ids: Any) -> Any:
+        return fetch(ids)[0, 0]
+
+    def add(ids: Any) -> None:
+        table.scatter_add(tf.IndexedSlices(tf.ones_like(fetch(ids)), ids))
+
+    signature = [tf.TensorSpec((count,), tf.int32)]
+    return tf.function(pull, input_signature=signature), tf.function(add, input_signature=signature)
+
+
+def cluster_of(cluster: dict[str, list[str]]) -> tuple[Any, Any, Any]:
+    """TensorFlow, its strategy and its coordinator."""
     tf = importlib.import_module("tensorflow")
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec(cluster), rpc_layer="grpc", task_type="chief", task_id=0
     )
     strategy = tf.distribute.ParameterServerStrategy(resolver)
-    coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
+    return tf, strategy, tf.distribute.coordinator.ClusterCoordinator(strategy)
 
+
+def measure_rows(
+    cluster: dict[str, list[str]], count: int, width: int, rounds: int, sizes: list[int]
+) -> dict[str, Any]:
+    """Figures of tables, with the names that mpidist's have."""
+    tf, strategy, coordinator = cluster_of(cluster)
+    found = {}
+    for size in sizes:
+        length = size // (4 * width)
+        with strategy.scope():
+            table = tf.Variable(tf.zeros((length, width)))
+        draws = itertools.cycle([tf.constant(random.Random(seed).sample(range(length), count)) for seed in range(50)])
+
+        def run(function: Any, draws: Any = draws) -> None:
+            coordinator.schedule(function, (next(draws),))
+            coordinator.join()
+
+        found[f"{size >> 20} MB"] = {
+            name: timed(functools.partial(run, one), rounds)
+            for name, one in zip(("pull", "pull and add"), row_functions(tf, table, count), strict=True)
+        }
+    return found
+
+
+def measure(cluster: dict[str, list[str]], closures: int, rounds: int, sizes: list[int]) -> dict[str, Any]:
+    """The figures, with the names that mpidist's have."""
+    tf, strategy, coordinator = cluster_of(cluster)
     nothing = tf.function(lambda: tf.constant(0))
     found: dict[str, Any] = {"null closure, us": timed(lambda: coordinator.schedule(nothing).fetch(), closures, 50)}
     begin = time.perf_counter()
@@ -101,7 +147,8 @@ def measure(cluster: dict[str, list[str]], closures: int, rounds: int, sizes: li
 
 def main() -> None:
     """Start the cluster, measure, end it."""
-    workers, closures, rounds, *sizes = map(int, sys.argv[1:])
+    rows = [word.removeprefix("--rows=") for word in sys.argv if word.startswith("--rows=")]
+    workers, closures, rounds, *sizes = (int(word) for word in sys.argv[1:] if not word.startswith("--"))
     addresses = free_ports(workers + 2)
     cluster = {"chief": addresses[:1], "ps": addresses[1:2], "worker": addresses[2:]}
     processes = multiprocessing.get_context("spawn")
@@ -111,7 +158,11 @@ def main() -> None:
         one.start()
     code = 1
     try:
-        print(json.dumps(measure(cluster, closures, rounds, sizes)), flush=True)
+        if rows:
+            count, width = map(int, rows[0].split("x"))
+            print(json.dumps(measure_rows(cluster, count, width, rounds, sizes)), flush=True)
+        else:
+            print(json.dumps(measure(cluster, closures, rounds, sizes)), flush=True)
         code = 0
     except Exception:
         traceback.print_exc()

@@ -61,16 +61,16 @@ def read_rows(station: Station, place: Place, rows: AnyArray) -> AnyArray:
     Raises:
         DeadRankError: The server is dead.
     """
-    wanted, inverse = _each_once(rows)
-    values = np.empty((len(wanted), place.width), place.dtype)
-    left = np.arange(len(wanted))
+    # Few rows are compared faster so than sorted.
+    is_once = len(set(rows.tolist())) == len(rows)
+    wanted, inverse = (rows, None) if is_once else np.unique(rows, return_inverse=True)
     with station.awaited((place.server,), READ):
-        for _ in range(_TRIES):
-            if not len(left):
-                break
-            found, is_whole = _read(station, place, wanted[left])
-            values[left] = found
-            left = left[~is_whole]
+        values, is_whole = _read(station, place, wanted)
+        left = np.flatnonzero(~is_whole)
+        for _ in range(_TRIES - 1):
+            if len(left):
+                values[left], is_whole = _read(station, place, wanted[left])
+                left = left[~is_whole]
     while len(left):
         given = station.call(place.server, "rows", place.number, wanted[left])
         if given is not None:
@@ -80,28 +80,19 @@ def read_rows(station: Station, place: Place, rows: AnyArray) -> AnyArray:
     return values if inverse is None else np.asarray(values[inverse])
 
 
-def _each_once(rows: AnyArray) -> tuple[AnyArray, AnyArray | None]:
-    """The numbers of rows, increasing, and where each of `rows` is among them; None if they are `rows` itself."""
-    if (rows[1:] > rows[:-1]).all():
-        return rows, None
-    return np.unique(rows, return_inverse=True)
-
-
 def _read(station: Station, place: Place, rows: AnyArray) -> tuple[AnyArray, AnyArray]:
     """Rows as they stand now, and which of them are whole: nobody has changed them while they were read."""
     window, server = station.window, place.server
     blocks = rows // place.block_rows
-    first = np.flatnonzero(np.diff(blocks, prepend=-1))
-    before, after = np.empty(len(first), np.uint64), np.empty(len(first), np.uint64)
+    before, after = np.empty(len(rows), np.uint64), np.empty(len(rows), np.uint64)
     found = np.empty((len(rows), place.width), place.dtype)
     # The window reads in this order. In another one, or if one version were read only, a change in the middle could
     # stay unseen.
-    window.get_rows(server, place.versions, blocks[first], before)
+    window.get_rows(server, place.versions, blocks, before)
     window.get_rows(server, place.buffers[0], rows, found)
-    window.get_rows(server, place.versions, blocks[first], after)
+    window.get_rows(server, place.versions, blocks, after)
     window.flush(server)
-    is_whole = (before == after) & (before % 2 == 0)
-    return found, np.repeat(is_whole, np.diff(first, append=len(rows)))
+    return found, (before == after) & (before % 2 == 0)
 
 
 def overlay(rows: AnyArray, values: AnyArray, changes: Iterable[RowChange]) -> None:

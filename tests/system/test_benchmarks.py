@@ -165,6 +165,24 @@ def test_windows_are_compared_with_raw_mpi_and_a_copy(tmp_path: Path) -> None:
         assert ratio == pytest.approx(times["RMA"]["median"] / times["raw MPI"]["median"])
 
 
+def test_rows_of_tables_are_measured_by_both_ways(tmp_path: Path) -> None:
+    figures, picture = tmp_path / "tables.json", tmp_path / "tables.png"
+    result = run_program(
+        3, FOLDER / "tables.py", "--megabytes", 1, "--megabytes", 2, "--rounds", 2,
+        "--json", figures, "--plot", picture, timeout_seconds=100,
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    content = json.loads(figures.read_text())
+    assert (content["rows"], content["TensorFlow"]) == (32, {})
+    for size in ("1 MB", "2 MB"):
+        assert set(content["raw, us"][size]) == {"Get", "Put", "Get of rows", "Put of rows"}
+        for way in ("RMA", "SOCKETS"):
+            assert set(content[way][size]) == {"pull", "pull and add", "pull and SGD", "pull within a function"}
+            assert all(0 < time < 1e6 for time in content[way][size].values())
+    assert "2 MB / 1 MB" in result.stdout
+
+
 def test_parameter_servers_are_measured_by_both_ways(tmp_path: Path) -> None:
     figures, picture = tmp_path / "servers.json", tmp_path / "servers.png"
     result = run_program(

@@ -154,8 +154,9 @@ class RmaWindow(Window):
         require_rank(self, rank)
         self._losses.require_alive(rank)
         try:
-            self._win.Flush(rank)
-            self._moving[rank].clear()
+            if self._moving[rank]:
+                self._win.Flush(rank)
+                self._moving[rank].clear()
         except MPI.Exception as error:
             self._heed(error)
         if rank in self._visited:
