@@ -954,6 +954,12 @@ SERVING = (
         "parallel/serving/test_tables.py::test_a_row_is_read_whole_while_others_change_it", 3,
     ),
     Fault(
+        "a server copies a whole shard to save a part of it", "serving/cut.py",
+        "copy = np.array(self._live[block.variable][block.low : block.high])",
+        "copy = np.array(self._live[block.variable])[block.low : block.high]",
+        "system/test_table_memory.py::test_no_rank_ever_holds_more_than_its_part_of_a_table",
+    ),
+    Fault(
         "a cut misses the last rows of its blocks", "serving/cut.py",
         "bisect_right(self.starts, block.low - self.width)", "bisect_right(self.starts, block.high - self.width)",
         "unit/test_serving_cut.py::test_rows_touch_the_blocks_in_which_they_have_elements",
