@@ -21,6 +21,7 @@ from mpidist.comm.communicator import Communicator
 from mpidist.comm.mpi_communicator import MPI
 from mpidist.comm.resource import Claim, new_identity
 from mpidist.comm.window import Window, checked_message, part_of_heap, require_open, require_rank, rows_of_heap
+from mpidist.comm.windows.heaps import allocate, mapped
 from mpidist.comm.windows.lifelines import Lifelines
 from mpidist.comm.windows.losses import Losses
 from mpidist.comm.windows.questions import answer, questions
@@ -83,7 +84,7 @@ class RmaWindow(Window):
         self.heap_sizes = require_room(communicator, heap_bytes)
         self._win = win = agreement.together(
             communicator, "allocating the heaps of a window",
-            functools.partial(_allocate, self._mpi, heap_bytes, is_shared=communicator.node.size == self.size),
+            functools.partial(allocate, self._mpi, heap_bytes, is_shared=communicator.node.size == self.size),
         )
         # An empty buffer has no address.
         self.memory = np.frombuffer(cast(Any, win.tomemory()), np.uint8) if heap_bytes else np.empty(0, np.uint8)
@@ -104,7 +105,7 @@ class RmaWindow(Window):
         near = set(communicator.node.processes)
         self._far = frozenset(rank for rank, one in enumerate(communicator.processes) if one not in near)
         self._heaps = {
-            rank: _mapped(win, rank, size) for rank, size in enumerate(self.heap_sizes) if rank not in self._far
+            rank: mapped(win, rank, size) for rank, size in enumerate(self.heap_sizes) if rank not in self._far
         }
         self._visited: set[int] = set()
         self._visitors: set[int] = set()
@@ -366,30 +367,6 @@ class RmaWindow(Window):
                 return False
             time.sleep(_LEAVE_SECONDS)
         return True
-
-
-def _allocate(mpi: MPI.Intracomm, heap_bytes: int, *, is_shared: bool) -> MPI.Win:
-    """Allocate a window. What `Win.Allocate` gives on one host is shared as well, but Open MPI does not show it."""
-    if is_shared:
-        # Each heap begins on a page of its own.
-        info = MPI.Info.Create({"alloc_shared_noncontig": "true"})
-        win = MPI.Win.Allocate_shared(heap_bytes, 1, info, mpi)
-        info.Free()
-    else:
-        win = MPI.Win.Allocate(heap_bytes, 1, comm=mpi)
-    win.Set_errhandler(MPI.ERRORS_RETURN)
-    return win
-
-
-def _mapped(win: MPI.Win, rank: int, heap_bytes: int) -> AnyArray | None:
-    """The heap of a rank on this node, as this process has it in its own memory; None where MPI does not show it."""
-    try:
-        memory, _ = win.Shared_query(rank)
-    except MPI.Exception:
-        return None
-    if memory.nbytes < heap_bytes:
-        return None
-    return np.frombuffer(cast(Any, memory), np.uint8, heap_bytes) if heap_bytes else np.empty(0, np.uint8)
 
 
 def _free(
