@@ -950,7 +950,7 @@ SERVING = (
     ),
     Fault(
         "a row is read while it changes", "serving/rows.py",
-        "is_whole = (before == after) & (before % 2 == 0)", "is_whole = before == before",
+        "return found, (before == after) & (before % 2 == 0)", "return found, before == before",
         "parallel/serving/test_tables.py::test_a_row_is_read_whole_while_others_change_it", 3,
     ),
     Fault(
