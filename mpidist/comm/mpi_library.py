@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 from dataclasses import dataclass
 from typing import Any
@@ -105,20 +106,30 @@ def check_launcher(size: int, version: str) -> None:
 
 
 def check_process_manager(version: str) -> None:
-    """Local. Raise LauncherError if MPI is about to end this process, since it cannot speak with srun.
+    """Local. Raise LauncherError if MPI is about to end this process, since it cannot speak with the launcher.
 
     To be called before MPI starts. MPICH under `srun --mpi=pmix` ends with "unsupported PMI version PMIx" in its own
-    start, which no program can catch.
+    start, which no program can catch; so it does under its own mpirun where Slurm has PMIx for mpirun's daemons.
 
     Args:
         version: What the library says of itself; MPICH tells how it was built.
     """
     place = launch.read()
-    if place is None or place.launcher != "srun --mpi=pmix" or read_library(version).name != "MPICH":
+    library = read_library(version)
+    if place is None or library.name != "MPICH":
         return
-    if "pmix" not in version.lower():
+    namespace = os.environ.get("PMIX_NAMESPACE")
+    # Version 4.0 starts then, and so do those that are told which one to take.
+    is_confused = namespace is not None and library.version >= (5,) and "MPIR_CVAR_PMI_VERSION" not in os.environ
+    if place.launcher == "MPICH mpirun (Hydra)" and is_confused:
+        raise LauncherError(
+            f"{place.launcher} started {place.size} ranks, and Slurm its daemons for another MPI (PMIX_NAMESPACE="
+            f"{namespace}): {library} takes neither and would end them at its start. Write in the job script, above "
+            "mpirun: export SLURM_MPI_TYPE=none"
+        )
+    if place.launcher == "srun --mpi=pmix" and "pmix" not in version.lower():
         raise LauncherError(
             f"launcher and MPI library do not match: {place.launcher} started {place.size} ranks, and "
-            f"{read_library(version)} is built without PMIx and would end them at its start. Start the program by "
+            f"{library} is built without PMIx and would end them at its start. Start the program by "
             "srun --mpi=pmi2, or by MPICH's mpirun (after: export SLURM_MPI_TYPE=none)"
         )

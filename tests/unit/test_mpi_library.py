@@ -74,6 +74,26 @@ def test_mpich_without_pmix_is_refused_under_srun_pmix(
         check_process_manager(version)
 
 
+@pytest.mark.parametrize(
+    ("version", "more", "is_refused"),
+    [
+        ("MPICH Version:      5.0.2", {"PMIX_NAMESPACE": "slurm.pmix.1.0"}, True),
+        ("MPICH Version:      5.0.2", {}, False),
+        ("MPICH Version:      5.0.2", {"PMIX_NAMESPACE": "slurm.pmix.1.0", "MPIR_CVAR_PMI_VERSION": "1"}, False),
+        ("MPICH Version:      4.0.3", {"PMIX_NAMESPACE": "slurm.pmix.1.0"}, False),
+    ],
+)
+def test_mpich_whose_daemons_have_pmix_is_refused(
+    version: str, more: dict[str, str], is_refused: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "environ", {**ranks_of("Hydra in sbatch")[0], **more})
+    if not is_refused:
+        check_process_manager(version)
+        return
+    with pytest.raises(LauncherError, match=r"PMIX_NAMESPACE=slurm.pmix.1.0.*export SLURM_MPI_TYPE=none"):
+        check_process_manager(version)
+
+
 @pytest.mark.parametrize("rank", [0, 4])
 def test_mpich_under_srun_pmix_ends_with_one_line_that_says_so(rank: int, tmp_path: Path) -> None:
     """The real library: it would abort in its start."""
