@@ -12,6 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from mpidist.cluster.host_list import MOST_HOSTS, compress, expand
+from tests.amounts import amount
 
 NAMES = st.from_regex(r"[a-z][a-z0-9.-]{0,4}[0-9]{0,3}", fullmatch=True)
 NUMBERS = st.integers(0, 120).flatmap(lambda number: st.integers(1, 4).map(lambda width: str(number).zfill(width)))
@@ -125,7 +126,7 @@ def configuration(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@settings(max_examples=20)
+@settings(max_examples=amount(200, 5000))
 @given(text=lists())
 @example(text="a[1-2]b[1-3,5]c[1-2]d[7-8]")
 @example(text="n[098-101],n[8-011]")
