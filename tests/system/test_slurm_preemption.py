@@ -19,7 +19,7 @@ from tests.slurm.training import Array, losses, write_data
 pytestmark = pytest.mark.timeout_seconds(240)
 
 # So many that a job is disturbed long before its end.
-EPOCHS = 60
+EPOCHS = 50
 
 
 @pytest.fixture(scope="module")
@@ -50,11 +50,13 @@ def test_jobs_that_are_ended_from_outside_save_and_go_on(
     # At once, since most of their time they start, or wait.
     signalled, behind_trap = submit("requeue", "--nodelist=n1,n2"), submit("mpirun", "--nodelist=n1,n2")
     preempted, cancelled = submit("requeue", "--nodelist=n3,n4"), submit("requeue", "--nodelist=n1,n2")
-    for job in (signalled, behind_trap, preempted, cancelled):
-        slurm.wait_for(job, "epoch 5:")
+    slurm.wait_for(signalled, "epoch 5:")
     slurm.ask("scancel", "--signal=USR1", signalled)
+    slurm.wait_for(behind_trap, "epoch 5:")
     slurm.ask("scancel", "--signal=USR1", "--batch", behind_trap)
+    slurm.wait_for(cancelled, "epoch 5:")
     slurm.ask("scancel", cancelled)
+    slurm.wait_for(preempted, "epoch 5:")
     urgent = ["--partition=urgent", "--nodelist=n3,n4", "--exclusive"]
     other = slurm.submit_command("true", folder=folder, options=urgent)
 
