@@ -198,8 +198,18 @@ COMM = (
         "parallel/comm/test_interrupts.py::test_between_nodes_it_comes_on_all_ranks_while_calls_come_slowly", 2,
     ),
     Fault(
+        "a small call does not end its turn", "comm/backends/node.py",
+        "            memory.turn = 1 - turn\n", "",
+        "parallel/comm/backends/test_node.py::test_many_calls_of_all_kinds_in_a_row", 3,
+    ),
+    Fault(
+        "a small call is taken for another one", "comm/front/front.py",
+        "if order.key is self._small_key and not in_place:", "if self._small_key and not in_place:",
+        "parallel/comm/front/test_small.py", 2,
+    ),
+    Fault(
         "what was left in the middle goes on", "comm/call_order.py",
-        'self.broken = f"{self._key[0]} was left in the middle by {what}"', 'self.broken = ""',
+        'self.broken = f"{self.key[0]} was left in the middle by {what}"', 'self.broken = ""',
         "parallel/comm/test_call_order.py::test_a_call_left_in_the_middle_is_refused_from_then_on", 2,
     ),
     Fault(

@@ -24,6 +24,8 @@ class CallComparison:
     Attributes:
         broken: The call that was left in the middle, empty if there is none. Later calls are refused.
         number: Of the last call.
+        key: The last call: its name, what must be the same on all ranks, dtype and shape. The same object again and
+            again where it does not change.
         is_across: Whether there are ranks with which this one shares no memory.
         is_asked: Whether this rank was interrupted, and not all ranks know it yet.
         last_checkpoint: The last checkpoint that these ranks have saved, for the text.
@@ -33,9 +35,9 @@ class CallComparison:
 
     # More than 30 attributes would be looked up in a dictionary, which takes a tenth of the time of a call.
     __slots__ = (
-        "_awaits", "_calls", "_depth", "_is_interrupted", "_key", "_mark_before", "_meets", "_messages", "_others",
+        "_awaits", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
         "_own", "_shown", "_step", "_word", "_words", "barrier", "broken", "is_across", "is_asked", "is_shown",
-        "last_checkpoint", "mark", "number", "page",
+        "key", "last_checkpoint", "mark", "number", "page",
     )
 
     def __init__(self, calls: Calls) -> None:
@@ -44,7 +46,7 @@ class CallComparison:
         self.broken = self.last_checkpoint = ""
         # The last call that was shown, and its word.
         self.number = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
-        self._key: tuple[Any, ...] = ("a call",)
+        self.key: tuple[Any, ...] = ("a call",)
         self._step: tuple[Any, ...] = ()
         self.page: CallPage | None = None
         self.barrier: Callable[[], None] | None = None
@@ -205,7 +207,7 @@ class CallComparison:
         if not agrees:
             texts = dict(enumerate(self._messages.gather(self._text())))
             self.restart()
-            raise mark_shared(mismatch(self._key, self.number, texts, "this call, or one shortly before it"))
+            raise mark_shared(mismatch(self.key, self.number, texts, "this call, or one shortly before it"))
         self._is_interrupted = self._is_interrupted or is_interrupted
 
     def _refuse(self, page: CallPage, place: int) -> NoReturn:
@@ -224,7 +226,7 @@ class CallComparison:
             self.broken = self.broken or f"on rank {rank}, {texts.get(rank, 'a call was left in the middle')}"
         self.require_whole("going on")
         missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), "another call")
-        error = mismatch(self._key, self.number, {**texts, **missing}, "this call, or one before it")
+        error = mismatch(self.key, self.number, {**texts, **missing}, "this call, or one before it")
         if is_in_step and not missing and not self.is_across:
             raise mark_shared(error)
         self.broken = f"ranks have made other calls: {error}"
@@ -232,5 +234,5 @@ class CallComparison:
 
     def _text(self) -> str:
         """This rank's call, for the other ranks."""
-        step = f", after {describe(self._step)}" if self._step and self._step != self._key else ""
-        return f"{describe(self._key)} at {user_line()}{step}"
+        step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
+        return f"{describe(self.key)} at {user_line()}{step}"

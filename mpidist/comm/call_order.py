@@ -101,15 +101,15 @@ class CallOrder(CallComparison):
         else:
             key = (name, detail, array.dtype) if only_dtype else (name, detail, array.dtype, array.shape)
         if self.is_alone:
-            self._key = key
+            self.key = key
         else:
             if sign is not None:
-                self._key, self._sign, self._code, self._step = key, sign, CODES[name], key
-            elif key == self._key:
-                key, sign = self._key, self._sign
+                self.key, self._sign, self._code, self._step = key, sign, CODES[name], key
+            elif key == self.key:
+                key, sign = self.key, self._sign
             else:
                 sign = self._signs[key]
-                self._key, self._sign, self._code = key, sign, CODES[name]
+                self.key, self._sign, self._code = key, sign, CODES[name]
             self.number = number = self.number + 1
             self._mark_before = before = self.mark
             self.mark = before * 31 + sign & HASH
@@ -133,7 +133,7 @@ class CallOrder(CallComparison):
 
     def surround(self) -> CallOrder:
         """Local. Name this call in errors of the calls inside it, and return it."""
-        self._step = self._key
+        self._step = self.key
         return self
 
     def sign(self, name: str, detail: object, array: AnyArray) -> None:
@@ -223,11 +223,11 @@ class CallOrder(CallComparison):
                 # An error of MPI may come from different calls.
                 if isinstance(error, Exception):
                     self._compare()
-                self.broken = f"{self._key[0]} was left in the middle by {what}"
+                self.broken = f"{self.key[0]} was left in the middle by {what}"
                 if self.page is not None:
                     self.page.break_off(self.number, self.mark, self.broken)
             else:
-                self.left = self.number, f"{self._key[0]} was left by {type(error).__name__}: {error}"
+                self.left = self.number, f"{self.key[0]} was left by {type(error).__name__}: {error}"
         finally:
             self._calls.fail()
             self._depth -= 1

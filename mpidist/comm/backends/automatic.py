@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -84,6 +86,13 @@ class AutomaticBackend(Backend):
                 self._large_all_reduce(source, total, op)
                 return
         self.backend(source, source.nbytes).all_reduce(source, total, op)
+
+    def open_small(
+        self, op: ReduceOp, dtype: np.dtype[Any], shape: tuple[int, ...]
+    ) -> Callable[[AnyArray], AnyArray] | None:
+        """Collective at the first large array, else Local. See `Backend.open_small`."""
+        chosen = self.backend(np.empty(0), math.prod(shape) * dtype.itemsize)
+        return chosen.open_small(op, dtype, shape)
 
     def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
         """Collective. See `Backend.reduce`."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -32,6 +32,10 @@ from mpidist.options import CommunicationOptions, ReduceOp
 # Up to this size copying the array and reducing the copy in place is faster than reducing into a new array: MPI has one
 # argument less to examine.
 _COPIED_BYTES = 1 << 14
+# The number of small calls for which the backend's way is kept.
+_KEPT = 256
+# The characters of float32 and 64 and of the integers of 32 and 64 bits, which every backend combines as they are.
+_COMBINED_AS_THEY_ARE = "fdlqiILQ"
 # Looking up a member of an enumeration takes 70 ns, a name of the module 10 ns.
 _MEAN = ReduceOp.MEAN
 
@@ -60,6 +64,9 @@ class CollectiveFront(Resource):
         self._backend_all_reduce = backend.all_reduce
         self._shows_calls = not backend.compares_calls
         self._under_way = AT_ONCE if backend.communicator.size > 1 and not backend.makes_calls else True
+        self._smalls: dict[tuple[Any, ...], Callable[[AnyArray], AnyArray] | None] = {}
+        self._small_key: tuple[Any, ...] = ()
+        self._small: Callable[[AnyArray], AnyArray] = np.copy
         self._wire_dtype = None if options.wire_dtype is None else half_dtype(options.wire_dtype)
 
     def _is_whole(self) -> bool:
@@ -67,6 +74,9 @@ class CollectiveFront(Resource):
 
     def _end(self, *, is_collective: bool) -> None:
         self.log.refuse_calls()
+        # They hold views of the backend's memory.
+        self._smalls.clear()
+        self._small_key, self._small = (), np.copy
         end_all([self.backend], is_collective=is_collective)
 
     def all_reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, *, in_place: bool = False) -> AnyArray:
@@ -75,38 +85,59 @@ class CollectiveFront(Resource):
             lent = self.lend(array)
             result = self._all_reduce_any(lent, op, in_place)
             return array if in_place else arrays.give_back(result, array)
-        dtype = array.dtype
-        # The common case first, without further calls: a small sum must take little longer than the backend itself.
-        # "fdlqiILQ" are float32 and 64 and the integers of 32 and 64 bits, which every backend combines as they are.
-        if (
-            dtype.char in "fdlqiILQ" and op is not _MEAN and self._wire_dtype is None
-            and array.flags.c_contiguous and dtype.isnative and array.size
-        ):
-            order = self.log.begin("all_reduce", op, array)
-            try:
-                if in_place:
-                    check_in_place(array, op)
-                    result = array
-                elif array.nbytes <= _COPIED_BYTES:
-                    result = array.copy()
-                else:
-                    result = np.empty(array.shape, dtype)
-                source = array if result.nbytes > _COPIED_BYTES else result
-                total = result if result.ndim == 1 else result.reshape(-1)
+        order = self.log.begin("all_reduce", op, array)
+        try:
+            # A small sum must take little longer than the backend itself: what was found for the last one is kept.
+            if order.key is self._small_key and not in_place:
                 order.is_under_way = self._under_way
-                if self._shows_calls:
-                    order.show_call()
-                self._backend_all_reduce(total if source is result else source.reshape(-1), total, op)
-            except BaseException as error:
-                order.fail(error)
-                raise
-            order.leave()
-            return result
-        return self._all_reduce_any(array, op, in_place)
+                result = self._small(array)
+            else:
+                result = self._all_reduce_begun(array, op, in_place)
+        except BaseException as error:
+            order.fail(error)
+            raise
+        order.leave()
+        return result
 
     def _all_reduce_any(self, array: AnyArray, op: ReduceOp, in_place: bool) -> AnyArray:
         with self.log.begin("all_reduce", op, array):
             return self._all_reduce_converted(array, op, in_place)
+
+    def _all_reduce_begun(self, array: AnyArray, op: ReduceOp, in_place: bool) -> AnyArray:
+        dtype = array.dtype
+        if not (
+            dtype.char in _COMBINED_AS_THEY_ARE and op is not _MEAN and self._wire_dtype is None and array.size
+            and dtype.isnative and (in_place or array.flags.c_contiguous)
+        ):
+            return self._all_reduce_converted(array, op, in_place)
+        if in_place:
+            check_in_place(array, op)
+        self._begin_moving()
+        if in_place:
+            result = array
+        elif array.nbytes <= _COPIED_BYTES:
+            small = self._find_small(array, op)
+            if small is not None:
+                return small(array)
+            array = result = array.copy()
+        else:
+            result = np.empty(array.shape, dtype)
+        total = result.reshape(-1)
+        # Backends see by its identity that the result goes where the array is.
+        self._backend_all_reduce(total if result is array else array.reshape(-1), total, op)
+        return result
+
+    def _find_small(self, array: AnyArray, op: ReduceOp) -> Callable[[AnyArray], AnyArray] | None:
+        """Local, or Collective as `Backend.open_small`. The backend's way for arrays like this one, if it has one."""
+        key = self._order.key
+        if key not in self._smalls:
+            if len(self._smalls) == _KEPT:
+                self._smalls.clear()
+            self._smalls[key] = self.backend.open_small(op, array.dtype, array.shape)
+        small = self._smalls[key]
+        if small is not None and not self._shows_calls:
+            self._small_key, self._small = key, small
+        return small
 
     def _all_reduce_converted(self, array: AnyArray, op: ReduceOp, in_place: bool) -> AnyArray:
         check_reducible(array, op)
