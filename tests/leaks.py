@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
+import sys
 import threading
 import time
 from pathlib import Path
@@ -77,10 +78,16 @@ class LeakCheck:
         # Pieces of node memory: the test that made each, and how many collections of garbage it has outlived.
         self._suspects: dict[str, tuple[str, int]] = {}
         self._before = held()
-        self._tests = 0
+        self._tests = self._modules = 0
 
     def begin(self) -> None:
         """Local. Look before a test."""
+        if self._modules != len(sys.modules):
+            # What modules hold stays: collections of garbage need not look at it. With PyTorch and JAX each of them
+            # took 0.2 s, more than most tests.
+            self._modules = len(sys.modules)
+            gc.collect()
+            gc.freeze()
         self._before = held()
 
     def end(self, test: str, *, keeps_memory: bool) -> list[str]:
