@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 import mpidist
@@ -104,6 +104,8 @@ def test_indices_that_are_none(servers: Partitioned) -> None:
         max_size=6,
     ),
 )
+@example(2, True, True, [("add", [1, 5]), ("read", [5, 1, 2])])
+@example(2, True, True, [("update", [1, 5]), ("add", [5]), ("read", [5, 1, 2])])
 def test_writes_of_rows_in_any_order(
     servers: Partitioned, shards: int, is_table: bool, in_function: bool, writes: list[tuple[str, list[int]]]
 ) -> None:

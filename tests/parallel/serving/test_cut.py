@@ -32,31 +32,44 @@ def folder(communicator: Communicator, tmp_path: Path) -> Path:
 def saved_counts(path: str) -> tuple[int, set[float]]:
     """The number of steps in a checkpoint, and all values of its variables."""
     alone = {"weights": [mpidist.Variable(np.zeros(size, "float32")) for size in SIZES]}
-    steps = mpidist.optimizers.SGD(1.0)
+    steps, squares = mpidist.optimizers.SGD(1.0), mpidist.optimizers.Adagrad(1.0, initial_accumulator_value=0)
+    moving = mpidist.Variable(np.zeros(SIZES[3], "float32"))
     steps.build(alone["weights"])
+    squares.build([moving])
     count = mpidist.Variable(0, dtype="int64")
-    mpidist.Checkpoint(count=count, steps=steps, **alone).restore(path).assert_consumed()
-    values = {float(value) for weight in alone["weights"] for value in np.unique(weight.numpy())}
+    checkpoint = mpidist.Checkpoint(count=count, steps=steps, squares=squares, moving=moving, **alone)
+    checkpoint.restore(path).assert_consumed()
+    assert squares.iterations == steps.iterations
+    # The sums of squares of gradients, each of which is 1.
+    sums = squares.variables[-1]
+    assert sums.shape == moving.shape
+    values = {float(value) for weight in [*alone["weights"], sums] for value in np.unique(weight.numpy())}
     return steps.iterations, {*values, float(count)}
 
 
 class Counting:
-    """A program whose every variable is the number of its steps."""
+    """A program whose every variable is the number of its steps, but for one: of that the optimizer's state is."""
 
     def __init__(self, strategy: ParameterServerStrategy) -> None:
         with strategy.scope():
             self.weights = [mpidist.Variable(np.zeros(size, "float32")) for size in SIZES]
             self.count = mpidist.Variable(0, dtype="int64")
+            self.moving = mpidist.Variable(np.zeros(SIZES[3], "float32"))
             self.steps = mpidist.optimizers.SGD(1.0)
+            self.squares = mpidist.optimizers.Adagrad(1.0, initial_accumulator_value=0)
         self.steps.build(self.weights)
-        self.checkpoint = mpidist.Checkpoint(weights=self.weights, count=self.count, steps=self.steps)
+        self.squares.build([self.moving])
+        self.checkpoint = mpidist.Checkpoint(
+            weights=self.weights, count=self.count, steps=self.steps, squares=self.squares, moving=self.moving
+        )
 
     def step(self) -> Callable[[], None]:
         """The function of a step."""
-        weights, count, steps = self.weights, self.count, self.steps
+        weights, count, steps, squares, moving = self.weights, self.count, self.steps, self.squares, self.moving
 
         def step() -> None:
             count.assign_add(1)
+            squares.apply_gradients([(np.ones(moving.shape, "float32"), moving)])
             steps.apply_gradients([(np.full(weight.shape, -1, "float32"), weight) for weight in weights])
 
         return step
