@@ -953,6 +953,26 @@ SERVING = (
         "unit/test_coordinator_closures.py::test_a_closure_ends_as_its_input_that_has_no_result",
     ),
     Fault(
+        "an update counts though another one would then be too old", "coordinator/versions.py",
+        "<= self.staleness for place", "<= self.staleness + 1 for place",
+        "unit/test_versions.py::test_no_update_counts_later_than_the_bound_says_and_all_come_to_their_end",
+    ),
+    Fault(
+        "more functions run than the bound has places for", "coordinator/versions.py",
+        "self._readable <= self.staleness", "self._readable <= self.staleness + 1",
+        "unit/test_versions.py::test_no_update_counts_later_than_the_bound_says_and_all_come_to_their_end",
+    ),
+    Fault(
+        "a version counts as readable before its servers have applied it", "coordinator/versions.py",
+        "self._begun[closure] = self._readable", "self._begun[closure] = self.number",
+        "unit/test_versions.py::test_no_update_counts_later_than_the_bound_says_and_all_come_to_their_end",
+    ),
+    Fault(
+        "what waited for a slower worker waits for ever", "coordinator/closures.py",
+        "actions = self._decide_held()", "actions: list[Action] = []",
+        "unit/test_versions.py::test_others_wait_for_one_that_stands_still_and_go_on_when_it_is_lost",
+    ),
+    Fault(
         "a slot is used again before its update is applied", "coordinator/closures.py",
         "        self._workers.returned(worker, now)\n",
         "        self._workers.returned(worker, now)\n        worker.slots = [None] * len(worker.slots)\n",

@@ -10,17 +10,17 @@ is in flight, and raises `take_error`; then all is as new.
 
 from __future__ import annotations
 
-import pickle
-import traceback
 from collections.abc import Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TypeAlias
 
 from mpidist.coordinator.awaiting import Awaiting
+from mpidist.coordinator.reports import owing, running
 from mpidist.coordinator.resources import Resources
+from mpidist.coordinator.versions import Versions
 from mpidist.coordinator.work import Closure, ClosureEnd, End, Owing, ResourceEnd, Rules, Running, Work
 from mpidist.coordinator.workers import Worker, Workers
-from mpidist.serving.commits import Commits, RateError
+from mpidist.serving.commits import Commits
 from mpidist.serving.handles import with_inputs
 from mpidist.serving.messages import (
     OWN_WRITE,
@@ -28,7 +28,6 @@ from mpidist.serving.messages import (
     Built,
     CutDone,
     Do,
-    Drop,
     Failed,
     Fence,
     Finished,
@@ -54,6 +53,7 @@ class Closures:
         limit: `is_full` is true from this number of waiting closures on.
         timeout: Seconds that a closure may run on a worker before the worker counts as lost; None is any time.
         prefetch: Give a worker its next closure while it still runs one, if no other worker is free.
+        versions: Says which attempts may begin, and which updates may count.
 
     Attributes:
         workers: The workers that are not lost, by rank.
@@ -65,6 +65,7 @@ class Closures:
     limit: int = QUEUE_SIZE
     timeout: float | None = None
     prefetch: InitVar[bool] = False
+    versions: Versions = field(default_factory=Versions)
     workers: dict[int, Worker] = field(init=False)
     resources: Resources = field(init=False)
     error: ClosureEnd | None = None
@@ -158,24 +159,11 @@ class Closures:
 
     def running(self) -> list[Running]:
         """Local. The work of each worker that has something to do."""
-        found = []
-        for rank, worker in self.workers.items():
-            if worker.building:
-                found.append(Running(rank, 0, 0, self.resources.label(min(worker.building)), 0.0))
-            elif worker.running:
-                closure = self._closures[worker.running[0]]
-                found.append(Running(rank, worker.running[0], closure.attempt, closure.work.label, worker.since))
-        return found
+        return running(self.workers, self._closures, self.resources.label)
 
     def owing(self) -> list[Owing]:
         """Local. The servers from which a finished closure awaits something."""
-        found: dict[int, float] = {}
-        for number, since in self._finished.items():
-            one = self._closures[number]
-            pushed = frozenset(one.finished.servers if one.finished else ())
-            for server in one.unapplied if one.is_decided else pushed - one.prepared:
-                found.setdefault(server, since)
-        return [Owing(*one) for one in sorted(found.items())]
+        return owing(self._finished, self._closures)
 
     def discard(self, kind: str, number: int) -> list[Send]:
         """Local. Let workers forget what the program has dropped.
@@ -263,6 +251,7 @@ class Closures:
         """Queue a closure whose attempt is void; after `cancel`, end it."""
         closure = self._closures[number]
         self._finished.pop(number, None)
+        self.versions.end(number)
         closure.worker = closure.finished = None
         closure.prepared = frozenset()
         if self._is_cancelling:
@@ -271,9 +260,9 @@ class Closures:
         return []
 
     def _dispatch(self, now: float) -> list[Action]:
-        """Send waiting closures to free workers."""
-        actions: list[Action] = []
-        for worker, number, slot in self._workers.start(now):
+        """Decide what may count now, and send waiting closures to free workers."""
+        actions = self._decide_held()
+        for worker, number, slot in self._workers.start(now, self.versions):
             closure = self._closures[number]
             closure.attempt += 1
             closure.worker = worker.rank
@@ -339,11 +328,23 @@ class Closures:
                 break
         return actions
 
+    def _decide_held(self) -> list[Action]:
+        """Decide what had to wait for others, which have ended meanwhile or count."""
+        actions: list[Action] = []
+        # Each one that is decided may be what others wait for.
+        while self.versions.staleness is not None and (
+            more := [one for worker in self.workers.values() for one in self._decide_in_turn(worker)]
+        ):
+            actions += more
+        return actions
+
     def _decide(self, number: int) -> list[Action]:
         """Commit an attempt that is finished, and prepared by all servers that it has pushed to."""
         closure = self._closures[number]
         finished, worker = closure.finished, closure.worker
         if finished is None or worker is None or not closure.prepared.issuperset(finished.servers):
+            return []
+        if finished.servers and not self.versions.may_count(number):
             return []
         self.workers[worker].finished.remove(number)
         self.resources.positions.note(worker, finished.read)
@@ -351,13 +352,11 @@ class Closures:
             return self._finish(number, closure)
         closure.is_decided = True
         closure.unapplied = frozenset(finished.servers)
-        message: Message
-        try:
-            message = self.commits.commit(worker, number, closure.attempt, finished.optimizers)
-        except RateError as error:
-            # Decided against. The worker's slots are free when all servers have dropped it.
-            closure.refusal = (pickle.dumps(error), "".join(traceback.format_exception(error)))
-            message = Drop(worker, number, closure.attempt)
+        message, closure.refusal = self.commits.decide(worker, number, closure.attempt, finished.optimizers)
+        if closure.refusal is None:
+            self.versions.count(number, closure.attempt, worker)
+        else:
+            self.versions.end(number)
         return [Send(server, message) for server in finished.servers]
 
     def _applied(self, server: int, message: Applied) -> list[Action]:
@@ -386,6 +385,7 @@ class Closures:
         for one in ends:
             closure = self._closures.pop(one)
             self._finished.pop(one, None)
+            self.versions.end(one)
             if end is End.ERROR and closure.rules.on_error == "cancel" and self.error is None:
                 self.error = ClosureEnd(one, end, payload, text)
             if end is End.RESULT:

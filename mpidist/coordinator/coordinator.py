@@ -16,11 +16,13 @@ from mpidist.coordinator.data_sets import DataSets
 from mpidist.coordinator.functions import Functions, Naming, arguments_of
 from mpidist.coordinator.names import Names
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
+from mpidist.coordinator.versions import Versions
 from mpidist.coordinator.waits import Waits
 from mpidist.coordinator.work import ClosureEnd, End, rules_of
 from mpidist.data.dataset import Dataset
 from mpidist.errors import DeadRankError, EndOfDataError
 from mpidist.observe.peers import Key
+from mpidist.observe.recorder import RECORDER
 from mpidist.serving.chief import Chief
 from mpidist.serving.handles import portable
 from mpidist.serving.messages import Message, Send
@@ -83,7 +85,8 @@ class ClusterCoordinator:
         # `__new__` has looked.
         self._chief = cast(Chief, strategy.chief)
         self._station = self._chief.station
-        self._closures = Closures(self._chief.commits, queue_size, closure_timeout, prefetch)
+        versions = Versions(strategy.staleness, RECORDER.updates.append)
+        self._closures = Closures(self._chief.commits, queue_size, closure_timeout, prefetch, versions)
         self._values: dict[int, RemoteValue] = {}
         self._names = Names(strategy, self._chief, self._values)
         self._functions = Functions(Naming(self._names.handle_of, self._names.name_of, self._chief.note_drop))

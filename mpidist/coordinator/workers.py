@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import NamedTuple
 
+from mpidist.coordinator.versions import Versions
 from mpidist.coordinator.waiting import Waiting
 from mpidist.coordinator.work import Rules, Work
 from mpidist.serving.messages import SLOTS, Define, Discard, Send
@@ -142,14 +143,17 @@ class Workers:
         """Whether a worker's own data goes on; it may also try in vain where no other one's does."""
         return worker.ended.isdisjoint(data) or not self.have_left(data)
 
-    def start(self, now: float) -> list[Start]:
+    def start(self, now: float, versions: Versions) -> list[Start]:
         """Local. Give waiting closures to free workers: first to those that run none, who is free longest first."""
         starts: list[Start] = []
         for running in range(1 + self.prefetch) if self.waiting else ():
             for rank in self._free.ranks(running):
+                if not versions.may_begin():
+                    return starts
                 worker = self.by_rank[rank]
                 closure = self.waiting.take(rank, partial(self._may_take, worker))
                 if closure is not None:
+                    versions.begin(closure)
                     starts.append(Start(worker, closure, worker.begin(closure, now)))
                     self._free.note(worker)
         return starts

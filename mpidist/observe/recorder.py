@@ -10,14 +10,19 @@ import contextlib
 import functools
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 from threading import get_ident
+from typing import NamedTuple
 
 from mpidist.observe.calls import PLACE_WORDS, Call, Calls, byte_count, new_words
 from mpidist.observe.stacks import line_of_call
 from mpidist.observe.trace import TRACE
 from mpidist.observe.traffic import Traffic
+
+# So many updates are kept.
+_UPDATES = 10_000
 
 
 class _TracedCalls(Calls):
@@ -66,6 +71,24 @@ class ClosureCall:
         return describe_closure(self.number, name_of_function(self.find()), self.attempt)
 
 
+class Update(NamedTuple):
+    """An update of a closure that counts, as the coordinator has decided. Each makes the next version of the variables.
+
+    Attributes:
+        closure: Its number.
+        attempt: Which attempt counts.
+        worker: The rank that has computed it.
+        read: The version that its worker has read, at least.
+        before: The version before it: `before - read` updates came between.
+    """
+
+    closure: int
+    attempt: int
+    worker: int
+    read: int
+    before: int
+
+
 def name_of_function(function: object) -> str:
     """Local. The name of a function, or of what is called like one, for people; empty for None."""
     called = function.func if isinstance(function, functools.partial) else function
@@ -84,12 +107,14 @@ class Recorder:
         page: The words that other ranks of the node can read, or words of this process alone.
         closure: The one that this process runs; None if it runs none.
         traffic: What this process has sent for closures.
+        updates: On a coordinator the last updates that count, in their order.
     """
 
     def __init__(self) -> None:
         self.page = new_words(0)
         self.closure: ClosureCall | None = None
         self.traffic = Traffic()
+        self.updates: deque[Update] = deque(maxlen=_UPDATES)
         self._open: list[weakref.ref[Calls] | None] = []
 
     def show(self, words: memoryview) -> None:

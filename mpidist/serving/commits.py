@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import math
+import pickle
+import traceback
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mpidist.serving.messages import OWN_WRITE, SLOTS, Commit, Cut, CutDone, Push, Send, Step
+from mpidist.serving.messages import OWN_WRITE, SLOTS, Commit, Cut, CutDone, Drop, Push, Send, Step
 
 
 class RateError(RuntimeError):
@@ -60,6 +62,27 @@ class Commits:
         self.iterations.update(iterations)
         self.number += 1
         return Commit(self.number, worker, closure, attempt, tuple(steps))
+
+    def decide(
+        self, worker: int, closure: int, attempt: int, optimizers: Sequence[int]
+    ) -> tuple[Commit | Drop, tuple[bytes, str] | None]:
+        """Local. What to send to the servers of an update: a commit, or `Drop` where there is no learning rate.
+
+        Args:
+            worker: As of `commit`.
+            closure: As of `commit`.
+            attempt: As of `commit`.
+            optimizers: As of `commit`.
+
+        Returns:
+            The message, and for `Drop` the pickled error with its traceback. The worker's slots are free when all
+            servers have dropped it.
+        """
+        try:
+            return self.commit(worker, closure, attempt, optimizers), None
+        except RateError as error:
+            refusal = pickle.dumps(error), "".join(traceback.format_exception(error))
+            return Drop(worker, closure, attempt), refusal
 
     def _rate(self, optimizer: int, iteration: int) -> float:
         try:

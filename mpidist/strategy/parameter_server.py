@@ -97,6 +97,9 @@ class ParameterServerStrategy(Strategy):
         communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
         serve: False lets workers and servers come back from the constructor; they then call `serve`.
         options: Memory of the servers; the chief's count.
+        staleness: So many updates of other functions may count at most between what a function reads and its own
+            update; then these wait for it. At most `staleness` + 1 functions run at a time. Default: any number. The
+            chief's counts.
 
     Raises:
         ValueError: The cluster does not fit, or the options; on every rank.
@@ -108,6 +111,7 @@ class ParameterServerStrategy(Strategy):
     Attributes:
         roles: Who is what.
         options: The chief's.
+        staleness: As given.
         chief: The home of variables on the chief; None on other ranks.
     """
 
@@ -119,6 +123,7 @@ class ParameterServerStrategy(Strategy):
         communicator: object | None = None,
         serve: bool = True,
         options: ServerOptions | None = None,
+        staleness: int | None = None,
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise ValueError(f"`cluster_resolver` must be a ClusterResolver, got {cluster_resolver!r}")
@@ -129,6 +134,7 @@ class ParameterServerStrategy(Strategy):
             )
         if options is not None and not isinstance(options, ServerOptions):
             raise ValueError(f"`options` must be ServerOptions, got {options!r}")
+        self.staleness = None if staleness is None else whole("staleness", staleness, least=0)
         ranks = open_communicator(communicator)
         self.roles = roles = agree_on_roles(ranks, cluster_resolver)
         warn_of_deaths(ranks)

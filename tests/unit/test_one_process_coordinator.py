@@ -170,6 +170,14 @@ def test_a_wrong_rule_is_named(strategy: ParameterServerStrategy, given: dict[st
         ClusterCoordinator(strategy, **given) if is_option else ClusterCoordinator(strategy).schedule(abs, **given)
 
 
+@pytest.mark.parametrize(
+    ("given", "text"), [(-1, "got -1"), (True, "got True"), (0.5, "got 0.5"), ("1", "got '1'")]
+)
+def test_a_wrong_staleness_is_named(given: Any, text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=f"`staleness` must be an integer of at least 0.*{text}"):
+        ParameterServerStrategy(staleness=given)
+
+
 def fail(text: str) -> None:
     raise LookupError(text)
 
