@@ -51,7 +51,7 @@ def match_objects(found: Found, file: SavedFile, done: set[str], number: int) ->
             continue  # its object looks for it under the path that the variable had when it was saved
         saved = _find(found, file, path)
         if saved is None:
-            match.missing.append(path)
+            match.missing.extend(_lacking(found, path))
             continue
         if not isinstance(leaf.value, Variable):
             continue  # its object takes it back as it was saved
@@ -93,6 +93,12 @@ def new_paths(found: Found, file: SavedFile, done: set[str], number: int) -> lis
 def _find(found: Found, file: SavedFile, path: str) -> Saved | None:
     """The saved state of the object at `path`, perhaps under another one of its paths."""
     return next((saved for name in found.names_of(path) if (saved := file.find(name)) is not None), None)
+
+
+def _lacking(found: Found, path: str) -> list[str]:
+    """The path of a leaf of which nothing was saved, unless it is part of a state that goes on without it."""
+    parent, _, name = path.rpartition("/")
+    return [] if name in getattr(found.states.get(parent), "may_lack", ()) else [path]
 
 
 def _fits(path: str, variable: Variable, saved: Saved, wrong: list[str]) -> bool:

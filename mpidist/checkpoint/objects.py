@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Any, NamedTuple, cast
@@ -264,7 +264,9 @@ def _entries_of(parts: Parts, value: object, paths: dict[int, str]) -> list[tupl
 def _renamed(tree: Any, names: Sequence[object]) -> Any:
     if not isinstance(tree, CONTAINERS):
         return tree
-    return {names[key] if type(key) is int else key: _renamed(value, names) for key, value in children_of(tree)}
+    # Whoever walks through it puts it in order.
+    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
+    return {names[key] if type(key) is int else key: _renamed(value, names) for key, value in items}
 
 
 def _require_path(parts: Parts, path: str) -> None:

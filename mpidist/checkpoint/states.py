@@ -24,6 +24,9 @@ class State(Protocol):
     property `built_on`. Lists, and dictionaries with integer keys, in its state are by the numbers of these variables.
     In the file the path of the variable takes the place of the number, where the checkpoint holds the variable: a
     program that makes its variables in another order gives each its own state back.
+
+    An object that takes back a state without some of its entries, such as those of later versions, has their names as
+    its attribute `may_lack`.
     """
 
     def state(self) -> Any:

@@ -14,7 +14,7 @@ from mpidist.arguments import flag, number
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.optimizers.requirements import listed, refuse_unknown, require_pairs, require_updatable
-from mpidist.optimizers.saving import load_slot, numbered, require_names, require_slots
+from mpidist.optimizers.saving import RATE, load_slot, numbered, require_names, require_slots
 from mpidist.variables.sharded import wholes
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule, positive
@@ -39,7 +39,10 @@ class Optimizer:
     Attributes:
         iterations: Number of calls of `apply_gradients` so far, with gradient accumulation also of those between
             updates. A schedule gets this number; a kernel gets the number of updates.
+        learning_rate: As given, and may be set. Checkpoints hold a number, and not a schedule.
     """
+
+    may_lack = frozenset({RATE})
 
     def __init__(
         self, kernel: Kernel | LayerKernel, learning_rate: float | Schedule, *, name: str,
@@ -275,6 +278,8 @@ class Optimizer:
     def state(self) -> dict[str, Any]:
         """Local. The tree that a checkpoint stores, with what each rank has left out of compressed gradients."""
         tree: dict[str, Any] = {"iterations": self.iterations}
+        if not callable(self.learning_rate):
+            tree[RATE] = float(self.learning_rate)
         if self._plan is not None:
             tree.update(self._plan.slots)
             tree.update(self._plan.state())
@@ -282,29 +287,32 @@ class Optimizer:
                 tree[ACCUMULATES] = list(tree[ACCUMULATES])
         elif self._pending is not None:
             # What waits for `build` is saved again: a program may be stopped before its first step.
-            tree.update({name: entries for name, entries in self._pending.items() if name != "iterations"})
+            tree.update({name: entries for name, entries in self._pending.items() if name not in ("iterations", RATE)})
         return tree
 
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Collective. Take the state over from a checkpoint, or keep it for `build`, which then reads it.
 
-        Each variable gets what was saved under its path. Errors of compressed gradients come back on any number of
+        Each variable gets what was saved under its path. A learning rate that was a number when it was saved takes the
+        place of one that is a number now; a schedule stays. Errors of compressed gradients come back on any number of
         ranks; see `CompressionErrors`.
 
         Raises:
             CheckpointError: The state of another kind of optimizer, of other variables, or of other shapes.
         """
-        def look() -> int:
-            names = {name for name in saved if not name.startswith(COMPRESSION)}
+        def look() -> tuple[int, float | Schedule]:
+            names = {name for name in saved if name != RATE and not name.startswith(COMPRESSION)}
             require_names(names, self._initial, self.name, accumulates=self._accumulated > 1)
-            return int(saved["iterations"].numpy())
+            # Files of before it was saved have none.
+            takes = RATE in saved and not callable(self.learning_rate)
+            return int(saved["iterations"].numpy()), float(saved[RATE].numpy()) if takes else self.learning_rate
 
         if self._plan is None:
-            self.iterations, self._pending = look(), saved
+            (self.iterations, self.learning_rate), self._pending = look(), saved
             return
-        iterations = together(self._plan.variables[0].group, self._reading(), look)
+        iterations, rate = together(self._plan.variables[0].group, self._reading(), look)
         self._load(self._plan, saved)
-        self.iterations = iterations
+        self.iterations, self.learning_rate = iterations, rate
 
     def _reading(self) -> str:
         return f"reading the state of {self.name}"

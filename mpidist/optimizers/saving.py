@@ -12,6 +12,9 @@ from mpidist.errors import CheckpointError
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES
 from mpidist.variables.variable import Read, Variable
 
+# The learning rate in a checkpoint, if it is a number.
+RATE = "learning_rate"
+
 
 class Saved(Protocol):
     """An array in a checkpoint."""

@@ -151,7 +151,7 @@ def test_the_rate_may_change_between_steps() -> None:
 def test_before_and_after_build() -> None:
     optimizer = Adam()
     assert optimizer.variables == []
-    assert optimizer.state() == {"iterations": 0}
+    assert optimizer.state() == {"iterations": 0, "learning_rate": 0.001}
     assert "not built" in repr(optimizer)
     with pytest.raises(ValueError, match="at least one variable"):
         optimizer.apply_gradients([])
@@ -163,7 +163,7 @@ def test_before_and_after_build() -> None:
         optimizer.build([mpidist.Variable([1.0, 2.0]), mpidist.Variable(3.0)])
     with pytest.raises(ValueError, match="was not built on variable"):
         optimizer.gradients([mpidist.Variable(1.0)])
-    slots = [slot for name, slot in optimizer.state().items() if name != "iterations"]
+    slots = [slot for name, slot in optimizer.state().items() if name not in ("iterations", "learning_rate")]
     assert [len(slot) for slot in slots] == [2, 2]
 
 

@@ -87,7 +87,7 @@ def test_the_file_names_state_by_the_path_of_the_variable(communicator: Communic
     variables, optimizer = make(strategy.arena, 1.0), Adam(0.1)
     step(strategy, optimizer, variables, ("b", "a", "c"))
     path = Checkpoint(a_first=optimizer, model={"layer": variables}).write(mpi_tmp_path / "c")
-    slot = next(name for name in optimizer.state() if name != "iterations")
+    slot = next(name for name in optimizer.state() if name not in ("iterations", "learning_rate"))
     with h5py.File(path) as file:
         assert sorted(file[f"a_first/{slot}"]) == [f"model%2Flayer%2F{name}" for name in NAMES]
 
@@ -113,7 +113,7 @@ def test_files_with_numbers_are_read(communicator: Communicator, mpi_tmp_path: P
     step(strategy, optimizer, variables, NAMES)
     alone = Checkpoint(optimizer=optimizer).write(mpi_tmp_path / "c")
     with h5py.File(alone) as file:
-        slot = next(name for name in file["optimizer"] if name != "iterations")
+        slot = next(name for name in file["optimizer"] if name not in ("iterations", "learning_rate"))
         assert sorted(file["optimizer"][slot]) == ["0", "1", "2"]
     fresh, again = make(strategy.arena, 0.0), Adam(0.1)
     for name in NAMES:
@@ -235,3 +235,74 @@ def test_state_that_waits_for_build_is_saved_again(
         step(strategy, optimizer, straight, NAMES)
         step(strategy, again, variables, ("c", "a", "b"))
     np.testing.assert_allclose(values(variables), values(straight), rtol=1e-12)
+
+
+@pytest.mark.parametrize("when", ["before build", "after build"])
+@pytest.mark.parametrize("kind", [Adam, lambda rate: LossScaleOptimizer(Adam(rate), 4.0)], ids=["plain", "scaled"])
+def test_a_learning_rate_that_was_changed_comes_back(
+    communicator: Communicator, mpi_tmp_path: Path, kind: Any, when: str
+) -> None:
+    strategy = Strategy(communicator)
+    variables, optimizer = make(strategy.arena, 1.0), kind(0.1)
+    step(strategy, optimizer, variables, NAMES)
+    inner(optimizer).learning_rate = 1 / 3
+    path = Checkpoint(model=variables, optimizer=optimizer).write(mpi_tmp_path / "c")
+    other, again = make(strategy.arena, 0.0), kind(0.5)
+    if when == "after build":
+        with strategy.scope():
+            again.build(other.values())
+    Checkpoint(model=other, optimizer=again).read(path).assert_consumed()
+    assert inner(again).learning_rate == 1 / 3
+    # A program may change it again before the first step, which builds.
+    inner(again).learning_rate = 0.25
+    path = Checkpoint(model=other, optimizer=again).write(mpi_tmp_path / "d")
+    third = kind(0.5)
+    Checkpoint(model=make(strategy.arena, 0.0), optimizer=third).read(path)
+    assert inner(third).learning_rate == 0.25
+    step(strategy, again, other, NAMES)
+    inner(optimizer).learning_rate = 0.25
+    step(strategy, optimizer, variables, NAMES)
+    np.testing.assert_array_equal(values(other), values(variables))
+
+
+def test_a_schedule_is_the_program_s_own(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    strategy = Strategy(communicator)
+    variables = make(strategy.arena, 1.0)
+
+    def schedule(step: int) -> float:
+        return 0.1 / (1 + step)
+
+    number, scheduled = Adam(0.1), Adam(schedule)
+    paths = []
+    for name, optimizer in (("number", number), ("scheduled", scheduled)):
+        step(strategy, optimizer, variables, NAMES)
+        paths.append(Checkpoint(model=variables, optimizer=optimizer).write(mpi_tmp_path / name))
+    for path in paths:
+        Checkpoint(model=variables, optimizer=scheduled).read(path).assert_consumed()
+        assert scheduled.learning_rate is schedule
+    number.learning_rate = 0.75
+    # There is none in this file.
+    Checkpoint(model=variables, optimizer=number).read(paths[1]).assert_consumed()
+    assert number.learning_rate == 0.75
+
+
+@pytest.mark.parametrize("when", ["before build", "after build"])
+def test_files_of_before_the_learning_rate_was_stored_are_read(
+    communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    strategy = Strategy(communicator)
+    variables, optimizer = make(strategy.arena, 1.0), Adam(0.1)
+    step(strategy, optimizer, variables, NAMES)
+    state = Optimizer.state
+    monkeypatch.setattr(
+        Optimizer, "state", lambda self: {name: one for name, one in state(self).items() if name != "learning_rate"}
+    )
+    path = Checkpoint(model=variables, optimizer=optimizer).write(mpi_tmp_path / "c")
+    monkeypatch.undo()
+    other, again = make(strategy.arena, 0.0), Adam(0.5)
+    if when == "after build":
+        with strategy.scope():
+            again.build(other.values())
+    Checkpoint(model=other, optimizer=again).read(path).assert_consumed()
+    assert again.iterations == 1
+    assert again.learning_rate == 0.5

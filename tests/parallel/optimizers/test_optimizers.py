@@ -240,10 +240,10 @@ def whole(variable: Variable) -> AnyArray:
 
 def saved(optimizer: Optimizer) -> dict[str, Any]:
     """What a checkpoint would hand to load_state."""
-    return {
-        name: Stored(value) if name == "iterations" else {str(i): Stored(whole(v)) for i, v in enumerate(value)}
-        for name, value in optimizer.state().items()
-    }
+    state = optimizer.state()
+    numbers = ("iterations", "learning_rate")
+    plain: dict[str, Any] = {name: Stored(state.pop(name)) for name in numbers if name in state}
+    return {**plain, **{name: {str(i): Stored(whole(v)) for i, v in enumerate(one)} for name, one in state.items()}}
 
 
 @pytest.mark.parametrize("when", ["before build", "after build"])

@@ -284,7 +284,7 @@ def test_a_coordinator_is_nothing_to_save(communicator: Communicator) -> None:
         coordinator.schedule(lambda: steps.apply_gradients([(np.ones(3), weight)]))
         coordinator.join()
         checkpoint = mpidist.Checkpoint(Trainer(coordinator, steps, weight))
-        assert sorted(checkpoint.find_objects().leaves) == ["steps/iterations", "weight"]
+        assert sorted(checkpoint.find_objects().leaves) == ["steps/iterations", "steps/learning_rate", "weight"]
         with pytest.raises(ValueError, match="expecting coordinator to be a variable or an object that holds"):
             mpidist.Checkpoint(coordinator=coordinator)
 

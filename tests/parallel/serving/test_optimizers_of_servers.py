@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 import itertools
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,5 +116,30 @@ def test_loss_scaling_is_each_workers_own(communicator: Communicator) -> None:
             assert scale == step_of(expected, alone, factor)
         assert inner.iterations == expected.iterations == 3
         assert weight.numpy().tobytes() == alone.numpy().tobytes()
+
+    on_chief(communicator, program)
+
+
+def test_a_learning_rate_that_was_changed_comes_back(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            weight = mpidist.Variable(np.zeros(4))
+            optimizer = optimizers.SGD(0.5)
+        optimizer.build([weight])
+
+        def step() -> None:
+            optimizer.apply_gradients([(np.full(4, -1.0), weight)])
+
+        coordinator.schedule(step).fetch()
+        optimizer.learning_rate = 0.125
+        coordinator.schedule(step).fetch()
+        checkpoint = mpidist.Checkpoint(weight=weight, optimizer=optimizer)
+        path = checkpoint.save(mpi_tmp_path / "c")
+        optimizer.learning_rate = 8.0
+        coordinator.schedule(step).fetch()
+        checkpoint.restore(path)
+        assert (optimizer.iterations, optimizer.learning_rate) == (2, 0.125)
+        coordinator.schedule(step).fetch()
+        assert (weight.numpy() == 0.75).all()
 
     on_chief(communicator, program)
