@@ -89,7 +89,10 @@ def value_of(end: ClosureEnd | None, find: Callable[[tuple[Any, ...]], Any]) -> 
 
 def error_of(end: ClosureEnd) -> BaseException:
     """Local. The error of a closure, with the worker's traceback."""
-    error: BaseException = pickle.loads(end.payload)
+    try:
+        error: BaseException = pickle.loads(end.payload)
+    except Exception as reason:  # its class may be on the worker only
+        error = RuntimeError(f"a function has raised what cannot be read here: {reason!r}")
     if hasattr(error, "add_note") and end.traceback:
         error.add_note(f"Raised on a worker:\n{end.traceback}")
     return error

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import gc
 import pickle
-import threading
 import time
 import weakref
 from collections import Counter, deque
@@ -25,6 +24,7 @@ from mpidist.serving.commits import Commits
 from mpidist.serving.exit_code import ExitCodeFile
 from mpidist.serving.heap import Heaps, Slots
 from mpidist.serving.messages import OWN_WRITE, Applied, CutDone, Discard, Message, Send
+from mpidist.serving.own_threads import OwnersLock
 from mpidist.serving.plan import ServedPlan, require_plannable
 from mpidist.serving.push import Pushed
 from mpidist.serving.reading import read_whole
@@ -77,7 +77,7 @@ class Chief(ServedHome):
         self.communicator: Communicator = self.exit_code_file
         self.strategy: Any = None
         self.station = station
-        self.lock = threading.RLock()
+        self.lock = OwnersLock(is_alone=is_one_process)
         self.closures: Callable[[int, Message], bool] | None = None
         self.watch: Callable[[], None] = _leave
         self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()

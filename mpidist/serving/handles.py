@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import pickle
 import weakref
@@ -158,13 +159,21 @@ def dump_result(result: object) -> bytes:
 
 
 def portable(error: BaseException) -> bytes:
-    """Local. The pickled exception; of one that cannot be pickled, a RuntimeError with its text."""
-    try:
+    """Local. The pickled exception; a RuntimeError with its text of one that cannot be sent, or that ends programs."""
+    kind = type(error).__name__
+    if isinstance(error, SystemExit):
+        # It would end the coordinator's program, and look like a good end.
+        called = f"the function has called sys.exit({error.code!r})"
+        return pickle.dumps(RuntimeError(f"{called}, which ends no worker: let it return, or raise an error"))
+    text = "it has no text"
+    # All of this may be the program's own code, which may do anything.
+    with contextlib.suppress(BaseException):
         data = dump_arguments(error, describing_handle_of)
-        pickle.loads(data)
-    except Exception:
-        return pickle.dumps(RuntimeError(f"{type(error).__name__}: {error}"))
-    return data
+        if isinstance(pickle.loads(data), BaseException):
+            return data
+    with contextlib.suppress(BaseException):
+        text = str(error)
+    return pickle.dumps(RuntimeError(f"{kind}: {text}"))
 
 
 def with_inputs(arguments: bytes, inputs: Sequence[bytes]) -> bytes:

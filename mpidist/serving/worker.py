@@ -6,6 +6,7 @@ import contextlib
 import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
+from threading import get_ident
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -33,12 +34,12 @@ from mpidist.serving.messages import (
     Send,
 )
 from mpidist.serving.own_data import OwnIterator, ended
+from mpidist.serving.own_threads import OwnThreads, one_at_a_time
 from mpidist.serving.own_updates import OwnUpdates
 from mpidist.serving.push import Pushed
 from mpidist.serving.reading import READ, Value, read_whole
 from mpidist.serving.rows import SCATTER, RowChange, changed, overlay, pack, read_rows
 from mpidist.serving.station import Station
-from mpidist.serving.turn import in_turn
 from mpidist.serving.worker_optimizer import WorkerOptimizer
 from mpidist.serving.worker_plan import WorkerPlan
 from mpidist.variables.served import Place, ServedHome, ServedVariable
@@ -69,7 +70,7 @@ class _Closure:
         self.stepped: dict[int, str] = {}
 
 
-class Worker(ServedHome):
+class Worker(ServedHome, OwnThreads):
     """The closures of one worker. It is also the home of variables, as they see it.
 
     Args:
@@ -91,6 +92,7 @@ class Worker(ServedHome):
         self, station: Station, coordinator: int, slots: Slots, servers: Sequence[int], context: InputContext,
         rank: int, *, is_relaxed: bool = False,
     ) -> None:
+        OwnThreads.__init__(self, is_alone=station.window.size == 1)
         self.communicator: Communicator = SoloCommunicator()
         self.strategy: Any = None
         self.index = context.input_pipeline_id
@@ -139,6 +141,7 @@ class Worker(ServedHome):
         """Local. Do what comes next, such as a closure; False if there is nothing."""
         if not self._waiting:
             return False
+        self.server = get_ident()
         message = self._waiting.popleft()
         if isinstance(message, Do):
             self._send(self._run(message))
@@ -167,7 +170,7 @@ class Worker(ServedHome):
         self._own_updates.begin(slot)
         try:
             with RECORDER.during_closure(do.closure, do.attempt, lambda: self._named.get(("function", do.function))):
-                with self._ahead.during(do):
+                with self._ahead.during(do), self.during_function():
                     data = handles.dump_result(self._call(do.function, do.arguments))
                 for pushed in closure.pushed.values():
                     pushed.close()
@@ -265,7 +268,7 @@ class Worker(ServedHome):
         del kernel
         return WorkerPlan(self.apply, *self._planned, variables, options)
 
-    @in_turn
+    @one_at_a_time
     def pull(self, place: Place) -> AnyArray:
         """Local. See `ServedHome.pull`."""
         closure = self._closure
@@ -297,7 +300,7 @@ class Worker(ServedHome):
                 closure.values[place.number] = changed(before, change)
         return closure.values[place.number]
 
-    @in_turn
+    @one_at_a_time
     def pull_rows(self, place: Place, rows: AnyArray) -> AnyArray:
         """Local. See `ServedHome.pull_rows`."""
         closure = self._closure
@@ -312,7 +315,7 @@ class Worker(ServedHome):
         overlay(rows, found, mine)
         return found
 
-    @in_turn
+    @one_at_a_time
     def push_rows(self, kind: str, place: Place, rows: IndexedSlices) -> None:
         """Local. See `ServedHome.push_rows`."""
         closure = self._require_closure("a variable is written")
@@ -321,7 +324,7 @@ class Worker(ServedHome):
         values = rows.values.reshape(len(rows.indices), place.width)
         closure.added.setdefault(place.number, []).append((kind, rows.indices, np.array(values)))
 
-    @in_turn
+    @one_at_a_time
     def push(self, kind: str, place: Place, array: AnyArray) -> None:
         """Local. See `ServedHome.push`."""
         closure = self._require_closure("a variable is written")
@@ -359,7 +362,7 @@ class Worker(ServedHome):
         """Local. See `ServedHome.device_of`."""
         return f"/job:ps/replica:0/task:{self._servers.index(place.server)}/device:CPU:0"
 
-    @in_turn
+    @one_at_a_time
     def apply(self, optimizer: int, name: str, gradients: Sequence[tuple[ServedVariable, AnyArray, float]]) -> None:
         """Local. Let the servers make a step of an optimizer when this closure is applied.
 

@@ -372,5 +372,5 @@ def _nothing() -> None:
 
 def _end_all(reference: weakref.ref[ParameterServerStrategy]) -> None:
     strategy = reference()
-    if strategy is not None:
+    if strategy is not None and strategy.chief is not None and strategy.chief.lock.is_ours():
         strategy.end_service()

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -288,3 +290,33 @@ def test_a_class_of_the_program_stays_as_it_is(strategy: ParameterServerStrategy
     with pytest.warns(RuntimeWarning, match="uses the global 'FACTOR', which has changed"):
         assert coordinator.schedule(step.run).fetch() == 2
     assert coordinator.schedule(lambda given: isinstance(given, kind), (step,)).fetch()
+
+
+GO = threading.Event()
+REFUSED: list[str] = []
+
+
+def test_a_thread_that_outlives_its_function_is_refused(strategy: ParameterServerStrategy) -> None:
+    with strategy.scope():
+        count = mpidist.Variable(0)
+
+    def leave() -> None:
+        def late(go: threading.Event, refused: list[str]) -> None:
+            go.wait(60)
+            for use in (count.numpy, lambda: count.assign_add(1)):
+                try:
+                    use()
+                except RuntimeError as error:
+                    refused.append(str(error))
+            refused.append("end")
+
+        this = importlib.import_module("tests.unit.test_one_process_coordinator")
+        threading.Thread(target=late, args=(this.GO, this.REFUSED)).start()
+
+    ClusterCoordinator(strategy).schedule(leave).fetch()
+    GO.set()
+    while "end" not in REFUSED:
+        time.sleep(0.01)
+    assert len(REFUSED) == 3, REFUSED
+    assert all("while no function runs here: join the threads" in text for text in REFUSED[:2]), REFUSED
+    assert int(count) == 0

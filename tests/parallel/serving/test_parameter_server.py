@@ -77,7 +77,7 @@ def test_the_chief_uses_its_window_in_one_thread_at_a_time(
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
         chief = strategy.chief
         assert chief is not None
-        lock: Any = chief.lock
+        lock: Any = chief.lock._lock  # of the standard library
 
         def checked(call: Callable[..., Any]) -> Callable[..., Any]:
             def checked_call(*arguments: Any) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import functools
+import os
+import sys
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -11,7 +14,7 @@ import pytest
 import mpidist
 from mpidist.comm.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)
@@ -54,6 +57,124 @@ def test_any_callable_and_any_argument(communicator: Communicator) -> None:
         assert coordinator.fetch(values) == [(number, number) for number in range(4)]
         with pytest.raises(TypeError, match=r"what cannot be sent to the coordinator: .*create_per_worker_value"):
             coordinator.schedule(lambda: (x for x in range(3)), on_error="keep").fetch()
+
+    on_chief(communicator, program)
+
+
+def test_threads_of_a_function_take_turns(communicator: Communicator) -> None:
+    """Their changes would lie on top of each other on the server, and be numbers that nobody has given."""
+
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            small, table = mpidist.Variable(np.zeros(1000)), mpidist.Variable(np.zeros((50, 4)))
+            optimized = mpidist.Variable(np.zeros(7))
+        optimizer = mpidist.optimizers.SGD(1.0)
+        optimizer.build([optimized])
+
+        def change(number: int) -> None:
+            if number == 3:
+                optimizer.apply_gradients([(-np.ones(7), optimized)])
+            for _ in range(20):
+                small.assign_add(np.ones(1000))
+                table.scatter_add(mpidist.IndexedSlices(np.ones((2, 4)), np.array([1, 7]), (50, 4)))
+                small.value()
+
+        def step() -> tuple[set[float], set[float]]:
+            interval = sys.getswitchinterval()
+            sys.setswitchinterval(1e-6)
+            with ThreadPoolExecutor(4) as pool:
+                list(pool.map(change, range(4)))
+            sys.setswitchinterval(interval)
+            return set(small.numpy().tolist()), set(table.numpy()[1].tolist())
+
+        for number in range(1, 6):
+            assert coordinator.schedule(step, worker=0).fetch() == ({80.0 * number}, {80.0 * number})
+            assert set(small.numpy().tolist()) == {80.0 * number}
+            assert set(optimized.numpy().tolist()) == {number}
+
+    on_chief(communicator, program, ServerOptions(heap_bytes=1 << 23, slot_bytes=1 << 20))
+
+
+def test_a_forked_child_takes_part_in_nothing(communicator: Communicator) -> None:
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            count = mpidist.Variable(0)
+
+        def step() -> str:
+            ours, childs = os.pipe()
+            child = os.fork()
+            if child == 0:
+                try:
+                    count.assign_add(100)
+                except RuntimeError as error:
+                    os.write(childs, str(error).encode())
+                finally:
+                    os._exit(0)
+            os.waitpid(child, 0)
+            os.close(childs)
+            count.assign_add(1)
+            with open(ours) as said:
+                return said.read()
+
+        assert "this process was forked from a rank of a job" in coordinator.schedule(step).fetch()
+        assert int(count) == 1
+        # One of the chief's, with the thread in the background that takes messages.
+        for _ in range(20):
+            child = os.fork()
+            if child == 0:
+                uses: list[Any] = [count.numpy, lambda: count.assign(7), lambda: coordinator.schedule(step).fetch()]
+                refused = 0
+                for use in uses:
+                    try:
+                        use()
+                    except RuntimeError as error:
+                        refused += "this process was forked" in str(error)
+                os._exit(refused)
+            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
+        assert int(count) == 1
+
+    on_chief(communicator, program)
+
+
+class OddError(Exception):
+    """One that does odd things: see the functions of its uses."""
+
+    def __init__(self, text: Any = None, reduce: Any = None) -> None:
+        super().__init__(text)
+        self.text, self.reduce = text, reduce
+
+    def __str__(self) -> str:
+        return str(self.text())
+
+    def __reduce__(self) -> Any:
+        return self.reduce()
+
+
+def fail(*_: object) -> Any:
+    raise ZeroDivisionError
+
+
+def throw(kind: Any = SystemExit, *given: Any) -> None:
+    raise kind(*given)
+
+
+@pytest.mark.parametrize(("function", "text"), [
+    (lambda: sys.exit(0), r"has called sys.exit\(0\), which ends no worker"),
+    (throw, r"has called sys.exit\(None\), which ends no worker"),
+    (functools.partial(throw, OddError, fail, fail), "OddError: it has no text"),
+    (functools.partial(throw, OddError, int, lambda: (sys.exit, (0,))), "OddError: 0"),
+    (functools.partial(throw, OddError, int, lambda: (int, (3,))), "OddError: 0"),
+], ids=["exits", "raises SystemExit", "without text", "exits where it is read", "becomes a number"])
+def test_whatever_a_function_raises_is_an_error_of_the_coordinator(
+    communicator: Communicator, function: Any, text: str
+) -> None:
+    """No worker ends by it, and no program comes to a good end."""
+
+    def program(_: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        value = coordinator.schedule(function, on_error="keep")
+        with pytest.raises(RuntimeError, match=text):
+            value.fetch()
+        assert len(coordinator.fetch([coordinator.schedule(lambda: 1, worker=0), 2])) == 2
 
     on_chief(communicator, program)
 
