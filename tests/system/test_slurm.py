@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from tests.hosts.virtual_hosts import ROOT
-from tests.slurm.private_slurm import PrivateSlurm, copy_tree
+from tests.slurm.private_slurm import PrivateSlurm, copy_tree, starts_again
 from tests.slurm.training import Array, losses, train_without_slurm, write_data
 
 pytestmark = pytest.mark.timeout_seconds(180)
@@ -35,6 +35,7 @@ def accuracy(output: str) -> float:
     return float(re.findall("test accuracy ([0-9.]+)", output)[-1])
 
 
+@starts_again
 def test_training_on_two_nodes(
     slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
@@ -47,6 +48,7 @@ def test_training_on_two_nodes(
     np.testing.assert_allclose(losses(folder / f"checkpoints-{number}"), losses_alone, rtol=2e-5)
 
 
+@starts_again
 def test_mpirun_in_a_job_takes_its_nodes(
     slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
@@ -58,6 +60,7 @@ def test_mpirun_in_a_job_takes_its_nodes(
     np.testing.assert_allclose(losses(folder / "checkpoints"), losses_alone, rtol=2e-5)
 
 
+@starts_again
 def test_each_element_of_an_array_has_its_own_training(
     slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
@@ -91,10 +94,11 @@ srun --gpus-per-task=1 --gpus-per-node=2 python examples/train.py
 """
 
 
+@starts_again
 def test_each_rank_sees_all_gpus_of_its_node(slurm: PrivateSlurm, tmp_path: Path) -> None:
     """They are fake, so another program stands in the example's place."""
-    (tmp_path / "slurm").mkdir()
-    (tmp_path / "examples").mkdir()
+    (tmp_path / "slurm").mkdir(exist_ok=True)
+    (tmp_path / "examples").mkdir(exist_ok=True)
     script = (ROOT / "slurm" / "train_gpu.sbatch").read_text()
     # What the cluster has.
     assert script.count("-per-node=4\n") == 2
@@ -135,6 +139,7 @@ print(json.dumps([strategy.cluster_resolver.cluster_spec().as_dict(), variable.n
 """
 
 
+@starts_again
 def test_components_of_a_heterogeneous_job_are_roles(slurm: PrivateSlurm, tmp_path: Path) -> None:
     folder = copy_tree(tmp_path)
     (folder / "program.py").write_text(SERVERS)
@@ -149,6 +154,7 @@ def test_components_of_a_heterogeneous_job_are_roles(slurm: PrivateSlurm, tmp_pa
     assert all(hosts["worker"][index] == host for index, host in places), (places, hosts)
 
 
+@starts_again
 def test_parallel_tests_of_the_library(slurm: PrivateSlurm, tmp_path: Path) -> None:
     folder = copy_tree(tmp_path)
     job = slurm.wait(slurm.submit("slurm/tests.sbatch", folder=folder))

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.amounts import amount
-from tests.slurm.private_slurm import PrivateSlurm, copy_tree
+from tests.slurm.private_slurm import PrivateSlurm, copy_tree, starts_again
 from tests.slurm.training import Array, losses, write_data
 
 pytestmark = pytest.mark.timeout_seconds(240)
@@ -32,12 +32,18 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(slurm: PrivateSlurm, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Array:
     """The losses of a job that nobody disturbs."""
     folder = copy_tree(tmp_path_factory.mktemp("undisturbed"))
-    number = slurm.submit("slurm/requeue.sbatch", "--data", data, "--epochs", EPOCHS, folder=folder)
-    job = slurm.wait(number)
-    assert (job.state, job.restarts) == ("COMPLETED", 0), job
-    return losses(folder / f"checkpoints-{number}")
+
+    @starts_again
+    def train() -> None:
+        arguments = ("--data", data, "--epochs", EPOCHS, "--checkpoint-dir", "checkpoints")
+        job = slurm.wait(slurm.submit("slurm/requeue.sbatch", *arguments, folder=folder))
+        assert (job.state, job.restarts) == ("COMPLETED", 0), job
+
+    train()
+    return losses(folder / "checkpoints")
 
 
+@starts_again
 def test_jobs_that_are_ended_from_outside_save_and_go_on(
     slurm: PrivateSlurm, data: Path, undisturbed: Array, tmp_path: Path
 ) -> None:
@@ -93,6 +99,7 @@ while True:
 """
 
 
+@starts_again
 def test_before_its_time_is_up_a_job_saves_and_is_queued_again(slurm: PrivateSlurm, tmp_path: Path) -> None:
     """A limit of a minute, of which 54 seconds are kept for saving."""
     folder = copy_tree(tmp_path)
@@ -110,8 +117,28 @@ def test_before_its_time_is_up_a_job_saves_and_is_queued_again(slurm: PrivateSlu
     assert len(begins) == 2, job
 
 
+@pytest.mark.long
+@starts_again
+def test_a_job_that_slurm_ends_at_its_limit_is_queued_again(slurm: PrivateSlurm, tmp_path: Path) -> None:
+    """Its program expected to have more time, and saves when Slurm sends SIGTERM."""
+    folder = copy_tree(tmp_path)
+    late = "save_seconds=18.0, save_factor=3.0"
+    assert late in GUARDED
+    (folder / "program.py").write_text(GUARDED.replace(late, "time_limit=3600.0"))
+    script = f"srun --mpi={slurm.mpi} --kill-on-bad-exit=1 python program.py checkpoints"
+    options = ["--nodes=2", "--ntasks=2", "--time=1", "--requeue", "--open-mode=append"]
+    number = slurm.submit_command(script, folder=folder, options=options)
+    job = slurm.wait_for(number, "is queued again", timeout_seconds=180)
+    slurm.wait_for(number, "begins at [1-9]")
+    slurm.ask("scancel", number)
+    assert "the job is about to end (SIGTERM): saved checkpoints/ckpt-1.h5" in job.output, job
+    assert "DUE TO TIME LIMIT" in job.output, job
+    assert slurm.wait(number).restarts == 1
+
+
 @pytest.mark.parametrize("seed", range(amount(1, 50)))
 @pytest.mark.parametrize("script", ["requeue", "mpirun"])
+@starts_again
 def test_a_signal_at_any_moment(
     slurm: PrivateSlurm, data: Path, undisturbed: Array, tmp_path: Path, script: str, seed: int
 ) -> None:
