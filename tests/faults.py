@@ -1036,6 +1036,22 @@ SERVING = (
         "pulls if pulls is not None and pulls.name == do[:2] else None", "pulls", "unit/test_ahead.py",
     ),
     Fault(
+        "threads of a function write into one place of a server", "serving/own_threads.py",
+        "        with self.lock:\n            if not", "        if True:\n            if not",
+        "parallel/serving/test_what_users_write.py::test_threads_of_a_function_take_turns", 3,
+    ),
+    Fault(
+        "a forked child speaks in its parent's name", "serving/own_threads.py",
+        "        if not self.is_ours():\n", "        if False:\n",
+        "parallel/serving/test_what_users_write.py::test_a_forked_child_takes_part_in_nothing", 3,
+    ),
+    Fault(
+        "an exit of a function ends the program well", "serving/handles.py",
+        "    if isinstance(error, SystemExit):\n", "    if False:\n",
+        "parallel/serving/test_what_users_write.py::"
+        "test_whatever_a_function_raises_is_an_error_of_the_coordinator", 3,
+    ),
+    Fault(
         "a worker waits for an update that was given up", "serving/own_updates.py",
         "            unapplied.discard(slot)\n", "            pass\n",
         "parallel/serving/test_dropped_updates.py::test_update_that_fits_one_server_only_is_not_waited_for", 4,
