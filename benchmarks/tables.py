@@ -100,8 +100,9 @@ def sparse(
     strategy: ParameterServerStrategy, coordinator: mpidist.coordinator.ClusterCoordinator, size: int, count: int,
     rounds: int,
 ) -> dict[str, float]:
-    """Microseconds of a function that reads rows, and of one that also changes them; and of a read alone."""
+    """Microseconds of functions that read rows, and change them; of a read alone, and of the least change there is."""
     with strategy.scope():
+        scalar = mpidist.Variable(0)
         table = mpidist.Variable(
             mpidist.initializers.Constant(0.5), shape=(size // ROW_BYTES, WIDTH), dtype="float32", sparse_gradient=True
         )
@@ -121,6 +122,9 @@ def sparse(
         found = mpidist.embedding_lookup(table, ids)
         optimizer.apply_gradients([(mpidist.embedding_gradient(table, ids, found), table)])
 
+    def least(_: Any) -> None:
+        scalar.assign_add(1)
+
     def reads(ids: Sequence[Any]) -> float:
         begin = time.perf_counter()
         for one in ids:
@@ -134,7 +138,8 @@ def sparse(
     alone = sorted(coordinator.schedule(reads, (some,)).get() for _ in range(rounds))
     return {
         "pull": timed(ran(pull), rounds), "pull and add": timed(ran(add), rounds),
-        "pull and SGD": timed(ran(step), rounds), "pull within a function": float(alone[len(alone) // 2]),
+        "pull and SGD": timed(ran(step), rounds), "add to a scalar": timed(ran(least), rounds),
+        "pull within a function": float(alone[len(alone) // 2]),
     }
 
 

@@ -178,7 +178,9 @@ def test_rows_of_tables_are_measured_by_both_ways(tmp_path: Path) -> None:
     for size in ("1 MB", "2 MB"):
         assert set(content["raw, us"][size]) == {"Get", "Put", "Get of rows", "Put of rows"}
         for way in ("RMA", "SOCKETS"):
-            assert set(content[way][size]) == {"pull", "pull and add", "pull and SGD", "pull within a function"}
+            assert set(content[way][size]) == {
+                "pull", "pull and add", "pull and SGD", "pull within a function", "add to a scalar"
+            }
             assert all(0 < time < 1e6 for time in content[way][size].values())
     assert "2 MB / 1 MB" in result.stdout
 
