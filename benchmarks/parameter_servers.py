@@ -4,7 +4,8 @@
 
 A chief, workers and one server, by both ways of a window. Beside them stand raw Get and Put of the same bytes, a copy
 in memory, and TensorFlow's ParameterServerStrategy with gRPC on the same cores, where `--tensorflow` names an
-interpreter that has it. More ranks are more workers.
+interpreter that has it. Functions that compute for a while are also timed with `prefetch`, by which the pull of the
+next one overlaps. More ranks are more workers.
 """
 
 from __future__ import annotations
@@ -40,6 +41,8 @@ from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOpt
 WAYS = ("RMA", "SOCKETS")
 PEER = Path(__file__).with_name("parameter_servers_peer.py")
 _TICKS = os.sysconf("SC_CLK_TCK")
+# A function computes so long, without the interpreter's lock.
+_COMPUTE_SECONDS = 5e-3
 
 
 def timed(
@@ -237,6 +240,44 @@ def dense(
     return {**found, "a step of each worker": timed(steps, rounds)}
 
 
+def overlap(way: str, size: int, rounds: int, *, prefetch: bool) -> float:
+    """Microseconds for each function that pulls a variable, computes and makes a step of SGD; 0 on other ranks."""
+    options = ServerOptions(
+        heap_bytes=(1 << 20) + (3 + 2 * (WORLD.size - 1)) * size, window=WindowOptions(way=way),
+        slot_bytes=size + (1 << 16),
+    )
+    strategy = ParameterServerStrategy(
+        mpidist.cluster_resolver.MPIClusterResolver(num_ps=1), serve=False, options=options
+    )
+    found = 0.0
+    if strategy.chief is None:
+        strategy.serve()
+    else:
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy, prefetch=prefetch)
+        with strategy.scope():
+            weight = mpidist.Variable(np.zeros(size // 4, "float32"))
+        optimizer = mpidist.optimizers.SGD(0.5)
+        optimizer.build([weight])
+        gradients: list[Any] = []
+
+        def work() -> None:
+            weight.value()
+            time.sleep(_COMPUTE_SECONDS)
+            if not gradients:
+                gradients.append(np.ones(size // 4, "float32"))
+            optimizer.apply_gradients([(gradients[0], weight)])
+
+        def several() -> None:
+            for _ in range(rounds):
+                coordinator.schedule(work)
+            coordinator.join()
+
+        found = timed(several, 3, 1) / rounds
+    strategy.close()
+    wait()
+    return found
+
+
 def peer(python: str | None, sizes: Sequence[int], closures: int, rounds: int) -> dict[str, Any]:
     """TensorFlow's figures, measured by a process of its own."""
     if python is None or WORLD.rank:
@@ -291,6 +332,9 @@ def main(
     for way in WAYS:
         bell = doorbell(communicator, way, closures)
         figures[way] = {**training(way, sizes, closures, rounds, idle), "ring to prepared, us": bell}
+        for prefetch in (False, True):
+            row = f"{sizes[0] >> 20} MB and {_COMPUTE_SECONDS * 1e3:g} ms{' with prefetch' * prefetch}, us"
+            figures[way][row] = overlap(way, sizes[0], rounds, prefetch=prefetch)
     figures["TensorFlow"] = peer(tensorflow, sizes, closures, rounds)
     wait(0.1)
     if WORLD.rank == 0:

@@ -8,7 +8,7 @@ from mpidist.coordinator.closures import Closures
 from mpidist.coordinator.work import ClosureEnd, End
 from mpidist.serving.commits import Commits
 from mpidist.serving.cut import Cutting, Ready
-from mpidist.serving.messages import Commit, Cut, Drop, Fence, Prepared, Push, Send
+from mpidist.serving.messages import Commit, Cut, Drop, Fence, Left, Prepared, Push, Send
 from mpidist.serving.staging import Apply, Free, Save, Staging
 from tests.model.parties import Schedule, Write, rate_of_first
 from tests.model.world import Job
@@ -124,6 +124,23 @@ class FencesWorkersOnly(Closures):
         ]
 
 
+class IgnoresDepartures(Closures):
+    """Waits for a worker that has left by itself."""
+
+    def take(self, sender: int, message: Any, now: float) -> list[Any] | None:
+        return [] if isinstance(message, Left) else super().take(sender, message, now)
+
+
+class RepeatsDecidedOfTheLeft(Closures):
+    """Hands a decided attempt out again when its worker has left by itself."""
+
+    def take(self, sender: int, message: Any, now: float) -> list[Any] | None:
+        if isinstance(message, Left):
+            for closure in self._closures.values():
+                closure.is_decided &= closure.worker != sender
+        return super().take(sender, message, now)
+
+
 class ReadsAtOnce(Commits):
     """Lets the coordinator read before its write is applied."""
 
@@ -163,6 +180,15 @@ class RefusesOnly(Staging):
         if isinstance(message, Fence):
             self.fenced.add(message.worker)
             return []
+        return super().take(sender, message)
+
+
+class DropsOfTheLeft(Staging):
+    """Drops what a worker has staged that leaves by itself, without the coordinator's word."""
+
+    def take(self, sender: int, message: Any) -> list[Any] | None:
+        if isinstance(message, Left):
+            self.staged.pop(sender, None)
         return super().take(sender, message)
 
 
@@ -289,6 +315,9 @@ MUTANTS = {
     "raises-at-once": Mutant("errors", Job((BOTH, BOTH, "join"), upfront=2, fails=1, closures=RaisesAtOnce)),
     "leaves-nothing": Mutant("cut", Job((BOTH, "cut", "join"), workers=1, closures=LeavesNothing)),
     "forgets-lost": Mutant("progress", one(workers=2, kills=1, closures=ForgetsLost)),
+    "ignores-departures": Mutant("progress", one(workers=2, leaves=1, closures=IgnoresDepartures)),
+    "repeats-decided-of-the-left": Mutant("protocol", one(workers=2, leaves=1, closures=RepeatsDecidedOfTheLeft)),
+    "drops-of-the-left": Mutant("protocol", one(leaves=1, staging=DropsOfTheLeft)),
     "fences-workers-only": Mutant("memory", one(kills=1, closures=FencesWorkersOnly)),
     "reads-at-once": Mutant("write", Job((Write((1, 2)), "read"), commits=ReadsAtOnce)),
     "cuts-late": Mutant("protocol", Job((BOTH, "cut"), workers=1, commits=CutsLate)),

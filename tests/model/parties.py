@@ -21,6 +21,7 @@ from mpidist.serving.messages import (
     Failed,
     Fence,
     Finished,
+    Left,
     Message,
     Push,
     Send,
@@ -108,6 +109,7 @@ class Coordinator:
         raised: The closures whose errors the user got.
         lost: The workers that were called lost.
         cuts: What each cut is.
+        left: The workers that have left by themselves, as far as that is known: they are soon called lost.
     """
 
     closures: Closures
@@ -119,6 +121,7 @@ class Coordinator:
     raised: list[int] = field(default_factory=list)
     lost: set[int] = field(default_factory=set)
     cuts: list[CutMade] = field(default_factory=list)
+    left: set[int] = field(default_factory=set)
 
     def _note(self, actions: list[Any] | None) -> list[Any]:
         if actions is None:
@@ -132,7 +135,12 @@ class Coordinator:
 
     def deliver(self, sender: int, message: Message) -> list[Any]:
         """A message comes."""
-        return self._note(self.closures.take(sender, message, 0.0))
+        actions = self.closures.take(sender, message, 0.0)
+        if actions is None and isinstance(message, Left):
+            # The station takes note of it, and tells no role.
+            self.left.add(sender)
+            return []
+        return self._note(actions)
 
     def lose(self, worker: int) -> list[Any]:
         """A worker is called lost."""
@@ -232,6 +240,9 @@ class Server:
     def deliver(self, sender: int, message: Message) -> list[Any]:
         """A message comes."""
         actions = self.staging.take(sender, message)
+        if actions is None and isinstance(message, Left):
+            # The fence that drops what it has staged comes from the coordinator.
+            return []
         if actions is None:
             raise BrokenError("protocol: a server gets a message that it does not know")
         if isinstance(message, Drop) and any(isinstance(action, Free) for action in actions):
@@ -291,7 +302,7 @@ class Worker:
     """The model of a worker.
 
     Attributes:
-        status: "absent" until it joins; "there"; "gone" when it was fenced; "dead".
+        status: "absent" until it joins; "there"; "gone" when it was fenced; "dead"; "left".
         attempts: What it was told to do; it is at work on the first.
         at: What it does next, by position in its work.
         own: The attempts that it has finished, and their servers, if it pulls.

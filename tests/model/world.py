@@ -32,7 +32,7 @@ from mpidist.coordinator.closures import Closures
 from mpidist.coordinator.workers import FreeWorkers
 from mpidist.serving.commits import Commits
 from mpidist.serving.cut import Cutting
-from mpidist.serving.messages import SLOTS, Fence, Send
+from mpidist.serving.messages import SLOTS, Fence, Left, Send
 from mpidist.serving.staging import Apply, Free, Staging
 from tests.model.parties import COORDINATOR, BrokenError, Coordinator, Put, Release, Server, Worker, rate
 from tests.model.rules import check_always, check_own, check_rest
@@ -51,6 +51,7 @@ class Job:
         suspicions: So many living workers may be called lost.
         fails: So many functions may raise.
         joins: So many workers may join after a loss.
+        leaves: So many workers may leave by themselves.
         prefetch: As of `Closures`.
         pulls: Workers read variables when they begin a closure.
         waits: And wait until their own last update is applied.
@@ -73,6 +74,7 @@ class Job:
     suspicions: int = 0
     fails: int = 0
     joins: int = 0
+    leaves: int = 0
     prefetch: bool = False
     pulls: bool = False
     waits: bool = True
@@ -147,8 +149,8 @@ class World:
         cells = [(server, owner, slot) for server in self.server_ranks for owner in ranks for slot in range(SLOTS)]
         self.cells = {cell: at + number for number, cell in enumerate(cells)}
         at += len(cells)
-        self.kills, self.suspicions, self.fails, self.joins = range(at, at + 4)
-        self.size = at + 4
+        self.kills, self.suspicions, self.fails, self.joins, self.leaves = range(at, at + 5)
+        self.size = at + 5
 
     def _is_channel(self, a: int, b: int) -> bool:
         kinds = [0 if rank == COORDINATOR else 1 if rank in self.server_ranks else 2 for rank in (a, b)]
@@ -164,7 +166,7 @@ class World:
             state[rank] = self._number(Server(job.staging(COORDINATOR), job.cutting(job.copies)))
         for rank in self.worker_ranks:
             state[rank] = self._number(Worker(rank, pulls=job.pulls, splits=job.splits))
-        state[self.kills:] = [job.kills, job.suspicions, job.fails, job.joins]
+        state[self.kills:] = [job.kills, job.suspicions, job.fails, job.joins, job.leaves]
         for rank in self.worker_ranks[: job.workers]:
             self._join(state, rank)
         for _ in range(job.upfront):
@@ -367,19 +369,30 @@ class World:
             yield ("worker", rank, "RAISES in", worker.attempts[0]), False, tuple(copy)
 
     def _mishaps(self, state: State, rank: int) -> Steps:
-        """Death, and loss, of a worker that is not lost."""
+        """Death, departure, and loss, of a worker that is not lost."""
         status = self.party(state, rank).status
         if status == "there" and state[self.kills]:
             copy = list(state)
             copy[self.kills] -= 1
             copy[rank] = self._with_status(state[rank], "dead")
             yield ("KILL worker", rank), False, tuple(copy)
-        is_dead = status == "dead"
+        if status == "there" and state[self.leaves]:
+            yield ("worker", rank, "LEAVES"), False, self._leave(state, rank)
+        is_dead = status == "dead" or rank in self.party(state, COORDINATOR).left
         if is_dead or (status == "there" and state[self.suspicions]):
             copy = list(state)
             copy[self.suspicions] -= not is_dead
             self._do(copy, COORDINATOR, "lose", rank)
-            yield ("worker", rank, "is dead" if is_dead else "is SUSPECTED though alive"), is_dead, tuple(copy)
+            yield ("worker", rank, "is gone" if is_dead else "is SUSPECTED though alive"), is_dead, tuple(copy)
+
+    def _leave(self, state: State, rank: int) -> State:
+        """The state after a worker has left by itself."""
+        copy = list(state)
+        copy[self.leaves] -= 1
+        copy[rank] = self._with_status(state[rank], "left")
+        for receiver in (*self.server_ranks, COORDINATOR):
+            self._act(copy, rank, Send(receiver, Left("an error of its own")))
+        return tuple(copy)
 
     # ------------------------------------------------------------------ rules
 

@@ -198,4 +198,5 @@ def test_parameter_servers_are_measured_by_both_ways(tmp_path: Path) -> None:
     assert set(content["raw, us"]["1 MB"]) == {"Get", "Put", "copy", "in turns"}
     for way in ("RMA", "SOCKETS"):
         assert {"null closure, us", "closures per second", "ring to prepared, us"} < set(content[way])
+        assert {"1 MB and 5 ms, us", "1 MB and 5 ms with prefetch, us"} < set(content[way])
         assert all(time > 0 for time in content[way]["1 MB"].values())

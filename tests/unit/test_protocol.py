@@ -23,6 +23,8 @@ JOBS = {
     "prefetch": Job((BOTH, BOTH, BOTH, "join"), upfront=3, workers=1, pulls=True, prefetch=True),
     "a-worker-dies": Job((BOTH, "join"), upfront=1, kills=1),
     "a-worker-is-suspected": Job((BOTH, "join"), upfront=1, suspicions=1),
+    "a-worker-leaves": Job((BOTH, "join"), upfront=1, leaves=1),
+    "the-only-worker-leaves": Job((BOTH, "cut"), upfront=1, workers=1, leaves=1),
     "the-only-worker-dies": Job((BOTH, FIRST, "cut"), upfront=2, workers=1, kills=1),
     "a-worker-joins": Job((BOTH, "join"), upfront=1, workers=1, kills=1, joins=1, splits=True),
     "servers-for-some": Job((FIRST, SECOND, NONE, "join"), upfront=3, kills=1),
@@ -50,6 +52,7 @@ LONG_JOBS = {
     "own-writes-a-cut-and-a-death": Job((BOTH, Write((1, 2)), "read", "cut", "join"), kills=1),
     "cuts-and-a-death": Job((BOTH, "cut", BOTH, "cut", "join"), kills=1),
     "a-cut-and-a-suspicion": Job((BOTH, BOTH, "cut", "join"), upfront=2, suspicions=1, copies=0),
+    "a-departure-and-a-suspicion": Job((BOTH, "join"), upfront=1, leaves=1, suspicions=1, joins=1),
     "two-deaths": Job((BOTH, BOTH, "join"), upfront=2, kills=2),
     "two-suspicions": Job((BOTH, "join"), upfront=1, workers=2, suspicions=2, joins=1),
     "all-of-it": Job((BOTH, BOTH, "join"), upfront=2, kills=1, suspicions=1),
@@ -74,9 +77,10 @@ def test_rules_hold_in_every_state_of_larger_jobs(name: str) -> None:
 @pytest.mark.parametrize("job", [
     Job((BOTH, "join"), upfront=1, suspicions=1),
     Job((BOTH, "join"), upfront=1, kills=1),
+    Job((BOTH, "join"), upfront=1, leaves=1),
     Job((FIRST, SECOND, "join"), upfront=2, workers=1, kills=1, joins=1),
     Job((BOTH, FIRST, "join"), upfront=2, workers=1, fails=1),
-], ids=["suspicion", "death", "join", "failure"])
+], ids=["suspicion", "death", "departure", "join", "failure"])
 def test_nothing_is_missed_by_not_trying_what_commutes(job: Job) -> None:
     all_orders = explore(replace(job, reduces=False))
     assert not all_orders.broken
@@ -101,7 +105,7 @@ def test_rules_hold_on_random_ways_of_a_large_job() -> None:
         "cut", near, "join", "cut",
     )
     world = World(Job(
-        program, servers=3, workers=3, kills=1, suspicions=1, fails=2, joins=2, prefetch=True, pulls=True
+        program, servers=3, workers=3, kills=1, suspicions=1, fails=2, joins=2, leaves=1, prefetch=True, pulls=True
     ))
     for seed in range(amount(8, 1000)):
         walked = wander(world, seed)

@@ -188,6 +188,34 @@ def test_a_wrong_guess_costs_time_only(communicator: Communicator) -> None:
     on_chief(communicator, program, prefetch=True)
 
 
+def test_where_two_threads_must_not_use_mpi_functions_are_only_sent_early(
+    communicator: Communicator, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(strategy: ParameterServerStrategy) -> None:
+        """As after a start of MPI without THREAD_MULTIPLE."""
+        station: Any = strategy._station
+        station.window.is_for_threads = False
+
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            weight = mpidist.Variable(np.zeros(SIZE))
+
+        def work() -> bool:
+            weight.assign_add(np.ones(SIZE) + weight.value())
+            return any(thread.name == "mpidist-ahead" for thread in threading.enumerate())
+
+        results = [coordinator.schedule(work) for _ in range(4)]
+        assert coordinator.fetch(results) == [False] * 4
+        if communicator.size == 3:
+            assert (weight.numpy() == 15).all()
+
+    on_chief(communicator, program, prefetch=True, arrange=refuse)
+    warned = [record for record in caplog.records if "are not pulled ahead" in record.getMessage()]
+    is_worker = 0 < communicator.rank < communicator.size - 1
+    assert len(warned) <= is_worker
+    assert len(warned) == is_worker or communicator.size > 3
+
+
 def test_without_prefetch_no_thread_pulls(communicator: Communicator) -> None:
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
         with strategy.scope():
