@@ -86,7 +86,7 @@ def survival_options(mpirun: str, *, tells_codes: bool = False) -> list[str]:
         tells_codes: Whether an exit code of a rank becomes that of the launcher; Open MPI's may then end others.
     """
     if not is_open_mpi(mpirun):
-        return ["-disable-auto-cleanup"]
+        return ["-disable-auto-cleanup", "-genv", "UCX_TLS", "^cma"]
     return ["--with-ft", "ulfm", *([] if tells_codes else ["--rtos", "error-nonzero-status=0"])]
 
 

@@ -27,6 +27,9 @@ _LOOPBACK = ipaddress.ip_address("127.0.0.1")
 _VERSION_SECONDS = 60
 # 0: `srun` lets the other ranks go on when one fails or dies.
 _SRUN_KILLS = "SLURM_KILL_BAD_EXIT"
+# UCX reads large messages out of the sender's memory, and ends the process that does so when the sender has died: in 5
+# of 6 runs with MPICH 5.0.2, where a worker was killed while its result of 160 MB was on its way, in none of 6 without.
+_UCX_TLS, _NO_FOREIGN_MEMORY = "UCX_TLS", "^cma"
 
 
 class Starter(NamedTuple):
@@ -131,9 +134,9 @@ def _mpich(starter: Starter, ranks: int, hosts: Sequence[str], survives: bool) -
     if starter.in_slurm and not hosts:
         # Each rank is looked after by Slurm alone. By the variable, and not by `-K0`: ranks see it, and the default is
         # the site's.
-        return [f"{_SRUN_KILLS}=0", "srun", "--mpi=pmi2"]
+        return [f"{_SRUN_KILLS}=0", "srun", "--mpi=pmi2", f"--export=ALL,{_UCX_TLS}={_NO_FOREIGN_MEMORY}"]
     # A proxy of Hydra's ends with any of its ranks, and then with all of them: each rank gets one of its own.
-    words = [starter.program, "-disable-auto-cleanup"]
+    words = [starter.program, "-disable-auto-cleanup", "-genv", _UCX_TLS, _NO_FOREIGN_MEMORY]
     if not hosts:
         hosts = [str(_LOOPBACK + number) for number in range(ranks)]
         words += ["-launcher", "fork"]

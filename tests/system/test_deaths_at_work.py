@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import amount
 from tests.carrier import wait_for_end, wait_for_state
 from tests.launching import finish, run_program
 from tests.leftovers import files_left_behind
@@ -147,4 +148,33 @@ def test_a_killed_worker_had_data_that_ends(tmp_path: Path, way: str) -> None:
     # Of the dead worker's the three that were applied before its death, of the other one's all.
     assert text.count(f"counted {[[1] * 3 + [0] * 7, [1] * 10]}\n") == 2, text
     assert "ClusterCoordinator of 1 workers" in text, text
+    assert files_left_behind() == []
+
+
+# The first worker dies a moment after it has begun to send its result.
+LARGE = HEAD + """
+import threading
+from mpidist.coordinator import experimental_get_current_worker_index
+
+def make():
+    array = np.ones(10_000_000)
+    if experimental_get_current_worker_index() == 0:
+        threading.Timer(float(sys.argv[2]), os.kill, (os.getpid(), signal.SIGKILL)).start()
+    return array
+
+values = [coordinator.schedule(make, worker=worker) for worker in (0, 1)]
+values.append(coordinator.schedule(make))
+coordinator.join()
+print("sums", [int(value.fetch().sum()) for value in values], repr(coordinator), flush=True)
+"""
+
+
+@pytest.mark.parametrize("number", range(amount(1, 10)))
+def test_a_worker_is_killed_while_it_sends_a_large_result(tmp_path: Path, number: int) -> None:
+    """The chief may be reading the result out of its memory."""
+    program = tmp_path / "program.py"
+    program.write_text(LARGE)
+    result = finish(start(5, "RMA", program, tmp_path, 0.18 + 0.01 * number), program.name, 90)
+    text = result.stdout + result.stderr
+    assert f"sums {[10_000_000] * 3} <mpidist.coordinator.ClusterCoordinator of 1 workers" in text, text
     assert files_left_behind() == []

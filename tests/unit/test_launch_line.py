@@ -39,9 +39,11 @@ def _two_cores_and_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
         (MPICH, 3, "", False, "/opt/bin/mpirun -n 3"),
         (MPICH, 3, "a,b", False, "/opt/bin/mpirun -hosts a:2,b:1 -n 3"),
         (MPICH, 2, "", True,
-         "/opt/bin/mpirun -disable-auto-cleanup -launcher fork -hosts 127.0.0.1:1,127.0.0.2:1 -n 2"),
-        (MPICH, 2, "a,b,c", True, "/opt/bin/mpirun -disable-auto-cleanup -hosts a:1,b:1 -n 2"),
-        (MPICH._replace(in_slurm=True), 4, "", True, "SLURM_KILL_BAD_EXIT=0 srun --mpi=pmi2 -n 4"),
+         "/opt/bin/mpirun -disable-auto-cleanup -genv UCX_TLS '^cma' -launcher fork "
+         "-hosts 127.0.0.1:1,127.0.0.2:1 -n 2"),
+        (MPICH, 2, "a,b,c", True, "/opt/bin/mpirun -disable-auto-cleanup -genv UCX_TLS '^cma' -hosts a:1,b:1 -n 2"),
+        (MPICH._replace(in_slurm=True), 4, "", True,
+         "SLURM_KILL_BAD_EXIT=0 srun --mpi=pmi2 '--export=ALL,UCX_TLS=^cma' -n 4"),
         (Starter("Other MPI 3", "mpirun", False), 4, "", False, "mpirun -n 4"),
     ],
 )
