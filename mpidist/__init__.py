@@ -115,6 +115,7 @@ if TYPE_CHECKING:
     from mpidist.checkpoint.following import checkpoints_iterator
     from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
     from mpidist.cluster.spec import ClusterSpec
+    from mpidist.cluster.torch_env import export_torch_env
     from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
     from mpidist.comm.cross_device.reductions import HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice
     from mpidist.data.distribution.distributed_dataset import DistributedDataset
@@ -193,6 +194,7 @@ _HOMES = {
     "embedding_lookup": "mpidist.variables.lookup",
     "embedding_lookup_sparse": "mpidist.variables.lookup",
     "experimental_set_strategy": "mpidist.strategy.default",
+    "export_torch_env": "mpidist.cluster.torch_env",
     "get_replica_context": "mpidist.strategy.default",
     "get_strategy": "mpidist.strategy.default",
     "has_strategy": "mpidist.strategy.default",
@@ -249,6 +251,7 @@ __all__ = [
     "embedding_lookup_sparse",
     "experimental",
     "experimental_set_strategy",
+    "export_torch_env",
     "get_replica_context",
     "get_strategy",
     "has_strategy",
