@@ -1043,7 +1043,7 @@ SERVING = (
     Fault(
         "a forked child speaks in its parent's name", "serving/own_threads.py",
         "        if not self.is_ours():\n", "        if False:\n",
-        "parallel/serving/test_what_users_write.py::test_a_forked_child_takes_part_in_nothing", 3,
+        "system/test_forked_children.py::test_they_take_part_in_nothing",
     ),
     Fault(
         "an exit of a function ends the program well", "serving/handles.py",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -93,47 +92,6 @@ def test_threads_of_a_function_take_turns(communicator: Communicator) -> None:
             assert set(optimized.numpy().tolist()) == {number}
 
     on_chief(communicator, program, ServerOptions(heap_bytes=1 << 23, slot_bytes=1 << 20))
-
-
-def test_a_forked_child_takes_part_in_nothing(communicator: Communicator) -> None:
-    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
-        with strategy.scope():
-            count = mpidist.Variable(0)
-
-        def step() -> str:
-            ours, childs = os.pipe()
-            child = os.fork()
-            if child == 0:
-                try:
-                    count.assign_add(100)
-                except RuntimeError as error:
-                    os.write(childs, str(error).encode())
-                finally:
-                    os._exit(0)
-            os.waitpid(child, 0)
-            os.close(childs)
-            count.assign_add(1)
-            with open(ours) as said:
-                return said.read()
-
-        assert "this process was forked from a rank of a job" in coordinator.schedule(step).fetch()
-        assert int(count) == 1
-        # One of the chief's, with the thread in the background that takes messages.
-        for _ in range(20):
-            child = os.fork()
-            if child == 0:
-                uses: list[Any] = [count.numpy, lambda: count.assign(7), lambda: coordinator.schedule(step).fetch()]
-                refused = 0
-                for use in uses:
-                    try:
-                        use()
-                    except RuntimeError as error:
-                        refused += "this process was forked" in str(error)
-                os._exit(refused)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
-        assert int(count) == 1
-
-    on_chief(communicator, program)
 
 
 class OddError(Exception):
