@@ -89,6 +89,8 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 def pytest_collection_finish(session: pytest.Session) -> None:
     """Look at what is held before the first test."""
+    # At its first example Hypothesis looks for who holds NumPy's generator, and would not see what is frozen by then.
+    hypothesis.find(hypothesis.strategies.none(), lambda _: True)
     session.config.stash[_CHECK] = leaks.LeakCheck()
 
 
