@@ -787,6 +787,11 @@ ENDINGS = (
         "unit/test_waits.py::test_a_time_limit_ends_the_job_where_that_is_not_switched_off",
     ),
     Fault(
+        "all ranks that come to their turn end the job", "observe/turns.py",
+        "    if any(0 < other.claim() <= mine for other in others):", "    if mine < 0:",
+        "unit/test_page.py::test_one_rank_ends_the_job_where_several_come_to_their_turns_at_once",
+    ),
+    Fault(
         "who runs a closure again waits for the other worker", "observe/trace.py",
         ' and event["communicator"] != _NO_COMMUNICATOR', "",
         "system/test_trace.py::test_who_ran_a_closure_again_has_waited_for_nobody",

@@ -16,7 +16,7 @@ PAGE_BYTES = 1 << 17
 _HEADER_WORDS = 64
 _TEXT_BYTES = 16384
 # The words of the header. Times are those of the host's monotonic clock in nanoseconds.
-_BEAT, _ENDED, _ASKED, _ENDS, _LENGTH, _VERSION, _SIGNAL, _LEFT = range(8)
+_BEAT, _ENDED, _ASKED, _ENDS, _LENGTH, _VERSION, _SIGNAL, _LEFT, _CLAIM = range(9)
 
 
 class Page:
@@ -80,6 +80,15 @@ class Page:
     @ends.setter
     def ends(self, value: bool) -> None:
         self._header[_ENDS] = value
+
+    @property
+    def claim(self) -> int:
+        """Local. The time at which the rank claimed to end the job, 1 once it does, 0 if it does not (`turns`)."""
+        return int(self._header[_CLAIM])
+
+    @claim.setter
+    def claim(self, value: int) -> None:
+        self._header[_CLAIM] = value
 
     @property
     def signal(self) -> int:

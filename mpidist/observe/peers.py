@@ -89,6 +89,10 @@ class Peer:
         """Local. Whether it may tell why the job ends: it waits, or it is dead, and its own word may have ended it."""
         return self.has_died() or (bool(self.details().get("calls")) and not self.has_ended())
 
+    def claim(self) -> int:
+        """Local. Its claim to end the job (`Page.claim`); 0 if it cannot, since it is dead or stopped."""
+        return self.page.claim if self.page is not None and self.is_fresh() and not self.has_died() else 0
+
     def ask(self) -> None:
         """Local. Ask for its stack."""
         if self.page is not None:

@@ -28,6 +28,7 @@ from mpidist.observe.page import Page
 from mpidist.observe.patience import ANSWER_SECONDS, LIMIT_VARIABLE, TICK_SECONDS, limit_seconds, warn_seconds
 from mpidist.observe.peers import STALE_SECONDS, Key, Peer, missing, where_are
 from mpidist.observe.recorder import RECORDER
+from mpidist.observe.turns import claim
 
 logger = logging.getLogger("mpidist")
 
@@ -193,6 +194,8 @@ class Watchdog:
         page = self._page
         while page is not None and not self._stops.wait(TICK_SECONDS):
             page.beat = now = time.monotonic_ns()
+            # It has not ended the job after all.
+            page.claim = 0
             if page.ends:
                 # Who has set it has printed why.
                 os._exit(1)
@@ -341,11 +344,14 @@ class Watchdog:
 
     def _take_turn(self, others: Sequence[Peer], *, ends: bool) -> bool:
         """Whether this rank is to speak: the first one that waits; another one where that has not ended the job."""
-        if all(peer.order > self._order for peer in others if peer.may_speak()):
-            return True
+        is_first = all(peer.order > self._order for peer in others if peer.may_speak())
         if not ends or self.end is None:
-            return False
-        self._wait_for_turn()
+            return is_first
+        if not is_first:
+            self._wait_for_turn()
+        # Ranks that began to wait at different times may come to their turns at once.
+        while not self._is_over() and self._page is not None and not claim(self._page, others):
+            self._wait_for_turn()
         return not self._is_over()
 
     def _wait_for_turn(self) -> None:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 from mpidist.observe.calls import CODES, INNER, NEXT, PLACE_WORDS, STATE, Calls
 from mpidist.observe.inner_calls import KEPT
 from mpidist.observe.page import PAGE_BYTES, Page
 from mpidist.observe.peers import Key, Peer, circle, elsewhere, elsewhere_inside, missing
 from mpidist.observe.recorder import Recorder
+from mpidist.observe.turns import claim
 
 IDENTITY = 77
 
@@ -42,6 +45,32 @@ def test_who_has_not_come_is_missing() -> None:
     assert missing(state, [late.peer, ahead.peer], IDENTITY) == []
     # Of another communicator nothing is known.
     assert missing(state, [late.peer], IDENTITY + 1) == []
+
+
+def test_one_rank_ends_the_job_where_several_come_to_their_turns_at_once() -> None:
+    ranks = [Rank(number) for number in range(3)]
+    for rank in ranks:
+        # The process of a living rank.
+        rank.peer.key = Key("host", os.getpid(), "")
+    for _ in range(5):
+        with ThreadPoolExecutor(3) as pool:
+            others = [[other.peer for other in ranks if other is not rank] for rank in ranks]
+            assert sum(pool.map(claim, [rank.page for rank in ranks], others)) == 1
+        assert sorted(rank.page.claim for rank in ranks) == [0, 0, 1]
+        for rank in ranks:
+            rank.page.claim = 0
+
+
+def test_the_claim_of_a_rank_that_is_dead_or_stopped_stands_in_nobodys_way() -> None:
+    here, stopped, dead = (Rank(number) for number in range(3))
+    stopped.peer.key = Key("host", os.getpid(), "")
+    stopped.page.claim = dead.page.claim = 1
+    assert not claim(here.page, [stopped.peer])
+    stopped.page.beat -= int(4e9)
+    ended = subprocess.Popen(["true"])
+    ended.wait()
+    dead.peer.key = Key("host", ended.pid, "")
+    assert claim(here.page, [stopped.peer, dead.peer])
 
 
 def test_who_is_in_another_call_is_elsewhere() -> None:

@@ -1,0 +1,32 @@
+"""Turns: of the ranks of a node that see the same at the same time, one ends the job and says why."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterable
+
+from mpidist.observe.page import Page
+from mpidist.observe.patience import TICK_SECONDS
+from mpidist.observe.peers import Peer
+
+# Less than any time, which a claim is at first.
+_CLAIMED = 1
+
+
+def claim(page: Page, others: Iterable[Peer]) -> bool:
+    """Local. Claim to end the job; whether this rank is the one that does.
+
+    The earliest claim holds. Who has it waits a moment first: another rank may have read the clock before, and not have
+    written its claim yet.
+
+    Args:
+        page: This rank's.
+        others: The ranks that may claim it, too.
+    """
+    page.claim = mine = time.monotonic_ns()
+    time.sleep(TICK_SECONDS / 5)
+    if any(0 < other.claim() <= mine for other in others):
+        page.claim = 0
+        return False
+    page.claim = _CLAIMED
+    return True
