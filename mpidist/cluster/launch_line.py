@@ -17,7 +17,7 @@ from mpidist import launch
 from mpidist.cluster.command import program
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.mpi_library import loaded_library
+from mpidist.comm.mpi_library import loaded_device, loaded_library
 from mpidist.errors import LauncherError, UnavailableError
 
 logger = logging.getLogger("mpidist")
@@ -30,6 +30,8 @@ _SRUN_KILLS = "SLURM_KILL_BAD_EXIT"
 # UCX reads large messages out of the sender's memory, and ends the process that does so when the sender has died: in 5
 # of 6 runs with MPICH 5.0.2, where a worker was killed while its result of 160 MB was on its way, in none of 6 without.
 _UCX_TLS, _NO_FOREIGN_MEMORY = "UCX_TLS", "^cma"
+# The names, in that variable, of sets of ways among which is that one.
+_WITH_FOREIGN_MEMORY = {"all", "cma", "sm", "shm"}
 
 
 class Starter(NamedTuple):
@@ -195,8 +197,21 @@ def survives_deaths(environment: Mapping[str, str] | None = None) -> bool | None
     return None
 
 
+def reads_foreign_memory(device: str, environment: Mapping[str, str] | None = None) -> bool:
+    """Local. Whether this rank reads large messages of its host out of the memory of their senders.
+
+    Args:
+        device: The network layers of MPICH (`loaded_device`).
+        environment: Defaults to `os.environ`.
+    """
+    value = (os.environ if environment is None else environment).get(_UCX_TLS) or "all"
+    names = {name.strip() for name in value.lstrip("^").split(",")}
+    is_named = bool(names & _WITH_FOREIGN_MEMORY)
+    return "ucx" in device and is_named != value.startswith("^")
+
+
 def warn_of_deaths(communicator: Communicator) -> bool:
-    """Collective. Warn once, on rank 0, where the death of a rank ends the whole job or may do so.
+    """Collective. Warn once, on rank 0, where the death of a rank ends others or the whole job, or may do so.
 
     Args:
         communicator: All ranks.
@@ -204,9 +219,16 @@ def warn_of_deaths(communicator: Communicator) -> bool:
     Returns:
         Whether it is certain that the other ranks live on.
     """
-    answers = communicator.all_gather_object(survives_deaths())
+    told = communicator.all_gather_object((survives_deaths(), reads_foreign_memory(loaded_device())))
+    answers = [survives for survives, _ in told]
     # On MPICH only the ranks on the launcher's host know.
     is_survived = False not in answers and True in answers
+    readers = [rank for rank, (_, reads) in enumerate(told) if reads]
+    if is_survived and readers and communicator.size > 1 and communicator.rank == 0:
+        logger.warning(
+            "as it was started, the death of a rank in the middle of a large message may end the rank that reads it "
+            "(%s); %s", name_ranks(readers), _way_out(communicator),
+        )
     if not is_survived and communicator.rank == 0:
         fatal = [rank for rank, answer in enumerate(answers) if answer is False]
         what = f"the death of {name_ranks(fatal)} ends" if fatal else "the death of a rank may end"

@@ -78,6 +78,13 @@ def loaded_library() -> Library:
     return read_library(mpi.Get_library_version())
 
 
+def loaded_device() -> str:
+    """Local. The network layers of the MPICH that this process has loaded, "ch4:ucx ofi"; empty with another MPI."""
+    mpi: Any = importlib.import_module("mpidist.comm.mpi_communicator").MPI
+    found = re.search(r"MPICH Device:\s*(.*)", mpi.Get_library_version())
+    return found[1].strip() if found else ""
+
+
 def device_limit(library: Library) -> str | None:
     """Local. The reason why a library cannot combine arrays in GPU memory, None if no such reason is known."""
     for row in DEVICE_LIMITS:

@@ -23,7 +23,7 @@ HEAD = """
 import ctypes, os, sys, time
 import mpidist
 
-options = mpidist.ServerOptions(heap_bytes=1 << 22, window=mpidist.WindowOptions(silence_seconds=3))
+options = mpidist.ServerOptions(heap_bytes=1 << 22, window=mpidist.WindowOptions(silence_seconds=SILENCE))
 strategy = mpidist.ParameterServerStrategy(mpidist.cluster_resolver.MPIClusterResolver(num_ps=1), options=options)
 coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():
@@ -56,7 +56,7 @@ STACK = rf'line {LINE_NUMBER},? in stuck(?s:.*){ADVICE}'
 def write(folder: Path, how: str) -> tuple[Path, Path]:
     """The program, and its pipe."""
     program, pipe = folder / "program.py", folder / "pipe"
-    program.write_text(PROGRAM.replace("LINE", STUCK[how]))
+    program.write_text(PROGRAM.replace("LINE", STUCK[how]).replace("SILENCE", "3"))
     os.mkfifo(pipe)
     return program, pipe
 
@@ -134,8 +134,8 @@ HOLD = HEAD + """
 def hold(path):
     with open(path, "a") as file:
         file.write("begun\\n")
-    # In C, with the interpreter's lock held, for more than twice as long as a host may be silent.
-    ctypes.PyDLL(None).sleep(7)
+    # In C, with the interpreter's lock held.
+    ctypes.PyDLL(None).sleep(SECONDS)
     count.assign_add(1)
 
 value = coordinator.schedule(hold, (sys.argv[1],), worker=1)
@@ -147,11 +147,13 @@ print("applied", int(count), int(others), repr(coordinator))
 """
 
 
+# More than twice as long as a host may be silent; and what the library promises by default.
+@pytest.mark.parametrize(("seconds", "silence"), [(7, 3), pytest.param(20, 30, marks=pytest.mark.long)])
 def test_a_worker_that_holds_the_interpreter_is_not_lost(
-    virtual_hosts: Callable[[int], VirtualHosts], tmp_path: Path
+    virtual_hosts: Callable[[int], VirtualHosts], tmp_path: Path, seconds: int, silence: int
 ) -> None:
     program, begun = tmp_path / "program.py", tmp_path / "begun"
-    program.write_text(HOLD)
+    program.write_text(HOLD.replace("SECONDS", str(seconds)).replace("SILENCE", str(silence)))
     hosts = virtual_hosts(2)
     hosts.survivors_live = True
     result = hosts.run([2, 2], program, begun, timeout_seconds=120)

@@ -113,6 +113,26 @@ def test_the_environment_says_whether_deaths_are_survived(
     assert survives_deaths(environment) is expected
 
 
+@pytest.mark.parametrize(
+    ("device", "value", "expected"),
+    [
+        ("ch4:ucx ofi", None, True),
+        ("ch4:ucx ofi", "", True),
+        ("ch4:ucx ofi", "^cma", False),
+        ("ch4:ucx ofi", "^tcp", True),
+        ("ch4:ucx ofi", "^tcp,cma", False),
+        ("ch4:ucx ofi", "tcp,posix,self", False),
+        ("ch4:ucx ofi", "tcp,sm", True),
+        ("ch4:ofi", None, False),
+        # Open MPI's.
+        ("", None, False),
+    ],
+)
+def test_ranks_that_read_the_memory_of_others_are_known(device: str, value: str | None, expected: bool) -> None:
+    environment = {} if value is None else {"UCX_TLS": value}
+    assert module.reads_foreign_memory(device, environment) is expected
+
+
 def test_a_process_alone_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
     assert module.warn_of_deaths(SoloCommunicator())
     assert not caplog.records
