@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any
 
 from mpidist import context
+from mpidist.arguments import described
 from mpidist.data.dataset import Dataset
 from mpidist.data.input_context import InputContext
 from mpidist.data.pipeline.iterator import DatasetIterator
@@ -41,10 +42,19 @@ def make_dataset(dataset_fn: Callable[..., Any], place: InputContext) -> Any:
     Args:
         dataset_fn: The user's.
         place: Which worker this is; for a function with an argument that has no default.
+
+    Raises:
+        TypeError: It returns no data set.
     """
     parameters = inspect.signature(dataset_fn).parameters.values()
     wants = any(one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD for one in parameters)
-    return dataset_fn(place) if wants else dataset_fn()
+    made = dataset_fn(place) if wants else dataset_fn()
+    if not hasattr(made, "__iter__"):
+        raise TypeError(
+            f"the function of create_per_worker_dataset must return a data set, for instance "
+            f"mpidist.data.Dataset.range(3); {getattr(dataset_fn, '__name__', 'it')} returned {described(made)}"
+        )
+    return made
 
 
 def resume(

@@ -13,6 +13,7 @@ from mpidist.cluster.simple import SimpleClusterResolver
 from mpidist.cluster.spec import ClusterSpec
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import LauncherError, MismatchError
+from mpidist.strategy.parameter_server import ParameterServerStrategy
 
 pytestmark = pytest.mark.mpi(min_size=3)
 
@@ -117,6 +118,32 @@ def test_untold_tasks_are_dealt_and_told_to_the_detected_resolver(
     monkeypatch.setenv("TF_CONFIG", json.dumps({"cluster": spec_of(tasks)}))
     roles = agree_on_roles(communicator)
     assert (roles.resolver.task_type, roles.resolver.task_id) == tasks[communicator.rank]
+
+
+# The errors of tf.distribute's ParameterServerStrategy: the cluster without some jobs and with others, this rank's task
+# where it is not its own, and the text.
+CLUSTERS: dict[str, tuple[dict[str, list[str]], tuple[str, int] | None, str]] = {
+    "an empty one": ({"chief": [], "worker": [], "ps": []}, None, "the cluster must not be empty"),
+    "an unknown job": ({"foobar": ["x:1"]}, None, r"the cluster has \['foobar'\]"),
+    "an unknown task": ({}, ("foobar", 0), "unrecognized task type 'foobar' of this rank"),
+    "two chiefs": ({"chief": ["x:1", "y:1"]}, None, "at most one chief in the cluster, got 2"),
+    "two evaluators": ({"evaluator": ["x:1", "y:1"]}, None, "at most one evaluator in the cluster, got 2"),
+    "no server": ({"ps": []}, None, "at least one ps in the cluster"),
+    "no worker": ({"worker": []}, None, "at least one worker in the cluster"),
+    "no chief": ({"chief": []}, None, "at least one chief in the cluster"),
+    "an index too large": ({}, ("worker", 99), "told that it is worker 99"),
+}
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_each_error_of_a_cluster_is_that_of_every_rank(communicator: Communicator, name: str) -> None:
+    jobs, told, text = CLUSTERS[name]
+    tasks = jobs_of(communicator.size)
+    job, index = told or tasks[communicator.rank]
+    spec = ClusterSpec({job: tasks for job, tasks in {**spec_of(tasks), **jobs}.items() if tasks})
+    with pytest.raises(ValueError, match=text) as caught:
+        ParameterServerStrategy(SimpleClusterResolver(spec, task_type=job, task_id=index))
+    assert len(set(communicator.all_gather_object(str(caught.value)))) == 1
 
 
 def test_what_one_rank_is_told_wrong_is_one_error(communicator: Communicator) -> None:
