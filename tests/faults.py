@@ -532,7 +532,22 @@ METRIC = (
     ),
 )
 
+COUPLED = "system/test_coupled.py::test_"
+
 INPUT = (
+    Fault(
+        "a sample of another size is taken", "comm/incoming.py", "if size in (expected, 0):", "if size >= 0:",
+        COUPLED + "messages_that_are_no_samples_are_errors",
+    ),
+    Fault(
+        "a sender waits for ever for a program that has ended", "comm/incoming.py",
+        "        incoming.drain()\n", "        incoming.ranks\n",
+        COUPLED + "samples_come_in_turns_and_the_sender_is_held_back",
+    ),
+    Fault(
+        "a fast sender is not held back", "comm/incoming.py", "len(self._ahead) < self._depth:", "True:",
+        COUPLED + "samples_come_in_turns_and_the_sender_is_held_back",
+    ),
     Fault(
         "each pass in the same order", "data/items/shuffle.py",
         "path = () if is_same else epoch.path", "path = ()",

@@ -63,6 +63,19 @@ def open_duplicate(user: MPI.Intracomm | None, purpose: str) -> Communicator:
     return duplicates.by_purpose[purpose]
 
 
+def prepare_end(mpi: MPI.Intracomm) -> None:
+    """Local. From now on an exception on this rank ends the job, and with it ranks that wait for this one.
+
+    Args:
+        mpi: A communicator of this rank, whose number of it the texts name where no other one was opened before.
+    """
+    if not ending.is_switched_off():
+        ending.install(
+            mpi.rank, mpi.size, MPI.Get_processor_name(), MPI.COMM_WORLD.Abort, MPI.Is_finalized, _find_dead_ranks,
+            aborts_in_threads=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
+        )
+
+
 def _open(mpi: MPI.Intracomm) -> MpiCommunicator:
     # An error of MPI becomes a Python exception, and the job ends with its traceback. MPI's default handler would
     # end the process without one.
@@ -75,10 +88,7 @@ def _open(mpi: MPI.Intracomm) -> MpiCommunicator:
     # Before more is done: what fails on one rank from here on ends the job.
     # One rank's environment counts for all: a rank without hooks takes no leave, and others would wait for it.
     if not any(is_off for _, is_off in told):
-        ending.install(
-            mpi.rank, mpi.size, here.host, MPI.COMM_WORLD.Abort, MPI.Is_finalized, _find_dead_ranks,
-            aborts_in_threads=MPI.Query_thread() == MPI.THREAD_MULTIPLE,
-        )
+        prepare_end(mpi)
     WATCH.refuse_children()
     WATCH.watch(processes, mpi.rank)
     WATCH.take_notices(has_other_hosts=len({process.host for process in processes}) > 1)

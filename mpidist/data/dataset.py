@@ -19,6 +19,7 @@ from mpidist.data.reading.padding import Padding
 from mpidist.data.reading.shared_memory import current_communicator, shared_source
 from mpidist.data.reading.source import ArraySource, IndexableSource, RangeSource
 from mpidist.data.transformations import (
+    coupled,
     generated,
     opened,
     random_numbers,
@@ -53,6 +54,7 @@ class Dataset(BaseDataset):
     filter = replayed.filter_elements
     flat_map = opened.flat_map
     from_generator: classmethod[Any, ..., Dataset] = classmethod(generated.from_generator)
+    from_ranks: classmethod[Any, ..., Dataset] = classmethod(coupled.from_ranks)
     interleave = opened.interleave
     random: classmethod[Any, ..., Dataset] = classmethod(random_numbers.random)
     rebatch = rebatched.rebatch
