@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -10,6 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist.arguments import described, whole
+from mpidist.arrays import AnyArray
+
+# Of a value that is made in pieces: 2 MB in float64.
+_PIECE_ELEMENTS = 1 << 18
 
 
 class ShardInfo(NamedTuple):
@@ -22,6 +27,10 @@ class ShardInfo(NamedTuple):
 
     shape: tuple[int, ...]
     offset: tuple[int, ...]
+
+
+class Placed:
+    """A function whose elements depend on their place alone, so that a value is made in pieces, with little memory."""
 
 
 class ShardedInitial:
@@ -76,7 +85,9 @@ class ShardedInitial:
         Raises:
             ValueError: It has another shape.
         """
-        if "shard_info" in self._names:
+        if isinstance(self._function, Placed) and self.dtype is not None:
+            value = self._in_pieces(shape, offset, np.dtype(self.dtype))
+        elif "shard_info" in self._names:
             value = self._function(shard_info=ShardInfo(shape, offset))
         elif {"partition_shape", "partition_offset"} <= self._names:
             value = self._function(partition_shape=shape, partition_offset=offset)
@@ -87,6 +98,17 @@ class ShardedInitial:
                 f"variable {self._name!r}: expected an initial value of shape {shape}, as `shape` says, got "
                 f"{np.shape(value)}"
             )
+        return value
+
+    def _in_pieces(self, shape: tuple[int, ...], offset: tuple[int, ...], dtype: np.dtype[Any]) -> AnyArray:
+        value = np.empty(shape, dtype)
+        # A scalar is one piece.
+        rows, rest = (shape[0], shape[1:]) if shape else (1, ())
+        step = max(1, _PIECE_ELEMENTS // max(1, math.prod(rest)))
+        for low in range(0, rows, step):
+            count = min(step, rows - low)
+            info = ShardInfo((count, *rest), (offset[0] + low, *offset[1:])) if shape else ShardInfo((), ())
+            value[slice(low, low + count) if shape else ...] = self._function(shard_info=info)
         return value
 
 

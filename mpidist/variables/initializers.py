@@ -8,13 +8,13 @@ import numpy as np
 
 from mpidist.arguments import number, whole
 from mpidist.arrays import AnyArray
-from mpidist.variables.initial import ShardInfo
+from mpidist.variables.initial import Placed, ShardInfo
 
 # A step of the generator gives so many numbers.
 _NUMBERS_PER_STEP = 4
 
 
-class Constant:
+class Constant(Placed):
     """Every element is the same number.
 
     Args:
@@ -42,7 +42,7 @@ class Constant:
         return np.full(shard_info.shape, self._value)
 
 
-class RandomUniform:
+class RandomUniform(Placed):
     """Every element is drawn between two numbers. It depends on the seed and on its place in the variable alone.
 
     Args:
@@ -67,7 +67,7 @@ class RandomUniform:
         return (self._low + (self._high - self._low) * _draw(self._seed, begin, count)).reshape(shard_info.shape)
 
 
-class RandomNormal:
+class RandomNormal(Placed):
     """Every element is drawn from a normal distribution. It depends on the seed and on its place alone.
 
     Args:

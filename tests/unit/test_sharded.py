@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import operator
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from mpidist.checkpoint.layout import PAGE_BYTES
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.experimental import partitioners
 from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.variables.initial import ShardedInitial, ShardInfo
 from mpidist.variables.sharded import ShardedVariable
 from tests.amounts import amount
 from tests.parallel.serving.test_parameter_server import FAMILIES
@@ -252,6 +254,22 @@ def test_initializers_draw_from_their_distributions() -> None:
     for values in drawn:
         rows = np.corrcoef(values)
         assert np.abs(rows[~np.eye(400, dtype=bool)]).max() < 0.6, "no two rows are alike"
+
+
+@pytest.mark.parametrize("shape", [(1 << 15, 64), (3, 700_001), (2_100_000,), ()], ids=str)
+@pytest.mark.parametrize("make", [mpidist.initializers.RandomUniform, mpidist.initializers.RandomNormal])
+def test_random_values_are_made_with_little_memory_beside_them(make: Any, shape: tuple[int, ...]) -> None:
+    offset = (5, 0)[: len(shape)]
+    initial = ShardedInitial(make(seed=5), shape, "float32", "table")
+    tracemalloc.start()
+    try:
+        value = np.asarray(initial.shard(shape, offset))
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    # A row of the second shape is a piece of its own.
+    assert peak < value.nbytes + (64 << 20) * (shape[:1] == (3,)) + (20 << 20), f"{peak >> 20} MB"
+    assert np.array_equal(value, make(seed=5)(ShardInfo(shape, offset)).astype("float32"))
 
 
 def test_wrong_arguments_of_initializers() -> None:
