@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import abc
 import inspect
 import math
 from collections.abc import Callable, Sequence
@@ -29,8 +30,16 @@ class ShardInfo(NamedTuple):
     offset: tuple[int, ...]
 
 
-class Placed:
+class Placed(abc.ABC):
     """A function whose elements depend on their place alone, so that a value is made in pieces, with little memory."""
+
+    @abc.abstractmethod
+    def __call__(self, shard_info: ShardInfo) -> AnyArray:
+        """Local. The value of a shard, of its shape.
+
+        Args:
+            shard_info: Its shape, and its offset in the variable.
+        """
 
 
 class ShardedInitial:
@@ -85,6 +94,7 @@ class ShardedInitial:
         Raises:
             ValueError: It has another shape.
         """
+        value: npt.ArrayLike
         if isinstance(self._function, Placed) and self.dtype is not None:
             value = self._in_pieces(shape, offset, np.dtype(self.dtype))
         elif "shard_info" in self._names:
