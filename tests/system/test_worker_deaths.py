@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.amounts import amount
-from tests.carrier import EVERY_MOMENT, wait_for_end
+from tests.carrier import EVERY_MOMENT, wait_for_end, wait_for_state
 from tests.launching import find_mpirun, finish, is_open_mpi, launch_environment
 from tests.leftovers import files_left_behind
 from tests.markdown import ROOT
@@ -121,6 +121,9 @@ def test_at_each_step_of_the_protocol(tmp_path: Path, way: str, number: int, mom
     assert (tmp_path / "saved" / "exit-code").read_text() == "3\n"
     last = len(moments) + 4
     survivors = (0, *range(last - 3, last + 1))
+    for rank in survivors:
+        # The launcher may end before the last rank has.
+        wait_for_state(int((tmp_path / f"{rank}.pid").read_text().split()[0]), "X")
     codes = {rank: path.read_text() for rank in survivors if (path := tmp_path / f"{rank}.code").exists()}
     assert codes.pop(0) == "3", text
     assert set(codes.values()) == {"3"}, text
