@@ -371,7 +371,7 @@ VARIABLES = (
     ),
     Fault(
         "halves of a step in half precision", "variables/step/sums.py",
-        "return _add_halves if is_half(dtype) else _add_in_order", "return _add_in_order",
+        "return Add(_add_halves if is_half(dtype) else _add_in_order, in_order)", "return Add(_add_in_order, in_order)",
         "parallel/optimizers/test_optimizers.py::test_half_gradients_of_a_node_are_added_in_single_precision", 3,
     ),
     Fault(
@@ -380,6 +380,29 @@ VARIABLES = (
         "        if self._average is not None and len(numbers) == len(self.variables):\n"
         "            self._average.follow(settings.step)",
         OPTIONS + "average_of_the_weights", 2,
+    ),
+    Fault(
+        "products and sums are contracted", "variables/update/llvm_text.py",
+        '"add": "fadd {T} {0}, {1}",\n    "subtract": "fsub {T} {0}, {1}",\n    "multiply": "fmul {T} {0}, {1}",',
+        '"add": "fadd contract {T} {0}, {1}",\n    "subtract": "fsub contract {T} {0}, {1}",\n'
+        '    "multiply": "fmul contract {T} {0}, {1}",',
+        "unit/test_optimizers_compiled.py::test_any_sequence_of_operations_has_numpys_bits "
+        "unit/test_optimizers_compiled.py::test_each_family_has_numpys_bits",
+    ),
+    Fault(
+        "a number of a wider dtype is rounded before it is used", "variables/update/llvm_text.py",
+        "if program.widens:", "if False:",
+        "unit/test_optimizers_compiled.py::test_numbers_of_a_wider_dtype_stay_in_numpy",
+    ),
+    Fault(
+        "blocks that do not touch are one run", "variables/update/compiled.py",
+        "begin + before * itemsize == here", "begin <= here",
+        "unit/test_optimizers_compiled.py::test_blocks_that_touch_are_one_run_and_others_are_not",
+    ),
+    Fault(
+        "compiled sums forget the order of the tree", "variables/step/sums.py",
+        "_add_in_pairs, pairs), tuple(pairs))", "_add_in_pairs, pairs), tuple((0, n) for n in range(1, count)))",
+        "unit/test_optimizers_compiled.py::test_gradients_are_added_in_the_order_of_numpys_sums",
     ),
     Fault(
         "the average begins at zero", "variables/update/arithmetic.py", "if is_first:", "if False:",

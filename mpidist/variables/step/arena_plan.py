@@ -26,6 +26,7 @@ from mpidist.variables.step.limits import Limits, sum_of_squares
 from mpidist.variables.step.plan import Plan
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
+from mpidist.variables.update.compiled import is_wanted
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION, OptimizerOptions
 from mpidist.variables.variable import Gradient, Variable
@@ -52,7 +53,10 @@ class ArenaPlan:
         self, variables: Sequence[MirroredVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
     ) -> None:
         arena = variables[0].arena
-        arithmetic = UpdateArithmetic(kernel, options, on_gpu=arena.namespace is not np)
+        on_gpu = arena.namespace is not np
+        dense_bytes = sum(v.size * v.dtype.itemsize for v in variables if not v.sparse_gradient)
+        compiles = not on_gpu and is_wanted(dense_bytes // arena.communicator.node.size)
+        arithmetic = UpdateArithmetic(kernel, options, on_gpu=on_gpu, compiles=compiles)
         self.variables = tuple(variables)
         same_on_all(
             arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,14 +16,29 @@ from mpidist.options import ReduceOp
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block
 from mpidist.variables.step.step import Phase
+from mpidist.variables.update.compiled import CompiledUpdate, Pairs, Runs
 from mpidist.variables.update.kernel import Update
 
-# `add(gradients, out)` gives the sum of the gradients of a node's ranks: in `out`, or in the first of them.
-Add = Callable[[Sequence[AnyArray], AnyArray], AnyArray]
 # `all_reduce(piece)` is Collective: it sums a piece of a gradient segment over nodes, or over all ranks, in place.
 AllReduce = Callable[[AnyArray], object]
 # A piece of a gradient segment, and the blocks in it.
 Chunk = tuple[AnyArray, list[Block]]
+
+
+class Add(NamedTuple):
+    """The sum of the gradients of a node's ranks.
+
+    Attributes:
+        function: `function(gradients, out)` gives the sum: in `out`, or in the first of the gradients.
+        pairs: Its order, as of `tree_order.pairing`.
+    """
+
+    function: Callable[[Sequence[AnyArray], AnyArray], AnyArray]
+    pairs: Pairs
+
+    def __call__(self, gradients: Sequence[AnyArray], out: AnyArray) -> AnyArray:
+        """Local. The sum of the gradients of a block."""
+        return self.function(gradients, out)
 
 
 class GivenSums:
@@ -33,11 +49,11 @@ class GivenSums:
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self._blocks = blocks
+        self._work = Work(blocks)
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
-        update_blocks(self._blocks, update)
+        self._work.update(update)
 
     def reduce(self) -> None:
         """Collective. See `Phase.reduce`: nothing is left to be summed."""
@@ -54,12 +70,11 @@ class NodeSums:
     def __init__(self, blocks: Sequence[Block], add: Add) -> None:
         self._blocks = blocks
         self._add = add
+        self._work = Work(blocks)
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
-        add = self._add
-        for parameter, gradients, slots, total, scratch in self._blocks:
-            update(parameter, add(gradients, total), slots, scratch)
+        self._work.sum_and_update(update, self._add)
 
     def reduce(self) -> None:
         """Collective. See `Phase.reduce`."""
@@ -76,20 +91,20 @@ class ChunkSums:
     """
 
     def __init__(self, chunks: Sequence[Chunk], add: Add, all_reduce: AllReduce) -> None:
-        self._chunks = chunks
+        self._chunks = [(chunk, blocks, Work(blocks)) for chunk, blocks in chunks]
         self._add = add
         self._all_reduce = all_reduce
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
-        for chunk, blocks in self._chunks:
+        for chunk, blocks, work in self._chunks:
             add_in_place(blocks, self._add)
             self._all_reduce(chunk)
-            update_blocks(blocks, update)
+            work.update(update)
 
     def reduce(self) -> None:
         """Collective. See `Phase.reduce`."""
-        for chunk, blocks in self._chunks:
+        for chunk, blocks, _ in self._chunks:
             add_in_place(blocks, self._add)
             self._all_reduce(chunk)
 
@@ -104,12 +119,12 @@ class PhasedSums:
 
     def __init__(self, reduction: Callable[[], None], blocks: Sequence[Block]) -> None:
         self._reduction = reduction
-        self._blocks = blocks
+        self._work = Work(blocks)
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
         self._reduction()
-        update_blocks(self._blocks, update)
+        self._work.update(update)
 
     def reduce(self) -> None:
         """Collective. See `Phase.reduce`."""
@@ -150,10 +165,42 @@ class WriteBack:
         self._phase.reduce()
 
 
-def update_blocks(blocks: Sequence[Block], update: Update) -> None:
-    """Local. Apply `update` to blocks whose first gradient is the sum."""
-    for parameter, gradients, slots, _, scratch in blocks:
-        update(parameter, gradients[0], slots, scratch)
+class Work:
+    """The blocks that a rank updates, one after another; for a compiled update all of them at once.
+
+    Args:
+        blocks: The blocks.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self._blocks = blocks
+
+    @functools.cached_property
+    def _sums(self) -> Runs:
+        return Runs([block._replace(gradients=block.gradients[:1]) for block in self._blocks])
+
+    @functools.cached_property
+    def _gradients(self) -> Runs:
+        return Runs(self._blocks)
+
+    def update(self, update: Update) -> None:
+        """Local. Apply `update` to the blocks, whose first gradients are sums."""
+        if isinstance(update, CompiledUpdate) and update.sum_and_update(self._sums, ()):
+            return
+        for parameter, gradients, slots, _, scratch in self._blocks:
+            update(parameter, gradients[0], slots, scratch)
+
+    def sum_and_update(self, update: Update, add: Add) -> None:
+        """Local. Add up the gradients, and apply `update`.
+
+        Args:
+            update: Of a step.
+            add: Sums the gradients of a block.
+        """
+        if isinstance(update, CompiledUpdate) and update.sum_and_update(self._gradients, add.pairs):
+            return
+        for parameter, gradients, slots, total, scratch in self._blocks:
+            update(parameter, add(gradients, total), slots, scratch)
 
 
 def aside(update: Update, room: AnyArray) -> Update:
@@ -196,10 +243,12 @@ def adder(dtype: np.dtype[Any], count: int, *, in_tree: bool) -> Add:
         in_tree: Add in the order of the tree over the ranks, not rank after rank.
     """
     if count == 1:
-        return _take_only
+        return Add(_take_only, ())
     if in_tree:
-        return partial(_add_halves_in_pairs if is_half(dtype) else _add_in_pairs, pairing(leaves(count)))
-    return _add_halves if is_half(dtype) else _add_in_order
+        pairs = pairing(leaves(count))
+        return Add(partial(_add_halves_in_pairs if is_half(dtype) else _add_in_pairs, pairs), tuple(pairs))
+    in_order = tuple((0, number) for number in range(1, count))
+    return Add(_add_halves if is_half(dtype) else _add_in_order, in_order)
 
 
 def _take_only(gradients: Sequence[AnyArray], _out: AnyArray) -> AnyArray:

@@ -12,6 +12,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.variables.update.compiled import CompiledUpdate
 from mpidist.variables.update.fused import fused
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 from mpidist.variables.update.options import OptimizerOptions
@@ -52,6 +53,7 @@ class UpdateArithmetic:
         kernel: Of the updates.
         options: Of the optimizer.
         on_gpu: Whether the blocks lie on a GPU, where one kernel does all the work.
+        compiles: Whether updates in host memory are compiled; see `compiled.is_wanted`.
 
     Attributes:
         kernel: As given.
@@ -62,20 +64,24 @@ class UpdateArithmetic:
         is_needed: Whether there can be any work around the kernel.
     """
 
-    def __init__(self, kernel: Kernel | LayerKernel, options: OptimizerOptions, *, on_gpu: bool = False) -> None:
+    def __init__(
+        self, kernel: Kernel | LayerKernel, options: OptimizerOptions, *, on_gpu: bool = False, compiles: bool = False
+    ) -> None:
         self.kernel = kernel
         self.slots = slots_of(kernel, options)
         self.scratch_count = max(kernel.scratch_count, int(options.use_ema))
         self.decay = options.decay
         self.clipvalue = options.clipvalue
         self.is_needed = bool(
-            on_gpu or options.decay or options.clipvalue is not None or options.use_ema or options.accumulated > 1
+            on_gpu or compiles
+            or options.decay or options.clipvalue is not None or options.use_ema or options.accumulated > 1
         )
         self._kernel_slots = len(kernel.slots)
         self._kernel_scratch = kernel.scratch_count
         self._hides_slots = options.use_ema
         self._momentum = options.ema_momentum
         self._on_gpu = on_gpu
+        self._compiles = compiles
 
     def prepare(self, settings: UpdateSettings) -> Update:
         """Local. The whole update of one step, for a kernel that needs no norms.
@@ -118,7 +124,9 @@ class UpdateArithmetic:
         clipvalue = self.clipvalue if clips else None
         if keep != 1 or factor != 1 or clipvalue is not None or self._hides_slots:
             update = _surround(update, self._kernel_slots, keep=keep, factor=factor, clipvalue=clipvalue)
-        # In host memory, block by block in a cache, an update is best as it is.
+        if self._compiles:
+            return CompiledUpdate(update, len(self.slots), self._kernel_scratch, keeps_gradient=keeps_gradient)
+        # In host memory, block by block in a cache, NumPy's calls are best one by one.
         if not self._on_gpu:
             return update
         return fused(update, len(self.slots), self._kernel_scratch, keeps_gradient=keeps_gradient)
@@ -142,7 +150,7 @@ class UpdateArithmetic:
             np.multiply(difference, 1 - momentum, out=difference)
             np.add(average, difference, out=average)
 
-        return move
+        return CompiledUpdate(move, len(self.slots), 1) if self._compiles and not is_first else move
 
 
 def take_average(

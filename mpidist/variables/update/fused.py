@@ -1,4 +1,4 @@
-"""One GPU kernel from an optimizer's update: its calls of NumPy's functions are recorded and written as C.
+"""One kernel from an optimizer's update: its calls of NumPy's functions are recorded, and written as C for a GPU.
 
 An update of ten passes over memory becomes one pass: blocks are loaded, the whole arithmetic is done in registers, and
 changed blocks are stored. Scratch blocks are registers. Numbers are arguments, so that another learning rate does not
@@ -13,7 +13,7 @@ import importlib
 import numbers
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 
@@ -21,7 +21,7 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.variables.update.kernel import Update
 
-# The C of an operation on names or expressions; it treats NaNs as NumPy does.
+# The C of an operation on names; it treats NaNs as NumPy does.
 _OPERATIONS: dict[str, str] = {
     "add": "{0} + {1}",
     "subtract": "{0} - {1}",
@@ -46,19 +46,61 @@ _COMPARISONS = {
 }
 
 
+# The C of operations that are not one function of NumPy's.
+_PARTS = {
+    "copy": "{0}",
+    "raise to": _OPERATIONS["maximum"],
+    "lower to": _OPERATIONS["minimum"],
+    **{f"where {name}": f"{{0}} {sign} {{1}} ? {{2}} : {{3}}" for name, sign in _COMPARISONS.items()},
+}
+
+
+class Statement(NamedTuple):
+    """One assignment of a recorded update.
+
+    Attributes:
+        target: The name that gets the result: of an array, p, g, s0, s1, ..., or of a scratch block, t0, t1, ...
+        operation: A function of NumPy's; or "copy"; "raise to" and "lower to", the halves of `np.clip`; or "where" and
+            a comparison of the first two operands, which chooses one of the others.
+        operands: Names, those of the numbers k0, k1, ... among them.
+    """
+
+    target: str
+    operation: str
+    operands: tuple[str, ...]
+
+
 @dataclass(frozen=True)
 class Program:
     """A recorded update.
 
     Attributes:
         names: The arrays that the program loads or stores, in the order of its arguments: p, g, s0, s1, ...
-        body: C for one element number `i`, over arrays `a_<name>` of type `T` and numbers `k0`, `k1`, ...
+        loaded: Those whose first value counts.
+        stored: Those that the program changes.
+        statements: In their order.
         scalars: The numbers of this step.
+        widens: Whether a number is of a wider dtype than the blocks, or rounded: then NumPy computes in a wider one.
     """
 
     names: tuple[str, ...]
-    body: str
+    loaded: tuple[str, ...]
+    stored: tuple[str, ...]
+    statements: tuple[Statement, ...]
     scalars: tuple[float, ...]
+    widens: bool
+
+    @functools.cached_property
+    def body(self) -> str:
+        """Local. C for one element number `i`, over arrays `a_<name>` of type `T` and numbers `k0`, `k1`, ..."""
+        defined = set(self.loaded)
+        lines = [f"T {name} = a_{name}[i];" for name in self.loaded]
+        for target, operation, operands in self.statements:
+            declares = "T " if target not in defined else ""
+            defined.add(target)
+            template = _OPERATIONS.get(operation) or _PARTS[operation]
+            lines.append(f"{declares}{target} = {template.format(*operands)};")
+        return "\n".join([*lines, *(f"a_{name}[i] = {name};" for name in self.stored)])
 
 
 class UnknownOperationError(TypeError):
@@ -68,15 +110,17 @@ class UnknownOperationError(TypeError):
 class _Recorder:
     """The statements of an update, and the values that they load and change."""
 
-    def __init__(self) -> None:
-        self.statements: list[str] = []
+    def __init__(self, dtype: np.dtype[Any]) -> None:
+        self._dtype = dtype
+        self.statements: list[Statement] = []
         self.scalars: list[float] = []
+        self.widens = False
         self.defined: set[str] = set()
         self.loaded: list[str] = []
         self.changed: set[str] = set()
 
     def operand(self, value: object) -> str:
-        """Local. The C name of an operand."""
+        """Local. The name of an operand."""
         if isinstance(value, _Value):
             if value.name not in self.defined:
                 if value.is_scratch:
@@ -86,24 +130,29 @@ class _Recorder:
             return value.name
         if isinstance(value, (numbers.Real, np.number)) or (isinstance(value, np.ndarray) and value.ndim == 0):
             self.scalars.append(float(cast(float, value)))
+            # Python's own numbers take the dtype of the blocks; others are numbers of their own dtype.
+            if isinstance(value, (np.generic, np.ndarray)):
+                self.widens |= np.result_type(value.dtype, self._dtype) != self._dtype
+            elif isinstance(value, numbers.Integral):
+                self.widens |= self.scalars[-1] != value
             return f"k{len(self.scalars) - 1}"
         raise UnknownOperationError(f"an operand of type {type(value).__name__}")
 
-    def assign(self, target: object, expression: str) -> None:
-        """Local. Record `target = expression`."""
+    def assign(self, target: object, operation: str, *operands: str) -> None:
+        """Local. Record that `target` becomes the result of an operation."""
         if not isinstance(target, _Value):
             raise UnknownOperationError("a result must go into one of the blocks, by `out=`")
-        declares = "T " if target.name not in self.defined else ""
         self.defined.add(target.name)
         self.changed.add(target.name)
-        self.statements.append(f"{declares}{target.name} = {expression};")
+        self.statements.append(Statement(target.name, operation, operands))
 
 
-class _Condition:
+class _Condition(NamedTuple):
     """A comparison, for the `where` of `np.copyto`."""
 
-    def __init__(self, expression: str) -> None:
-        self.expression = expression
+    name: str
+    left: str
+    right: str
 
 
 class _Value:
@@ -122,12 +171,12 @@ class _Value:
             raise UnknownOperationError(f"np.{name}.{method} with {sorted(options)}")
         if name in _COMPARISONS and out is None:
             left, right = (recorder.operand(value) for value in inputs)
-            return _Condition(f"{left} {_COMPARISONS[name]} {right}")
+            return _Condition(name, left, right)
         if name == "clip":
             return self._clip(inputs[0], inputs[1], inputs[2], out)
         if name not in _OPERATIONS:
             raise UnknownOperationError(f"np.{name}")
-        recorder.assign(out, _OPERATIONS[name].format(*(recorder.operand(value) for value in inputs)))
+        recorder.assign(out, name, *(recorder.operand(value) for value in inputs))
         return out
 
     def __array_function__(
@@ -152,17 +201,18 @@ class _Value:
         # `out` is assigned twice, a maximum and then a minimum: the first must not change an operand of the second.
         if isinstance(out, _Value) and out.name in names[1:]:
             raise UnknownOperationError("np.clip into one of its own limits")
-        recorder.assign(out, _OPERATIONS["maximum"].format(*names[:2]))
-        recorder.assign(out, _OPERATIONS["minimum"].format(recorder.operand(out), names[2]))
+        recorder.assign(out, "raise to", *names[:2])
+        recorder.assign(out, "lower to", recorder.operand(out), names[2])
         return out
 
     def _copy(self, target: _Value, source: object, where: object) -> None:
         recorder = self._recorder
         value = recorder.operand(source)
         if where is True:
-            recorder.assign(target, value)
+            recorder.assign(target, "copy", value)
         elif isinstance(where, _Condition):
-            recorder.assign(target, f"{where.expression} ? {value} : {recorder.operand(target)}")
+            name, left, right = where
+            recorder.assign(target, f"where {name}", left, right, value, recorder.operand(target))
         else:
             raise UnknownOperationError("np.copyto with a `where` that is no comparison")
 
@@ -170,7 +220,7 @@ class _Value:
 def record(
     update: Update, dtype: np.dtype[Any], slot_count: int, scratch_count: int, *, keeps_gradient: bool = False
 ) -> Program:
-    """Local. Write the work of an update as C.
+    """Local. Record the work of an update.
 
     Args:
         update: Of one step, see `Kernel.prepare`. It is called once, with stand-ins for its blocks.
@@ -187,23 +237,19 @@ def record(
     """
     if dtype.kind != "f" or dtype.itemsize > 8:
         raise UnknownOperationError(f"blocks of dtype {dtype}")
-    recorder = _Recorder()
+    recorder = _Recorder(dtype)
     slots = [_Value(recorder, f"s{number}", dtype) for number in range(slot_count)]
     scratch = [_Value(recorder, f"t{number}", dtype, is_scratch=True) for number in range(scratch_count)]
     parameter, gradient = _Value(recorder, "p", dtype), _Value(recorder, "g", dtype)
     values: Any = (parameter, gradient, slots, scratch)
     update(*values)
-    stored = [
+    stored = tuple(
         value.name for value in (parameter, gradient, *slots)
         if value.name in recorder.changed and (value is not gradient or keeps_gradient)
-    ]
+    )
     names = tuple(v.name for v in (parameter, gradient, *slots) if v.name in recorder.loaded or v.name in stored)
-    lines = [
-        *(f"T {name} = a_{name}[i];" for name in names if name in recorder.loaded),
-        *recorder.statements,
-        *(f"a_{name}[i] = {name};" for name in stored),
-    ]
-    return Program(names, "\n".join(lines), tuple(recorder.scalars))
+    loaded = tuple(name for name in names if name in recorder.loaded)
+    return Program(names, loaded, stored, tuple(recorder.statements), tuple(recorder.scalars), recorder.widens)
 
 
 def fused(update: Update, slot_count: int, scratch_count: int, *, keeps_gradient: bool = False) -> Update:

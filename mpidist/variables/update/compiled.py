@@ -1,0 +1,250 @@
+"""Updates on CPUs in one pass over memory: the ranks' gradients are added up and used in one compiled loop.
+
+NumPy makes a pass over a block for each operation; its bits are what the compiled loop gives, too. So a rank may use
+the one or the other at any time, whatever the other ranks do, and what has no compiled form stays with NumPy.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import logging
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.launch import is_first_rank
+from mpidist.variables.update.fused import Program, UnknownOperationError, record
+from mpidist.variables.update.kernel import Update
+from mpidist.variables.update.llvm_text import FUNCTION, Loop, loop_of, text_of
+
+logger = logging.getLogger("mpidist")
+
+VARIABLE = "MPIDIST_COMPILE"
+# Of parameters that a rank updates in a step. Loading the compiler takes a tenth of a second and some 10 MB.
+LEAST_BYTES = 1 << 20
+# Of a block: recording an update takes as long as NumPy's update of so many.
+LEAST_BLOCK_BYTES = 1 << 16
+# More gradients at once are more than the processor fetches ahead.
+MOST_GRADIENTS = 8
+
+_CTYPES: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}
+Pairs = tuple[tuple[int, int], ...]
+# The function of a loop, and the names of its arrays as in `Loop`.
+_Function = tuple[Callable[..., None], tuple[str, ...]]
+
+
+class Block(Protocol):
+    """Arrays of one length, of an update: see `mpidist.variables.step.bundle.Block`."""
+
+    @property
+    def parameter(self) -> AnyArray:
+        """Local. The parameter."""
+        ...
+
+    @property
+    def gradients(self) -> tuple[AnyArray, ...]:
+        """Local. One for each rank."""
+        ...
+
+    @property
+    def slots(self) -> tuple[AnyArray, ...]:
+        """Local. The state."""
+        ...
+
+
+class Runs:
+    """Where the blocks of a rank's work lie, joined where they touch: a compiled loop needs no blocks.
+
+    Args:
+        blocks: Of contiguous arrays, all of one dtype. Whoever has the runs keeps them.
+
+    Attributes:
+        dtype: Of the blocks; None if there is none.
+    """
+
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        self.dtype: np.dtype[Any] | None = blocks[0].parameter.dtype if blocks else None
+        self._places: list[tuple[int, dict[str, tuple[int, ...]]]] = []
+        self._arguments: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
+        for block in blocks:
+            place = {
+                "p": (block.parameter.ctypes.data,),
+                "g": tuple(gradient.ctypes.data for gradient in block.gradients),
+                **{f"s{number}": (slot.ctypes.data,) for number, slot in enumerate(block.slots)},
+            }
+            self._add(block.parameter.size, place, block.parameter.itemsize)
+
+    def _add(self, count: int, place: dict[str, tuple[int, ...]], itemsize: int) -> None:
+        if self._places:
+            before, last = self._places[-1]
+            if all(
+                begin + before * itemsize == here
+                for name in last for begin, here in zip(last[name], place[name], strict=True)
+            ):
+                self._places[-1] = (before + count, last)
+                return
+        self._places.append((count, place))
+
+    def arguments(self, names: tuple[str, ...]) -> list[tuple[int, ...]]:
+        """Local. The arguments of a loop over these arrays, for each run: its length and addresses."""
+        known = self._arguments.get(names)
+        if known is None:
+            known = [(count, *(at for name in names for at in place[name])) for count, place in self._places]
+            self._arguments[names] = known
+        return known
+
+
+class CompiledUpdate:
+    """An update that is compiled where that is possible and pays, and is NumPy's elsewhere; with the same bits.
+
+    Args:
+        update: Of one step, on blocks.
+        slot_count: Number of its slots.
+        scratch_count: Number of its scratch blocks.
+        keeps_gradient: Store the values that the update leaves in `gradient`.
+    """
+
+    def __init__(self, update: Update, slot_count: int, scratch_count: int, *, keeps_gradient: bool = False) -> None:
+        self._update = update
+        self._slot_count = slot_count
+        self._scratch_count = scratch_count
+        self._keeps_gradient = keeps_gradient
+        self._programs: dict[np.dtype[Any], Program | None] = {}
+        self._functions: dict[tuple[np.dtype[Any], Pairs, bool], _Function | None] = {}
+
+    def __call__(
+        self, parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+    ) -> None:
+        """Local. See `Update`."""
+        if parameter.nbytes < LEAST_BLOCK_BYTES or not self._run(parameter, parameter, gradient, slots):
+            self._update(parameter, gradient, slots, scratch)
+
+    def aside(
+        self, parameter: AnyArray, new: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray]
+    ) -> bool:
+        """Local. Update the state, and store the new parameter elsewhere.
+
+        Args:
+            parameter: Stays as it is.
+            new: Takes the new parameter.
+            gradient: The sum; may be overwritten.
+            slots: The state.
+
+        Returns:
+            False if nothing was done, since that is left to NumPy.
+        """
+        return parameter.nbytes >= LEAST_BLOCK_BYTES and self._run(parameter, new, gradient, slots)
+
+    def sum_and_update(self, runs: Runs, pairs: Pairs) -> bool:
+        """Local. Add up gradients and update, over all of a rank's work.
+
+        Args:
+            runs: Where it lies.
+            pairs: The order in which gradients are added up, see `Loop.pairs`.
+
+        Returns:
+            False if nothing was done, since that is left to NumPy.
+        """
+        if runs.dtype is None:
+            return True
+        function = self._function(runs.dtype, pairs, is_aside=False)
+        if function is None:
+            return False
+        call, names = function
+        scalars = self._scalars(runs.dtype)
+        for arguments in runs.arguments(names):
+            call(*arguments, *scalars)
+        return True
+
+    def _run(self, parameter: AnyArray, new: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray]) -> bool:
+        is_aside = new is not parameter
+        function = self._function(parameter.dtype, (), is_aside=is_aside)
+        arrays = (parameter, new, gradient, *slots)
+        if function is None or not all(map(_is_plain, arrays)):
+            return False
+        call, names = function
+        places = dict(zip(("p", "q", "g", *(f"s{number}" for number in range(len(slots)))), arrays, strict=True))
+        call(
+            parameter.size, *((new.ctypes.data,) if is_aside else ()), *(places[name].ctypes.data for name in names),
+            *self._scalars(parameter.dtype),
+        )
+        return True
+
+    def _scalars(self, dtype: np.dtype[Any]) -> tuple[float, ...]:
+        program = self._programs[dtype]
+        return () if program is None else program.scalars
+
+    def _function(self, dtype: np.dtype[Any], pairs: Pairs, *, is_aside: bool) -> _Function | None:
+        key = (dtype, pairs, is_aside)
+        if key not in self._functions:
+            self._functions[key] = self._find(*key)
+        return self._functions[key]
+
+    def _find(self, dtype: np.dtype[Any], pairs: Pairs, is_aside: bool) -> _Function | None:
+        if len(pairs) >= MOST_GRADIENTS:
+            return None
+        if dtype not in self._programs:
+            self._programs[dtype] = self._record(dtype)
+        program = self._programs[dtype]
+        if program is None or (is_aside and "p" not in program.stored):
+            return None
+        try:
+            code = _compile(loop_of(program, dtype, pairs, is_aside=is_aside))
+        except UnknownOperationError:
+            return None
+        return None if code is None else (code.call, program.names)
+
+    def _record(self, dtype: np.dtype[Any]) -> Program | None:
+        try:
+            return record(
+                self._update, dtype, self._slot_count, self._scratch_count, keeps_gradient=self._keeps_gradient
+            )
+        except Exception:
+            # Stand-ins are no arrays, so a user's update may fail on them in any way. On arrays it then works, one
+            # function after another, or raises its own error.
+            return None
+
+
+def is_wanted(byte_count: int) -> bool:
+    """Local. Whether updates are compiled, of a plan of which this rank updates so many bytes of parameters."""
+    return byte_count >= LEAST_BYTES and os.environ.get(VARIABLE) != "0" and _compiler() is not None
+
+
+def _is_plain(array: AnyArray) -> bool:
+    return isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
+
+
+@functools.cache
+def _compiler() -> Any:
+    """The module that compiles, None where there is none. It is loaded once there is work for it."""
+    try:
+        module = importlib.import_module("mpidist.variables.update.machine_code")
+    except ImportError as error:
+        if is_first_rank():
+            logger.info(
+                "updates of variables take several passes over memory, by NumPy: %s. pip install 'mpidist[fast]' "
+                "brings what compiles them", error
+            )
+        return None
+    if is_first_rank():
+        logger.info("updates of variables are compiled by %s; %s=0 leaves them to NumPy", module.version, VARIABLE)
+    return module
+
+
+# Steps differ in their numbers only, therefore each optimizer compiles once.
+@functools.lru_cache(maxsize=256)
+def _compile(loop: Loop) -> Any:
+    number = _CTYPES[loop.type]
+    arguments = [ctypes.c_int64, *[ctypes.c_void_p] * len(loop.arrays()), *[number] * loop.scalar_count]
+    text = text_of(loop)
+    try:
+        return _compiler().MachineCode(text, FUNCTION, arguments)
+    except Exception as error:
+        # Whatever is wrong with the compiler here: NumPy can do without.
+        logger.warning("an update is left to NumPy, since it could not be compiled: %s", error)
+        return None
