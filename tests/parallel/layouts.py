@@ -35,6 +35,9 @@ def node_color(layout: str, rank: int, size: int) -> int:
         return rank
     if layout == "first":
         return min(rank, 1)
+    if layout == "uneven":
+        # Two ranks on the first node, one on each other: three nodes for four ranks.
+        return max(rank - 1, 0)
     return int(rank == size - 1) if layout == "last" else 0
 
 
@@ -70,10 +73,11 @@ def make_strategy(communicator: Communicator, layout: str, *, check: bool = Fals
 
 
 def open_node(
-    communicator: Communicator, options: CommunicationOptions, direct_from: int = DIRECT_FROM
+    communicator: Communicator, options: CommunicationOptions, direct_from: int = DIRECT_FROM,
+    ring_from: int | None = None,
 ) -> CollectiveFront:
-    """Collective. The node backend behind its front; arrays of `direct_from` bytes and above are copied directly."""
-    return CollectiveFront(NodeBackend(communicator, options, direct_from), options)
+    """Collective. The node backend behind its front; see `NodeBackend`."""
+    return CollectiveFront(NodeBackend(communicator, options, direct_from, ring_from), options)
 
 
 def refuse_shared(arena: Arena) -> Callable[..., Slab]:

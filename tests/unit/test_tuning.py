@@ -17,6 +17,7 @@ from mpidist.comm.choice.tuning import (
     keep_tuning,
     processor_name,
     read_tuning,
+    ring_begins,
     usual_tuning,
 )
 
@@ -24,7 +25,7 @@ PLACE = MachineProfile("MPICH 5.0.2", 4, 2, 64, "a processor")
 
 
 def test_the_key_names_what_counts_and_no_host() -> None:
-    assert PLACE.key == "MPICH 5.0.2; 4 ranks a node, several nodes; 64 cores, a processor"
+    assert PLACE.key == "MPICH 5.0.2; 4 ranks a node, 2 nodes; 64 cores, a processor"
     assert socket.gethostname() not in MachineProfile("MPICH 5.0.2", 4, 1, 64, processor_name()).key
     assert processor_name()
 
@@ -37,6 +38,15 @@ def test_ranks_that_outnumber_cores_use_node_memory_for_small_arrays_on_one_node
     )
     assert one[0].node_from == 0 < one[1].node_from < enough.node_from < two[0].node_from < two[1].node_from < NEVER
     assert "more ranks than cores" in one[0].source
+
+
+def test_a_ring_pays_where_the_number_of_nodes_is_no_power_of_two() -> None:
+    assert [count for count in range(1, 20) if ring_begins(count) == NEVER] == [1, 2, 4, 8, 16]
+    # Each rank sends messages of `bytes / nodes`, which must not become small.
+    assert {ring_begins(count) // count for count in (3, 5, 12, 100)} == {1 << 16}
+    for cores in (2, 64):
+        sizes = {nodes: usual_tuning(MachineProfile("MPICH 5", 4, nodes, cores, "")).ring_from for nodes in (1, 2, 3)}
+        assert sizes == {1: NEVER, 2: NEVER, 3: 3 << 16}
 
 
 def test_two_ranks_always_use_node_memory() -> None:

@@ -40,6 +40,7 @@ class DirectCopies:
         piece_bytes: The size of a rank's piece; see the function `piece_bytes`. The same on all nodes.
         limit: Arrays below this size in bytes are not copied directly. The same on every rank.
         changes_sources: Whether the function that combines pieces changes them.
+        across_bytes: The least number of bytes that are combined across nodes at once; the same on every rank.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class DirectCopies:
         *,
         limit: int,
         changes_sources: bool,
+        across_bytes: int = 0,
     ) -> None:
         self._limit = limit
         self._communicator = communicator
@@ -61,6 +63,7 @@ class DirectCopies:
         self._barrier = barrier
         self._piece_bytes = piece_bytes
         self._changes_sources = changes_sources
+        self._span_pieces = max(1, across_bytes // piece_bytes)
         self._rows = np.empty((size, piece_bytes), np.uint8)
 
     def takes(self, source: AnyArray, target: AnyArray, byte_count: int) -> bool:
@@ -96,22 +99,19 @@ class DirectCopies:
             op: The operation.
             slice_count: The number of ranks of the node that have a slice.
             combine: Combines pieces in the order of the ranks.
-            across_nodes: Combines a piece with the same piece of the other nodes.
+            across_nodes: Combines a piece, or several that lie side by side, with the same of the other nodes.
         """
         if self._rank < slice_count:
-            for piece in self._pieces(cut_evenly(source.size, slice_count)[self._rank], source.itemsize):
-                mine = total[piece]
-                sources = self._gathered(source, piece)
-                # In place, `mine` is this rank's source. `combine` may write its result over the first two sources,
-                # not over a later one, which it has yet to read.
-                result = sources[0] if self._rank > 1 and total is source else mine
-                combine(sources, result, op)
+            pieces = self._pieces(cut_evenly(source.size, slice_count)[self._rank], source.itemsize)
+            for first in range(0, len(pieces), self._span_pieces):
+                span = pieces[first : first + self._span_pieces]
+                for piece in span:
+                    self._combine_here(source, total, op, piece, combine)
+                result = total[span[0].start : span[-1].stop]
                 across_nodes(result, op)
-                if result is not mine:
-                    mine[...] = result
                 # No other rank reads this slice of the arrays, so in place the result may go over their sources.
                 for other in self._others:
-                    self._peers.write(other, piece.start * source.itemsize, result)
+                    self._peers.write(other, span[0].start * source.itemsize, result)
         # Until here other ranks write to `total`, and read `source`.
         self._barrier()
 
@@ -138,6 +138,17 @@ class DirectCopies:
         for other in self._others:
             self._peers.read(other, 0, gathered[slices[other]])
         self._barrier()
+
+    def _combine_here(self, source: AnyArray, total: AnyArray, op: ReduceOp, piece: slice, combine: Combine) -> None:
+        """Combine a piece of the arrays of the node's ranks into the same piece of `total`."""
+        mine = total[piece]
+        sources = self._gathered(source, piece)
+        # In place, `mine` is this rank's source. `combine` may write its result over the first two sources, not over a
+        # later one, which it has yet to read.
+        result = sources[0] if self._rank > 1 and total is source else mine
+        combine(sources, result, op)
+        if result is not mine:
+            mine[...] = result
 
     def _gathered(self, source: AnyArray, piece: slice) -> list[AnyArray]:
         """The pieces of all ranks, in their order. This rank's is a copy, too, if combining changes its sources."""

@@ -2,7 +2,7 @@
 
 Small arrays pass through blocks of node memory (`shared_blocks.py`). Large arrays are read and written where they lie,
 if the system allows that (`direct_copies.py`). Across nodes all ranks of a node work at the same time: each rank
-combines its slice with the same slice of the other nodes, on its lane.
+combines its slice with the same slice of the other nodes, on its lane: by MPI, or large pieces in a ring.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from mpidist.comm.arithmetic.tree_order import combine_in_tree
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.direct_copies import DIRECT_FROM, DirectCopies, piece_bytes
 from mpidist.comm.backends.mpi import MpiBackend
+from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.backends.shared_blocks import SharedBlocks
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.memory.peer_memory import open_peer_memory
@@ -40,6 +41,8 @@ SHARED_BLOCK_BYTES = 1 << 18
 _AT_ONCE_BYTES = 1 << 19
 # The same limit for the array of one rank.
 _AT_ONCE_BYTES_OF_RANK = 1 << 17
+# The size of what is combined across nodes at once where a ring does it.
+_RING_BYTES = 1 << 20
 # Up to this size new results of all ranks cost less than looking up what was kept.
 _SMALL_BYTES = 1 << 14
 # The number of dtypes and sizes for which views of blocks are kept.
@@ -55,6 +58,8 @@ class NodeBackend(Backend):
             order.
         direct_from: Arrays of this size in bytes and above are copied directly between processes. The same on every
             rank.
+        ring_from: Pieces of this size in bytes and above go around a ring of the nodes; None: none do. The same on
+            every rank.
 
     Attributes:
         direct_from: As given. None if the system does not let processes read each other's memory.
@@ -67,7 +72,8 @@ class NodeBackend(Backend):
     compares_calls = True
 
     def __init__(
-        self, communicator: Communicator, options: CommunicationOptions, direct_from: int = DIRECT_FROM
+        self, communicator: Communicator, options: CommunicationOptions, direct_from: int = DIRECT_FROM,
+        ring_from: int | None = None,
     ) -> None:
         self.communicator = communicator
         self._mpi = MpiBackend(communicator, CommunicationOptions())
@@ -78,6 +84,10 @@ class NodeBackend(Backend):
         self._combine = combine_in_tree if in_tree else combine
         lane = communicator.open_lane()
         self._lane = None if lane is None else MpiBackend(lane, CommunicationOptions())
+        self._ring_from = ring_from
+        self._ring = None if lane is None or ring_from is None else RingBackend(lane, CommunicationOptions())
+        # What is combined across nodes at once must not be too small for the ring.
+        self._across_bytes = 0 if ring_from is None else options.bytes_per_pack or max(_RING_BYTES, ring_from)
         self._slice_count = self._size if self._is_one_node else min(communicator.node_sizes)
         self._blocks = SharedBlocks(communicator, options.bytes_per_pack)
         self._barrier = self._blocks.barrier
@@ -101,7 +111,8 @@ class NodeBackend(Backend):
         if peers is not None:
             pieces = piece_bytes(max(self.communicator.node_sizes), bytes_per_pack)
             direct = DirectCopies(
-                self.communicator, peers, self._barrier, pieces, limit=direct_from, changes_sources=changes_sources
+                self.communicator, peers, self._barrier, pieces, limit=direct_from, changes_sources=changes_sources,
+                across_bytes=self._across_bytes,
             )
             way = f"arrays of {direct_from} bytes and above are copied directly between processes"
         if self.communicator.rank == 0:
@@ -173,7 +184,10 @@ class NodeBackend(Backend):
         op = ReduceOp.SUM if op is ReduceOp.MEAN else op
         # MPI has no type for bfloat16, and adds float16 in float16.
         wide = array.astype(combined_dtype(array.dtype, op, combines_halves=False), copy=False)
-        self._lane.all_reduce(wide, wide, op)
+        if self._ring is not None and self._ring_from is not None and wide.nbytes >= self._ring_from:
+            self._ring.all_reduce(wide, wide, op)
+        else:
+            self._lane.all_reduce(wide, wide, op)
         if wide is not array:
             array[...] = wide
 
@@ -192,7 +206,7 @@ class NodeBackend(Backend):
         everyones = self._buffers.arrays_at(place, source)
         if self._rank < self._slice_count:
             mine = cut_evenly(source.size, self._slice_count)[self._rank]
-            length = max(1, SHARED_BLOCK_BYTES // source.itemsize)
+            length = max(1, max(SHARED_BLOCK_BYTES, self._across_bytes) // source.itemsize)
             for begin in range(mine.start, mine.stop, length):
                 blocks = [one[begin : min(begin + length, mine.stop)] for one in everyones]
                 self._combine(blocks, blocks[0], op)
@@ -241,7 +255,8 @@ class NodeBackend(Backend):
         return views, self._spare[: size * dtype.itemsize].view(dtype)
 
     def _end(self, *, is_collective: bool) -> None:
-        end_all([self._mpi, *([] if self._lane is None else [self._lane])], is_collective=is_collective)
+        lanes = [one for one in (self._lane, self._ring) if one is not None]
+        end_all([self._mpi, *lanes], is_collective=is_collective)
         # Views of node memory, which goes with the last of them.
         self._kept.clear()
 

@@ -131,8 +131,6 @@ class RingBackend(Backend):
             out, into = slices[(first - step) % self._size], slices[(first - step - 1) % self._size]
             self._exchange(data[out], self._right, data[into], self._left, None)
 
-    # An overflow gives an infinity in silence, as it does where MPI adds. A warning would come on one rank only.
-    @np.errstate(all="ignore")
     def _exchange(self, out: AnyArray, to: int, into: AnyArray, source: int, function: np.ufunc | None) -> None:
         """Send `out` piece by piece, and at the same time receive `into`, or combine it with the received pieces."""
         messages = self._messages
@@ -143,7 +141,10 @@ class RingBackend(Backend):
             for request in [messages.start_receive(into[piece], source) for piece in pieces]:
                 request.Wait()
         elif pieces:
-            self._combine_received(into, pieces, source, function)
+            # An overflow gives an infinity in silence, as where MPI adds. A warning would come on one rank only.
+            # As a decorator this would be a function of NumPy's on the stack, which reports take for the program's.
+            with np.errstate(all="ignore"):
+                self._combine_received(into, pieces, source, function)
         for request in sends:
             request.Wait()
 

@@ -11,6 +11,7 @@ from typing import cast
 from mpidist.comm.agreement import name_ranks, require_same
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.automatic import AutomaticBackend
+from mpidist.comm.backends.large_ring import LargeRing
 from mpidist.comm.backends.solo import SoloBackend
 from mpidist.comm.backends.tree import TreeBackend
 from mpidist.comm.choice import capabilities
@@ -153,7 +154,9 @@ def open_backend(
     module, name = BACKENDS[implementation]
     kind = getattr(importlib.import_module(module), name)
     if implementation is CommunicationImplementation.NODE:
-        return cast(Backend, kind(communicator, options, (tuning or Tuning()).direct_from))
+        tuning = tuning or Tuning()
+        ring_from = None if tuning.ring_from >= NEVER else tuning.ring_from
+        return cast(Backend, kind(communicator, options, tuning.direct_from, ring_from))
     return cast(Backend, kind(communicator, options))
 
 
@@ -177,15 +180,15 @@ def _open_by_size(
         _log(communicator, "AUTO", _sizes_described(tuning, shares=shares))
     in_chunks = replace(options, bytes_per_pack=options.bytes_per_pack or tuning.chunk_bytes)
     mpi = open_backend(CommunicationImplementation.MPI, communicator, in_chunks)
-    large, begins = CommunicationImplementation.NODE, tuning.node_from
-    if not shares:
-        large, begins = CommunicationImplementation.RING, tuning.ring_from
+    begins = tuning.node_from if shares else tuning.ring_from
 
     def open_large() -> Backend:
         if not shares and begins >= NEVER:
             return mpi
         try:
-            return open_backend(large, communicator, options, tuning)
+            if not shares:
+                return LargeRing(communicator, options, mpi)
+            return open_backend(CommunicationImplementation.NODE, communicator, options, tuning)
         except UnavailableError as error:
             _log(communicator, "MPI for all sizes", str(error), level=logging.WARNING)
             return mpi

@@ -14,6 +14,7 @@ from functools import partial
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.choice.tuning import NEVER, ring_begins
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.halves import is_halved
 from mpidist.options import ReduceOp
@@ -100,7 +101,13 @@ def _all_reduce_of(bundle: Bundle, numbers: Sequence[int], collective: Collectiv
 
 
 def _chunk_bytes(arena: ArenaMemory) -> int:
-    return arena.options.bytes_per_pack or (CHUNK_BYTES if arena.namespace is np else GPU_BLOCK_BYTES)
+    if arena.options.bytes_per_pack:
+        return arena.options.bytes_per_pack
+    if arena.namespace is not np:
+        return GPU_BLOCK_BYTES
+    # Of many nodes a ring takes larger arrays only.
+    ring_from = ring_begins(len(arena.communicator.node_sizes))
+    return CHUNK_BYTES if ring_from == NEVER else max(CHUNK_BYTES, ring_from)
 
 
 def _blocks_in(chunks: Sequence[Chunk]) -> list[Block]:
