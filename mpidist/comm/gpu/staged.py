@@ -7,6 +7,7 @@ in GPU memory, in which a CUDA-aware MPI works. MPI then always sees the same ad
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Sequence
 
 from mpidist import arrays
@@ -60,6 +61,8 @@ class _Rooms:
         self.copier = copier
         self._rooms = [(copier.allocate(byte_count), copier.allocate(byte_count)) for _ in range(_TURNS)]
         self._leaving: list[Ticket] = [DONE] * _TURNS
+        # CuPy's pool gives pinned memory to the next one who asks, who would fill it before the results have left it.
+        weakref.finalize(self, _wait_for_all, copier, self._leaving).atexit = False
         self._next_in = 0
         self._next_out = 0
 
@@ -79,6 +82,11 @@ class _Rooms:
         turn = self._next_out
         self._next_out = (turn + 1) % _TURNS
         self._leaving[turn] = self.copier.copy_from_room(room, piece.targets)
+
+
+def _wait_for_all(copier: StagingCopier, tickets: Sequence[Ticket]) -> None:
+    for ticket in tickets:
+        copier.wait(ticket)
 
 
 class StagedBackend(Backend):

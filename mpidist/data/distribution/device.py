@@ -7,7 +7,8 @@ the next batch begins, so that it runs while the GPU computes the program's next
 - The thread fills a room again while the GPU still copies from it. So the thread waits for the copy.
 - A copy writes to memory that an earlier kernel still reads. So arrays are allocated on the program's stream, and a
   copy begins after all work that this stream was given before.
-- Memory is freed while a copy still writes to it. So a batch that nobody took is dropped only after its copy.
+- Memory is freed while a copy still uses it. So a reader that ends waits for its last copy: CuPy's pools give a room,
+  or the memory of a batch that nobody took, to the next one who asks.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import importlib
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,14 @@ class _Sent:
     copy: Ticket
 
 
+@dataclass
+class _UnderWay:
+    """What a reader leaves behind: batches that nobody took, and the last copy that has begun."""
+
+    ahead: list[_Sent] = field(default_factory=list)
+    copy: Ticket = DONE
+
+
 class DeviceReader(Iterator[Any]):
     """Elements as arrays on the current GPU; the next element is copied while the program uses the last one.
 
@@ -79,8 +88,9 @@ class DeviceReader(Iterator[Any]):
         staged = _stage_all(elements, self._copier, self._free, lambda: cuda.use_device(index))
         self._prefetcher = Prefetcher(staged, depth) if depth > 0 else None
         self._take = (staged if self._prefetcher is None else self._prefetcher).__next__
-        self._ahead: list[_Sent] = []
-        self._finalizer = weakref.finalize(self, _drop, self._ahead, self._copier)
+        self._under_way = _UnderWay()
+        self._ahead = self._under_way.ahead
+        self._finalizer = weakref.finalize(self, _drop, self._under_way, self._copier)
         # Not at exit: CUDA may have shut down by then, and nobody uses the memory again.
         self._finalizer.atexit = False
 
@@ -100,10 +110,10 @@ class DeviceReader(Iterator[Any]):
         return self.read()
 
     def close(self) -> None:
-        """Local. End the thread, if there is one, and drop the batch being copied. A second call does nothing."""
+        """Local. End the thread, if there is one, and wait for the last copy. A second call does nothing."""
         if self._prefetcher is not None:
             self._prefetcher.close()
-        _drop(self._ahead, self._copier)
+        _drop(self._under_way, self._copier)
 
     def _send(self, staged: _Staged) -> _Sent:
         leaves = list(staged.leaves)
@@ -111,7 +121,7 @@ class DeviceReader(Iterator[Any]):
             leaves[place] = self._xp.empty(leaves[place].shape, leaves[place].dtype)
         self._copier.begin()
         targets = [leaves[place].reshape(-1).view(np.uint8) for place in staged.places if leaves[place].size]
-        staged.room.copy = self._copier.copy_from_room(staged.room.memory, targets)
+        self._under_way.copy = staged.room.copy = self._copier.copy_from_room(staged.room.memory, targets)
         self._free.append(staged.room)
         return _Sent(tree.unflatten(staged.spec, leaves), staged.room.copy)
 
@@ -153,8 +163,9 @@ def _stage(element: Any, copier: StagingCopier, free: deque[_Room]) -> _Staged:
     return _Staged(leaves, places, spec, room)
 
 
-def _drop(ahead: list[_Sent], copier: StagingCopier) -> None:
-    while ahead:
-        # Wait first, then pop: until the copy is done the list must hold the memory that it writes to.
-        copier.wait(ahead[-1].copy)
-        ahead.pop()
+def _drop(under_way: _UnderWay, copier: StagingCopier) -> None:
+    # Wait first: until the copies are done, their rooms and the memory that they write to must not be given up.
+    copy, under_way.copy = under_way.copy, DONE
+    if copy is not DONE:
+        copier.wait(copy)
+    under_way.ahead.clear()
