@@ -31,6 +31,12 @@ def device_index(array: object) -> int | None:
     return int(cast(Any, array).device.id) if is_cupy(array) else None
 
 
+def use_device(index: int | None) -> None:
+    """Local. Make a GPU current in this thread, where each new thread begins on number 0; None changes nothing."""
+    if index is not None:
+        sys.modules["cupy"].cuda.Device(index).use()
+
+
 def namespace(array: object) -> Any:
     """Local. The module whose functions make and combine such arrays: `numpy` or `cupy`."""
     return sys.modules["cupy"] if is_cupy(array) else np

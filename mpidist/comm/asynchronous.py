@@ -77,7 +77,8 @@ class AsyncCollective(Resource):
         check_reducible(lent, op)
         if in_place:
             check_in_place(lent, op)
-        handle = Handle(op.name, functools.partial(self._reduce, array, op, in_place), self._finish)
+        work = functools.partial(self._reduce, array, op, in_place, arrays.device_index(lent))
+        handle = Handle(op.name, work, self._finish)
         if self.has_thread:
             # The thread may be late to find out that ranks have begun different reductions: their next call shows it.
             self.communicator.order.sign("all_reduce_async", op, lent)
@@ -114,11 +115,15 @@ class AsyncCollective(Resource):
         while not handle.done():
             self._pending.popleft().run()
 
-    def _reduce(self, array: Any, op: ReduceOp, in_place: bool) -> tuple[Any, BaseException | None]:
+    def _reduce(
+        self, array: Any, op: ReduceOp, in_place: bool, device: int | None
+    ) -> tuple[Any, BaseException | None]:
         """Reduce, unless an earlier reduction has failed. Returns the result and the first error so far."""
         result = None
         if self._error is None:
             try:
+                if self.has_thread:
+                    arrays.use_device(device)
                 result = self._collective.all_reduce(array, op, in_place=in_place)
                 arrays.wait_for_device(result)
             # `wait` raises it. Raised here it would end the thread, and every later `wait` would hang.
