@@ -159,6 +159,7 @@ def make_cuda() -> ModuleType:
         memcpyHostToDevice=1, memcpyDeviceToHost=2, memcpyDeviceToDevice=3, memcpyAsync=memcpy_async,
         CUDARuntimeError=CUDARuntimeError, getDeviceCount=lambda: COUNT, free=lambda _: None,
         getDeviceProperties=lambda index: {"uuid": bytes([index])}, deviceGetPCIBusId=lambda index: f"0000:0{index}",
+        deviceGetAttribute=lambda _attribute, _index: 0,
     )
     module: ModuleType = cuda
     return module
@@ -177,7 +178,8 @@ def simulated_gpus() -> Iterator[Any]:
         fused: Any = importlib.import_module("mpidist.variables.update.fused")
         fused._compile.cache_clear()
         device = current.device
-        with visible, mock.patch.dict(sys.modules, {"cupy.cuda": cupy.cuda}):
+        modules = {"cupy.cuda": cupy.cuda, "cupy.cuda.nccl": cupy.cuda.nccl}
+        with visible, mock.patch.dict(sys.modules, modules):
             sys.modules.pop("mpidist.comm.gpu.cuda", None)
             try:
                 yield cupy

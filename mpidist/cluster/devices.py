@@ -145,7 +145,8 @@ def _installed_gpus(root: Path) -> int:
         count = sum(1 for _ in folder.glob(pattern))
         if count:
             return count
-    return 0
+    # Windows' subsystem for Linux has one device file for all GPUs; CUDA counts them when one is bound.
+    return int((root / "dev/dxg").exists() and any((root / "usr/lib/wsl/lib").glob("libcuda.so*")))
 
 
 def idle_gpus_warning(gpu_count: int, node_size: int) -> str | None:

@@ -19,7 +19,7 @@ from mpidist import launch
 from mpidist.cluster.devices import Device, parse_device, visible_gpus
 from mpidist.comm.agreement import name_ranks, together
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.gpu.cuda_awareness import Transport, asked_transport, may_need_probe, start_probe
+from mpidist.comm.gpu.cuda_awareness import PACKAGES, Transport, asked_transport, may_need_probe, start_probe
 from mpidist.errors import UnavailableError
 
 _logger = logging.getLogger("mpidist")
@@ -74,7 +74,8 @@ def bind(devices: Sequence[str] | str | None = None, environment: Mapping[str, s
             raise UnavailableError(f"{DEVICE}=gpu asks for a GPU, and {missing}. Unset {DEVICE} to compute on the CPU")
         cuda = importlib.import_module("mpidist.comm.gpu.cuda")
         index = choose_index(named, node_rank, cuda.device_count())
-        if node_rank == 0 and _is_probe_wanted(environment):
+        # A child process on a GPU that takes one process at a time would take it from this one.
+        if node_rank == 0 and _is_probe_wanted(environment) and not cuda.is_exclusive(index):
             start_probe()
         return _use(cuda, index)
     except Exception as error:
@@ -150,7 +151,7 @@ def why_no_gpu(environment: Mapping[str, str] | None = None) -> str | None:
     try:
         cuda: Any = importlib.import_module("mpidist.comm.gpu.cuda")
     except ImportError as error:
-        return f"CuPy cannot be imported ({error}): pip install cupy-cuda12x, or the package for your CUDA version"
+        return f"CuPy cannot be imported ({error}): {PACKAGES}"
     return None if cuda.device_count() else "CUDA sees no GPU, though the driver does"
 
 

@@ -26,7 +26,7 @@ from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 
 from mpidist.comm.deaths import DISCOVERY_SECONDS, WATCH, Process, describe
-from mpidist.comm.farewell import FAREWELLS, leave_together
+from mpidist.comm.farewell import FAREWELLS, LAST, leave_together
 from mpidist.comm.interrupts import INTERRUPTS
 from mpidist.comm.mpi_start import end_mpi
 from mpidist.comm.program_end import INTERRUPTED, forget, number_of, watch_code
@@ -171,6 +171,8 @@ class _Ending:
                     self._end(1, f"{self.place} has come to its end, and results are wrong: {difference}")
                 # Whoever ends from now on has taken leave.
                 WATCH.stop()
+                for last in LAST:
+                    last()
                 # Not by mpi4py after the last exit function: no thread runs there that would see a death.
                 self.end_mpi()
                 return

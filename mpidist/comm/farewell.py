@@ -12,6 +12,9 @@ from mpidist.comm.deaths import DISCOVERY_SECONDS, WATCH
 
 _numbers = itertools.count()
 
+# What all ranks do when they have come to their end together, before MPI is finalized.
+LAST: list[Callable[[], None]] = []
+
 
 class Farewell:
     """The promise of some ranks to leave the program together. It ends with this object, on all of them alike.

@@ -99,6 +99,16 @@ def test_visible_gpus_from_device_files(tmp_path: Path) -> None:
     assert visible_gpus({}, tmp_path) == ["0", "1"]
 
 
+def test_the_gpus_of_windows_have_no_device_files_of_their_own(tmp_path: Path) -> None:
+    (tmp_path / "dev").mkdir()
+    (tmp_path / "dev/dxg").touch()
+    # Without NVIDIA's library it is a GPU of another vendor.
+    assert visible_gpus({}, tmp_path) == []
+    (tmp_path / "usr/lib/wsl/lib").mkdir(parents=True)
+    (tmp_path / "usr/lib/wsl/lib/libcuda.so.1").touch()
+    assert visible_gpus({}, tmp_path) == ["0"]
+
+
 def test_no_driver_is_no_gpu(tmp_path: Path) -> None:
     assert visible_gpus({"CUDA_VISIBLE_DEVICES": "0,1"}, tmp_path) == []
 

@@ -112,6 +112,32 @@ def test_a_child_that_dies_is_a_no(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert "ended with code -11 in sums" in answer.why
 
 
+@pytest.mark.parametrize(
+    ("lines", "reason"),
+    [
+        (['print(\'{"reason": "CUDARuntimeError: out of memory"}\')'], "out of memory"),
+        (['print(\'{"library": "MPICH 5.0"}\', flush=True)', "os.kill(os.getpid(), signal.SIGKILL)"], "code -9"),
+        (['print(\'{"library": "MPICH 5.0"}\', flush=True)', "signal.pause()"], "did not end within"),
+    ],
+    ids=["busy", "killed", "late"],
+)
+def test_what_may_be_otherwise_next_time_is_not_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lines: list[str], reason: str
+) -> None:
+    program = "\n".join(["import os, signal", *lines])
+    monkeypatch.setattr(
+        cuda_awareness, "_start_child",
+        lambda memory: subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE, text=True),
+    )
+    monkeypatch.setattr(cuda_awareness, "PROBE_SECONDS", 1.0 if "within" in reason else 60.0)
+    probe = Probe(folder=tmp_path)
+    answer = probe.answer("MPICH 5.0")
+    assert answer.is_aware is False
+    assert reason in answer.why
+    assert probe.answer("MPICH 5.0") == answer
+    assert not list(tmp_path.glob("cuda-aware-*.json"))
+
+
 def test_where_nothing_can_be_kept_the_answer_is_the_same(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     probe = Probe("numpy", tmp_path / "file")

@@ -6,6 +6,7 @@ import importlib
 
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.gpu.cuda_awareness import PACKAGES
 from mpidist.options import CommunicationImplementation
 
 
@@ -19,27 +20,30 @@ def why_not(implementation: CommunicationImplementation, communicator: Communica
 
 
 def _why_no_nccl(communicator: Communicator) -> str | None:
-    reason, uuid = _own_gpu()
-    gpus = communicator.all_gather_object(uuid)
+    reason, gpu = _own_gpu(communicator.host)
+    gpus = communicator.all_gather_object(gpu)
     if reason is not None:
         return reason
     without = [rank for rank, other in enumerate(gpus) if other is None]
     if without:
         return f"{name_ranks(without)} cannot use a GPU with NCCL, and every rank needs one"
-    sharing = [rank for rank, other in enumerate(gpus) if other == uuid]
+    sharing = [rank for rank, other in enumerate(gpus) if other == gpu]
     if len(sharing) > 1:
         return f"{name_ranks(sharing)} share one GPU, and NCCL needs one for each rank"
     return None
 
 
-def _own_gpu() -> tuple[str | None, str | None]:
-    """The reason why this rank has no GPU for NCCL, or the name of its GPU."""
+def _own_gpu(host: str) -> tuple[str | None, tuple[str, str] | None]:
+    """The reason why this rank has no GPU for NCCL, or the host and the place of its GPU.
+
+    Not its UUID: instances of one GPU (MIG) have one each, and some versions of NCCL refuse them at their start.
+    """
     try:
         cuda = importlib.import_module("mpidist.comm.gpu.cuda")
     except ImportError as error:
-        return f"CuPy cannot be imported ({error}): pip install cupy-cuda12x, or the package for your CUDA", None
+        return f"CuPy cannot be imported ({error}): {PACKAGES}", None
     if cuda.device_count() == 0:
         return "no GPU is visible", None
-    if not getattr(cuda.nccl, "available", True):
-        return "this CuPy has no NCCL: pip install nvidia-nccl-cu12, or the package for your CUDA", None
-    return None, cuda.device_uuid(cuda.current_device())
+    if not getattr(cuda.load_nccl(), "available", True):
+        return f"CuPy finds no NCCL: {PACKAGES}", None
+    return None, (host, cuda.device_bus(cuda.current_device()))

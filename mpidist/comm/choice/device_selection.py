@@ -16,7 +16,7 @@ from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Transport, asked_transpor
 from mpidist.comm.gpu.nccl import NcclBackend
 from mpidist.comm.gpu.staged import StagedBackend
 from mpidist.comm.gpu.staging_copier import HostCopier, StagingCopier
-from mpidist.errors import UnavailableError, mark_shared
+from mpidist.errors import UnavailableError, is_shared, mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 
 logger = logging.getLogger("mpidist")
@@ -55,7 +55,15 @@ def open_device(communicator: Communicator, options: CommunicationOptions, host:
                 logger.info(
                     "arrays in GPU memory are combined by %s: %s; %d ranks", transport.value, why, communicator.size
                 )
-            return _open(transport, communicator, options, host)
+            try:
+                return _open(transport, communicator, options, host)
+            except Exception as error:
+                # What some ranks have raised alone would leave the others in a call.
+                if asked is not Transport.AUTO or transport is Transport.STAGED or not is_shared(error):
+                    raise
+                why_not = f"it did not start: {error}"
+                if communicator.rank == 0:
+                    logger.warning("%s did not start, another way is taken: %s", transport.value, error)
         reasons.append(f"{transport.value} is not available: {why_not}")
     raise mark_shared(UnavailableError(
         f"{TRANSPORT}={asked.value} was asked for, and {'; '.join(reasons)}. Leave it out, or set it to auto"

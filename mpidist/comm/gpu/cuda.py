@@ -5,21 +5,28 @@ No other module imports CuPy. It is loaded by name where CuPy arrays or a GPU ar
 
 from __future__ import annotations
 
+import functools
+import importlib
 import socket
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import cupy
 import numpy as np
-from cupy.cuda import nccl, runtime
+from cupy.cuda import runtime
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.gpu.staging_copier import Ticket
 
 __all__ = [
-    "BucketCopier", "PinnedCopier", "current_device", "current_stream", "device_address", "device_count",
-    "device_uuid", "elementwise_kernel", "nccl", "require_current_device", "synchronize", "use_device",
+    "BucketCopier", "PinnedCopier", "current_device", "current_stream", "device_address", "device_bus",
+    "device_count", "device_uuid", "elementwise_kernel", "is_exclusive", "load_nccl", "require_current_device",
+    "synchronize", "use_device",
 ]
+
+
+_COMPUTE_MODE = 20
 
 
 class _CudaCopier:
@@ -142,6 +149,17 @@ def device_uuid(index: int) -> str:
     return f"{uuid.hex() if uuid else socket.gethostname()}/{runtime.deviceGetPCIBusId(index)}"
 
 
+def device_bus(index: int) -> str:
+    """Local. The place of a GPU on its host; instances of one GPU (MIG) have the same."""
+    return str(runtime.deviceGetPCIBusId(index))
+
+
+def is_exclusive(index: int) -> bool:
+    """Local. Whether a GPU takes one process at a time. No CUDA context is created."""
+    # cudaDevAttrComputeMode: 1 and 3 are the exclusive modes.
+    return int(runtime.deviceGetAttribute(_COMPUTE_MODE, index)) in (1, 3)
+
+
 def current_stream() -> int:
     """Local. The address of the program's current stream."""
     return int(cupy.cuda.get_current_stream().ptr)
@@ -150,6 +168,18 @@ def current_stream() -> int:
 def synchronize(index: int) -> None:
     """Local. Return when all work on a GPU is done."""
     cupy.cuda.Device(index).synchronize()
+
+
+@functools.cache
+def load_nccl() -> Any:
+    """Local. CuPy's module for NCCL. Its `available` is False where the library is missing.
+
+    The first call loads the library, which takes time and memory.
+    """
+    with warnings.catch_warnings():
+        # CuPy warns where the library is missing; the log of the chosen transport says it once.
+        warnings.simplefilter("ignore")
+        return importlib.import_module("cupy.cuda.nccl")
 
 
 def require_current_device(array: AnyArray) -> None:
@@ -185,7 +215,8 @@ def elementwise_kernel(inputs: Sequence[str], outputs: Sequence[str], body: str)
     Args:
         inputs: Parameters as CuPy declares them, "T x" or "raw T x".
         outputs: As `inputs`. The caller passes them, and the kernel may read them.
-        body: CUDA C++ code for one element. Products and sums are not fused, so that the bits are those of a CPU.
+        body: CUDA C++ code for one element. Products and sums are not fused. CuPy's own option `-ftz=true` makes
+            subnormal float32 numbers 0.
     """
     return cupy.ElementwiseKernel(
         ", ".join(inputs), ", ".join(outputs), body, "mpidist_update", options=("--fmad=false",), no_return=True

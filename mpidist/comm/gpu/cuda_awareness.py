@@ -13,9 +13,11 @@ import ctypes
 import enum
 import functools
 import hashlib
+import importlib
 import importlib.metadata
 import json
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -31,6 +33,8 @@ from mpidist.comm.user_cache import cache_folder, write_whole
 from mpidist.options import parse_enum
 
 TRANSPORT = "MPIDIST_GPU_TRANSPORT"
+# The way out where something of CUDA is missing.
+PACKAGES = "pip install 'mpidist[cuda12]', or 'mpidist[cuda13]' for a driver of CUDA 13"
 PROBE_SECONDS = 120.0
 
 _ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
@@ -120,6 +124,9 @@ def _ask(library: Library, environment: Mapping[str, str]) -> Answer:
     answer = decide(library, environment, query())
     if answer.is_aware is not None:
         return answer
+    cuda: Any = importlib.import_module("mpidist.comm.gpu.cuda")
+    if cuda.is_exclusive(cuda.current_device()):
+        return Answer(False, f"{answer.why}, and no child process can try it: the GPU takes one process at a time")
     return start_probe().answer(str(library))
 
 
@@ -203,7 +210,8 @@ class Probe:
             if self._child is None:
                 raise RuntimeError("the probe has neither an answer nor a child")
             self._known = _outcome(self._child)
-            _keep(self._path, self._known)
+            if _is_final(self._known, self._child.returncode):
+                _keep(self._path, self._known)
         said = self._known.get("library")
         if said is not None and said != library:
             return Answer(False, f"the probe has loaded {said}, and this process {library}")
@@ -247,6 +255,10 @@ def _outcome(child: subprocess.Popen[str]) -> dict[str, Any]:
         known["reason"] = f"it ended with code {child.returncode} in {last}"
     return known
 
+
+def _is_final(known: Mapping[str, Any], code: int) -> bool:
+    """Whether a child's result will be the same next time: not if the GPU was busy, or somebody has ended the child."""
+    return ("library" in known or bool(known.get("is_final"))) and code not in (-signal.SIGKILL, -signal.SIGTERM)
 
 
 def _settings(memory: str) -> str:

@@ -30,7 +30,8 @@ def main(memory: str) -> int:
         if memory == "cupy":
             xp.cuda.get_current_stream().synchronize()
     except Exception as error:
-        _tell(reason=f"{type(error).__name__}: {error}")
+        # A package that is missing stays so; a GPU that is busy, or full, does not.
+        _tell(reason=f"{type(error).__name__}: {error}", is_final=isinstance(error, ImportError))
         return 0
     # The GPU's context is created before MPI starts, as in a program that binds its GPU.
     module = importlib.import_module("mpidist.comm.mpi_communicator")

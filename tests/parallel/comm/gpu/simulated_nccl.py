@@ -6,6 +6,7 @@ It takes the same arguments (addresses, counts, types) and gives the same result
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -32,6 +33,9 @@ class SimulatedCuda:
     def __init__(self, communicator: Communicator) -> None:
         self.nccl = SimulatedNccl(communicator)
 
+    def load_nccl(self) -> SimulatedNccl:
+        return self.nccl
+
     def current_stream(self) -> int:
         return 42
 
@@ -39,8 +43,15 @@ class SimulatedCuda:
         assert array.flags.c_contiguous
         return array.ctypes.data
 
+    def current_device(self) -> int:
+        return 0
+
+    def use_device(self, index: int) -> None:
+        assert index == 0
+
     def synchronize(self, index: int) -> None:
         assert index == 0
+        self.nccl.finished.wait(60)
 
 
 class SimulatedNccl:
@@ -48,6 +59,12 @@ class SimulatedNccl:
 
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
+        # A call that has no partner is never done.
+        self.finished = threading.Event()
+        self.finished.set()
+        self.is_broken = False
+        self.fails_at_start = False
+        self.waits_at_start: threading.Event | None = None
         self.queued: list[Callable[[], object]] | None = None
         for number, name in enumerate(TYPES):
             setattr(self, f"NCCL_{name.upper()}", number)
@@ -58,6 +75,10 @@ class SimulatedNccl:
     def NcclCommunicator(self, size: int, identity: tuple[int, ...], rank: int) -> SimulatedRanks:
         assert (size, rank) == (self.communicator.size, self.communicator.rank)
         assert identity == self.get_unique_id()
+        if self.fails_at_start:
+            raise OSError("NCCL has found no network")
+        if self.waits_at_start is not None:
+            self.waits_at_start.wait(60)
         return SimulatedRanks(self)
 
     def groupStart(self) -> None:
@@ -87,6 +108,10 @@ class SimulatedRanks:
 
     def device_id(self) -> int:
         return 0
+
+    def check_async_error(self) -> None:
+        if self.nccl.is_broken:
+            raise RuntimeError("NCCL_ERROR_SYSTEM")
 
     def abort(self) -> None:
         self.is_aborted = True

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import gc
+import sys
+import threading
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,12 +13,17 @@ import pytest
 
 from mpidist.arrays import AnyArray
 from mpidist.cluster.devices import visible_gpus
+from mpidist.comm.choice import capabilities, device_selection
 from mpidist.comm.choice.selection import choose
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.farewell import LAST
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.gpu.nccl import NcclBackend, abort_all
-from mpidist.errors import UnavailableError
-from mpidist.options import CommunicationOptions, ReduceOp
+from mpidist.comm.gpu import nccl
+from mpidist.comm.gpu.cuda_awareness import TRANSPORT
+from mpidist.comm.gpu.nccl import NcclBackend, end_all
+from mpidist.comm.gpu.staged import StagedBackend
+from mpidist.errors import UnavailableError, is_shared
+from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from tests.parallel.comm.gpu.simulated_nccl import SimulatedCuda
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -113,11 +121,75 @@ def test_integers_beyond_nccls_types_wrap_as_numpys(collective: CollectiveFront)
     np.testing.assert_array_equal(collective.all_reduce(np.full(3, 30000, np.int16)), expected)
 
 
-def test_at_the_end_it_is_aborted_and_not_destroyed(communicator: Communicator) -> None:
+def test_at_the_end_it_is_destroyed_by_all_ranks_that_have_come(communicator: Communicator) -> None:
     backend = NcclBackend(communicator, SimulatedCuda(communicator))
-    abort_all()
+    assert end_all in LAST
+    end_all()
+    assert backend._ranks.is_destroyed
+    assert not backend._ranks.is_aborted
+
+
+@pytest.mark.parametrize("is_broken", [False, True])
+def test_at_the_end_a_call_without_a_partner_is_given_up(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_broken: bool
+) -> None:
+    monkeypatch.setattr(nccl, "END_SECONDS", 60.0 if is_broken else 0.1)
+    cuda = SimulatedCuda(communicator)
+    backend = NcclBackend(communicator, cuda)
+    cuda.nccl.finished.clear()
+    cuda.nccl.is_broken = is_broken
+    end_all()
+    cuda.nccl.finished.set()
     assert backend._ranks.is_aborted
     assert not backend._ranks.is_destroyed
+    assert ("NCCL_ERROR_SYSTEM" if is_broken else "has found no partner in 0.1 s") in capfd.readouterr().err
+
+
+def test_a_rank_that_fails_at_the_start_does_not_keep_the_others(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(nccl, "START_SECONDS", 0.2)
+    cuda = SimulatedCuda(communicator)
+    cuda.nccl.fails_at_start = communicator.rank == 0
+    never = threading.Event()
+    cuda.nccl.waits_at_start = None if communicator.rank == 0 else never
+    with pytest.raises(OSError, match="has found no network") as caught:
+        NcclBackend(communicator, cuda)
+    never.set()
+    assert is_shared(caught.value)
+
+
+def test_where_nccl_does_not_start_the_next_way_is_taken(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cuda = SimulatedCuda(communicator)
+    cuda.nccl.fails_at_start = communicator.rank == communicator.size - 1
+    monkeypatch.setattr(device_selection, "_cuda", lambda: cuda)
+    monkeypatch.setattr(capabilities, "why_not", lambda *_: None)
+    monkeypatch.setattr(nccl, "START_SECONDS", 1.0)
+    monkeypatch.delenv(TRANSPORT, raising=False)
+    host = choose(communicator, CommunicationOptions()).backend
+    with device_selection.open_device(communicator, CommunicationOptions(), host) as opened:
+        assert isinstance(opened, StagedBackend)
+    monkeypatch.setenv(TRANSPORT, "nccl")
+    with pytest.raises(OSError, match="has found no network"):
+        device_selection.open_device(communicator, CommunicationOptions(), host)
+
+
+@pytest.mark.parametrize("uuid", ["the same", "another"])
+def test_slices_of_one_gpu_are_one_gpu_to_nccl(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, uuid: str
+) -> None:
+    """Of a GPU in slices (MIG) each has a UUID, and all have the same place on the bus."""
+    cuda = SimpleNamespace(
+        device_count=lambda: 1, current_device=lambda: 0, device_bus=lambda _: "0000:01:00.0",
+        device_uuid=lambda _: uuid if uuid == "the same" else str(communicator.rank),
+        load_nccl=lambda: SimpleNamespace(available=True),
+    )
+    monkeypatch.setitem(sys.modules, "mpidist.comm.gpu.cuda", cuda)
+    reason = capabilities.why_not(CommunicationImplementation.NCCL, communicator)
+    assert reason is not None
+    assert "share one GPU" in reason
 
 
 def test_closing_destroys_it_on_all_ranks(communicator: Communicator) -> None:
