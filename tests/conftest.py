@@ -11,6 +11,7 @@ import pytest
 from mpidist.chief import note_role
 from mpidist.cluster.devices import visible_gpus
 from tests import amounts, leaks
+from tests.gpu import host_runtime
 
 # An installed mpidist has its plugin loaded by pytest itself; a checkout on PYTHONPATH has not.
 _INSTALLED = any(point.value == "mpidist.testing.plugin" for point in entry_points(group="pytest11"))
@@ -31,11 +32,16 @@ LONG_TIMES = 20
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--long`."""
     parser.addoption("--long", action="store_true", help="run the long forms of tests, and tests marked `long`")
+    parser.addoption(
+        "--host-gpus", action="store_true", help="run tests of GPUs with the real CuPy on two GPUs in host memory"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Choose the long forms before the first test is imported."""
     config.addinivalue_line("markers", "keeps_memory: the test makes a strategy that later tests use, too")
+    if config.getoption("--host-gpus"):
+        host_runtime.install()
     if config.getoption("--long"):
         amounts.run_long()
         hypothesis.settings.load_profile("mpidist-long")
@@ -98,5 +104,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Skip GPU tests where there is no GPU, and long tests unless they are asked for."""
     if item.get_closest_marker("gpu") and not visible_gpus():
         pytest.skip("needs a visible GPU, this machine has none")
+    if item.get_closest_marker("host_gpus") and not item.config.getoption("--host-gpus"):
+        pytest.skip("looks into simulated GPUs: run by --host-gpus")
     if item.get_closest_marker("long") and not item.config.getoption("--long"):
         pytest.skip("takes long: run by --long")

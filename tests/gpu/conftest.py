@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from mpidist.cluster.gpu import choose_index
 from mpidist.comm.backends.automatic import AutomaticBackend
+from mpidist.comm.choice import device_selection
 from mpidist.comm.choice.selection import choose
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.gpu.cuda_awareness import TRANSPORT
+from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Answer
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
+from tests.gpu.host_runtime import streams
 
 
 @pytest.fixture
@@ -28,12 +31,22 @@ def cupy(communicator: Communicator) -> Any:
 
 
 @pytest.fixture
+def is_simulated(request: pytest.FixtureRequest) -> bool:
+    """Whether GPUs are in host memory."""
+    return bool(request.config.getoption("--host-gpus"))
+
+
+@pytest.fixture
 def open_collective(
-    cupy: Any, communicator: Communicator, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., CollectiveFront]:
+    cupy: Any, communicator: Communicator, monkeypatch: pytest.MonkeyPatch, is_simulated: bool
+) -> Iterator[Callable[..., CollectiveFront]]:
     """Opens a collective for CuPy arrays by the name of its transport, or skips with the reason."""
     def open_it(transport: str, options: CommunicationOptions | None = None) -> CollectiveFront:
         monkeypatch.setenv(TRANSPORT, transport)
+        if is_simulated and transport == "cuda-aware":
+            # To MPI the memory of simulated GPUs is memory of the host.
+            monkeypatch.setattr(device_selection, "find_out", lambda _: Answer(True, "GPUs are simulated"))
+            opened.enter_context(streams.memory.kept_open())
         collective = choose(communicator, options or CommunicationOptions())
         if isinstance(collective.backend, AutomaticBackend):
             try:
@@ -42,4 +55,5 @@ def open_collective(
                 pytest.skip(str(error))
         return collective
 
-    return open_it
+    with contextlib.ExitStack() as opened:
+        yield open_it

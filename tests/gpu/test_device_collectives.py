@@ -20,6 +20,9 @@ TRANSPORTS = ["auto", "staged", "cuda-aware", "nccl"]
 DTYPES = ["bool", "int8", "int16", "int32", "int64", "uint8", "float16", "float32", "float64", "complex64"]
 # Several pieces of 4 MiB in the largest case.
 COUNTS = [0, 1, 1001, 3_000_001]
+# On simulated GPUs: several pieces of 64 KiB.
+SMALL_COUNTS = [0, 1, 1001, 70_001]
+PIECE_BYTES = 1 << 16
 
 # Keeps the stream busy for a while, then writes: whoever does not wait for it sees what was there before.
 SLOW = r"""
@@ -34,8 +37,14 @@ CYCLES = 200_000_000
 
 
 @pytest.fixture(params=TRANSPORTS)
-def collective(request: pytest.FixtureRequest, open_collective: Opener) -> CollectiveFront:
-    return open_collective(request.param)
+def collective(request: pytest.FixtureRequest, open_collective: Opener, is_simulated: bool) -> CollectiveFront:
+    options = CommunicationOptions(bytes_per_pack=PIECE_BYTES if is_simulated else 0)
+    return open_collective(request.param, options)
+
+
+@pytest.fixture
+def counts(is_simulated: bool) -> list[int]:
+    return SMALL_COUNTS if is_simulated else COUNTS
 
 
 def host_values(dtype: str, rank: int, count: int) -> Any:
@@ -45,7 +54,9 @@ def host_values(dtype: str, rank: int, count: int) -> Any:
 
 @pytest.mark.parametrize("op", ReduceOp)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_reductions(cupy: Any, collective: CollectiveFront, dtype: str, op: ReduceOp) -> None:
+def test_reductions(
+    cupy: Any, collective: CollectiveFront, counts: list[int], dtype: str, op: ReduceOp
+) -> None:
     is_order = op in (ReduceOp.MIN, ReduceOp.MAX)
     if (dtype == "bool" and not is_order) or (dtype == "complex64" and is_order):
         pytest.skip(f"{op.name} of {dtype} is refused")
@@ -54,7 +65,7 @@ def test_reductions(cupy: Any, collective: CollectiveFront, dtype: str, op: Redu
         ReduceOp.PROD: np.prod,
     }
     rank, size = collective.communicator.rank, collective.communicator.size
-    for count in COUNTS:
+    for count in counts:
         parts = [host_values(dtype, other, count) for other in range(size)]
         wide = np.complex128 if dtype == "complex64" else np.float64
         expected = functions[op](np.stack(parts).astype(wide), axis=0)
@@ -74,9 +85,9 @@ def test_reductions(cupy: Any, collective: CollectiveFront, dtype: str, op: Redu
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_what_only_moves(cupy: Any, collective: CollectiveFront, dtype: str) -> None:
+def test_what_only_moves(cupy: Any, collective: CollectiveFront, counts: list[int], dtype: str) -> None:
     rank, size = collective.communicator.rank, collective.communicator.size
-    for count in COUNTS:
+    for count in counts:
         root = size - 1
         got = collective.broadcast(cupy.asarray(host_values(dtype, rank, count)), root)
         np.testing.assert_array_equal(cupy.asnumpy(got), host_values(dtype, root, count))

@@ -1,0 +1,85 @@
+"""What GPUs do as late as they may: simulated streams, on which a missing wait shows as wrong numbers every time."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mpidist.comm.asynchronous import open_asynchronous
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.front.front import CollectiveFront
+from mpidist.data import Dataset
+from mpidist.data.distribution.device import DeviceReader
+from mpidist.data.distribution.distributed_dataset import DistributedDataset
+from mpidist.options import ReduceOp
+from tests.gpu.host_runtime import streams
+
+pytestmark = [pytest.mark.host_gpus, pytest.mark.mpi]
+
+Opener = Callable[..., CollectiveFront]
+
+
+@pytest.mark.parametrize("own_stream", [False, True])
+def test_batches_of_every_epoch_are_right(cupy: Any, communicator: Communicator, own_stream: bool) -> None:
+    values = np.arange(4 * 256, dtype=np.float32).reshape(4, 256)
+    dataset = Dataset.from_tensor_slices(values).batch(2 * communicator.size)
+    expected = [batch.tolist() for _ in range(3) for batch in DistributedDataset(dataset, communicator)]
+    with cupy.cuda.Stream(non_blocking=True) if own_stream else cupy.cuda.Stream.null:
+        distributed = DistributedDataset(dataset, communicator, namespace=cupy)
+        batches = [batch for _ in range(3) for batch in distributed]
+        assert [batch.get().tolist() for batch in batches] == expected
+
+
+@pytest.mark.parametrize("ends", ["close", "forgotten"])
+def test_the_room_of_the_last_batch_is_given_up_after_its_copy(cupy: Any, ends: str) -> None:
+    reader = DeviceReader(iter([np.ones(1000, np.float32)]), 0, cupy)
+    (batch,) = reader
+    if ends == "close":
+        reader.close()
+    else:
+        del reader
+        gc.collect()
+    # CuPy's pool gives the same room to the next one.
+    np.frombuffer(cupy.cuda.alloc_pinned_memory(4000), np.uint8)[:] = 0xFF
+    np.testing.assert_array_equal(batch.get(), np.ones(1000))
+
+
+@pytest.mark.parametrize("ends", ["close", "forgotten"])
+def test_results_of_a_collective_that_is_given_up_are_right(
+    cupy: Any, open_collective: Opener, ends: str
+) -> None:
+    collective = open_collective("staged")
+    size = collective.communicator.size
+    result: Any = collective.all_reduce(cupy.ones(1000, np.float32))
+    if ends == "close":
+        collective.backend.close()
+    del collective
+    gc.collect()
+    rooms = [cupy.cuda.alloc_pinned_memory(1 << 22) for _ in range(8)]
+    for room in rooms:
+        np.frombuffer(room, np.uint8)[:] = 0xFF
+    np.testing.assert_array_equal(result.get(), np.full(1000, size))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("transport", ["auto", "staged", "cuda-aware"])
+def test_a_reduction_in_the_background_is_on_the_gpu_of_its_rank(
+    cupy: Any, communicator: Communicator, open_collective: Opener, transport: str
+) -> None:
+    assert cupy.cuda.Device().id == communicator.node.rank % streams.COUNT
+    with open_asynchronous(open_collective(transport)) as asynchronous:
+        assert asynchronous.has_thread
+        arrays = [cupy.full(1000, communicator.rank + number, np.float32) for number in range(3)]
+        handles = [asynchronous.all_reduce_async(array) for array in arrays]
+        whole = asynchronous.all_reduce_async(arrays[0].astype(np.int32) * 0 + 3, ReduceOp.MEAN, in_place=False)
+        for number, (handle, array) in enumerate(zip(handles, arrays, strict=True)):
+            assert handle.wait() is array
+            total = sum(rank + number for rank in range(communicator.size))
+            np.testing.assert_array_equal(array.get(), np.full(1000, total))
+        result = whole.wait()
+        assert result.device.id == cupy.cuda.Device().id
+        np.testing.assert_array_equal(result.get(), np.full(1000, 3))
