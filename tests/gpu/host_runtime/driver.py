@@ -68,7 +68,7 @@ def _make(path: Path, arguments: list[str]) -> None:
 def _compile(source: str) -> Path:
     """Return the library of a kernel's source."""
     names = re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(\w+\)\s*)?(\w+)\s*\(", source)
-    has_barrier = "__sync" in source
+    has_barrier = "__sync" in source or "__shfl" in source
     added = "".join(f"MPIDIST_LAUNCHER({name}, {str(has_barrier).lower()})\n" for name in names)
     text = source + "\n" + added
     folder = _folder()

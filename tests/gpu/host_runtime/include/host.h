@@ -1,6 +1,7 @@
 // CUDA C++ for g++, as far as the sources of CuPy's kernels use it. Threads run one after another.
 #pragma once
 #include <math.h>
+#include <setjmp.h>
 #include <cstddef>
 #include <cstdint>
 #include <cstdlib>
@@ -88,9 +89,11 @@ static inline unsigned short __half_as_ushort(const half& h) { return __half_raw
 static inline half __ushort_as_half(unsigned short v) { __half_raw raw = {v}; return half(raw); }
 
 // Fibers: a thread that comes to a barrier waits there until all threads of its block, or of its warp, have come.
+// They begin by `setcontext`, and change by jumps, which take no call of the system.
+struct mpidist_place { jmp_buf jump; };
 enum mpidist_state : char { RUNS, AT_BLOCK, AT_WARP, ENDED };
-static ucontext_t mpidist_scheduler;
-static std::vector<ucontext_t>* mpidist_fibers;
+static jmp_buf mpidist_scheduler;
+static std::vector<mpidist_place>* mpidist_places;
 static std::vector<char>* mpidist_states;
 static size_t mpidist_current;
 static void (*mpidist_body)(void**);
@@ -98,14 +101,43 @@ static void** mpidist_arguments;
 static void mpidist_wait(char state) {
   const mpidist_dim mine = threadIdx;
   (*mpidist_states)[mpidist_current] = state;
-  swapcontext(&(*mpidist_fibers)[mpidist_current], &mpidist_scheduler);
+  if (!_setjmp((*mpidist_places)[mpidist_current].jump)) _longjmp(mpidist_scheduler, 1);
   threadIdx = mine;
 }
 inline void __syncthreads() { mpidist_wait(AT_BLOCK); }
 inline void __syncwarp(unsigned = 0xffffffffu) { mpidist_wait(AT_WARP); }
+// A value of another thread of the warp.
+static char mpidist_shown[1024][16];
+template <class T> inline T mpidist_shuffle(T value, unsigned lane, unsigned width) {
+  const size_t mine = mpidist_current, first = mine - mine % width;
+  memcpy(mpidist_shown[mine], &value, sizeof(T));
+  __syncwarp();
+  T other = value;
+  if (lane < width) memcpy(&other, mpidist_shown[first + lane], sizeof(T));
+  __syncwarp();
+  return other;
+}
+template <class T> inline T __shfl_sync(unsigned, T value, int lane, int width = 32) {
+  return mpidist_shuffle(value, lane % width, width);
+}
+template <class T> inline T __shfl_xor_sync(unsigned, T value, int mask, int width = 32) {
+  return mpidist_shuffle(value, unsigned(mpidist_current % width ^ mask), width);
+}
+template <class T> inline T __shfl_up_sync(unsigned, T value, unsigned by, int width = 32) {
+  return mpidist_shuffle(value, unsigned(mpidist_current % width - by), width);
+}
+template <class T> inline T __shfl_down_sync(unsigned, T value, unsigned by, int width = 32) {
+  return mpidist_shuffle(value, unsigned(mpidist_current % width + by), width);
+}
 static void mpidist_fiber() {
   mpidist_body(mpidist_arguments);
   (*mpidist_states)[mpidist_current] = ENDED;
+  _longjmp(mpidist_scheduler, 1);
+}
+static void mpidist_enter(ucontext_t* begin, mpidist_place* place) {
+  if (_setjmp(mpidist_scheduler)) return;
+  if (begin) setcontext(begin);
+  _longjmp(place->jump, 1);
 }
 // Let the threads from `begin` go on if all of them that have not ended wait in this state.
 static void mpidist_release(size_t begin, size_t end, char state) {
@@ -123,17 +155,13 @@ static void mpidist_run_block(void (*body)(void**), void** arguments, bool has_b
     for (size_t n = 0; n < count; n++) { place(n); body(arguments); }
     return;
   }
-  std::vector<ucontext_t> fibers(count);
+  std::vector<mpidist_place> places(count);
+  std::vector<char> has_begun(count);
   std::vector<char> states(count, RUNS);
   std::unique_ptr<char[]> stacks(new char[count * stack]);
-  mpidist_fibers = &fibers; mpidist_states = &states; mpidist_body = body; mpidist_arguments = arguments;
-  for (size_t n = 0; n < count; n++) {
-    getcontext(&fibers[n]);
-    fibers[n].uc_stack.ss_sp = &stacks[n * stack];
-    fibers[n].uc_stack.ss_size = stack;
-    fibers[n].uc_link = &mpidist_scheduler;
-    makecontext(&fibers[n], mpidist_fiber, 0);
-  }
+  mpidist_places = &places; mpidist_states = &states; mpidist_body = body; mpidist_arguments = arguments;
+  ucontext_t begin;
+  getcontext(&begin);
   for (bool goes_on = true; goes_on;) {
     goes_on = false;
     for (size_t n = 0; n < count; n++) {
@@ -141,7 +169,16 @@ static void mpidist_run_block(void (*body)(void**), void** arguments, bool has_b
       goes_on = true;
       mpidist_current = n;
       place(n);
-      swapcontext(&mpidist_scheduler, &fibers[n]);
+      ucontext_t* first = nullptr;
+      if (!has_begun[n]) {
+        has_begun[n] = 1;
+        begin.uc_stack.ss_sp = &stacks[n * stack];
+        begin.uc_stack.ss_size = stack;
+        begin.uc_link = nullptr;
+        makecontext(&begin, mpidist_fiber, 0);
+        first = &begin;
+      }
+      mpidist_enter(first, &places[n]);
     }
     for (size_t n = 0; n < count; n += 32) mpidist_release(n, n + 32 < count ? n + 32 : count, AT_WARP);
     mpidist_release(0, count, AT_BLOCK);
