@@ -31,7 +31,9 @@ BENCHMARKS: dict[str, tuple[str, ...]] = {
     "sync_step": ("--rounds", "7"),
     "collectives": ("--to-bytes", str(1 << 26), "--rounds", "9", "--seconds", "2", "--no-gloo", "--no-model"),
 }
-_PEERS = ("memory limit", "raw ", "C MPI", "MPI one", "MPI in", "MPI chunks", "PyTorch", "a Python call")
+_PEERS = (
+    "memory limit", "traffic limit", "raw ", "C MPI", "MPI one", "MPI in", "MPI chunks", "PyTorch", "a Python call",
+)
 _SECONDS = 600
 
 
@@ -64,7 +66,7 @@ def run(tree: Path, benchmark: str, mpirun: list[str]) -> dict[str, float]:
 def _medians(content: Mapping[str, Any], name: str) -> Iterator[tuple[str, float]]:
     for key, value in content.items():
         inner = f"{name}, {key}"
-        if key in ("ratios", "best", "memory_in_parameter_copies"):
+        if key in ("ratios", "best", "memory_in_parameter_copies", "compiler"):
             continue
         if isinstance(value, dict):
             if "median" in value:

@@ -1,19 +1,26 @@
 """How fast is a synchronous step: reduction of ResNet-50's gradients, alone and with SGD and Adam?
 
     mpirun -n 2 python benchmarks/sync_step.py --plot sync_step.png --json sync_step.json
+    mpirun -n 64 python benchmarks/sync_step.py --start      # what the compiler of the extra `fast` costs at the start
 
-Measured in one run, in turns: the memory limit (`numpy.add` of the same bytes by all ranks at once), mpidist's arena,
+Measured in one run, in turns: the memory limit (`numpy.add` of the bytes of the reduction by all ranks at once), the
+traffic limit (a compiled loop that moves the bytes of the case, by all ranks at once, and does nothing else), mpidist's
+arena without and with the extra `fast`,
 raw `MPI_Allreduce` in one call, in place and in chunks of 256 KB to 16 MB with the same NumPy update after it, and
 PyTorch (gloo, buckets of 25 MB, gradients as views of the buckets, `torch.optim` plain, foreach and fused).
 """
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import importlib.util
+import os
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,10 +37,12 @@ from mpidist.optimizers.optimizer import Optimizer
 from mpidist.optimizers.sgd import SGDKernel
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.step.plan import Plan
+from mpidist.variables.update import compiled
 from mpidist.variables.update.kernel import BLOCK_BYTES, Kernel
 
 Array = npt.NDArray[Any]
 RATE = 1e-3
+HAS_FAST = importlib.util.find_spec("llvmlite") is not None
 
 
 def resnet50_shapes() -> list[tuple[int, ...]]:
@@ -71,6 +80,46 @@ def arena_case(kernel: Kernel | None, *, shared: bool | None = None) -> tuple[Ca
         gradient[...] = 1e-3
     pairs = list(zip(gradients, variables, strict=True))
     return lambda: optimizer.apply_gradients(pairs), [strategy, variables, optimizer]
+
+
+@contextmanager
+def compiling(*, compiles: bool) -> Iterator[None]:
+    """Optimizers that are built here are compiled, or not."""
+    before = os.environ.get(compiled.VARIABLE)
+    os.environ[compiled.VARIABLE] = str(int(compiles))
+    yield
+    os.environ.pop(compiled.VARIABLE)
+    if before is not None:
+        os.environ[compiled.VARIABLE] = before
+
+
+def traffic_case(read: int, changed: int) -> Case:
+    """Each rank goes through its share of so many arrays that are only read, and so many that are changed, too.
+
+    The loop is compiled from a text of its own: a number of each changed array becomes the exclusive or of all numbers.
+    """
+    share = COUNT // WORLD.size
+    arrays = [np.ones(share, np.int32) for _ in range(read + changed)]
+    names = [f"%a{number}" for number in range(len(arrays))]
+    lines, last = [], "0"
+    for number, name in enumerate(names):
+        lines += [f"%at{number} = getelementptr i32, ptr {name}, i64 %i", f"%v{number} = load i32, ptr %at{number}"]
+        lines += [f"%x{number} = xor i32 {last}, %v{number}"]
+        last = f"%x{number}"
+    lines += [f"store i32 {last}, ptr %at{number}" for number in range(changed)]
+    text = "\n".join([
+        f"define void @move(i64 %count, {', '.join(f'ptr noalias {name}' for name in names)}) {{",
+        "entry:", "br label %body", "body:", "%i = phi i64 [0, %entry], [%next, %body]", *lines,
+        "%next = add nuw nsw i64 %i, 1", "%more = icmp slt i64 %next, %count",
+        "br i1 %more, label %body, label %done", "done:", "ret void", "}",
+    ])
+    module = importlib.import_module("mpidist.variables.update.machine_code")
+    code = module.MachineCode(text, "move", [ctypes.c_int64, *[ctypes.c_void_p] * len(arrays)])
+
+    def case() -> None:
+        code.call(share, *(array.ctypes.data for array in arrays))
+
+    return case
 
 
 def limit_case() -> Case:
@@ -183,27 +232,66 @@ def torch_buckets(torch: Any) -> tuple[list[Any], list[Any]]:
 
 def compare(what: str, kernel: Kernel | None, algorithm: str | None, rounds: int) -> dict[str, Any]:
     """One figure: mpidist, its private fallback, MPI and PyTorch, each at its best."""
-    ours, keep = arena_case(kernel)
-    private, keep_private = arena_case(kernel, shared=False)
-    cases: dict[str, Case] = {"memory limit": limit_case(), "mpidist": ours, "mpidist, shared=False": private}
+    keep: list[Any] = []
+    cases: dict[str, Case] = {"memory limit": limit_case()} if kernel is None else {}
+    if HAS_FAST:
+        # The sums of a reduction alone go into the first gradients.
+        state = 0 if kernel is None else 1 + len(kernel.slots)
+        cases["traffic limit"] = traffic_case(WORLD.size - int(not state), state or 1)
+    ways = [("mpidist", None, False), ("mpidist, shared=False", False, False)]
+    if HAS_FAST and kernel is not None:
+        ways += [("mpidist, fast", None, True), ("mpidist, fast, shared=False", False, True)]
+    for name, shared, compiles in ways:
+        with compiling(compiles=compiles):
+            cases[name], kept = arena_case(kernel, shared=shared)
+        keep.append(kept)
     cases.update({f"MPI {name}": case for name, case in mpi_cases(kernel).items()})
     if importlib.util.find_spec("torch"):
         cases.update({f"PyTorch {name}": case for name, case in torch_cases(algorithm).items()})
     times = measure.interleaved(cases, rounds)
-    del keep, keep_private
+    keep.clear()
     say(f"\n{what}: {COUNT} float32, {WORLD.size} ranks")
     say(f"{'':28}{'min ms':>9}{'median':>9}{'/ mpidist':>11}")
     for name, t in times.items():
         say(f"{name:28}{t['min']:9.2f}{t['median']:9.2f}{t['median'] / times['mpidist']['median']:11.2f}")
     best = {
         peer: min((t["median"], name) for name, t in times.items() if name.startswith(peer))
-        for peer in ("memory limit", "MPI", "PyTorch")
+        for peer in ("memory limit", "traffic limit", "MPI", "PyTorch")
         if any(name.startswith(peer) for name in times)
     }
-    mine = times["mpidist"]["median"]
-    ratios = {peer: round(value / mine, 3) for peer, (value, _) in best.items()}
-    say("ratios of medians, peer at its best / mpidist: " + ", ".join(f"{p} {r:.2f}" for p, r in ratios.items()))
+    ratios: dict[str, dict[str, float]] = {}
+    for name in ("mpidist", "mpidist, fast"):
+        if name in times:
+            mine = times[name]["median"]
+            ratios[name] = {peer: round(value / mine, 3) for peer, (value, _) in best.items()}
+            text = ", ".join(f"{peer} {ratio:.2f}" for peer, ratio in ratios[name].items())
+            say(f"ratios of medians, peer at its best / {name}: {text}")
     return {"times_ms": times, "ratios": ratios, "best": {peer: name for peer, (_, name) in best.items()}}
+
+
+def start() -> dict[str, float]:
+    """Seconds and bytes that each rank spends on the compiler and on Adam's loop, all ranks at the same time."""
+    adam = AdamKernel(0.9, 0.999, 1e-7)
+    blocks = [np.ones(compiled.LEAST_BLOCK_BYTES, np.float32) for _ in range(4)]
+    update = compiled.CompiledUpdate(adam.prepare(1, RATE), 2, 0)
+    WORLD.Barrier()
+    memory_before, begin, core_begin = measure.proportional_memory(), time.perf_counter(), time.process_time()
+    compiled.is_wanted(compiled.LEAST_BYTES)
+    loaded = time.perf_counter()
+    update(blocks[0], blocks[1], blocks[2:], [])
+    end = time.perf_counter()
+    core_seconds = time.process_time() - core_begin
+    WORLD.Barrier()
+    grown = measure.proportional_memory() - memory_before
+    result = {
+        "load, s": WORLD.allreduce(loaded - begin, MPI.MAX),
+        "compile, s": WORLD.allreduce(end - loaded, MPI.MAX),
+        "of a core, s": WORLD.allreduce(core_seconds) / WORLD.size,
+        "memory, MB": WORLD.allreduce(grown) / WORLD.size / 1e6,
+    }
+    say(f"\nthe compiler, on {WORLD.size} ranks and {os.cpu_count()} cores at the same time: slowest load and compile, "
+        "and means: " + ", ".join(f"{name} {value:.2f}" for name, value in result.items()))
+    return result
 
 
 def memory() -> dict[str, float]:
@@ -233,7 +321,9 @@ def plot(path: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     pyplot = importlib.import_module("matplotlib.pyplot")
     figure, axes = pyplot.subplots(1, len(figures), figsize=(4.2 * len(figures), 4), constrained_layout=True)
     for axis, (title, result) in zip(axes, figures.items(), strict=True):
-        names = ["memory limit", "mpidist", *(name for peer, name in result["best"].items() if peer != "memory limit")]
+        limits = [name for name in ("memory limit", "traffic limit") if name in result["times_ms"]]
+        peers = [name for peer, name in result["best"].items() if peer not in limits]
+        names = [*limits, *(name for name in ("mpidist, fast", "mpidist") if name in result["times_ms"]), *peers]
         heights = [result["times_ms"][name]["median"] for name in names]
         bars = axis.bar([name.replace(", ", "\n").replace("of ", "of\n") for name in names], heights)
         axis.bar_label(bars, [f"{h:.1f}" for h in heights])
@@ -249,7 +339,12 @@ def plot(path: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
 @click.option("--rounds", default=15, show_default=True, help="Repetitions of each case.")
 @click.option("--plot", "plot_path", help="Write a bar chart.")
 @click.option("--json", "json_path", help="Write the figures.")
-def main(rounds: int, plot_path: str | None, json_path: str | None) -> None:
+@click.option("--start", "only_start", is_flag=True, help="Only the compiler's cost, which other runs measure first.")
+def main(rounds: int, plot_path: str | None, json_path: str | None, *, only_start: bool) -> None:
+    compiler = start() if HAS_FAST else {}
+    if only_start:
+        measure.record(json_path, {"compiler": compiler})
+        return
     adam = AdamKernel(0.9, 0.999, 1e-7)
     copies = memory()  # first: the peers leave memory behind that only shrinks later
     figures = {
@@ -257,7 +352,7 @@ def main(rounds: int, plot_path: str | None, json_path: str | None) -> None:
         "with SGD": compare("reduction and SGD", SGDKernel(), "SGD", rounds),
         "with Adam": compare("reduction and Adam", adam, "Adam", rounds),
     }
-    results = {"figures": figures, "memory_in_parameter_copies": copies}
+    results = {"figures": figures, "memory_in_parameter_copies": copies, "compiler": compiler}
     measure.record(json_path, results)
     if plot_path and WORLD.rank == 0:
         plot(plot_path, figures)

@@ -395,6 +395,11 @@ VARIABLES = (
         "unit/test_optimizers_compiled.py::test_numbers_of_a_wider_dtype_stay_in_numpy",
     ),
     Fault(
+        "a server's compiled update changes the version that is read", "variables/update/llvm_text.py",
+        '**({"p": "q"} if loop.is_aside else {})', "**{}",
+        "unit/test_optimizers_compiled.py::test_an_update_aside_leaves_the_parameter",
+    ),
+    Fault(
         "blocks that do not touch are one run", "variables/update/compiled.py",
         "begin + before * itemsize == here", "begin <= here",
         "unit/test_optimizers_compiled.py::test_blocks_that_touch_are_one_run_and_others_are_not",

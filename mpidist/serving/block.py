@@ -10,6 +10,7 @@ from mpidist.arrays import AnyArray
 from mpidist.serving.messages import Step
 from mpidist.variables.served import Place
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
+from mpidist.variables.update.compiled import CompiledUpdate, is_wanted
 from mpidist.variables.update.kernel import BLOCK_BYTES, Kernel, LayerKernel, Update
 from mpidist.variables.update.options import OptimizerOptions
 
@@ -69,12 +70,17 @@ class Updates:
         kernel: The arithmetic.
         options: For the work around it.
         slots: For each variable number its state, in the order of `UpdateArithmetic.slots`.
+        byte_count: Of the largest dense variable. Where it is large enough, updates are compiled.
     """
 
     def __init__(
-        self, kernel: Kernel | LayerKernel, options: OptimizerOptions, slots: Mapping[int, Sequence[HeapVariable]]
+        self,
+        kernel: Kernel | LayerKernel,
+        options: OptimizerOptions,
+        slots: Mapping[int, Sequence[HeapVariable]],
+        byte_count: int = 0,
     ) -> None:
-        self._arithmetic = UpdateArithmetic(kernel, options)
+        self._arithmetic = UpdateArithmetic(kernel, options, compiles=is_wanted(byte_count))
         self._slots = slots
         self._follows = options.use_ema
 
@@ -87,18 +93,20 @@ class Updates:
             step: Of the optimizer.
             factor: The gradient is multiplied with it.
         """
-        blocks = self._blocks(variable.place.number, gradient)
+        states = [slot.current for slot in self._slots[variable.place.number]]
 
         def make(current: AnyArray, new: AnyArray) -> None:
-            update = self._prepare(current, gradient, step, factor, blocks)
-            for low, high, states, scratch in blocks:
-                # Copied while it is in the cache.
-                np.copyto(new[low:high], current[low:high])
-                update(new[low:high], gradient[low:high], states, scratch)
+            update = self._prepare(current, gradient, step, factor, states)
+            # Compiled, it reads one version and writes the next.
+            if not isinstance(update, CompiledUpdate) or not update.aside(current, new, gradient, states):
+                for low, high, pieces, scratch in self._blocks(gradient, states):
+                    # Copied while it is in the cache.
+                    np.copyto(new[low:high], current[low:high])
+                    update(new[low:high], gradient[low:high], pieces, scratch)
             if self._follows:
                 follow = self._arithmetic.follow(step.iteration + 1)
-                for low, high, states, scratch in blocks:
-                    follow(new[low:high], gradient[low:high], states, scratch)
+                for low, high, pieces, scratch in self._blocks(gradient, states):
+                    follow(new[low:high], gradient[low:high], pieces, scratch)
 
         variable.change(make)
 
@@ -106,26 +114,25 @@ class Updates:
         """Local. The numbers of a variable's state."""
         return {slot.place.number for slot in self._slots.get(number, ())}
 
-    def _blocks(self, number: int, gradient: AnyArray) -> list[_Block]:
-        slots = [slot.current for slot in self._slots[number]]
+    def _blocks(self, gradient: AnyArray, states: Sequence[AnyArray]) -> list[_Block]:
         length = max(1, BLOCK_BYTES // gradient.itemsize)
         scratch = [np.empty(min(length, gradient.size), gradient.dtype) for _ in range(self._arithmetic.scratch_count)]
         bounds = [(low, min(low + length, gradient.size)) for low in range(0, gradient.size, length)]
         return [
-            (low, high, [slot[low:high] for slot in slots], [block[: high - low] for block in scratch])
+            (low, high, [state[low:high] for state in states], [block[: high - low] for block in scratch])
             for low, high in bounds
         ]
 
     def _prepare(
-        self, current: AnyArray, gradient: AnyArray, step: Step, factor: float, blocks: Sequence[_Block]
+        self, current: AnyArray, gradient: AnyArray, step: Step, factor: float, states: Sequence[AnyArray]
     ) -> Update:
         arithmetic, kernel, number = self._arithmetic, self._arithmetic.kernel, step.iteration + 1
         if not isinstance(kernel, LayerKernel):
             return arithmetic.prepare(UpdateSettings(number, step.rate, factor))
         direct = arithmetic.surround(kernel.direct(number) or _leave, factor=factor, keeps_gradient=True)
-        for low, high, states, scratch in blocks:
+        for low, high, pieces, scratch in self._blocks(gradient, states):
             # It leaves the parameter alone.
-            direct(current[low:high], gradient[low:high], states, scratch)
+            direct(current[low:high], gradient[low:high], pieces, scratch)
         keep = 1 - step.rate * arithmetic.decay
         norms = [float(np.sqrt(np.dot(wide, wide))) for wide in (current.astype(float), gradient.astype(float))]
         return arithmetic.surround(kernel.prepare(number, step.rate, keep * norms[0], norms[1]), keep=keep, clips=False)

@@ -156,7 +156,9 @@ class Holder:
     ) -> None:
         """Know an optimizer: for the number of each variable the numbers of its state."""
         states = {number: [self._variables[slot] for slot in of] for number, of in slots.items()}
-        self._updates[optimizer] = TableUpdates(kernel, options, states)
+        places = [self._variables[number].place for number in slots]
+        largest = max((place.bytes for place in places if not place.block_rows), default=0)
+        self._updates[optimizer] = TableUpdates(kernel, options, states, largest)
 
     def _begin(self, number: int) -> int:
         """Begin a version that the coordinator writes one-sidedly; the number of its buffer."""

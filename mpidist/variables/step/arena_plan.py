@@ -232,10 +232,11 @@ class MeasuredUpdate:
             return False
         update = self._kernel.prepare(settings.step, settings.learning_rate)
         keep = 1 - settings.learning_rate * self._arithmetic.decay
+        # Most variables have the same factor, and recording an update takes a while.
         updates = {
-            number: self._arithmetic.surround(update, keep=keep, factor=factors[number]) for number in numbers
+            factor: self._arithmetic.surround(update, keep=keep, factor=factor) for factor in set(factors.values())
         }
-        variable_pass.apply(updates.__getitem__)
+        variable_pass.apply(lambda number: updates[factors[number]])
         return True
 
 

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import inspect
 import itertools
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,8 @@ from mpidist.comm.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.variables.update import compiled
+from mpidist.variables.update.llvm_text import Loop
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)
@@ -51,13 +55,32 @@ def beginning() -> list[Any]:
     return [np.full(shape, 0.5 + number, "float32") for number, shape in enumerate(SHAPES)]
 
 
-def test_each_optimizer_with_each_option_has_the_bits_of_one_process(communicator: Communicator) -> None:
+@pytest.mark.parametrize(
+    "compiles", [False, pytest.param(True, marks=pytest.mark.skipif(
+        importlib.util.find_spec("llvmlite") is None, reason="needs llvmlite: pip install 'mpidist[fast]'"
+    ))], ids=["NumPy", "compiled"],
+)
+def test_each_optimizer_with_each_option_has_the_bits_of_one_process(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, compiles: bool
+) -> None:
     assert len(KINDS) >= 10
+    # The chief computes by NumPy what is expected of the servers.
+    least = 0 if compiles and communicator.rank else sys.maxsize
+    monkeypatch.setattr(compiled, "LEAST_BYTES", least)
+    monkeypatch.setattr(compiled, "LEAST_BLOCK_BYTES", least)
+    options_of = {name: OPTIONS[name] for name in ("plain", "together")} if compiles else OPTIONS
+    find, loops = compiled._compile, []
+
+    def find_and_count(loop: Loop) -> Any:
+        loops.append(loop)
+        return find(loop)
+
+    monkeypatch.setattr(compiled, "_compile", find_and_count)
 
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
         with strategy.scope():
             weights = [mpidist.Variable(value) for value in beginning()]
-        for (kind, make), (option, given) in itertools.product(KINDS.items(), OPTIONS.items()):
+        for (kind, make), (option, given) in itertools.product(KINDS.items(), options_of.items()):
             for weight, value in zip(weights, beginning(), strict=True):
                 weight.assign(value)
             alone = [mpidist.Variable(value) for value in beginning()]
@@ -86,6 +109,8 @@ def test_each_optimizer_with_each_option_has_the_bits_of_one_process(communicato
             assert kind
 
     on_chief(communicator, program, ServerOptions(heap_bytes=1 << 22))
+    has_compiled = any(loop.is_aside for loop in loops)
+    assert any(communicator.all_gather_object(has_compiled)) is compiles
 
 
 def test_loss_scaling_is_each_workers_own(communicator: Communicator) -> None:
