@@ -36,7 +36,8 @@ from mpidist.serving.heap import slots_of
 from mpidist.serving.holder import Holder
 from mpidist.serving.messages import Call, Drop, Message, Prepared, Push, Send
 from mpidist.serving.station import Station
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 
 WAYS = ("RMA", "SOCKETS")
 PEER = Path(__file__).with_name("parameter_servers_peer.py")

@@ -26,7 +26,8 @@ from parameter_servers import PEER, WAYS, timed, wait
 
 import mpidist
 from mpidist.options import WindowOptions
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 
 WIDTH = 64
 ROW_BYTES = 4 * WIDTH

@@ -146,9 +146,10 @@ if TYPE_CHECKING:
     from mpidist.strategy.mirrored import MirroredStrategy
     from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
     from mpidist.strategy.one_device import OneDeviceStrategy
-    from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+    from mpidist.strategy.parameter_server import ParameterServerStrategy
     from mpidist.strategy.replica import ReplicaContext
     from mpidist.strategy.server import Server
+    from mpidist.strategy.server_options import ServerOptions
     from mpidist.strategy.values import DistributedValues, compute_average_loss, scale_regularization_loss
     from mpidist.variables.lookup import embedding_gradient, embedding_lookup, embedding_lookup_sparse
     from mpidist.variables.module import Module
@@ -180,7 +181,7 @@ _HOMES = {
     "ReplicaContext": "mpidist.strategy.replica",
     "RunOptions": "mpidist.options",
     "Server": "mpidist.strategy.server",
-    "ServerOptions": "mpidist.strategy.parameter_server",
+    "ServerOptions": "mpidist.strategy.server_options",
     "ShardedVariable": "mpidist.variables.sharded",
     "Strategy": "mpidist.strategy.base",
     "StrategyExtended": "mpidist.strategy.extended",

@@ -18,6 +18,7 @@ from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.comm.communicator import open_communicator
 from mpidist.comm.ending import agree_on_exit
 from mpidist.errors import MpidistError
+from mpidist.strategy.joined import work
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -84,6 +85,21 @@ def print_script(  # noqa: PLR0913  # the options of a job
         click.echo(write_script(job, chosen, "" if chosen.mpi else find_starter().library), nl=False)
     except (MpidistError, ValueError) as error:
         raise click.ClickException(str(error)) from None
+
+
+@main.command("worker")
+@click.option("--join", "directory", required=True, metavar="DIRECTORY", help="The `join_directory` of the job.")
+def join_job(directory: str) -> None:
+    """Join a running job of parameter servers as a worker, in the place of one that is lost.
+
+    The job's program has ParameterServerStrategy(join_directory=DIRECTORY). The exit code is that of its chief, 0 where
+    that has come to its end, and 1 where the job refuses this worker, or is gone.
+    """
+    try:
+        code = work(directory)
+    except (MpidistError, OSError) as error:
+        raise click.ClickException(str(error)) from None
+    sys.exit(code)
 
 
 @main.command("doctor")

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
-from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, Protocol, cast
 
 import numpy as np
 
@@ -18,13 +16,12 @@ from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm import agreement
 from mpidist.comm.arithmetic.gathering import gather
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.mpi_library import Library, loaded_library
 from mpidist.comm.resource import Resource
-from mpidist.options import WindowOptions, WindowWay, parse_enum
+from mpidist.comm.ways import OVERRIDE, asked_for, choose, host_count
+from mpidist.options import WindowOptions, WindowWay
 
 logger = logging.getLogger("mpidist")
 
-OVERRIDE = "MPIDIST_WINDOW"
 # The limit of a message. What is larger goes through a heap.
 MAX_MESSAGE_BYTES = 1 << 30
 
@@ -309,28 +306,6 @@ def checked_message(window: Window, rank: int, message: object) -> bytes:
     return bytes(message)
 
 
-class _Row(NamedTuple):
-    """A row of the table of ways; the first one that fits counts.
-
-    Attributes:
-        fits: Whether it fits a library and a number of hosts.
-        way: The way to take.
-        why: The reason, for the log.
-    """
-
-    fits: Callable[[Library, int], bool]
-    way: WindowWay
-    why: str
-
-
-_ROWS = (
-    _Row(
-        lambda library, hosts: library.name == "Open MPI" and hosts > 1, WindowWay.SOCKETS,
-        "one-sided calls of Open MPI between hosts may end the target when a rank dies",
-    ),
-    _Row(lambda _, hosts: hosts == 1, WindowWay.RMA, "one-sided calls on one host need no help of the target"),
-    _Row(lambda _, __: True, WindowWay.RMA, "the default of this MPI"),
-)
 # Loaded by name, since the first one starts MPI.
 WAYS = {
     WindowWay.RMA: ("mpidist.comm.windows.rma", "RmaWindow"),
@@ -338,35 +313,31 @@ WAYS = {
 }
 
 
-def asked_for(options: WindowOptions) -> WindowWay:
-    """Local. The way that the environment asks for, or otherwise the options.
-
-    Raises:
-        ValueError: The environment names no way.
-    """
-    return parse_enum(WindowWay, os.environ.get(OVERRIDE) or options.way, OVERRIDE)
-
-
-def open_window(communicator: Communicator, heap_bytes: int = 0, options: WindowOptions | None = None) -> Window:
+def open_window(
+    communicator: Communicator, heap_bytes: int = 0, options: WindowOptions | None = None, admits_later: bool = False
+) -> Window:
     """Collective. Open a window over the ranks of a communicator.
 
     Args:
         communicator: The ranks. The window has a communicator of its own, and this one is free for anything else.
         heap_bytes: The size of the heap that this rank offers; ranks may differ.
         options: The way, and its limits; the same on all ranks. `MPIDIST_WINDOW` in the environment goes first.
+        admits_later: Whether processes may join that are not in the communicator, by sockets; the same on all ranks.
 
     Returns:
         The window; the caller closes it.
 
     Raises:
-        ValueError: `heap_bytes` is negative, or the environment names no way; on every rank.
+        ValueError: `heap_bytes` is negative, or the environment names no way, or not sockets where others may join; on
+            every rank.
         MismatchError: The ways differ between ranks.
         OSError: A host's shared memory has no room for the heaps of its ranks, or no port is
             free; on every rank.
     """
     given = options or WindowOptions()
     wanted, size = agreement.together(
-        communicator, "opening a window", lambda: (asked_for(given), whole("heap_bytes", heap_bytes, least=0))
+        communicator, "opening a window",
+        lambda: (asked_for(given, admits_later=admits_later), whole("heap_bytes", heap_bytes, least=0)),
     )
     agreement.same_on_all(
         communicator, "the way of a window, and its options", (wanted.name, given.ports, given.silence_seconds),
@@ -376,25 +347,13 @@ def open_window(communicator: Communicator, heap_bytes: int = 0, options: Window
         return SoloWindow(size)
     way, why = choose(wanted, communicator)
     if communicator.rank == 0:
-        logger.info("window %s: %s; %d ranks on %d hosts", way.name, why, communicator.size, _hosts(communicator))
+        logger.info("window %s: %s; %d ranks on %d hosts", way.name, why, communicator.size, host_count(communicator))
     module, name = WAYS[way]
     kind: Any = getattr(importlib.import_module(module), name)
     own = communicator.split(0, communicator.rank)
     try:
-        return cast(Window, kind(own, size, given))
+        return cast(Window, kind(own, size, given, **{"admits_later": True} if admits_later else {}))
     except Exception:
         # They raise on all ranks.
         own.close()
         raise
-
-
-def choose(wanted: WindowWay, communicator: Communicator) -> tuple[WindowWay, str]:
-    """Local. The way to take over the ranks of a communicator, and the reason."""
-    if wanted is not WindowWay.AUTO:
-        return wanted, "asked for"
-    library, hosts = loaded_library(), _hosts(communicator)
-    return next((row.way, row.why) for row in _ROWS if row.fits(library, hosts))
-
-
-def _hosts(communicator: Communicator) -> int:
-    return len({process.host for process in communicator.processes})

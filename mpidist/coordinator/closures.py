@@ -107,9 +107,7 @@ class Closures:
 
     # ------------------------------------------------------------------ the user
 
-    def schedule(
-        self, work: Work, rules: Rules, now: float, inputs: Sequence[int] = ()
-    ) -> tuple[int, list[Action]]:
+    def schedule(self, work: Work, rules: Rules, now: float, inputs: Sequence[int] = ()) -> tuple[int, list[Action]]:
         """Local. Add a closure. Returns its number and what is to be done.
 
         Args:
@@ -152,6 +150,10 @@ class Closures:
     def uses(self, data: int) -> bool:
         """Local. Whether a closure that has not ended takes an iterator over workers' own data."""
         return any(data in closure.work.data for closure in self._closures.values())
+
+    def has_work_of(self, rank: int) -> bool:
+        """Local. Whether a closure that has not ended was given to this worker last, which may be lost."""
+        return any(closure.worker == rank for closure in self._closures.values())
 
     def undecided(self) -> dict[int, tuple[Work, Rules]]:
         """Local. The closures that no commit so far holds, by number: what a cut of this moment leaves to be done."""

@@ -14,6 +14,8 @@ from mpidist.arguments import described, flag, number, whole
 from mpidist.coordinator.closures import QUEUE_SIZE, Action, Closures
 from mpidist.coordinator.data_sets import DataSets
 from mpidist.coordinator.functions import Functions, Naming, arguments_of
+from mpidist.coordinator.joining import Joining
+from mpidist.coordinator.keeping import keep_going
 from mpidist.coordinator.names import Names
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
 from mpidist.coordinator.versions import Versions
@@ -26,13 +28,12 @@ from mpidist.observe.recorder import RECORDER
 from mpidist.serving.chief import Chief
 from mpidist.serving.handles import portable
 from mpidist.serving.messages import Message, Send
+from mpidist.strategy.joining import require_more
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.variables.variable import Variable
 
 logger = logging.getLogger("mpidist")
 
-# Between two looks of the thread that goes on while the program does something else.
-_NAP_SECONDS = 0.001
 _WAIT_SECONDS = 0.05
 
 _coordinators: weakref.WeakKeyDictionary[ParameterServerStrategy, ClusterCoordinator] = weakref.WeakKeyDictionary()
@@ -94,18 +95,19 @@ class ClusterCoordinator:
         self._waits = Waits(self._closures, self._place_of)
         self._data_sets = DataSets(
             self._resource, self._make_again, self._wait_for_made, self._closures, self._is_at_end,
-            strategy.roles.workers,
+            strategy.places.ranks,
         )
+        self._joining = Joining(self._closures, self._station, self._do)
         self._chief.closures = self._take
         self._chief.watch = self._watch
         self._chief.discard = self._discard
         self._chief.forget_unused = self._functions.forget
         now = time.monotonic()
-        for worker in strategy.roles.workers:
+        for worker in strategy.places.ranks:
             self._do(self._closures.joined(worker, now))
         if not strategy.roles.is_one_process:
             threading.Thread(
-                target=_go_on, args=(weakref.ref(self), self._chief.lock), name="mpidist-coordinator", daemon=True
+                target=keep_going, args=(weakref.ref(self), self._chief.lock), name="mpidist-coordinator", daemon=True
             ).start()
 
     # ------------------------------------------------------------------ the program
@@ -143,7 +145,7 @@ class ClusterCoordinator:
         """
         _require_function(fn)
         arguments = arguments_of(args, kwargs)
-        rules = rules_of(self.strategy.roles.workers, worker, priority, retries, on_error)
+        rules = rules_of(self.strategy.places.ranks, worker, priority, retries, on_error)
         with self._chief.lock:
             self._raise_error()
             self._chief.settle()
@@ -238,7 +240,7 @@ class ClusterCoordinator:
     # ------------------------------------------------------------------ inside
 
     def _place_of(self, rank: int) -> tuple[str, Key]:
-        return self._station.name_of(rank), Key(*self.strategy.roles.group.processes[rank])
+        return self._station.name_of(rank), Key(*self.strategy.places.process_of(rank))
 
     def _resource(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
@@ -347,7 +349,9 @@ class ClusterCoordinator:
                 self._do(self._closures.lost(rank, now))
                 self.strategy.give_up(rank)
         if lost and not self._closures.workers:
-            raise DeadRankError("all workers are lost: start the job again, and let it restore the last checkpoint")
+            require_more(self.strategy.invitation)
+        if self.strategy.invitation is not None:
+            self._joining.look(self.strategy.invitation, now)
 
     def _wait_for(self, value: RemoteValue) -> None:
         with self._chief.lock, self._waits:
@@ -382,17 +386,3 @@ class ClusterCoordinator:
 def _require_function(given: object) -> None:
     if not callable(given):
         raise TypeError(f"`fn` must be a function, got {described(given)}")
-
-
-def _go_on(reference: weakref.ref[ClusterCoordinator], lock: Any) -> None:
-    while True:
-        time.sleep(_NAP_SECONDS)
-        coordinator = reference()
-        if coordinator is None or coordinator.strategy.is_closed:
-            return
-        if lock.acquire(blocking=False):
-            try:
-                coordinator.go_on()
-            finally:
-                lock.release()
-        del coordinator

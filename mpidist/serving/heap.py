@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -17,16 +18,19 @@ ALIGNMENT = 64
 _PAGE = 4096
 
 
-class Slots(NamedTuple):
+@dataclass(frozen=True)
+class Slots:
     """The slots at the beginning of each heap: `SLOTS` for each rank that pushes.
 
     Attributes:
-        ranks: The ranks that push: the coordinator and the workers.
+        ranks: The ranks that push from the beginning: the coordinator and the workers.
         slot_bytes: The size of a slot.
+        joined: By the rank of a worker that has joined: the one of `ranks` whose slots it has.
     """
 
     ranks: Sequence[int]
     slot_bytes: int
+    joined: dict[int, int] = field(default_factory=dict)
 
     @property
     def end(self) -> int:
@@ -40,7 +44,7 @@ class Slots(NamedTuple):
             rank: Who pushes.
             slot: Which of its slots.
         """
-        return (self.ranks.index(rank) * SLOTS + slot) * self.slot_bytes
+        return (self.ranks.index(self.joined.get(rank, rank)) * SLOTS + slot) * self.slot_bytes
 
 
 def slots_of(heap_bytes: int, ranks: Sequence[int], slot_bytes: int | None) -> Slots:

@@ -11,8 +11,8 @@ import sys
 import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeVar, cast
+from pathlib import Path
+from typing import Any, TypeVar, cast
 
 from mpidist import context
 from mpidist.arguments import described, whole
@@ -28,57 +28,28 @@ from mpidist.data.input_context import InputContext
 from mpidist.errors import DeadRankError
 from mpidist.observe.output import flush, say
 from mpidist.observe.peers import Key
-from mpidist.options import RunOptions, WindowOptions
+from mpidist.options import RunOptions
 from mpidist.serving.chief import Chief
 from mpidist.serving.end import End, EndTaker
 from mpidist.serving.heap import slots_of
 from mpidist.serving.holder import Holder
+from mpidist.serving.joined import JoinTaker, taker_of
 from mpidist.serving.messages import Send
 from mpidist.serving.station import Station
 from mpidist.serving.whole import Whole
 from mpidist.serving.worker import Worker
 from mpidist.strategy.base import Strategy
+from mpidist.strategy.joining import Invitation, checked_directory, invite
+from mpidist.strategy.places import WorkerPlaces
 from mpidist.strategy.replica import ReplicaContext
+from mpidist.strategy.server_options import ServerOptions
 from mpidist.variables.partitioners import Partitioner
 from mpidist.variables.variable import Home
 
 T = TypeVar("T")
 
-_DEFAULT_HEAP_BYTES = 256 << 20
 # After a death messages of the end get so long to leave this process.
 _LAST_SECONDS = 0.2
-
-
-@dataclass(frozen=True)
-class ServerOptions:
-    """The memory of parameter servers, and the way to them.
-
-    Attributes:
-        heap_bytes: The heap of each server. It holds two copies of each variable, the optimizer's state of it, and the
-            slots: in all twice the variables, the state, and 2 x (workers + 1) x slot_bytes.
-        slot_bytes: What one closure may push to one server. Default: all slots take half of the heap.
-        window: The way by which ranks reach each other's memory.
-        copy_bytes: What a server copies at most while it saves a checkpoint, of what updates change before it is
-            saved; then they wait.
-        consistency: "whole": a function reads one version of a variable. "relaxed": a read may have parts of two
-            versions, and never waits for a server whose variable changes all the time.
-    """
-
-    heap_bytes: int = _DEFAULT_HEAP_BYTES
-    slot_bytes: int | None = None
-    window: WindowOptions = field(default_factory=WindowOptions)
-    copy_bytes: int = 64 << 20
-    consistency: Literal["whole", "relaxed"] = "whole"
-
-    def __post_init__(self) -> None:
-        whole("heap_bytes", self.heap_bytes, least=1 << 16)
-        if self.slot_bytes is not None:
-            whole("slot_bytes", self.slot_bytes, least=1 << 12)
-        whole("copy_bytes", self.copy_bytes, least=0)
-        if not isinstance(self.window, WindowOptions):
-            raise TypeError(f"`window` must be WindowOptions, got {self.window!r}")
-        if self.consistency not in ("whole", "relaxed"):
-            raise ValueError(f"`consistency` must be 'whole' or 'relaxed', got {self.consistency!r}")
 
 
 class ParameterServerStrategy(Strategy):
@@ -100,18 +71,25 @@ class ParameterServerStrategy(Strategy):
         staleness: So many updates of other functions may count at most between what a function reads and its own
             update; then these wait for it. At most `staleness` + 1 functions run at a time. Default: any number. The
             chief's counts.
+        join_directory: A directory of this user's, by which workers join while the job runs, each in the place of one
+            that is lost: `mpidist worker --join DIRECTORY`. The chief writes a file there with the secret of the job,
+            which is removed at its end. Ranks then communicate by sockets, and wait at TCP ports. Default: nobody
+            joins. The chief's counts.
 
     Raises:
         ValueError: The cluster does not fit, or the options; on every rank.
         LauncherError: Tasks and ranks do not fit together.
         RuntimeError: The other ranks serve a strategy that was made before.
-        OSError: A host has too little shared memory for the heaps of its servers; on every rank.
+        OSError: A host has too little shared memory for the heaps of its servers, or `join_directory` cannot be used;
+            on every rank.
         HeapFullError: There is no memory for the slots of a heap; on every rank.
 
     Attributes:
         roles: Who is what.
         options: The chief's.
         staleness: As given.
+        places: Of the workers: which rank has each.
+        invitation: On the chief, for workers that join; None without `join_directory`.
         chief: The home of variables on the chief; None on other ranks.
     """
 
@@ -124,6 +102,7 @@ class ParameterServerStrategy(Strategy):
         serve: bool = True,
         options: ServerOptions | None = None,
         staleness: int | None = None,
+        join_directory: str | os.PathLike[str] | None = None,
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise ValueError(f"`cluster_resolver` must be a ClusterResolver, got {cluster_resolver!r}")
@@ -135,13 +114,16 @@ class ParameterServerStrategy(Strategy):
         if options is not None and not isinstance(options, ServerOptions):
             raise ValueError(f"`options` must be ServerOptions, got {options!r}")
         self.staleness = None if staleness is None else whole("staleness", staleness, least=0)
+        directory = checked_directory(join_directory)
         ranks = open_communicator(communicator)
         self.roles = roles = agree_on_roles(ranks, cluster_resolver)
         warn_of_deaths(ranks)
         # A `Server` knows nothing of them, and where slots lie must be the same on all ranks.
-        self.options = roles.group.broadcast_object(options or ServerOptions(), roles.chief)
+        self.options, directory = roles.group.broadcast_object((options or ServerOptions(), directory), roles.chief)
         super().__init__(SoloCommunicator(), cluster_resolver=roles.resolver)
         self.chief: Chief | None = None
+        self.places = WorkerPlaces(roles)
+        self.invitation: Invitation | None = None
         self._station: Station | None = None
         self._worker: Worker | None = None
         self._has_ended = self._is_whole_group = False
@@ -149,7 +131,7 @@ class ParameterServerStrategy(Strategy):
         self._code = 0
         is_evaluator = roles.task_type == "evaluator"
         if not is_evaluator:
-            self._open(roles)
+            self._open(roles, directory)
         if serve and ranks.size > 1:
             # An evaluator goes on as well: it ends with the chief.
             needed = () if is_evaluator else (roles.chief, *roles.servers)
@@ -161,14 +143,15 @@ class ParameterServerStrategy(Strategy):
             # The lines below are the chief's.
             sys.exit(self._code)
 
-    def _open(self, roles: ServerRoles) -> None:
+    def _open(self, roles: ServerRoles, directory: Path | None) -> None:
         rank, group = roles.group.rank, roles.group
         pushers = list(dict.fromkeys((roles.chief, *roles.workers)))
         slots = slots_of(self.options.heap_bytes, pushers, self.options.slot_bytes)
         heap_bytes = self.options.heap_bytes if rank in roles.servers else 0
-        window = open_window(group, heap_bytes, self.options.window)
+        window = open_window(group, heap_bytes, self.options.window, directory is not None)
+        places = self.places
         self._station = station = Station(
-            window, roles.name_of, lambda one: Key(*group.processes[one]), frozenset({roles.chief, *roles.servers})
+            window, places.name_of, lambda one: Key(*places.process_of(one)), frozenset({roles.chief, *roles.servers})
         )
         make = functools.partial(Holder, station, roles.chief, slots, self.options.copy_bytes)
         try:
@@ -179,6 +162,14 @@ class ParameterServerStrategy(Strategy):
             # It raises on all ranks.
             window.close()
             raise
+        if directory is not None:
+            try:
+                self.invitation = invite(window, slots, self, directory)
+            except Exception:
+                # Likewise.
+                window.close()
+                raise
+            station.roles.append(taker_of(slots) if self.invitation is None else JoinTaker(self.invitation.note))
         if holder is not None:
             station.roles.append(holder)
         home: Home | None = None
@@ -266,11 +257,15 @@ class ParameterServerStrategy(Strategy):
                 pass
             if self._worker.is_fenced:
                 raise DeadRankError(
-                    f"the coordinator counts {self.roles.name_of(station.window.rank)} as lost: it ran too long, or "
+                    f"the coordinator counts {station.name_of(station.window.rank)} as lost: it ran too long, or "
                     "nothing was heard of it. Its work was given to others, and it leaves"
                 )
             if not self._worker.work():
                 station.step(0.05)
+        self._leave(station)
+
+    def _leave(self, station: Station) -> None:
+        """Leave the window at the end of the chief's program."""
         if self._is_whole_group:
             with station.awaited(set(range(station.window.size)) - {station.window.rank}, "end the window"):
                 station.window.close()
@@ -303,11 +298,11 @@ class ParameterServerStrategy(Strategy):
 
     def give_up(self, rank: int) -> None:
         """Local. On the chief: count a worker as dead. It may be alive, and takes part in nothing any more."""
-        station, group = cast(Station, self._station), self.roles.group
+        station = cast(Station, self._station)
         station.lost.add(rank)
         station.window.forget(rank)
-        process = group.processes[rank]
-        WATCH.note(process, f"rank {rank} of {group.size} (process {process.number} on {process.host})")
+        process = self.places.process_of(rank)
+        WATCH.note(process, f"rank {rank} of {station.window.size} (process {process.number} on {process.host})")
 
     def note_end(self, end: End) -> None:
         """Local. The chief's program has come to its end."""
@@ -320,7 +315,7 @@ class ParameterServerStrategy(Strategy):
         """End processes of this host that were given up, for which the launcher would wait. Deaths matter no more."""
         WATCH.needed = frozenset()
         for rank in lost:
-            WATCH.end(self.roles.group.processes[rank])
+            WATCH.end(self.places.process_of(rank))
 
     def end_service(self) -> None:
         """Local. On the chief: let workers and servers leave the program; later calls change nothing."""
@@ -333,6 +328,8 @@ class ParameterServerStrategy(Strategy):
 
     def _end_service(self, chief: Chief, station: Station) -> None:
         self._has_ended = True
+        if self.invitation is not None:
+            self.invitation.close()
         window: Window = station.window
         lost = window.lost() | station.lost | station.left.keys()
         end = End(ending.exit_code(), tuple(lost))
@@ -356,6 +353,8 @@ class ParameterServerStrategy(Strategy):
         self.end_service()
         super()._end(is_collective=is_collective)
         group, station = self.roles.group, self._station
+        if self.invitation is not None:
+            self.invitation.close()
         if station is not None and station.left:
             # Who has left takes part in nothing.
             station.window.drop()

@@ -9,7 +9,8 @@ import pytest
 
 import mpidist
 from mpidist.coordinator import ClusterCoordinator, PerWorkerValues
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 
 
 @pytest.fixture(scope="module")

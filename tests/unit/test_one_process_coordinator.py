@@ -19,7 +19,8 @@ from mpidist.comm.communicator import SoloCommunicator
 from mpidist.coordinator import experimental_get_current_worker_index
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.errors import CancelledError
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 
 
 @pytest.fixture

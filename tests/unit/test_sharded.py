@@ -19,7 +19,8 @@ import mpidist
 from mpidist.checkpoint.layout import PAGE_BYTES
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.experimental import partitioners
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 from mpidist.variables.initial import ShardedInitial, ShardInfo
 from mpidist.variables.sharded import ShardedVariable
 from tests.amounts import amount

@@ -13,7 +13,7 @@ import socket
 import struct
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 # man 7 netdevice.
 _FLAGS, _ADDRESS, _MASK = 0x8913, 0x8915, 0x891B
@@ -34,6 +34,23 @@ class Address(NamedTuple):
     name: bytes
     interfaces: tuple[str, ...]
     port: int
+
+    def to_json(self) -> list[Any]:
+        """Local. As `from_json` takes it."""
+        return [list(self.place), self.name.hex(), list(self.interfaces), self.port]
+
+    @classmethod
+    def from_json(cls, given: Any) -> Address:
+        """Local. An address that was written as JSON.
+
+        Raises:
+            ValueError: It is none.
+        """
+        try:
+            (boot, network), name, found, port = given
+            return cls((str(boot), str(network)), bytes.fromhex(name), tuple(map(str, found)), int(port))
+        except TypeError as error:
+            raise ValueError(f"expected an address, got {given!r}: {error}") from None
 
 
 def place() -> tuple[str, str]:

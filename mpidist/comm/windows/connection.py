@@ -31,6 +31,7 @@ class Kind(enum.IntEnum):
     LEAVE = 5
     HOLD = 6
     ASK = 7
+    HELLO = 8
     DATA = 16
     SYNCED = 17
 
@@ -134,6 +135,11 @@ class Connection:
                 self._got += count
             if self._got == self._into.nbytes:
                 self._advance()
+
+    def divert(self) -> None:
+        """Local. Let what is still to come of a put go nowhere."""
+        if self._frame is not None and self._frame[0] is Kind.PUT:
+            self._into = memoryview(bytearray(self._into.nbytes))
 
     def _is_between(self) -> bool:
         return self._frame is None and self._got == 0

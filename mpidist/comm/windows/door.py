@@ -12,7 +12,7 @@ import socket
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from mpidist.comm import agreement
@@ -26,7 +26,16 @@ from mpidist.comm.windows.addresses import (
     place,
     watch_silence,
 )
-from mpidist.comm.windows.handshake import LIMIT_SECONDS, SECRET_BYTES, RefusedError, admit, greet
+from mpidist.comm.windows.desk import Desk, Introduction
+from mpidist.comm.windows.handshake import (
+    ANY_RANK,
+    LIMIT_SECONDS,
+    NEWCOMER,
+    SECRET_BYTES,
+    RefusedError,
+    admit,
+    greet,
+)
 from mpidist.options import WindowOptions
 
 logger = logging.getLogger("mpidist")
@@ -45,11 +54,13 @@ class Opened(NamedTuple):
         rank: The rank at the other end.
         link: The connection; None where the rank could not be reached.
         is_ours: Whether this rank has called.
+        introduction: Of a process that was given its rank over this connection.
     """
 
     rank: int
     link: socket.socket | None
     is_ours: bool
+    introduction: Introduction | None = None
 
 
 class Door:
@@ -59,21 +70,28 @@ class Door:
         listeners: Sockets that wait for connections. They are closed with the door.
         secret: Of the window.
         rank: This rank.
-        addresses: Of all ranks.
+        addresses: Of all ranks, in their order; or by rank of those that this one calls, and of itself.
         silence_seconds: A host that says nothing for so long cannot be reached any more.
+        admits_later: Whether others may join.
 
     Attributes:
+        secret: As given.
+        addresses: Of all ranks; one that joins is added.
+        desk: For processes that ask for a rank; None where nobody gives any.
         bell: A descriptor that can be read when `take` has something.
     """
 
     def __init__(
-        self, listeners: list[socket.socket], secret: bytes, rank: int, addresses: list[Address],
-        silence_seconds: float,
+        self, listeners: list[socket.socket], secret: bytes, rank: int,
+        addresses: list[Address] | Mapping[int, Address],
+        silence_seconds: float, *, admits_later: bool = False,
     ) -> None:
         self._listeners = listeners
-        self._secret = secret
+        self.secret = secret
         self._rank = rank
-        self._addresses = addresses
+        self.addresses = dict(enumerate(addresses)) if isinstance(addresses, list) else dict(addresses)
+        self.desk: Desk | None = None
+        self._size = ANY_RANK if admits_later else len(self.addresses)
         self._silence_seconds = silence_seconds
         self._opened: deque[Opened] = deque()
         self.bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
@@ -99,6 +117,8 @@ class Door:
         with self._lock:
             self._is_closed = True
             busy = dict(self._busy)
+        if self.desk is not None:
+            self.desk.close()
         os.eventfd_write(self._end, 1)
         for link in busy.values():
             if link is not None:
@@ -155,7 +175,8 @@ class Door:
 
     def _admit(self, link: socket.socket, origin: object) -> None:
         try:
-            rank = admit(link, self._secret, self._rank, len(self._addresses))
+            rank = admit(link, self.secret, self._rank, self._size)
+            introduction = self._introduce(link) if rank == NEWCOMER else None
         except (RefusedError, OSError) as error:
             link.close()
             with self._lock:
@@ -164,10 +185,22 @@ class Door:
                 where = f"{origin[0]}:{origin[1]}" if isinstance(origin, tuple) else "this host"
                 logger.warning("window: rank %d has refused a caller from %s: %s", self._rank, where, error)
             return
-        self._open(Opened(rank, self._ready(link), is_ours=False))
+        if rank != NEWCOMER:
+            self._open(Opened(rank, self._ready(link), is_ours=False))
+        elif introduction is not None:
+            self._open(Opened(introduction.rank, self._ready(link), is_ours=False, introduction=introduction))
+        else:
+            link.close()
+            with self._lock:
+                self._busy.pop(threading.current_thread(), None)
+
+    def _introduce(self, link: socket.socket) -> Introduction | None:
+        if self.desk is None:
+            raise RefusedError("it asks for a rank, and this rank gives none")
+        return self.desk.serve(link)
 
     def _call(self, rank: int) -> None:
-        address, here = self._addresses[rank], self._addresses[self._rank]
+        address, here = self.addresses[rank], self.addresses[self._rank]
         end = time.monotonic() + self._silence_seconds
         refusals = 0
         while not self._is_closed:
@@ -183,7 +216,7 @@ class Door:
                 with self._lock:
                     self._busy[threading.current_thread()] = link
                 try:
-                    greet(link, self._secret, self._rank, rank)
+                    greet(link, self.secret, self._rank, rank)
                 except RefusedError as error:
                     link.close()
                     # Its host lives. Its process may be stopped, or hold the interpreter in a long call.
@@ -201,19 +234,22 @@ class Door:
         return link
 
 
-def open_door(communicator: Communicator, options: WindowOptions) -> tuple[Door, list[Address]]:
-    """Collective. The door of this rank, and the addresses of all. Ports are open only where there are several hosts.
+def open_door(
+    communicator: Communicator, options: WindowOptions, *, admits_later: bool = False
+) -> tuple[Door, list[Address]]:
+    """Collective. The door of this rank, and the addresses of all. Ports are open only where others may need them.
 
     Args:
         communicator: The ranks.
         options: The ports, and the limit of a host that says nothing.
+        admits_later: Whether others may join, from any host.
 
     Raises:
         OSError: No port is free on a host; on every rank.
     """
-    has_others = len(set(communicator.all_gather_object(place()))) > 1
+    has_others = admits_later or len(set(communicator.all_gather_object(place()))) > 1
     listeners, mine = agreement.together(
-        communicator, "waiting for other ranks", functools.partial(_listen, has_others, options)
+        communicator, "waiting for other ranks", functools.partial(listen, has_others, options)
     )
     if mine.port:
         logger.info(
@@ -223,10 +259,25 @@ def open_door(communicator: Communicator, options: WindowOptions) -> tuple[Door,
     addresses = communicator.all_gather_object(mine)
     # By MPI, and neither by an argument nor by the environment, which others on the host can read.
     secret = communicator.broadcast_object(secrets.token_bytes(SECRET_BYTES))
-    return Door(listeners, secret, communicator.rank, addresses, options.silence_seconds), addresses
+    door = Door(
+        listeners, secret, communicator.rank, addresses, options.silence_seconds, admits_later=admits_later
+    )
+    return door, addresses
 
 
-def _listen(has_others: bool, options: WindowOptions) -> tuple[list[socket.socket], Address]:
+def listen(has_others: bool, options: WindowOptions) -> tuple[list[socket.socket], Address]:
+    """Local. Wait for connections.
+
+    Args:
+        has_others: Whether they may come from other hosts.
+        options: The ports.
+
+    Returns:
+        The sockets, and their address.
+
+    Raises:
+        OSError: No port is free.
+    """
     link, name = listen_by_name()
     if not has_others:
         return [link], Address(place(), name, (), 0)

@@ -1,8 +1,9 @@
 """The handshake of two ranks that open a connection: each proves that it knows the window's secret.
 
-The secret never travels here: the ranks get it over MPI. Each side sends random bytes, and the other one answers with
-an HMAC-SHA256 of both sides' bytes and ranks. Nothing that a stranger sends is unpickled, and a stranger who says
-nothing is given up after a time. The traffic afterwards is not encrypted.
+The secret never travels here: the ranks get it over MPI, and who joins them later from a file of the user's. Each side
+sends random bytes, and the other one answers with an HMAC-SHA256 of both sides' bytes and ranks. Nothing that a
+stranger sends is unpickled, and a stranger who says nothing is given up after a time. The traffic afterwards is not
+encrypted.
 """
 
 from __future__ import annotations
@@ -18,6 +19,10 @@ import time
 SECRET_BYTES = 32
 # A handshake may take so long: strangers may say nothing.
 LIMIT_SECONDS = 2.0
+
+# The rank of a process that asks for one, and a number of ranks among which are all that may join.
+NEWCOMER = (1 << 32) - 1
+ANY_RANK = 1 << 32
 
 _MAGIC = b"mpidist1"
 _NONCE_BYTES = 32
@@ -49,13 +54,13 @@ def greet(link: socket.socket, secret: bytes, rank: int, other: int, seconds: fl
     end = time.monotonic() + seconds
     _check_user(link)
     mine = secrets.token_bytes(_NONCE_BYTES)
-    _send(link, _HELLO.pack(_MAGIC, rank, other, mine), end)
-    answer = _receive(link, _NONCE_BYTES + _PROOF_BYTES, end)
+    send(link, _HELLO.pack(_MAGIC, rank, other, mine), end)
+    answer = receive(link, _NONCE_BYTES + _PROOF_BYTES, end)
     theirs, proof = answer[:_NONCE_BYTES], answer[_NONCE_BYTES:]
     if not hmac.compare_digest(proof, _proof(secret, b"called", rank, other, mine, theirs)):
         raise RefusedError("it does not know the secret of the window")
-    _send(link, _proof(secret, b"calls", rank, other, mine, theirs), end)
-    if _receive(link, len(_ADMITTED), end) != _ADMITTED:
+    send(link, _proof(secret, b"calls", rank, other, mine, theirs), end)
+    if receive(link, len(_ADMITTED), end) != _ADMITTED:
         raise RefusedError("it does not admit this rank")
 
 
@@ -66,7 +71,7 @@ def admit(link: socket.socket, secret: bytes, rank: int, size: int, seconds: flo
         link: A connected socket. It is left with a time limit of its own.
         secret: Of the window.
         rank: This rank.
-        size: The number of ranks.
+        size: The number of ranks; `ANY_RANK` where others may join.
         seconds: The limit for all of it.
 
     Returns:
@@ -77,14 +82,14 @@ def admit(link: socket.socket, secret: bytes, rank: int, size: int, seconds: flo
     """
     end = time.monotonic() + seconds
     _check_user(link)
-    magic, other, called, theirs = _HELLO.unpack(_receive(link, _HELLO.size, end))
+    magic, other, called, theirs = _HELLO.unpack(receive(link, _HELLO.size, end))
     if magic != _MAGIC or other >= size or called != rank:
         raise RefusedError("it is no rank of the window, or looks for another one")
     mine = secrets.token_bytes(_NONCE_BYTES)
-    _send(link, mine + _proof(secret, b"called", other, rank, theirs, mine), end)
-    if not hmac.compare_digest(_receive(link, _PROOF_BYTES, end), _proof(secret, b"calls", other, rank, theirs, mine)):
+    send(link, mine + _proof(secret, b"called", other, rank, theirs, mine), end)
+    if not hmac.compare_digest(receive(link, _PROOF_BYTES, end), _proof(secret, b"calls", other, rank, theirs, mine)):
         raise RefusedError("it does not know the secret of the window")
-    _send(link, _ADMITTED, end)
+    send(link, _ADMITTED, end)
     return int(other)
 
 
@@ -102,7 +107,17 @@ def _check_user(link: socket.socket) -> None:
             raise RefusedError(f"it belongs to user {user}, and this rank to user {os.geteuid()}")
 
 
-def _send(link: socket.socket, data: bytes, end: float) -> None:
+def send(link: socket.socket, data: bytes, end: float) -> None:
+    """Local. Send all of some bytes.
+
+    Args:
+        link: A connection.
+        data: The bytes.
+        end: The latest moment, by `time.monotonic`.
+
+    Raises:
+        RefusedError: The other end is gone, or takes them too slowly.
+    """
     try:
         link.settimeout(max(end - time.monotonic(), 1e-3))
         link.sendall(data)
@@ -110,11 +125,21 @@ def _send(link: socket.socket, data: bytes, end: float) -> None:
         raise RefusedError(f"it is gone ({error})") from None
 
 
-def _receive(link: socket.socket, count: int, end: float) -> bytes:
+def receive(link: socket.socket, count: int, end: float | None) -> bytes:
+    """Local. Receive some bytes.
+
+    Args:
+        link: A connection.
+        count: How many.
+        end: The latest moment, by `time.monotonic`; None for any time.
+
+    Raises:
+        RefusedError: The other end is gone, or does not send them in time.
+    """
     data = b""
     while len(data) < count:
         try:
-            link.settimeout(max(end - time.monotonic(), 1e-3))
+            link.settimeout(None if end is None else max(end - time.monotonic(), 1e-3))
             part = link.recv(count - len(data))
         except TimeoutError:
             raise RefusedError(f"it sent {len(data)} bytes of {count}, and then nothing") from None

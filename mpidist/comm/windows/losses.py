@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import errno
 import threading
+from collections.abc import Sequence
 
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.deaths import IS_SILENT, WATCH
+from mpidist.comm.deaths import IS_SILENT, WATCH, Process
 from mpidist.errors import DeadRankError
 
 # The kernel has heard nothing for too long, or knows no way any more.
@@ -19,14 +19,15 @@ class Losses:
     Deaths on this host are the kernel's news (`WATCH`); others come from MPI, or from a connection, by `note`.
 
     Args:
-        communicator: The ranks.
+        processes: Of the ranks.
 
     Attributes:
+        processes: Of all ranks, with those that have joined.
         forgotten: The ranks that the window's user has given up, dead or not.
     """
 
-    def __init__(self, communicator: Communicator) -> None:
-        self._communicator = communicator
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self.processes = list(processes)
         # Threads of ours take note, too.
         self._lock = threading.Lock()
         self._dead: frozenset[int] = frozenset()
@@ -38,11 +39,10 @@ class Losses:
         """Local. The ranks that are known to be dead."""
         known = len(WATCH.dead)
         if known != self._known:
-            processes = self._communicator.processes
             dead = WATCH.dead.copy()
             with self._lock:
                 self._known = known
-                self._dead |= {rank for rank, process in enumerate(processes) if process in dead}
+                self._dead |= {rank for rank, process in enumerate(self.processes) if process in dead}
         return self._dead
 
     def gone(self) -> frozenset[int]:
@@ -60,8 +60,7 @@ class Losses:
         if rank not in self.dead():
             with self._lock:
                 self._dead |= {rank}
-            process = self._communicator.processes[rank]
-            size = self._communicator.size
+            process, size = self.processes[rank], len(self.processes)
             name = f"rank {rank} of {size} (process {process.number} on {process.host})"
             is_silent = isinstance(error, OSError) and error.errno in _SILENCE
             WATCH.note(process, name + IS_SILENT * is_silent)
@@ -75,10 +74,23 @@ class Losses:
             rank: The rank at its other end.
             error: Of the connection.
         """
-        if WATCH.watches(self._communicator.processes[rank]):
+        if WATCH.watches(self.processes[rank]):
             self.leave(rank)
         else:
             self.note(rank, error)
+
+    def add(self, rank: int, process: Process) -> None:
+        """Local. Take note of a rank that joins.
+
+        Args:
+            rank: Its rank. Those below it that are not known count as gone, until they are added, too.
+            process: Its process.
+        """
+        with self._lock:
+            first = len(self.processes)
+            self.processes += [process] * (rank + 1 - first)
+            self.processes[rank] = process
+            self._left = (self._left | {*range(first, rank)}) - {rank}
 
     def leave(self, rank: int) -> None:
         """Local. Take note that a rank has ended its window; what it has sent before is still delivered."""
@@ -92,11 +104,11 @@ class Losses:
     def require_alive(self, rank: int) -> None:
         """Local. Raise DeadRankError if a rank is gone."""
         if rank in self.gone():
-            process = self._communicator.processes[rank]
+            process = self.processes[rank]
             is_silent = WATCH.dead.get(process, "").endswith(IS_SILENT)
             dead = "cannot be reached, whose host says nothing any more" if is_silent else "is dead"
             why = dead if rank in self.dead() else "is given up" if rank in self.forgotten else "has left"
             raise DeadRankError(
-                f"rank {rank} of {self._communicator.size} (process {process.number} on {process.host}) {why}: its "
+                f"rank {rank} of {len(self.processes)} (process {process.number} on {process.host}) {why}: its "
                 "heap is lost to this rank. Restore what it held from the last checkpoint"
             )

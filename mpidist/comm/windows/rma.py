@@ -99,7 +99,7 @@ class RmaWindow(Window):
         identity = communicator.broadcast_object(new_identity())
         give_back = functools.partial(_free, win, self._sending, self._arriving, self._moving)
         self._claim = Claim(self, identity, self.size, give_back)
-        self._losses = Losses(communicator)
+        self._losses = Losses(communicator.processes)
         hosts = {process.host for process in communicator.processes}
         self._lifelines = Lifelines(communicator, options, self._losses) if len(hosts) > 1 else None
         near = set(communicator.node.processes)

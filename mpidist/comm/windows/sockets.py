@@ -9,16 +9,19 @@ hosts also hold a connection on which nothing is sent: only there do their kerne
 from __future__ import annotations
 
 import logging
+import pickle
 import selectors
 import time
 import weakref
 from collections import deque
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.gathering import gather
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.deaths import Process
 from mpidist.comm.window import (
     MAX_MESSAGE_BYTES,
     Window,
@@ -29,7 +32,8 @@ from mpidist.comm.window import (
     rows_of_heap,
 )
 from mpidist.comm.windows.connection import NOTHING, BrokenConnectionError, Connection, Kind
-from mpidist.comm.windows.door import Door, open_door
+from mpidist.comm.windows.desk import Introduction
+from mpidist.comm.windows.door import Door, Opened, open_door
 from mpidist.comm.windows.handshake import LIMIT_SECONDS
 from mpidist.comm.windows.losses import Losses
 from mpidist.comm.windows.questions import answer, questions
@@ -39,6 +43,8 @@ logger = logging.getLogger("mpidist")
 
 # After the last message; then the kernel wakes it.
 SPIN_SECONDS = 2e-4
+# Of a rank that has joined.
+_MAX_HELLO_BYTES = 1 << 16
 # Between two looks at who has died, while this rank waits for an answer.
 _LOOK_SECONDS = 0.05
 
@@ -50,19 +56,33 @@ class SocketWindow(Window):
         communicator: Of nobody else; it is closed with the window.
         heap_bytes: The size of this rank's heap.
         options: Its ports, and the limit of a host that says nothing.
+        admits_later: Whether processes may join that are not in the communicator; the same on all ranks.
 
     Raises:
         OSError: No port is free on a host; on every rank.
     """
 
-    def __init__(self, communicator: Communicator, heap_bytes: int, options: WindowOptions) -> None:
+    def __init__(
+        self, communicator: Communicator, heap_bytes: int, options: WindowOptions, *, admits_later: bool = False
+    ) -> None:
         self.communicator = communicator
-        self.rank = communicator.rank
-        self.size = communicator.size
-        self.memory = np.empty(heap_bytes, np.uint8)
-        self.heap_sizes = tuple(communicator.all_gather_object(heap_bytes))
-        self._losses = Losses(communicator)
-        self._door, addresses = open_door(communicator, options)
+        heap_sizes = tuple(communicator.all_gather_object(heap_bytes))
+        self._admits_later = admits_later
+        door, _ = open_door(communicator, options, admits_later=admits_later)
+        self._begin(communicator.rank, heap_sizes, communicator.processes, door)
+        here = door.addresses[self.rank].place
+        # Of each two ranks the lower one calls.
+        self._hold(rank for rank in range(self.rank + 1, self.size) if door.addresses[rank].place != here)
+
+    def _begin(self, rank: int, heap_sizes: tuple[int, ...], processes: Sequence[Process], door: Door) -> None:
+        self.rank = rank
+        self.size = len(heap_sizes)
+        self.heap_sizes = heap_sizes
+        self.memory = np.empty(heap_sizes[rank], np.uint8)
+        self._losses = Losses(processes)
+        self._door = door
+        # The first frame of each connection of a rank that has joined.
+        self._hello = NOTHING
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._door.bell, selectors.EVENT_READ)
         # By rank those that this rank has opened, and all that are open.
@@ -72,11 +92,34 @@ class SocketWindow(Window):
         self._heard = 0.0
         self._is_leaving = False
         self._finalizer = weakref.finalize(self, _shut, self._door, self._selector, self._open)
-        here = addresses[self.rank].place
-        # Of each two ranks the lower one calls.
-        self._held = {rank for rank in range(self.rank + 1, self.size) if addresses[rank].place != here}
+        self._held: set[int] = set()
+
+    def _hold(self, ranks: Iterable[int]) -> None:
+        """Begin to hold connections to ranks on other hosts."""
+        self._held = set(ranks)
         for rank in self._held:
             self._door.call(rank)
+
+    @property
+    def door(self) -> Door:
+        """Local. Its door."""
+        return self._door
+
+    def admit(self, introduction: Introduction) -> None:
+        """Local. Know a rank that joins; nothing if it is known.
+
+        Args:
+            introduction: Of the rank.
+        """
+        rank = introduction.rank
+        if rank in self._door.addresses:
+            return
+        self.heap_sizes += (0,) * (rank + 1 - self.size)
+        self.size = max(self.size, rank + 1)
+        self._losses.add(rank, introduction.process)
+        self._door.addresses[rank] = introduction.address
+        for one in introduction.replaces:
+            self.forget(one)
 
     def get(self, rank: int, offset: int, into: AnyArray) -> None:
         """Local. See `Window.get`."""
@@ -163,6 +206,10 @@ class SocketWindow(Window):
         require_rank(self, rank)
         self._losses.forget(rank)
         self._messages = deque(one for one in self._messages if one[0] != rank)
+        for connection in self._open:
+            if connection.rank == rank:
+                # Another rank may have its place in the heap.
+                connection.divert()
         # It may be alive, and wait for an answer. What it has not read yet stays there for it to read.
         for connection in [one for one in self._open if one.rank == rank and not one.is_held]:
             self._send(connection, Kind.LEAVE)
@@ -171,12 +218,19 @@ class SocketWindow(Window):
         """The connection that this rank has opened, or begins to open."""
         connection = self._ours.get(rank)
         if connection is None:
-            connection = self._ours[rank] = Connection(rank, self._place, self._take)
+            connection = self._ours[rank] = self._new_connection(rank)
             self._door.call(rank)
             # It is there within this time where the other process is not stopped. Else what is sent waits for it.
             end = time.monotonic() + LIMIT_SECONDS
             while connection.link is None and rank not in self._losses.gone() and time.monotonic() < end:
                 self._turn(_LOOK_SECONDS)
+        return connection
+
+    def _new_connection(self, rank: int) -> Connection:
+        """A connection that this rank opens."""
+        connection = Connection(rank, self._place, self._take)
+        if self._hello:
+            self._send(connection, Kind.HELLO, 0, self._hello.nbytes, self._hello)
         return connection
 
     def _send(
@@ -214,26 +268,34 @@ class SocketWindow(Window):
 
     def _take_opened(self) -> None:
         while (opened := self._door.take()) is not None:
-            connection = self._ours.get(opened.rank) if opened.is_ours else None
-            if opened.link is None:
-                # Its host cannot be reached, or it waits for nobody any more.
-                self._losses.cut(opened.rank)
-            else:
-                is_held = opened.is_ours and opened.rank in self._held
-                if connection is None or is_held:
-                    connection = Connection(opened.rank, self._place, self._take)
-                connection.link = opened.link
-                self._open.add(connection)
-                self._selector.register(opened.link, selectors.EVENT_READ, connection)
-                if is_held:
-                    self._held.remove(opened.rank)
-                    # Whoever is at an end of it knows by its end that the other one is dead.
-                    connection.was_used = connection.is_held = True
-                    self._send(connection, Kind.HOLD)
-                if opened.rank in self._losses.forgotten and not is_held:
-                    # It would wait for answers for ever.
-                    self._send(connection, Kind.LEAVE)
-                self._watch(connection)
+            self._take_one(opened)
+
+    def _take_one(self, opened: Opened) -> None:
+        if opened.introduction is not None:
+            self.admit(opened.introduction)
+        if opened.link is None:
+            # Its host cannot be reached, or it waits for nobody any more.
+            self._losses.cut(opened.rank)
+            return
+        connection = self._ours.get(opened.rank) if opened.is_ours else None
+        is_held = opened.is_ours and opened.rank in self._held
+        if is_held:
+            connection = self._new_connection(opened.rank)
+        elif connection is None:
+            connection = Connection(opened.rank, self._place, self._take)
+        connection.link = opened.link
+        self._open.add(connection)
+        self._selector.register(opened.link, selectors.EVENT_READ, connection)
+        if is_held:
+            self._held.remove(opened.rank)
+            self._send(connection, Kind.HOLD)
+        if is_held or opened.introduction is not None:
+            # Whoever is at an end of it knows by its end that the other one is dead.
+            connection.was_used = connection.is_held = True
+        if opened.rank in self._losses.forgotten and not is_held:
+            # It would wait for answers for ever.
+            self._send(connection, Kind.LEAVE)
+        self._watch(connection)
 
     def _place(self, connection: Connection, kind: Kind, at: int, size: int) -> memoryview:
         """The memory for what follows a header; see `connection.Place`."""
@@ -243,6 +305,8 @@ class SocketWindow(Window):
         if kind is Kind.MESSAGE and size <= MAX_MESSAGE_BYTES:
             return memoryview(bytearray(size))
         if kind is Kind.ASK and size <= MAX_MESSAGE_BYTES:
+            return memoryview(bytearray(size))
+        if kind is Kind.HELLO and self._admits_later and size <= _MAX_HELLO_BYTES:
             return memoryview(bytearray(size))
         if kind in (Kind.GET, Kind.PUT) and at + size <= self.memory.size:
             return self.memory.data[at : at + size] if kind is Kind.PUT else NOTHING
@@ -273,6 +337,8 @@ class SocketWindow(Window):
             self._send(connection, Kind.DATA, 0, rows.nbytes, rows.reshape(-1).data)
         elif kind is Kind.SYNC:
             self._send(connection, Kind.SYNCED)
+        elif kind is Kind.HELLO:
+            self.admit(pickle.loads(body))
         elif kind is Kind.LEAVE:
             self._losses.leave(connection.rank)
 
@@ -282,6 +348,9 @@ class SocketWindow(Window):
             return
         is_death = connection.was_used or connection is self._ours.get(connection.rank)
         self._close(connection)
+        if connection.rank >= self.size:
+            # It has joined, and ended before it has said who it is.
+            return
         if is_death and not self._is_leaving and connection.rank not in self._losses.gone():
             logger.warning("window: rank %d has lost its connection to rank %d: %s", self.rank, connection.rank, error)
             self._losses.cut(connection.rank, error.__cause__)

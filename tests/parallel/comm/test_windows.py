@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.window import OVERRIDE, Window, open_window
+from mpidist.comm.ways import OVERRIDE
+from mpidist.comm.window import Window, open_window
 from mpidist.errors import DeadRankError, MismatchError
 from mpidist.options import WindowOptions
 from mpidist.testing.plugin import fake_nodes
@@ -398,7 +399,7 @@ def test_nothing_is_sent_to_a_forgotten_rank_or_taken_from_it(window: Window, co
         assert window.poll(0.6) is None
         assert (window.memory == 0).all()
     # The window ends like others.
-    window.__dict__["_losses"].__init__(window.__dict__["communicator"])
+    window.__dict__["_losses"].__init__(window.__dict__["communicator"].processes)
     communicator.barrier()
 
 

@@ -15,7 +15,8 @@ import mpidist
 from mpidist.checkpoint.positional import write_at
 from mpidist.comm.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 from tests.parallel.serving.test_parameter_server import on_chief
 
 OPTIONS = ServerOptions(heap_bytes=1 << 26, slot_bytes=1 << 20)

@@ -15,7 +15,8 @@ from mpidist.comm.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.serving.heap import HeapFullError
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)

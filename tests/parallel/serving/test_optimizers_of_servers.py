@@ -18,7 +18,8 @@ from mpidist import optimizers
 from mpidist.comm.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 from mpidist.variables.update import compiled
 from mpidist.variables.update.llvm_text import Loop
 from tests.parallel.serving.test_parameter_server import on_chief

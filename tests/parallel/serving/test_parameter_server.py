@@ -19,7 +19,8 @@ from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.errors import CancelledError
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.serving.heap import HeapFullError
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 from mpidist.variables.partitioners import Partitioner
 
 pytestmark = pytest.mark.mpi(min_size=3)

@@ -12,7 +12,8 @@ import mpidist
 from mpidist.comm.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.experimental import partitioners
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 from mpidist.variables.sharded import ShardedVariable
 from tests.parallel.serving.test_parameter_server import on_chief
 

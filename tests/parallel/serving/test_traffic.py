@@ -14,7 +14,8 @@ from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.observe.recorder import RECORDER
 from mpidist.observe.traffic import Traffic
 from mpidist.serving.station import Station
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)

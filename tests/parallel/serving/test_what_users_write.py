@@ -13,7 +13,8 @@ import pytest
 import mpidist
 from mpidist.comm.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.strategy.parameter_server import ParameterServerStrategy, ServerOptions
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.server_options import ServerOptions
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)

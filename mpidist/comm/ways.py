@@ -1,0 +1,73 @@
+"""The way that a window takes: one-sided calls of MPI, or sockets."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import NamedTuple
+
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.mpi_library import Library, loaded_library
+from mpidist.options import WindowOptions, WindowWay, parse_enum
+
+OVERRIDE = "MPIDIST_WINDOW"
+
+
+class _Row(NamedTuple):
+    """A row of the table of ways; the first one that fits counts.
+
+    Attributes:
+        fits: Whether it fits a library and a number of hosts.
+        way: The way to take.
+        why: The reason, for the log.
+    """
+
+    fits: Callable[[Library, int], bool]
+    way: WindowWay
+    why: str
+
+
+_ROWS = (
+    _Row(
+        lambda library, hosts: library.name == "Open MPI" and hosts > 1, WindowWay.SOCKETS,
+        "one-sided calls of Open MPI between hosts may end the target when a rank dies",
+    ),
+    _Row(lambda _, hosts: hosts == 1, WindowWay.RMA, "one-sided calls on one host need no help of the target"),
+    _Row(lambda _, __: True, WindowWay.RMA, "the default of this MPI"),
+)
+
+
+def asked_for(options: WindowOptions, *, admits_later: bool = False) -> WindowWay:
+    """Local. The way that the environment asks for, or otherwise the options.
+
+    Args:
+        options: Of the window.
+        admits_later: Whether processes may join that are not in the communicator.
+
+    Raises:
+        ValueError: The environment names no way, or one that admits nobody later.
+    """
+    override = os.environ.get(OVERRIDE)
+    way = parse_enum(WindowWay, override or options.way, OVERRIDE)
+    if not admits_later or way is WindowWay.SOCKETS:
+        return way
+    if way is WindowWay.AUTO:
+        return WindowWay.SOCKETS
+    where = f"{OVERRIDE}={override} in the environment" if override else f"WindowOptions(way={way.name!r})"
+    raise ValueError(
+        "workers join a running job by sockets only, since one-sided calls of MPI reach no process that is not in the "
+        f"communicator: `join_directory` needs the way SOCKETS, got {where}. Leave that out"
+    )
+
+
+def choose(wanted: WindowWay, communicator: Communicator) -> tuple[WindowWay, str]:
+    """Local. The way to take over the ranks of a communicator, and the reason."""
+    if wanted is not WindowWay.AUTO:
+        return wanted, "asked for"
+    library, hosts = loaded_library(), host_count(communicator)
+    return next((row.way, row.why) for row in _ROWS if row.fits(library, hosts))
+
+
+def host_count(communicator: Communicator) -> int:
+    """Local. The number of hosts."""
+    return len({process.host for process in communicator.processes})

@@ -1,0 +1,40 @@
+"""The thread that keeps a coordinator going while the program does something else."""
+
+from __future__ import annotations
+
+import time
+import weakref
+from typing import Any, Protocol
+
+# Between two looks.
+_NAP_SECONDS = 0.001
+
+
+class Going(Protocol):
+    """A coordinator."""
+
+    strategy: Any
+
+    def go_on(self) -> None:
+        """Local. Take what has come."""
+        ...
+
+
+def keep_going(reference: weakref.ref[Any], lock: Any) -> None:
+    """Local. Let a coordinator go on whenever nobody else uses it, until it or its strategy is gone.
+
+    Args:
+        reference: To the coordinator.
+        lock: Held by who uses it.
+    """
+    while True:
+        time.sleep(_NAP_SECONDS)
+        coordinator: Going | None = reference()
+        if coordinator is None or coordinator.strategy.is_closed:
+            return
+        if lock.acquire(blocking=False):
+            try:
+                coordinator.go_on()
+            finally:
+                lock.release()
+        del coordinator

@@ -1,0 +1,194 @@
+"""A worker that joins a running job: `mpidist worker --join DIRECTORY`. It needs no launcher, and no MPI."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import socket
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from mpidist.cluster.server_roles import ServerRoles
+from mpidist.cluster.simple import SimpleClusterResolver
+from mpidist.cluster.spec import ClusterSpec
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.comm.deaths import Process, this_process
+from mpidist.comm.windows.addresses import watch_silence
+from mpidist.comm.windows.desk import Newcomer, ask
+from mpidist.comm.windows.door import Door, Opened, listen
+from mpidist.comm.windows.handshake import NEWCOMER, RefusedError, greet
+from mpidist.comm.windows.join_file import JoinFile, connect, read
+from mpidist.comm.windows.joined import JoinedWindow
+from mpidist.data.input_context import InputContext
+from mpidist.errors import DeadRankError, LauncherError
+from mpidist.observe.peers import Key
+from mpidist.options import WindowOptions
+from mpidist.serving.end import End, EndTaker
+from mpidist.serving.heap import Slots
+from mpidist.serving.joined import joined
+from mpidist.serving.messages import Send
+from mpidist.serving.station import Station
+from mpidist.serving.worker import Worker
+from mpidist.strategy.base import Strategy
+from mpidist.strategy.joining import PYTHON, VERSION, Welcome
+from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.places import WorkerPlaces
+
+
+class _Others(SoloCommunicator):
+    """The ranks of the job, which this process shares no communicator with.
+
+    Args:
+        rank: Of this process.
+        processes: Of all ranks that have begun the job.
+    """
+
+    def __init__(self, rank: int, processes: tuple[Process, ...]) -> None:
+        super().__init__()
+        self.rank = rank
+        self.size = len(processes)
+        self.processes = processes
+
+
+class JoinedStrategy(ParameterServerStrategy):
+    """The strategy of a job, as functions see it on a worker that has joined.
+
+    Local. Args:
+        window: To the others.
+        welcome: What the chief has said.
+    """
+
+    def __init__(self, window: JoinedWindow, welcome: Welcome) -> None:
+        rank, index = window.rank, welcome.place
+        cluster = SimpleClusterResolver(ClusterSpec(welcome.cluster), task_type="worker", task_id=index)
+        group = _Others(rank, tuple(welcome.neighbours.processes))
+        self.roles = ServerRoles("worker", index, group, welcome.chief, welcome.workers, welcome.servers, cluster)
+        self.options = welcome.options
+        self.staleness = None
+        self.chief = self.invitation = None
+        self.places = places = WorkerPlaces(self.roles)
+        places.give(index, welcome.introduction.process, rank)
+        Strategy.__init__(self, SoloCommunicator(), cluster_resolver=cluster)
+        self._has_ended = self._is_whole_group = False
+        self._partitioner = None
+        self._code = 0
+        self._station = station = Station(
+            window, places.name_of, lambda one: Key(*places.process_of(one)),
+            frozenset({welcome.chief, *welcome.servers}),
+        )
+        slots = Slots(*welcome.slots, {rank: welcome.first})
+        place = InputContext(len(welcome.workers), index, 1)
+        self._worker = Worker(
+            station, welcome.chief, slots, welcome.servers, place, rank,
+            is_relaxed=self.options.consistency == "relaxed",
+        )
+        self._worker.strategy = self
+        station.roles += [self._worker, EndTaker(self.note_end)]
+        self._set_home(self._worker)
+        for other in (*welcome.servers, welcome.chief):
+            station.send(Send(other, joined(welcome.first)))
+
+    def note_end(self, end: End) -> None:
+        """Local. See `ParameterServerStrategy.note_end`; this process ends no others."""
+        self._has_ended = True
+        self._code = end.code
+
+    def serve(self) -> None:
+        """Local. See `ParameterServerStrategy.serve`."""
+        try:
+            super().serve()
+        except DeadRankError:
+            # After the word of the end others may be gone before this process has heard it.
+            if not self._has_ended:
+                raise
+
+    @property
+    def code(self) -> int:
+        """Local. The chief's exit code."""
+        return self._code
+
+    def _leave(self, station: Station) -> None:
+        station.window.drop()
+
+
+def work(directory: str) -> int:
+    """Local. Join the job of a directory as a worker, and serve until its program has come to its end.
+
+    Args:
+        directory: As the job's `join_directory`.
+
+    Returns:
+        The exit code of the job's chief.
+
+    Raises:
+        LauncherError: There is no such job any more, or it refuses this process; the text says why.
+        DeadRankError: The chief or a server is dead, or this worker was given up.
+    """
+    place = Path(directory).absolute()
+    with _entered(place) as (window, welcome):
+        _look_like(welcome)
+        window.meet()
+        strategy = JoinedStrategy(window, welcome)
+        try:
+            strategy.serve()
+        finally:
+            strategy.drop()
+        return strategy.code
+
+
+@contextlib.contextmanager
+def _entered(place: Path) -> Iterator[tuple[JoinedWindow, Welcome]]:
+    """The window of the job, with what its chief has said."""
+    found = read(place)
+    if found.version != VERSION:
+        raise LauncherError(
+            f"the job of {place} runs mpidist {found.version}, and this worker is mpidist {VERSION}: start it in the "
+            "job's environment"
+        )
+    listeners, mine = listen(True, WindowOptions(ports=found.ports))
+    try:
+        link = connect(place, found, mine)
+        try:
+            greet(link, found.secret, NEWCOMER, found.rank)
+            process = this_process(socket.gethostname())
+            watch_silence(link, found.silence_seconds)
+            data = ask(link, Newcomer(process, mine, VERSION, PYTHON))
+        except RefusedError as error:
+            link.close()
+            raise LauncherError(f"the job of {place} refuses this worker: {error}") from None
+    except BaseException:
+        for listener in listeners:
+            listener.close()
+        raise
+    welcome: Welcome = pickle.loads(data)
+    window = _open(found, welcome, listeners, link)
+    try:
+        yield window, welcome
+    finally:
+        window.drop()
+
+
+def _open(
+    found: JoinFile, welcome: Welcome, listeners: list[socket.socket], link: socket.socket
+) -> JoinedWindow:
+    introduction, neighbours = welcome.introduction, welcome.neighbours
+    rank = introduction.rank
+    addresses = {**neighbours.addresses, rank: introduction.address}
+    door = Door(listeners, found.secret, rank, addresses, found.silence_seconds, admits_later=True)
+    link.setblocking(False)
+    return JoinedWindow(introduction, neighbours, door, Opened(welcome.chief, link, is_ours=False))
+
+
+def _look_like(welcome: Welcome) -> None:
+    """Be as the job's own workers are: functions find modules and files where the chief finds them."""
+    for one in welcome.path:
+        if one not in sys.path and one:
+            sys.path.append(one)
+    with contextlib.suppress(OSError):
+        # Else it is another host's.
+        os.chdir(welcome.directory)
+    if welcome.directory not in sys.path:
+        sys.path.append(welcome.directory)
+

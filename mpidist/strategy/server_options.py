@@ -1,0 +1,43 @@
+"""`ServerOptions`: the memory of parameter servers, and the way to them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from mpidist.arguments import whole
+from mpidist.options import WindowOptions
+
+_DEFAULT_HEAP_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """The memory of parameter servers, and the way to them.
+
+    Attributes:
+        heap_bytes: The heap of each server. It holds two copies of each variable, the optimizer's state of it, and the
+            slots: in all twice the variables, the state, and 2 x (workers + 1) x slot_bytes.
+        slot_bytes: What one closure may push to one server. Default: all slots take half of the heap.
+        window: The way by which ranks reach each other's memory.
+        copy_bytes: What a server copies at most while it saves a checkpoint, of what updates change before it is
+            saved; then they wait.
+        consistency: "whole": a function reads one version of a variable. "relaxed": a read may have parts of two
+            versions, and never waits for a server whose variable changes all the time.
+    """
+
+    heap_bytes: int = _DEFAULT_HEAP_BYTES
+    slot_bytes: int | None = None
+    window: WindowOptions = field(default_factory=WindowOptions)
+    copy_bytes: int = 64 << 20
+    consistency: Literal["whole", "relaxed"] = "whole"
+
+    def __post_init__(self) -> None:
+        whole("heap_bytes", self.heap_bytes, least=1 << 16)
+        if self.slot_bytes is not None:
+            whole("slot_bytes", self.slot_bytes, least=1 << 12)
+        whole("copy_bytes", self.copy_bytes, least=0)
+        if not isinstance(self.window, WindowOptions):
+            raise TypeError(f"`window` must be WindowOptions, got {self.window!r}")
+        if self.consistency not in ("whole", "relaxed"):
+            raise ValueError(f"`consistency` must be 'whole' or 'relaxed', got {self.consistency!r}")

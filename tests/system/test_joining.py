@@ -1,0 +1,304 @@
+"""Workers join a running job in the place of lost ones: `mpidist worker --join`, also where joiners are killed."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from mpidist.comm.windows.join_file import NAME
+from tests.launching import finish, launch_environment, run_program, start_program
+from tests.leftovers import files_left_behind
+from tests.markdown import ROOT
+from tests.system.test_worker_deaths import start
+
+pytestmark = pytest.mark.timeout_seconds(150)
+
+COMMAND = "from mpidist.cli.main import main; main()"
+# Others' functions may wait so long for a joiner that dies.
+MOST_SECONDS = 1.0
+
+# The moments at which a joiner is killed: it has ...
+STEPS = (
+    "read",  # ... read the file
+    "connected",  # ... a connection to the chief
+    "greeted",  # ... said half of its handshake
+    "authenticated",  # ... proved itself, and not said who it is
+    "asked",  # ... asked for a place, and has not read the answer
+    "welcomed",  # ... a rank, and no connection to a server
+    "met",  # ... all connections, and has not told that it joins
+    "joined",  # ... told it
+    "Define",  # ... been sent its first function
+    "Do",  # ... been sent its first closure
+    "put",  # ... pushed a part of it
+    "Push",  # ... said so to a server
+    "Finished",  # ... said so to the chief
+)
+
+# A nursery of joiners: each is a child that kills itself at a step.
+JOINERS = """
+import os, signal, sys
+from mpidist.comm.windows import joined as window_module
+from mpidist.serving import station
+from mpidist.strategy import joined
+
+directory, steps = sys.argv[1], sys.argv[2].split(",")
+
+def die():
+    os.kill(os.getpid(), signal.SIGKILL)
+
+def before(module, name):
+    call = getattr(module, name)
+    setattr(module, name, lambda *arguments, **named: die())
+
+def after(module, name):
+    call = getattr(module, name)
+    def act(*arguments, **named):
+        call(*arguments, **named)
+        die()
+    setattr(module, name, act)
+
+def taken(kind):
+    take = joined.Worker.take
+    def act(self, sender, message):
+        if type(message).__name__ == kind:
+            die()
+        return take(self, sender, message)
+    joined.Worker.take = act
+
+def sent(kind):
+    send = station.Station.send
+    def act(self, one):
+        send(self, one)
+        if type(one.message).__name__ == kind:
+            die()
+    station.Station.send = act
+
+PLANS = {
+    "read": lambda: before(joined, "connect"),
+    "connected": lambda: before(joined, "greet"),
+    "greeted": lambda: after(sys.modules["mpidist.comm.windows.handshake"], "send"),
+    "authenticated": lambda: before(joined, "ask"),
+    "asked": lambda: after(sys.modules["mpidist.comm.windows.desk"], "send"),
+    "welcomed": lambda: before(joined.JoinedWindow, "meet"),
+    "met": lambda: after(joined.JoinedWindow, "meet"),
+    "joined": lambda: after(joined, "JoinedStrategy"),
+    "Define": lambda: taken("Define"),
+    "Do": lambda: taken("Do"),
+    "put": lambda: after(joined.JoinedWindow, "put"),
+    "Push": lambda: sent("Push"),
+    "Finished": lambda: sent("Finished"),
+}
+for step in steps:
+    child = os.fork()
+    if not child:
+        PLANS[step]()
+        joined.work(directory)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
+        sys.exit(f"the joiner at {step!r} ended with {status}")
+"""
+
+# Worker 1 is killed. The longest time of a function of worker 0 is measured while joiners come and die.
+PROGRAM = """
+import json, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import mpidist
+
+folder = Path(sys.argv[1])
+strategy = mpidist.ParameterServerStrategy(
+    mpidist.cluster_resolver.MPIClusterResolver(num_ps=2), options=mpidist.ServerOptions(heap_bytes=1 << 22),
+    join_directory=folder / "job",
+)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    sums = [mpidist.Variable(np.zeros(5, "int64")) for _ in range(2)]
+names = coordinator.create_per_worker_value(lambda: f"value of {os.getpid()}")
+
+def add(name):
+    seen = sums[0].numpy()
+    for one in sums:
+        one.assign_add(np.ones(5, "int64"))
+    (folder / f"{os.getpid()}.ran").touch()
+    return os.getpid(), mpidist.coordinator.experimental_get_current_worker_index(), name
+
+victim = coordinator.schedule(os.getpid, worker=1).fetch()
+os.kill(victim, signal.SIGKILL)
+count, longest, begin, rest = 0, 0.0, time.monotonic(), []
+# A test that was killed says nothing any more.
+while not (folder / "stop").exists() and time.monotonic() < begin + 120:
+    start = time.monotonic()
+    mine = coordinator.schedule(add, (names,), worker=0)
+    if (folder / "begin").exists():
+        rest.append(coordinator.schedule(add, (names,), worker=1))
+    mine.fetch()
+    longest = max(longest, time.monotonic() - start)
+    count += 1
+    time.sleep(0.001)
+coordinator.join()
+ends = coordinator.fetch(rest)
+(folder / "seen").write_text(json.dumps(ends))
+right = all((one.numpy() == count + len(rest)).all() for one in sums)
+right = right and all(name == f"value of {pid}" for pid, _, name in ends)
+print("right" if right else f"wrong {[one.numpy() for one in sums]} {ends}", count, len(rest), f"longest {longest:.3f}")
+print(repr(coordinator), flush=True)
+sys.exit(5)
+"""
+
+
+def join(directory: Path) -> subprocess.Popen[str]:
+    """Start a worker that joins."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    return subprocess.Popen(
+        [sys.executable, "-c", COMMAND, "worker", "--join", str(directory)],
+        env=launch_environment({**os.environ, "PYTHONPATH": path}), stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+    )
+
+
+def wait_for(path: Path, job: subprocess.Popen[str]) -> None:
+    """Wait until a file of a job is there."""
+    end = time.monotonic() + 60
+    while not path.exists():
+        assert job.poll() is None, f"the job has ended: {job.communicate()}"
+        assert time.monotonic() < end, f"there is no {path}"
+        time.sleep(0.01)
+
+
+def test_a_killed_worker_is_replaced_though_joiners_die_at_each_step(tmp_path: Path) -> None:
+    program, joiners, directory = tmp_path / "program.py", tmp_path / "joiners.py", tmp_path / "job"
+    program.write_text(PROGRAM)
+    joiners.write_text(JOINERS)
+    job = start(5, "AUTO", program, tmp_path)
+    try:
+        wait_for(directory / NAME, job)
+        assert (directory / NAME).stat().st_mode & 0o777 == 0o600
+        early = STEPS.index("Do")
+        for steps in STEPS[:early], STEPS[early:]:
+            if steps[0] == "Do":
+                # From now on functions wait for the place that is free.
+                (tmp_path / "begin").touch()
+            path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+            result = subprocess.run(
+                [sys.executable, str(joiners), str(directory), ",".join(steps)], capture_output=True, text=True,
+                env=launch_environment({**os.environ, "PYTHONPATH": path}), timeout=60, check=False,
+            )
+            assert result.returncode == 0, result.stdout + result.stderr
+        # One lives: it has the place, and does the work.
+        joiner = join(directory)
+        wait_for(tmp_path / f"{joiner.pid}.ran", job)
+        (tmp_path / "stop").touch()
+        result = finish(job, program.name, 60)
+        text = result.stdout + result.stderr
+        assert "right" in result.stdout, text
+        longest = float(result.stdout.partition("longest ")[2].split()[0])
+        assert longest < MOST_SECONDS, text
+        seen = json.loads((tmp_path / "seen").read_text())
+        assert [joiner.pid, 1, f"value of {joiner.pid}"] in seen, (joiner.pid, seen)
+        ended = finish(joiner, "the joiner", 30)
+        assert ended.returncode == 5, ended.stderr
+        assert ended.stderr == ""
+        assert not (directory / NAME).exists()
+    finally:
+        (tmp_path / "stop").touch()
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    assert files_left_behind() == []
+
+
+def refusal(directory: Path) -> str:
+    """What the command says that is refused: one line."""
+    result = finish(join(directory), "the joiner", 30)
+    assert (result.returncode, result.stdout) == (1, ""), result
+    assert result.stderr.count("\n") == 1, result.stderr
+    return result.stderr
+
+
+# All workers live, until the program goes on.
+LIVING = """
+import sys, time
+from pathlib import Path
+import mpidist
+
+folder = Path(sys.argv[1])
+strategy = mpidist.ParameterServerStrategy(
+    mpidist.cluster_resolver.MPIClusterResolver(num_ps=1), options=mpidist.ServerOptions(heap_bytes=1 << 22),
+    join_directory=folder / "job",
+)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+coordinator.schedule(abs, (-1,)).fetch()
+(folder / "begun").touch()
+end = time.monotonic() + 60
+while not (folder / "stop").exists() and time.monotonic() < end:
+    time.sleep(0.01)
+print("value", coordinator.schedule(abs, (-2,)).fetch())
+"""
+
+
+def test_who_is_refused_is_told_why_in_one_line(tmp_path: Path) -> None:
+    program, directory = tmp_path / "program.py", tmp_path / "job"
+    program.write_text(LIVING)
+    assert "no job waits for workers in" in refusal(tmp_path)
+    job = start_program(3, program, tmp_path)
+    try:
+        wait_for(tmp_path / "begun", job)
+        path = directory / NAME
+        written = json.loads(path.read_text())
+        assert "no place is free: all 1 workers of the job live" in refusal(directory)
+        for change, text in (
+            ({"secret": "00" * 32}, "it does not know the secret of the window"),
+            ({"version": "0.0.1"}, "runs mpidist 0.0.1, and this worker is mpidist"),
+        ):
+            other = tmp_path / "other" / NAME
+            other.parent.mkdir(exist_ok=True)
+            other.touch(mode=0o600)
+            other.write_text(json.dumps({**written, **change}))
+            assert text in refusal(other.parent)
+    finally:
+        (tmp_path / "stop").touch()
+        result = finish(job, program.name, 60)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert "value 2" in result.stdout
+    assert not path.exists()
+    # Another one is left behind, as of a job that was killed.
+    path.touch(mode=0o600)
+    path.write_text(json.dumps(written))
+    assert f"has ended; its chief was process {written['process']} on" in refusal(directory)
+
+
+def test_a_directory_of_a_job_that_goes_on_or_of_others_is_everybodys_error(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text("""
+import sys
+import mpidist
+
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
+def make(text, **options):
+    try:
+        mpidist.ParameterServerStrategy(
+            resolver, options=mpidist.ServerOptions(heap_bytes=1 << 22, **options), join_directory=sys.argv[1],
+            serve=False,
+        )
+    except (OSError, ValueError) as error:
+        assert text in str(error), error
+    else:
+        raise AssertionError("no error")
+
+make("in which nobody else may write")
+make("needs the way SOCKETS, got WindowOptions(way='RMA')", window=mpidist.WindowOptions(way="RMA"))
+print("all right", flush=True)
+""")
+    directory = tmp_path / "open"
+    directory.mkdir()
+    directory.chmod(0o777)
+    result = run_program(3, program, directory)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stdout.count("all right") == 3, result.stdout
