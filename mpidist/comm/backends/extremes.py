@@ -67,6 +67,8 @@ class Extremes:
     def reduce_scatter(self, source: AnyArray, mine: AnyArray, counts: Sequence[int], op: ReduceOp) -> None:
         """Collective. Combine `source` of all ranks; `mine` takes this rank's slice of `counts[rank]` elements."""
         mine[...] = self._combined_slice(source, counts, op)
+        # CuPy's pool gives the slice's memory to the next call, in which MPI writes to it at once.
+        arrays.wait_for_device(mine)
 
     def _room(self, source: AnyArray) -> tuple[AnyArray, list[AnyArray]] | None:
         """Room for the arrays of all ranks, whole and one by one; None where they go in slices."""
