@@ -11,6 +11,7 @@ import pytest
 from mpidist.comm.choice import capabilities
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.errors import InterruptedCallError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
@@ -38,6 +39,8 @@ CYCLES = 200_000_000
 
 @pytest.fixture(params=TRANSPORTS)
 def collective(request: pytest.FixtureRequest, open_collective: Opener, is_simulated: bool) -> CollectiveFront:
+    if is_simulated and request.param == "auto" and "dtype" in request.node.callspec.params:
+        pytest.skip("on simulated GPUs it is NCCL")
     options = CommunicationOptions(bytes_per_pack=PIECE_BYTES if is_simulated else 0)
     return open_collective(request.param, options)
 
@@ -153,7 +156,8 @@ def test_an_array_on_another_gpu_is_refused(cupy: Any, open_collective: Opener) 
     collective = open_collective("staged")
     with cupy.cuda.Device((cupy.cuda.Device().id + 1) % count):
         elsewhere = cupy.zeros(10, np.float32)
-    with pytest.raises(ValueError, match=r"lies on GPU \d+ and GPU \d+ is current"):
+    # A rank that comes late is told of the others' error.
+    with pytest.raises((ValueError, InterruptedCallError), match=r"lies on GPU \d+ and GPU \d+ is current"):
         collective.all_reduce(elsewhere)
 
 

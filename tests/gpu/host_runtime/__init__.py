@@ -3,7 +3,7 @@
 What is proven with it: every call of CuPy's own code, the order of streams and of memory that is used again, and the
 values of all kernels. What is not: CUDA itself, and speed.
 
-`install()` before CuPy is imported, or `python -m tests.gpu.host_runtime PROGRAM ARGUMENT...` for a whole program.
+`install()` before CuPy is imported; `python tests/gpu/host_runtime/__main__.py PROGRAM ARGUMENT...` for programs.
 """
 
 from __future__ import annotations

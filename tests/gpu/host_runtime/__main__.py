@@ -1,4 +1,4 @@
-"""Run a program with CuPy on host memory: `python -m tests.gpu.host_runtime train.py --device gpu`."""
+"""Run a program with CuPy on host memory: `python tests/gpu/host_runtime/__main__.py train.py --device gpu`."""
 
 from __future__ import annotations
 
@@ -6,6 +6,9 @@ import os
 import runpy
 import sys
 from pathlib import Path
+
+# Started as a file: the folder above tests is where it and mpidist stand.
+sys.path.insert(0, str(Path(__file__).resolve().parents[3]))
 
 from tests.gpu.host_runtime import install
 

@@ -6,6 +6,7 @@ A replacement has the same name; one whose number of arguments is not that of th
 
 from __future__ import annotations
 
+import atexit
 import ctypes
 import inspect
 import re
@@ -25,6 +26,10 @@ _TYPES: dict[str, Any] = {
 }
 # Capsules hold addresses only.
 _kept: list[object] = []
+# Holds something when the program has ended: then nothing is done any more.
+_ended: list[bool] = []
+# The first that is registered is the last that runs.
+atexit.register(_ended.append, True)
 
 
 def replace(module: ModuleType, function: Callable[..., Any], name: str = "") -> None:
@@ -42,7 +47,11 @@ def replace(module: ModuleType, function: Callable[..., Any], name: str = "") ->
              for one in given]
     count = len(own)
 
-    def call(*arguments: Any) -> Any:
+    nothing = None if result.strip() == "PyObject *" else 0
+
+    def call(*arguments: Any, ended: list[bool] = _ended) -> Any:
+        if ended:
+            return nothing
         # An error comes to `sys.unraisablehook`, where pytest makes it a failure, and to the caller as a SystemError.
         return function(*arguments[:count])
 
@@ -52,6 +61,9 @@ def replace(module: ModuleType, function: Callable[..., Any], name: str = "") ->
         ctypes.cast(c_function, ctypes.c_void_p), ctypes.cast(buffer, ctypes.c_char_p), None
     )
     _kept.extend((c_function, buffer, module.__pyx_capi__[name]))
+    # CuPy frees memory when the interpreter takes modules apart, after this one.
+    for one in (c_function, call, buffer):
+        _api.Py_IncRef(ctypes.py_object(one))
     setattr(module, name, function)
 
 

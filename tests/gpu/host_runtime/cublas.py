@@ -57,6 +57,10 @@ class Functions:
         return on_host.new_handle()
 
     @staticmethod
+    def destroy(handle: int) -> None:
+        """There is nothing to destroy."""
+
+    @staticmethod
     def setStream(handle: int, stream: int) -> None:
         _streams[handle] = stream
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import ctypes
+import gc
 import mmap
 import os
 import threading
@@ -53,10 +54,22 @@ class Stream:
 
     def run(self, until: int | None = None) -> None:
         """Do the work that was given first, up to a number."""
-        with LOCK, opened_memory():
+        with LOCK, opened_memory(), _without_collector():
             until = self.given if until is None else until
             while self.waiting and self.given - len(self.waiting) < until:
                 self.waiting.popleft()()
+
+
+@contextmanager
+def _without_collector() -> Iterator[None]:
+    """Keep finalizers out, which wait for copies: within a work they would do later work before this one is done."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 _handles = iter(range(1000, 1 << 60, 8))
