@@ -40,7 +40,13 @@ _RULE = (
     "All ranks must make the same calls in the same order: look for a call under `if rank == 0`, a loop that ends "
     "earlier on one rank, or an early exit"
 )
-_PATIENCE = f"A rank that computes comes later. {LIMIT_VARIABLE}=SECONDS ends a job that waits longer"
+_ENDS = f"{LIMIT_VARIABLE}=SECONDS ends a job that waits longer"
+_PATIENCE = f"A rank that computes comes later. {_ENDS}"
+_HELD_UP = "Their messages do not arrive: a rank is stopped in the call, or a cable between hosts is cut"
+_UNSEEN = (
+    "The ranks of other hosts are not seen: they may be late or stopped, or behind a cable that is cut. "
+    "MPIDIST_JOB_DIR=DIRECTORY, on a file system of all hosts, shows them"
+)
 
 
 class Watchdog:
@@ -320,12 +326,18 @@ class Watchdog:
         late = self._missing(calls)
         if not speaks or not self._waits_still(calls) or (not late and not had_come):
             return
-        whom = f"for {len(late)} of {len(calls.members)} ranks" if late else "though all ranks have come"
+        are_seen = len(others) + 1 >= len(calls.members)
+        come = f"though all ranks {'' if are_seen else 'that it sees '}have come"
+        whom = f"for {len(late)} of {len(calls.members)} ranks" if late else come
         text = f"{self.place} has waited {now - since:.0f} s {whom}"
         if ends:
             text += f", the limit is {limit:g} s, the job ends"
         # A rank that has come may have been stopped in the call.
-        self._report(text, late or others, waiting, _RULE if ends else _PATIENCE)
+        if late:
+            advice = _RULE if ends else _PATIENCE
+        else:
+            advice = (_HELD_UP if are_seen else _UNSEEN) + ("" if ends else f". {_ENDS}")
+        self._report(text, late or others, waiting, advice)
         if ends and self.end is not None:
             self.end()
 

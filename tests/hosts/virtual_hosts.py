@@ -75,6 +75,7 @@ class VirtualHosts:
 
     Attributes:
         survivors_live: Whether ranks are to live after the death of another; default: the launcher's default.
+        launcher_options: Further options of `mpirun`.
 
     Raises:
         HostsError: They did not start; with what was printed.
@@ -84,6 +85,7 @@ class VirtualHosts:
         self.names = [f"n{number}" for number in range(1, count + 1)]
         self.python = python
         self.survivors_live = False
+        self.launcher_options: list[str] = []
         # Not a test's own folder: a socket's name has at most 107 bytes.
         self.folder = Path(tempfile.mkdtemp(prefix="mpidist-hosts-", dir="/tmp"))
         # MPICH's mpirun takes one word, which has no room for arguments.
@@ -182,7 +184,7 @@ class VirtualHosts:
         else:
             start = [mpirun, "-launcher", "ssh", "-launcher-exec", str(self.shell), "-hosts", hosts]
         survival = launching.survival_options(mpirun, tells_codes=True) if self.survivors_live else []
-        return [*start, *survival, "-n", str(sum(ranks))]
+        return [*start, *survival, *self.launcher_options, "-n", str(sum(ranks))]
 
     def _shell_command(self) -> list[str]:
         return [sys.executable, "-IS", str(FOLDER / "shell.py"), str(self.folder)]

@@ -16,6 +16,9 @@ def communicators_of_the_job(communicator: Communicator) -> None:
     """Open the communicators that stay as long as the job, so that no test seems to leave them behind."""
     for ranks in (communicator, *(open_communicator(purpose=name) for name in ("strategy", "data", "cluster"))):
         ranks.open_sibling(asynchronous.PURPOSE).open_channel()
+        # On several hosts a strategy opens these, too.
+        ranks.open_lane()
+        ranks.open_sibling(asynchronous.PURPOSE).open_lane()
         ranks.open_sibling(preemption.PURPOSE).open_channel()
         ranks.open_channel()
     KEPT.update(resource.held())

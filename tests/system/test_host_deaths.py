@@ -1,0 +1,137 @@
+"""The end of a whole host, and a cable that is cut, in a job of equals: the job ends everywhere, and says why.
+
+Nothing here takes the exit code of `mpirun` for success: Open MPI's may be 0 after a host is gone.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.virtual_hosts import VirtualHosts
+from tests.launching import find_mpirun, finish, is_open_mpi
+
+pytestmark = pytest.mark.timeout_seconds(120)
+
+Open = Callable[[int], VirtualHosts]
+
+END_SECONDS = 10
+LIMIT_SECONDS = 4
+PROGRAM = """
+import itertools, os, sys
+import numpy as np
+import mpidist
+
+folder, wait = sys.argv[1], sys.argv[2]
+strategy = mpidist.MultiWorkerMirroredStrategy()
+rank = strategy.communicator.rank
+# What a host says behind a cut cable does not come to the launcher.
+sys.stderr = open(f"{folder}/{rank}.log", "w", buffering=1)
+os.dup2(sys.stderr.fileno(), 2)
+with strategy.scope():
+    weight = mpidist.Variable(np.zeros(300_000, np.float32))
+    optimizer = mpidist.optimizers.SGD(1.0)
+gradient = np.ones(300_000, np.float32)
+for step in itertools.count():
+    if step < 20 or wait == "train":
+        strategy.run(optimizer.apply_gradients, ([(gradient, weight)],))   # the line
+    if step == 20:
+        strategy.communicator.barrier()
+        with open(f"{folder}/{rank}.new", "w") as file:
+            file.write(str(os.getpid()))
+        os.rename(file.name, f"{folder}/{rank}.trains")
+"""
+
+
+def start(
+    hosts: VirtualHosts, ranks: tuple[int, ...], folder: Path, wait: str, **environment: str
+) -> subprocess.Popen[str]:
+    """Start a job; returns when all its ranks train."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    job = hosts.start(ranks, program, folder, wait, **environment)
+    wait_until(lambda: len(list(folder.glob("*.trains"))) == sum(ranks), 60, lambda: said(folder))
+    return job
+
+
+def said(folder: Path) -> dict[str, str]:
+    """What the ranks have said."""
+    return {path.name: path.read_text() for path in sorted(folder.glob("*.log"))}
+
+
+def wait_until(condition: Callable[[], bool], seconds: float, tell: Callable[[], object]) -> None:
+    """Return when it is so; after the time the test fails."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, tell()
+        time.sleep(0.05)
+
+
+def ranks_left(hosts: VirtualHosts) -> dict[str, list[str]]:
+    """The ranks that are left on each host."""
+    program = re.compile(r"\S*python\S* \S+/program.py")
+    left = {name: [line for line in hosts.processes(name) if program.match(line)] for name in hosts.names}
+    return {name: lines for name, lines in left.items() if lines}
+
+
+@pytest.mark.parametrize(("what", "wait"), [("ranks", "train"), ("ranks", "compute"), ("host", "train")])
+def test_the_end_of_a_host_ends_the_job_everywhere(
+    virtual_hosts: Open, tmp_path: Path, what: str, wait: str
+) -> None:
+    """With the launcher's process there, or without. Without it Open MPI leaves ranks that compute on its own host."""
+    hosts = virtual_hosts(3)
+    job = start(hosts, (1, 1, 2), tmp_path, wait)
+    # -1: all processes of the host, but for its first one and the shell itself. Each host numbers its own.
+    numbers = ["-1"] if what == "host" else [(tmp_path / f"{rank}.trains").read_text() for rank in (2, 3)]
+    finish(hosts.execute("n3", f"kill -9 {' '.join(numbers)}"), "kill", 60)
+    begin = time.monotonic()
+    wait_until(lambda: not ranks_left(hosts), END_SECONDS, lambda: (ranks_left(hosts), said(tmp_path)))
+    # Its code says nothing: Open MPI's is 0 where a host is gone.
+    finish(job, "the job", max(0.1, begin + END_SECONDS - time.monotonic()))
+
+
+def test_a_cut_cable_is_reported_and_ends_the_job(virtual_hosts: Open, tmp_path: Path) -> None:
+    hosts = virtual_hosts(3)
+    job = start(hosts, (1, 1, 1), tmp_path, "train", MPIDIST_TIMEOUT=str(LIMIT_SECONDS))
+    finish(hosts.execute("n3", "ip link set eth0 down"), "ip", 60)
+    try:
+        # Each by itself.
+        limit = LIMIT_SECONDS + END_SECONDS
+        wait_until(lambda: not ranks_left(hosts), limit, lambda: (ranks_left(hosts), said(tmp_path)))
+        if not is_open_mpi(find_mpirun()):
+            finish(job, "the job", END_SECONDS)
+    finally:
+        # Open MPI's launcher waits for the host that is gone.
+        hosts.close()
+        job.communicate(timeout=30)
+    logs = said(tmp_path)
+    assert "has waited" in logs["2.log"]
+    line = 1 + next(number for number, line in enumerate(PROGRAM.split("\n")) if "# the line" in line)
+    told = [
+        text for rank, text in enumerate(logs.values())
+        if re.search(rf"rank {rank} of 3 on n{rank + 1} has waited \d+ s though all ranks that it sees have come", text)
+        and re.search(rf"  rank {rank} of 3 on n{rank + 1} waits in .*program.py:{line}", text)
+        and "a cable that is cut" in text
+    ]
+    # Behind the cut, and at least one on this side: it may end the others before they speak.
+    assert len(told) >= 2, logs
+
+
+def test_a_launcher_that_looks_after_its_connections_ends_behind_a_cut(virtual_hosts: Open, tmp_path: Path) -> None:
+    if not is_open_mpi(find_mpirun()):
+        pytest.skip("Hydra ends with the ranks that it reaches")
+    hosts = virtual_hosts(3)
+    # The host is silent for two seconds, then for two questions.
+    for name, value in {"time": 2, "intvl": 1, "probes": 2}.items():
+        hosts.launcher_options += ["--prtemca", f"oob_tcp_keepalive_{name}", str(value)]
+    job = start(hosts, (1, 1, 1), tmp_path, "train")
+    finish(hosts.execute("n3", "ip link set eth0 down"), "ip", 60)
+    result = finish(job, "the job", END_SECONDS)
+    text = result.stdout + result.stderr
+    assert "lost communication with a remote daemon" in text, text
+    wait_until(lambda: not ranks_left(hosts), END_SECONDS, lambda: ranks_left(hosts))
