@@ -1193,6 +1193,21 @@ WINDOWS = (
         WINDOW + "nothing_is_sent_to_a_forgotten_rank_or_taken_from_it", 2,
     ),
     Fault(
+        "who joins reads again what was read in its place", "coordinator/positions.py",
+        "parts = None if not old or old[-1].refusal else _left(old[-1])", "parts = None",
+        "unit/test_positions.py::test_who_joins_takes_what_the_one_before_has_left",
+    ),
+    Fault(
+        "the file of another user's making is believed", "comm/windows/join_file.py",
+        "or found.st_mode & 0o077:", "or found.st_mode & 0:",
+        "unit/test_join_file.py::test_a_file_that_others_may_read_or_write_is_not_believed",
+    ),
+    Fault(
+        "a joiner that dies before it has joined keeps its place", "strategy/joining.py",
+        "            self._given.remove(rank)\n            self._strategy", "            self._strategy",
+        "system/test_joining.py::test_a_killed_worker_is_replaced_though_joiners_die_at_each_step",
+    ),
+    Fault(
         "a silent host is not noticed", "comm/windows/addresses.py", "socket.SO_KEEPALIVE, 1", "socket.SO_KEEPALIVE, 0",
         "system/test_window_deaths.py::test_a_host_that_says_nothing_is_lost_and_a_busy_rank_is_not",
     ),

@@ -10,7 +10,7 @@ is in flight, and raises `take_error`; then all is as new.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TypeAlias
 
@@ -180,14 +180,15 @@ class Closures:
 
     # ------------------------------------------------------------------ workers
 
-    def joined(self, rank: int, now: float) -> list[Action]:
+    def joined(self, rank: int, now: float, own: Mapping[int, Work] | None = None) -> list[Action]:
         """Local. A worker is there.
 
         Args:
             rank: Its rank, which no worker had before.
             now: The time.
+            own: As of `Resources.joined`.
         """
-        return [*self.resources.joined(self._workers.join(rank)), *self._dispatch(now)]
+        return [*self.resources.joined(self._workers.join(rank), own or {}), *self._dispatch(now)]
 
     def lost(self, rank: int, now: float) -> list[Action]:
         """Local. A worker is dead, or counts as dead: it is fenced, and its closures wait again unless decided.
@@ -199,19 +200,15 @@ class Closures:
         worker = self._workers.lose(rank)
         if worker is None:
             return []
-        actions: list[Action] = [Send(to, Fence(rank)) for to in (*self.commits.servers, rank)]
-        actions += self.resources.lost(worker)
+        fences = [Send(to, Fence(rank)) for to in (*self.commits.servers, rank)]
+        actions: list[Action] = [*fences, *self.resources.lost(worker)]
         for number in sorted({number for number in worker.slots if number is not None}):
             if not self._closures[number].is_decided:
                 actions += self._again(number)
         return [*actions, *self._dispatch(now)]
 
     def overdue(self, now: float) -> list[int]:
-        """Local. The workers whose closure runs longer than `timeout`: to be reported as `lost`.
-
-        Args:
-            now: The time.
-        """
+        """Local. The workers whose closure runs longer than `timeout` at this time: to be reported as `lost`."""
         if self.timeout is None:
             return []
         return [rank for rank, worker in self.workers.items() if worker.is_overdue(self.timeout, now)]
@@ -227,7 +224,7 @@ class Closures:
             now: The time.
 
         Returns:
-            None if the message is not one of this machine's.
+            None if the message is not this machine's.
 
         Raises:
             RuntimeError: The message breaks the protocol.

@@ -95,9 +95,9 @@ class ClusterCoordinator:
         self._waits = Waits(self._closures, self._place_of)
         self._data_sets = DataSets(
             self._resource, self._make_again, self._wait_for_made, self._closures, self._is_at_end,
-            strategy.places.ranks,
+            strategy.places.ranks, lambda fn, args: self._functions.work(fn, args, {})[0],
         )
-        self._joining = Joining(self._closures, self._station, self._do)
+        self._joining = Joining(self._closures, self._data_sets, self._station, self._do)
         self._chief.closures = self._take
         self._chief.watch = self._watch
         self._chief.discard = self._discard

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from mpidist.coordinator.closures import Closures
 from mpidist.coordinator.names import OwnContext
 from mpidist.coordinator.positions import deal, from_state, to_state
 from mpidist.coordinator.remote_value import PerWorkerIterator, PerWorkerValues
+from mpidist.coordinator.work import Work
 from mpidist.coordinator.worker_data import make_dataset, resume, same
 from mpidist.data.dataset import Dataset
 from mpidist.serving.own_data import OwnIterator, Part
@@ -37,12 +39,13 @@ class DataSets:
         closures: Of the coordinator.
         is_at_end: Whether an iterator has ended on all workers, by its number.
         workers: The ranks of all workers, in the order of their indices.
+        work_of: The work that calls a function.
     """
 
     def __init__(
         self, make: Making, make_again: Callable[[int, Callable[..., Any], tuple[Any, ...]], None],
         wait_for: Callable[[int], None], closures: Closures, is_at_end: Callable[[int], bool],
-        workers: Sequence[int],
+        workers: Sequence[int], work_of: Callable[[Callable[..., Any], tuple[Any, ...]], Work],
     ) -> None:
         self._make = make
         self._make_again = make_again
@@ -50,6 +53,11 @@ class DataSets:
         self._closures = closures
         self._is_at_end = is_at_end
         self._workers = workers
+        self._work_of = work_of
+        # What makes the data set of an iterator, and that data set.
+        self._iterators: weakref.WeakKeyDictionary[
+            PerWorkerIterator, tuple[Callable[..., Dataset] | Dataset, PerWorkerValues]
+        ] = weakref.WeakKeyDictionary()
 
     def create(self, dataset_fn: Callable[..., Dataset] | Dataset) -> PerWorkerValues:
         """Local. See `ClusterCoordinator.create_per_worker_dataset`."""
@@ -64,11 +72,32 @@ class DataSets:
         def values(number: int) -> PerWorkerIterator:
             parts = {rank: [Part(len(self._workers), self._workers.index(rank))] for rank in self._closures.workers}
             self._closures.resources.positions.begin(number, parts)
-            return PerWorkerIterator(
+            made = PerWorkerIterator(
                 number, self._is_at_end, self._state, partial(self._load_state, dataset_fn, dataset)
             )
+            self._iterators[made] = dataset_fn, dataset
+            return made
 
         return self._make(OwnIterator, (dataset,), {}, values)
+
+    def joined(self, rank: int, before: Sequence[int]) -> dict[int, Work]:
+        """Local. Let a worker that joins read on where the one before in its place has stopped.
+
+        Args:
+            rank: The worker.
+            before: The ranks that had its place, which are lost.
+
+        Returns:
+            What makes its iterators, by their numbers; it makes others like a worker of the beginning.
+        """
+        index, works = self._workers.index(rank), {}
+        fresh = Part(len(self._workers), index)
+        for iterator, (dataset_fn, dataset) in list(self._iterators.items()):
+            number = iterator.number
+            parts = self._closures.resources.positions.take_over(number, rank, before, fresh)
+            if parts is not None:
+                works[number] = self._work_of(resume, (dataset, dataset_fn, OwnContext(), {index: parts}))
+        return works
 
     def _state(self, number: int) -> dict[str, Any]:
         """See `PerWorkerIterator.state`."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from mpidist.coordinator.closures import Action, Closures
+from mpidist.coordinator.data_sets import DataSets
 from mpidist.serving.station import Station
 from mpidist.strategy.joining import Invitation
 
@@ -14,12 +15,16 @@ class Joining:
 
     Args:
         closures: Of the coordinator.
+        data_sets: Likewise.
         station: Of the chief.
         do: Does what the closures ask for.
     """
 
-    def __init__(self, closures: Closures, station: Station, do: Callable[[Sequence[Action]], None]) -> None:
+    def __init__(
+        self, closures: Closures, data_sets: DataSets, station: Station, do: Callable[[Sequence[Action]], None]
+    ) -> None:
         self._closures = closures
+        self._data_sets = data_sets
         self._station = station
         self._do = do
 
@@ -32,5 +37,6 @@ class Joining:
         """
         with self._station.whole:
             for rank in invitation.arrived():
-                self._do(self._closures.joined(rank, now))
+                own = self._data_sets.joined(rank, invitation.before(rank))
+                self._do(self._closures.joined(rank, now, own))
             invitation.look(self._closures.workers.keys(), self._closures.has_work_of)

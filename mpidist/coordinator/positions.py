@@ -75,6 +75,26 @@ class Positions:
                 if new:
                     place.parts[part] = place.parts[part]._replace(pass_state=new[0])
 
+    def take_over(self, number: int, rank: int, before: Iterable[int], fresh: Part) -> list[Part] | None:
+        """Local. Let a worker read what is left of the part of the data that its place has.
+
+        Args:
+            number: Of the iterator; nothing happens if it is none.
+            rank: The worker, which joins.
+            before: Those that had its place, which are lost.
+            fresh: What it reads where none of them has begun.
+
+        Returns:
+            What it is to read; None where it begins like a worker of the beginning.
+        """
+        places = self._places.get(number)
+        if places is None:
+            return None
+        old = [places.pop(one) for one in before if one in places]
+        parts = None if not old or old[-1].refusal else _left(old[-1])
+        places[rank] = _Place([fresh] if parts is None else list(parts))
+        return parts
+
     def left(self, number: int) -> list[Part]:
         """Local. All that workers have not read yet of an iterator, those of lost workers included.
 
@@ -90,15 +110,20 @@ class Positions:
                     "`create_per_worker_dataset` return a mpidist.data.Dataset, which `Dataset.from_iterable` makes of "
                     "anything else, or leave the iterator out of the checkpoint"
                 )
-            if not place.parts:
-                continue
-            first, *more = place.parts[place.part :]
-            found += [first if place.place is None else first.after(place.place), *more]
+            found += _left(place)
         return found
 
     def discard(self, number: int) -> None:
         """Local. Forget an iterator."""
         self._places.pop(number, None)
+
+
+def _left(place: _Place) -> list[Part]:
+    """What a worker has not read yet."""
+    if not place.parts:
+        return []
+    first, *more = place.parts[place.part :]
+    return [first if place.place is None else first.after(place.place), *more]
 
 
 def deal(parts: Sequence[Part], workers: int) -> list[list[Part]]:

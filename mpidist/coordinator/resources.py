@@ -61,12 +61,17 @@ class Resources:
         work = self._works.get(number)
         return "" if work is None else work.label
 
-    def joined(self, worker: Worker) -> list[Send]:
-        """Local. Let a new worker make all resources."""
-        return [send for number in self._works for send in self._build(worker, number)]
+    def joined(self, worker: Worker, own: Mapping[int, Work]) -> list[Send]:
+        """Local. Let a new worker make all resources.
 
-    def _build(self, worker: Worker, number: int) -> list[Send]:
-        work = self._works[number]
+        Args:
+            worker: The worker.
+            own: By number of a resource, what makes it on this worker, where that is not as on the others.
+        """
+        return [send for number in self._works for send in self._build(worker, number, own.get(number))]
+
+    def _build(self, worker: Worker, number: int, own: Work | None = None) -> list[Send]:
+        work = self._works[number] if own is None else own
         worker.building.append(number)
         worker.known.add(("resource", number))
         return [*worker.define(work), Send(worker.rank, Build(number, work.function.number, work.arguments))]

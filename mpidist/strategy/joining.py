@@ -119,6 +119,11 @@ class Invitation:
             self._strategy.places.take(rank)
         return arrived
 
+    def before(self, rank: int) -> list[int]:
+        """Local. The ranks that had the place of a rank before it."""
+        ranks = self._strategy.places.all_of(self._strategy.places.index_of(rank))
+        return ranks[: ranks.index(rank)]
+
     def look(self, living: Collection[int], has_work: Callable[[int], bool]) -> None:
         """Local. Answer who asks for a place, as far as that can be decided now.
 

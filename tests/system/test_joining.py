@@ -302,3 +302,65 @@ print("all right", flush=True)
     result = run_program(3, program, directory)
     assert result.returncode == 0, result.stdout + result.stderr
     assert result.stdout.count("all right") == 3, result.stdout
+
+
+# Worker 1 is killed in the middle of its data. Each function counts the element that it has read.
+READING = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import mpidist
+
+folder = Path(sys.argv[1])
+strategy = mpidist.ParameterServerStrategy(
+    mpidist.cluster_resolver.MPIClusterResolver(num_ps=1), options=mpidist.ServerOptions(heap_bytes=1 << 22),
+    join_directory=folder / "job",
+)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    counts = mpidist.Variable(np.zeros(40, "int64"))
+
+def data(context):
+    elements = mpidist.data.Dataset.from_tensor_slices(np.arange(40))
+    return elements.shard(context.num_input_pipelines, context.input_pipeline_id)
+
+def count(batches):
+    element = int(next(batches))
+    counts.assign_add(np.eye(40, dtype="int64")[element])
+    return element
+
+batches = iter(coordinator.create_per_worker_dataset(data))
+read = coordinator.fetch([coordinator.schedule(count, (batches,), worker=1) for _ in range(5)])
+os.kill(coordinator.schedule(os.getpid, worker=1).fetch(), signal.SIGKILL)
+(folder / "killed").touch()
+end = time.monotonic() + 60
+while not repr(coordinator).endswith("of 1 workers>") and time.monotonic() < end:
+    coordinator.done()
+while not repr(coordinator).endswith("of 2 workers>") and time.monotonic() < end:
+    coordinator.done()
+read += coordinator.fetch([coordinator.schedule(count, (batches,), worker=1) for _ in range(5)])
+left = sorted(map(tuple, batches.state()["parts"].tolist()))
+while not batches.is_at_end and time.monotonic() < end:
+    for _ in range(20):
+        coordinator.schedule(count, (batches,))
+    coordinator.join()
+print("read", read, "left", left, "counts", counts.numpy().tolist(), flush=True)
+"""
+
+
+def test_a_joiner_reads_on_where_the_worker_before_has_stopped(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(READING)
+    job = start(4, "AUTO", program, tmp_path)
+    try:
+        wait_for(tmp_path / "killed", job)
+        joiner = join(tmp_path / "job")
+        result = finish(job, program.name, 60)
+    finally:
+        if job.poll() is None:
+            os.killpg(job.pid, signal.SIGKILL)
+    ended = finish(joiner, "the joiner", 30)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    text = result.stdout + result.stderr
+    assert f"read {list(range(1, 20, 2))} left" in result.stdout, text
+    assert f"counts {[1] * 40}" in result.stdout, text

@@ -133,3 +133,22 @@ def test_a_part_that_cannot_be_opened_is_tried_again() -> None:
 def test_what_is_no_position(saved: dict[str, Any], text: str) -> None:
     with pytest.raises(CheckpointError, match=text):
         from_state(saved)
+
+
+def test_who_joins_takes_what_the_one_before_has_left() -> None:
+    positions = Positions()
+    positions.begin(7, {1: [Part(2, 0)], 2: [Part(2, 1), Part(3, 1)]})
+    positions.built(2, 7, {"iteration": 1})
+    positions.note(2, [(7, 0, 4)])
+    assert positions.take_over(7, 5, [2], Part(2, 1)) == [Part(2, 1, 4, 1, {"iteration": 1}), Part(3, 1)]
+    positions.note(5, [(7, 1, 2)])
+    assert positions.left(7) == [Part(2, 0), Part(3, 1, 2)]
+    # Nobody has begun in the place of rank 3, and another iterator has no positions.
+    assert positions.take_over(7, 6, [3], Part(2, 1)) is None
+    assert positions.left(7)[-1] == Part(2, 1)
+    assert positions.take_over(8, 6, [3], Part(2, 1)) is None
+    # One whose place nobody knows begins anew.
+    positions.begin(9, {1: [Part(1, 0)]})
+    positions.built(1, 9, "a list")
+    assert positions.take_over(9, 5, [1], Part(1, 0)) is None
+    assert positions.left(9) == [Part(1, 0)]
