@@ -6,8 +6,8 @@ whether to start MPI at all, which GPU to take, and whether the launcher and the
 
 from __future__ import annotations
 
-import multiprocessing
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -160,7 +160,9 @@ def is_multiprocessing_child() -> bool:
 
     A spawn or forkserver child that initialises MPI kills the job (MPICH) or segfaults its parent (Open MPI).
     """
-    return multiprocessing.parent_process() is not None
+    # Such a child has loaded it. To load it here would cost every other program 5 ms.
+    process = sys.modules.get("multiprocessing.process")
+    return process is not None and process.parent_process() is not None
 
 
 def lost_connection() -> str:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from mpidist import context
 from mpidist.cluster.resolver import ClusterResolver
@@ -17,9 +18,6 @@ from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.resource import Resource, end_all
 from mpidist.context import Entry
-from mpidist.data.dataset import Dataset
-from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
-from mpidist.data.input_context import InputContext
 from mpidist.missing import Missing
 from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy.extended import StrategyExtended
@@ -32,7 +30,17 @@ from mpidist.variables.arena import Arena
 from mpidist.variables.drift import DriftCheck
 from mpidist.variables.variable import Home
 
+if TYPE_CHECKING:
+    from mpidist.data.dataset import Dataset
+    from mpidist.data.distribution.distributed_dataset import DistributedDataset
+    from mpidist.data.input_context import InputContext
+
 T = TypeVar("T")
+
+
+def _input() -> Any:
+    """The module of distributed datasets, by name: it is a third of what a strategy would load otherwise."""
+    return importlib.import_module("mpidist.data.distribution.distributed_dataset")
 
 
 _REDUCE_OPS = dict(ReduceOp.__members__)
@@ -348,7 +356,10 @@ class Strategy(Resource):
             An iterable of this rank's pieces: each global batch is split so that sizes differ by at most one. On GPUs
             they are CuPy arrays.
         """
-        return DistributedDataset(dataset, self.communicator, options=options, namespace=self.arena.namespace)
+        made: DistributedDataset = _input().DistributedDataset(
+            dataset, self.communicator, options=options, namespace=self.arena.namespace
+        )
+        return made
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -362,9 +373,10 @@ class Strategy(Resource):
         Returns:
             An iterable that ends on all ranks together: a rank without data gets empty batches.
         """
-        return distribute_datasets_from_function(
+        made: DistributedDataset = _input().distribute_datasets_from_function(
             dataset_fn, self.communicator, options=options, namespace=self.arena.namespace
         )
+        return made
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 

@@ -9,7 +9,7 @@ from abc import ABC, ABCMeta
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 import numpy.typing as npt
 
@@ -18,8 +18,6 @@ from mpidist.chief import is_chief
 from mpidist.comm.collective import require_axis
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.context import Entry
-from mpidist.data.dataset import Dataset
-from mpidist.data.distribution.distributed_dataset import DistributedDataset
 from mpidist.options import (
     CommunicationOptions,
     InputOptions,
@@ -34,6 +32,10 @@ from mpidist.strategy.replica import ReplicaContext, require_call
 from mpidist.variables import variable as variables
 from mpidist.variables.arena import current_home, solo_arena
 from mpidist.variables.initial import ShardedInitial
+
+if TYPE_CHECKING:
+    from mpidist.data.dataset import Dataset
+    from mpidist.data.distribution.distributed_dataset import DistributedDataset
 
 logger = logging.getLogger("mpidist")
 T = TypeVar("T")

@@ -200,3 +200,16 @@ def test_parameter_servers_are_measured_by_both_ways(tmp_path: Path) -> None:
         assert {"null closure, us", "closures per second", "ring to prepared, us"} < set(content[way])
         assert {"1 MB and 5 ms, us", "1 MB and 5 ms with prefetch, us"} < set(content[way])
         assert all(time > 0 for time in content[way]["1 MB"].values())
+
+
+def test_the_start_of_ranks_beside_mpi4py_alone(tmp_path: Path) -> None:
+    figures = tmp_path / "startup.json"
+    result = run_program(
+        1, FOLDER / "startup.py", "--ranks", 2, "--rounds", 1, "--json", figures, timeout_seconds=100
+    )
+    assert result.returncode == 0, result.stdout + result.stderr
+    medians = json.loads(figures.read_text())["medians"]
+    bare, ours = medians["mpi4py and NumPy"], medians["mpidist"]
+    assert bare["seconds"] > 0
+    # It has loaded more, and so little that a dataset or HDF5 is not among it.
+    assert 0 < ours["own MB"] - bare["own MB"] < 14

@@ -235,3 +235,40 @@ def test_a_process_that_a_rank_starts_is_no_rank(tmp_path: Path) -> None:
     why = r"LauncherError: this process has the environment of rank 0 of 2 ranks, .*\(PMI_FD=\d+ is closed\).*env -u"
     assert re.search(why, result.stdout), result
     assert "1 replica" in result.stdout, result
+
+
+PORTS = """
+import os
+import numpy as np
+from mpi4py import MPI
+import mpidist
+
+def ports():
+    # The sockets of this process that listen on a network: MPI's own, and others'.
+    own = {link for one in os.listdir("/proc/self/fd") if os.path.exists(f"/proc/self/fd/{one}")
+           for link in [os.readlink(f"/proc/self/fd/{one}")]}
+    lines = [line.split() for name in ("tcp", "tcp6") for line in list(open(f"/proc/self/net/{name}"))[1:]]
+    return {line[1] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own}
+
+before = ports()
+strategy = mpidist.MultiWorkerMirroredStrategy()
+with strategy.scope():
+    variable = mpidist.Variable(np.zeros(1000))
+    optimizer = mpidist.optimizers.SGD(0.5)
+for batch in strategy.experimental_distribute_dataset(mpidist.data.Dataset.range(8).batch(4)):
+    strategy.run(lambda: optimizer.apply_gradients([(np.ones(1000), variable)]))
+    strategy.gather(batch, axis=0)
+import socket
+opened = ports() - before
+with socket.create_server(("127.0.0.1", 0)):
+    seen = len(ports() - before - opened)
+print(f"opened {sorted(opened)}, and {seen} that is seen", flush=True)
+"""
+
+
+def test_a_synchronous_strategy_opens_no_port(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(PORTS)
+    result = run_program(2, program)
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.count("opened [], and 1 that is seen") == 2, result.stdout

@@ -185,3 +185,18 @@ def test_one_rank_communicates_with_itself() -> None:
     assert solo.all_reduce_max(-3) == -3
     assert solo.split(4).size == 1
     solo.barrier()
+
+
+def test_a_strategy_loads_no_more_than_it_needs() -> None:
+    code = """
+import sys
+import numpy
+before = set(sys.modules)
+import mpidist
+mpidist.MultiWorkerMirroredStrategy()
+heavy = ("mpidist.data", "mpidist.checkpoint", "mpidist.coordinator", "mpidist.serving", "h5py", "email",
+         "importlib.metadata", "multiprocessing", "mpi4py.MPI", "tqdm", "click")
+print(sorted(set(heavy) & (set(sys.modules) - before)))
+"""
+    result = run_python(code)
+    assert result.stdout.strip() == "[]", result.stdout + result.stderr

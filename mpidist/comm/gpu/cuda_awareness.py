@@ -14,7 +14,6 @@ import enum
 import functools
 import hashlib
 import importlib
-import importlib.metadata
 import json
 import os
 import signal
@@ -264,9 +263,11 @@ def _is_final(known: Mapping[str, Any], code: int) -> bool:
 def _settings(memory: str) -> str:
     """A hash of everything that is known before MPI starts and on which the answer depends."""
     described: dict[str, object] = {"memory": memory, "prefix": sys.prefix}
+    # Loaded by name: it takes as long as a tenth of a strategy, and is needed with GPUs only.
+    metadata: Any = importlib.import_module("importlib.metadata")
     for package in ("mpi4py", "cupy", "cupy-cuda11x", "cupy-cuda12x", "cupy-cuda13x"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            described[package] = importlib.metadata.version(package)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            described[package] = metadata.version(package)
     described["settings"] = sorted(
         (name, value) for name, value in child_environment(os.environ).items()
         if name in ("LD_LIBRARY_PATH", "LD_PRELOAD", "LOADEDMODULES")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import os
 import threading
 import zipfile
@@ -11,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import h5py
 import numpy as np
 
 # NumPy parses headers as Python code, and some versions of Python fail (SystemError) where two threads do so at a time.
@@ -105,7 +105,8 @@ def counter_of(reader: Callable[[Any], Any]) -> Callable[[Any], int] | None:
 
 def _open_hdf5(path: str | os.PathLike[str]) -> Any:
     try:
-        return h5py.File(path)
+        # Loaded by name, since most programs read other files: it takes 3 MB of each rank.
+        return importlib.import_module("h5py").File(path)
     except FileNotFoundError:
         raise FileNotFoundError(errno.ENOENT, "hdf5_reader: there is no such file", os.fspath(path)) from None
     except OSError as error:
@@ -114,7 +115,7 @@ def _open_hdf5(path: str | os.PathLike[str]) -> Any:
 
 def _dataset_in(file: Any, name: str) -> Any:
     found = file.get(name)
-    if not isinstance(found, h5py.Dataset):
+    if not isinstance(found, importlib.import_module("h5py").Dataset):
         raise KeyError(
             f"hdf5_reader: expected a dataset {name!r} in {file.filename!r}, got a file with {sorted(file)!r}"
         )

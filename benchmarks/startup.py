@@ -1,0 +1,90 @@
+"""How long do ranks take to a strategy, and how much memory, beside mpi4py and NumPy alone?
+
+The parent starts each program with mpirun, by turns, and the clock runs from there until all ranks have met. Memory is
+what each rank has for itself alone (private pages) and its part of what it shares (Pss).
+
+python benchmarks/startup.py --ranks 64 --json startup.json
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import click
+
+_MEET = """
+import json, time
+MPI.COMM_WORLD.Barrier()
+end = time.time()
+memory = {"Private_Clean": 0, "Private_Dirty": 0, "Pss": 0}
+for line in open("/proc/self/smaps_rollup"):
+    name = line.split(":")[0]
+    if name in memory:
+        memory[name] = int(line.split()[1]) / 1024
+# Before any rank ends: pages are shared by fewer then.
+MPI.COMM_WORLD.Barrier()
+told = MPI.COMM_WORLD.gather((memory["Private_Clean"] + memory["Private_Dirty"], memory["Pss"]))
+if told:
+    own, parts = zip(*told)
+    print("figures", json.dumps({"end": end, "own": sum(own) / len(own), "part": sum(parts) / len(parts)}), flush=True)
+"""
+PROGRAMS = {
+    "mpi4py and NumPy": f"import numpy\nfrom mpi4py import MPI\n{_MEET}",
+    "mpidist": f"import mpidist\nstrategy = mpidist.MultiWorkerMirroredStrategy()\nfrom mpi4py import MPI\n{_MEET}",
+}
+
+
+def measure(ranks: int, code: str) -> dict[str, float]:
+    """The seconds until all ranks of a program have met, and the megabytes of a rank."""
+    beside = Path(sys.executable).with_name("mpirun")
+    mpirun = str(beside) if beside.exists() else "mpirun"
+    environment = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", **os.environ}
+    version = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
+    options = [] if "HYDRA" in version else ["--oversubscribe"]
+    begin = time.time()
+    run = subprocess.run(
+        [mpirun, *options, "-n", str(ranks), sys.executable, "-c", code], env=environment, stdin=subprocess.DEVNULL,
+        capture_output=True, text=True, check=False,
+    )
+    lines = [line for line in run.stdout.splitlines() if "figures {" in line]
+    if run.returncode or not lines:
+        raise click.ClickException(f"a program ended with {run.returncode}: {run.stderr[-2000:]}")
+    told = json.loads(lines[0].partition("figures ")[2])
+    return {"seconds": told["end"] - begin, "own MB": told["own"], "part MB": told["part"]}
+
+
+@click.command(help=__doc__)
+@click.option("--ranks", default=64, show_default=True, type=click.IntRange(2))
+@click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
+@click.option("--json", "path", type=click.Path(dir_okay=False), help="Write a record.")
+def main(ranks: int, rounds: int, path: str | None) -> None:
+    taken: dict[str, list[dict[str, float]]] = {name: [] for name in PROGRAMS}
+    # The first round reads files from the disk.
+    for number in range(rounds + 1):
+        for name, code in PROGRAMS.items():
+            figures = measure(ranks, code)
+            if number:
+                taken[name].append(figures)
+    medians = {
+        name: {kind: statistics.median(one[kind] for one in each) for kind in each[0]} for name, each in taken.items()
+    }
+    for name, figures in medians.items():
+        click.echo(f"{name:18}" + "".join(f"{value:9.2f} {kind}" for kind, value in figures.items()))
+    bare, ours = (medians[name] for name in PROGRAMS)
+    ratio = ours["seconds"] / bare["seconds"]
+    more = {kind: ours[kind] - bare[kind] for kind in ("own MB", "part MB")}
+    memory = ", ".join(f"{value:.1f} {kind}" for kind, value in more.items())
+    click.echo(f"{ratio:.2f} times the time; more memory per rank: {memory}")
+    if path:
+        result = {"ranks": ranks, "cores": os.cpu_count(), "rounds": rounds, "ratio": ratio, "more": more}
+        Path(path).write_text(json.dumps({**result, "medians": medians, "all": taken}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
