@@ -14,6 +14,7 @@ _LONG_NAMES = {
 }
 _SRUN = ("srun",)
 _MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
+_CONTAINERS = ("apptainer", "singularity", "docker", "podman")
 
 
 @dataclass(frozen=True)
@@ -66,8 +67,26 @@ class Command:
     def options(self) -> dict[str, str]:
         """Local. The options that stand between srun and the program, by their long names."""
         begin = next((at for at, word in enumerate(self.words) if _base(word) in _SRUN), 0) + 1
-        end = next((at for at, word in enumerate(self.words) if at >= begin and _is_program(word)), len(self.words))
+        stops = (at for at, word in enumerate(self.words) if _is_program(word) or _base(word) in _CONTAINERS)
+        end = next((at for at in stops if at >= begin), len(self.words))
         return {option.name: option.value for option in _options(self.words[begin:end], self.line)}
+
+    @property
+    def container(self) -> str:
+        """Local. The name of the program that starts a container for Python here; empty if there is none."""
+        return next((_base(word) for word in self.words if _base(word) in _CONTAINERS and self.is_python), "")
+
+    @property
+    def container_words(self) -> tuple[str, ...]:
+        """Local. What stands between the name of `container` and the program that it starts."""
+        begin = next((at for at, word in enumerate(self.words) if _base(word) in _CONTAINERS), len(self.words)) + 1
+        end = next((at for at, word in enumerate(self.words) if at >= begin and _is_program(word)), len(self.words))
+        return self.words[begin:end]
+
+    @property
+    def has_launcher_inside(self) -> bool:
+        """Local. Whether ranks are started inside of a container."""
+        return any(_base(word) in (*_SRUN, *_MPIRUN) for word in self.container_words)
 
     def _starts(self, names: tuple[str, ...]) -> bool:
         return any(_base(word) in names for word in self.words)

@@ -174,10 +174,54 @@ def _no_launcher(script: JobScript) -> Iterator[Finding]:
             )
 
 
+# The options of Apptainer with which each rank has a /dev/shm, or processes, of its own.
+_SEPARATE = ("--contain", "--containall", "--ipc", "--pid", "-c", "-C", "-i", "-p")
+
+
+def _containers(script: JobScript) -> Iterator[Finding]:
+    gpus = any(option.name.startswith(("gpus", "gres")) for option in script.options)
+    for command in script.commands:
+        words, name = command.container_words, command.container
+        if not name:
+            continue
+        if command.has_launcher_inside:
+            yield Finding(
+                command.line,
+                f"the launcher inside the container starts all ranks in it, on one node. Write it in front of {name}: "
+                "srun --mpi=pmix apptainer exec IMAGE python train.py",
+            )
+            continue
+        if name in ("docker", "podman"):
+            missing = [one for one in ("--ipc=host", "--pid=host", "--network=host") if one not in words]
+            if missing:
+                yield Finding(
+                    command.line,
+                    f"ranks in containers of their own share no memory and no network: MPI does not start, or is "
+                    f"slow. Write {name} run {' '.join(missing)}",
+                )
+            continue
+        separate = [word for word in words if word in _SEPARATE]
+        if separate and not (script.sets("MPIR_CVAR_NOLOCAL") or script.sets("OMPI_MCA_btl")):
+            yield Finding(
+                command.line,
+                f"{separate[0]} keeps the ranks of a node apart: MPICH then waits in its start for ever, Open MPI ends "
+                "with a segmentation fault, and variables are stored once a rank. Leave it out, or write above the "
+                "line: export MPIR_CVAR_NOLOCAL=1 OMPI_MCA_btl=self,tcp",
+            )
+        if {"--cleanenv", "-e"} & set(words):
+            yield Finding(
+                command.line,
+                "--cleanenv takes the launcher's variables away: each task is a program of one rank. Leave it out, and "
+                "unset what disturbs: --env NAME=",
+            )
+        if gpus and not {"--nv", "--rocm", "--nvccli"} & set(words):
+            yield Finding(command.line, f"the container sees no GPU. Write {name} exec --nv")
+
+
 def _sruns(script: JobScript) -> list[Command]:
     return [command for command in script.commands if command.is_srun]
 
 
 _RULES: tuple[Callable[[JobScript], Iterator[Finding]], ...] = (
-    _late_options, _mpi, _bad_exit, _components, _cores, _gpus, _requeue, _signals, _no_launcher,
+    _late_options, _mpi, _bad_exit, _components, _cores, _gpus, _requeue, _signals, _no_launcher, _containers,
 )

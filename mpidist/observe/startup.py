@@ -20,6 +20,11 @@ _ADVICE = (
     "mpi4py's MPI, and the other programs call MPI_Comm_split, too"
 )
 _STARTING_ADVICE = "MPI starts when every rank of the job has come to it"
+_CONTAINER_ADVICE = (
+    "This rank is the first process of a container: where the ranks of a host do not share /dev/shm, MPICH waits here "
+    "for ever. Give the containers one /dev/shm and one PID namespace (Apptainer without --containall and --pid, "
+    "docker run --ipc=host --pid=host), or set MPIR_CVAR_NOLOCAL=1"
+)
 
 
 class Starting(NamedTuple):
@@ -107,6 +112,8 @@ def describe(size: int, call: str) -> tuple[str, bool, int, int]:
     never = call != STARTING and any(not one.is_python for one in here)
     first = next((one.process for one in here if one.has_come and not one.is_stopped), 0)
     advice = _STARTING_ADVICE if call == STARTING else _ADVICE
+    if call == STARTING and os.getpid() == 1:
+        advice = _CONTAINER_ADVICE
     return "\n".join([*lines, advice] if lines else ["all ranks have come"]), never, first, elsewhere
 
 

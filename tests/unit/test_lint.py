@@ -14,6 +14,7 @@ from mpidist.cli.main import main
 
 SCRIPTS = sorted((Path(__file__).resolve().parents[2] / "slurm").glob("*.sbatch"))
 SRUN = "srun --mpi=pmix -K python train.py"
+CONTAINER = "srun --mpi=pmix -K apptainer exec image.sif python train.py -c -e"
 
 
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda path: path.name)
@@ -25,7 +26,7 @@ def test_our_own_scripts_are_short_and_have_no_trap(script: Path) -> None:
 
 def test_our_own_scripts_are_there() -> None:
     names = {script.stem for script in SCRIPTS}
-    assert {"train", "train_gpu", "parameter_server", "array", "requeue", "mpirun", "tests"} <= names
+    assert {"train", "train_gpu", "parameter_server", "array", "requeue", "mpirun", "tests", "container"} <= names
 
 
 @pytest.mark.parametrize(
@@ -54,6 +55,13 @@ def test_our_own_scripts_are_there() -> None:
         (["#SBATCH --signal=USR1@60", "mpirun python train.py"], 2, "mpirun's daemons.*--signal=B:USR1@60"),
         (["#SBATCH -N 2", "python train.py"], 3, "several tasks, and this line starts one process"),
         (["#SBATCH --ntasks-per-node 4", "python -m train"], 3, "several tasks"),
+        ([CONTAINER.replace("exec", "exec --containall")], 2, "--containall keeps the ranks of a node apart"),
+        ([CONTAINER.replace("exec", "exec -p")], 2, "-p keeps the ranks.*NOLOCAL=1 OMPI_MCA_btl=self,tcp"),
+        ([CONTAINER.replace("exec", "exec -e")], 2, "--cleanenv takes the launcher's variables away"),
+        (["#SBATCH --gpus-per-node=2", CONTAINER], 3, "the container sees no GPU. Write apptainer exec --nv"),
+        (["srun --mpi=pmix -K podman run --ipc=host image python train.py"], 2,
+         "share no memory and no network.*Write podman run --pid=host --network=host"),
+        (["singularity exec image mpirun -n 4 python train.py"], 2, "starts all ranks in it, on one node. Write it in"),
     ],
 )
 def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: str) -> None:
@@ -66,6 +74,10 @@ def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: s
     "lines",
     [
         [SRUN],
+        [CONTAINER],
+        ["#SBATCH --gres=gpu:2", CONTAINER.replace("exec", "exec --nv")],
+        ["export MPIR_CVAR_NOLOCAL=1", CONTAINER.replace("exec", "exec -C")],
+        ["srun --mpi=pmix -K docker run --ipc=host --pid=host --network=host image python train.py"],
         ["export SLURM_MPI_TYPE=pmi2 SLURM_KILL_BAD_EXIT=1", "srun python train.py"],
         ["#SBATCH --signal=USR1@60", SRUN],
         ["#SBATCH --signal=B:USR1@60", "trap 'scontrol show job' TERM SIGUSR1", f"{SRUN} &", "wait $!"],
