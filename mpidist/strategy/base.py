@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
@@ -20,6 +19,7 @@ from mpidist.comm.resource import Resource, end_all
 from mpidist.context import Entry
 from mpidist.missing import Missing
 from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
+from mpidist.strategy import datasets
 from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.logical_replicas import LogicalReplicas
 from mpidist.strategy.numerics import NumericsRecord
@@ -36,11 +36,6 @@ if TYPE_CHECKING:
     from mpidist.data.input_context import InputContext
 
 T = TypeVar("T")
-
-
-def _input() -> Any:
-    """The module of distributed datasets, by name: it is a third of what a strategy would load otherwise."""
-    return importlib.import_module("mpidist.data.distribution.distributed_dataset")
 
 
 _REDUCE_OPS = dict(ReduceOp.__members__)
@@ -356,10 +351,7 @@ class Strategy(Resource):
             An iterable of this rank's pieces: each global batch is split so that sizes differ by at most one. On GPUs
             they are CuPy arrays.
         """
-        made: DistributedDataset = _input().DistributedDataset(
-            dataset, self.communicator, options=options, namespace=self.arena.namespace
-        )
-        return made
+        return datasets.distribute(dataset, self.communicator, options, self.arena.namespace)
 
     def distribute_datasets_from_function(
         self, dataset_fn: Callable[[InputContext], Dataset], options: InputOptions | None = None
@@ -373,10 +365,7 @@ class Strategy(Resource):
         Returns:
             An iterable that ends on all ranks together: a rank without data gets empty batches.
         """
-        made: DistributedDataset = _input().distribute_datasets_from_function(
-            dataset_fn, self.communicator, options=options, namespace=self.arena.namespace
-        )
-        return made
+        return datasets.distribute_from_function(dataset_fn, self.communicator, options, self.arena.namespace)
 
     experimental_distribute_datasets_from_function = distribute_datasets_from_function
 

@@ -1,0 +1,36 @@
+"""Distributed datasets of a strategy, loaded at their first use: they are a third of what a strategy would load else."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, cast
+
+from mpidist.comm.communicator import Communicator
+from mpidist.options import InputOptions
+
+if TYPE_CHECKING:
+    from mpidist.data.dataset import Dataset
+    from mpidist.data.distribution.distributed_dataset import DistributedDataset
+    from mpidist.data.input_context import InputContext
+
+
+def distribute(
+    dataset: Dataset, communicator: Communicator, options: InputOptions | None, namespace: Any
+) -> DistributedDataset:
+    """Collective. See `DistributedDataset`."""
+    made = _module().DistributedDataset(dataset, communicator, options=options, namespace=namespace)
+    return cast("DistributedDataset", made)
+
+
+def distribute_from_function(
+    dataset_fn: Callable[[InputContext], Dataset], communicator: Communicator, options: InputOptions | None,
+    namespace: Any,
+) -> DistributedDataset:
+    """Collective. See `distribute_datasets_from_function`."""
+    made = _module().distribute_datasets_from_function(dataset_fn, communicator, options, namespace)
+    return cast("DistributedDataset", made)
+
+
+def _module() -> Any:
+    return importlib.import_module("mpidist.data.distribution.distributed_dataset")
