@@ -37,7 +37,6 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-
 _REDUCE_OPS = dict(ReduceOp.__members__)
 _NEEDS_CROSS_REPLICA = (
     "Method requires being in cross-replica context, use get_replica_context().merge_call() or call it outside `run`"

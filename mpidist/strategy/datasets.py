@@ -1,4 +1,4 @@
-"""Distributed datasets of a strategy, loaded at their first use: they are a third of what a strategy would load else."""
+"""Distributed datasets of a strategy, loaded at their first use: they would be a third of what a strategy loads."""
 
 from __future__ import annotations
 
