@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from mpidist.serving.messages import Fence, decode
+from mpidist.serving.messages import Fence
+from mpidist.serving.wire import decode
 
 _LIMIT_SECONDS = 60
 

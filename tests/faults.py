@@ -941,7 +941,8 @@ HOLDS = "unit/test_protocol.py::test_rules_hold_in_every_state"
 SERVING = (
     Fault(
         "an update changes what a cut has not saved", "serving/cut.py",
-        "if isinstance(action, Apply) and self.live:", "if isinstance(action, Apply) and not self.live:", HOLDS,
+        "if isinstance(action, Apply | ApplyRound) and self.live:",
+        "if isinstance(action, Apply | ApplyRound) and not self.live:", HOLDS,
     ),
     Fault(
         "copies have no limit", "serving/cut.py", "                return None\n            self.copied",
@@ -955,7 +956,7 @@ SERVING = (
     ),
     Fault(
         "a cut without the state of optimizers", "serving/holder.py",
-        "numbers += self._updates[commit.steps[change.step].optimizer].state_of(change.variable)", "pass",
+        "numbers += self._updates[step.optimizer].state_of(change.variable)", "pass",
         "parallel/serving/test_cut.py::test_updates_between_cut_and_end", 3,
     ),
     Fault(
@@ -981,9 +982,9 @@ SERVING = (
         "unit/test_positions.py::test_each_element_is_read_once_on_any_numbers_of_workers",
     ),
     Fault(
-        "an update counts before its servers have it", "coordinator/closures.py",
-        "if finished is None or worker is None or not closure.prepared.issuperset(finished.servers):",
-        "if finished is None or worker is None:", HOLDS,
+        "an update counts before its servers have it", "coordinator/work.py",
+        "if finished is None or self.worker is None or not self.prepared.issuperset(finished.servers):",
+        "if finished is None or self.worker is None:", HOLDS,
     ),
     Fault(
         "a server's word on a void attempt counts", "coordinator/closures.py",
@@ -1026,6 +1027,26 @@ SERVING = (
         "unit/test_versions.py::test_others_wait_for_one_that_stands_still_and_go_on_when_it_is_lost",
     ),
     Fault(
+        "gradients count that are too late", "coordinator/rounds.py",
+        "return attempt._replace(optimizers=()) if self._is_late(attempt) else attempt", "return attempt",
+        "unit/test_rounds.py::test_a_worker_that_stood_still_is_late_and_changes_no_version",
+    ),
+    Fault(
+        "a round counts while others of its version still run", "coordinator/rounds.py",
+        "if len(self._open) == in_flight else []", "if self._open else []",
+        "unit/test_rounds.py::test_a_round_waits_for_one_that_stands_still_and_goes_on_without_it_when_it_is_lost",
+    ),
+    Fault(
+        "a worker is in a round twice", "coordinator/rounds.py",
+        "return not (is_owing or self._unapplied)", "return not self._unapplied",
+        "unit/test_rounds.py::test_functions_for_one_worker_count_one_by_one_when_the_program_waits",
+    ),
+    Fault(
+        "a round is a sum and no mean", "serving/holder.py",
+        "gradients[step, number], counts[step])", "gradients[step, number], 1)",
+        "parallel/serving/test_synchronous.py::test_a_round_is_the_step_of_all_its_workers_together", 4,
+    ),
+    Fault(
         "a slot is used again before its update is applied", "coordinator/closures.py",
         "        self._workers.returned(worker, now)\n",
         "        self._workers.returned(worker, now)\n        worker.slots = [None] * len(worker.slots)\n",
@@ -1058,7 +1079,7 @@ SERVING = (
     ),
     Fault(
         "a step is counted that is not made", "serving/commits.py",
-        "iterations = dict(self.iterations) if optimizers else {}", "iterations = self.iterations",
+        "iterations: dict[int, int] = {}", "iterations = self.iterations",
         "unit/test_coordinator_closures.py::test_update_without_a_learning_rate_is_dropped_and_fails",
     ),
     Fault(

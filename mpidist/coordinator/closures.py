@@ -14,13 +14,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from typing import TypeAlias
 
-from mpidist.coordinator.awaiting import Awaiting
-from mpidist.coordinator.reports import owing, running
+from mpidist.coordinator.book import Book
 from mpidist.coordinator.resources import Resources
 from mpidist.coordinator.versions import Versions
-from mpidist.coordinator.work import Closure, ClosureEnd, End, Owing, ResourceEnd, Rules, Running, Work
+from mpidist.coordinator.work import Closure, ClosureEnd, End, ResourceEnd, Rules, Work
 from mpidist.coordinator.workers import Worker, Workers
-from mpidist.serving.commits import Commits
+from mpidist.serving.commits import Attempt, Commits
 from mpidist.serving.handles import with_inputs
 from mpidist.serving.messages import (
     OWN_WRITE,
@@ -43,7 +42,7 @@ Action: TypeAlias = Send | ClosureEnd | ResourceEnd
 
 
 @dataclass
-class Closures:
+class Closures(Book):
     """All closures that have not ended, and the workers.
 
     Methods return what is to be done. It must be done in this order: messages to a rank must not overtake each other.
@@ -56,8 +55,6 @@ class Closures:
         versions: Says which attempts may begin, and which updates may count.
 
     Attributes:
-        workers: The workers that are not lost, by rank.
-        resources: What each worker has a copy of.
         error: The first error since `take_error`.
     """
 
@@ -66,14 +63,7 @@ class Closures:
     timeout: float | None = None
     prefetch: InitVar[bool] = False
     versions: Versions = field(default_factory=Versions)
-    workers: dict[int, Worker] = field(init=False)
-    resources: Resources = field(init=False)
     error: ClosureEnd | None = None
-    _workers: Workers = field(init=False)
-    _closures: dict[int, Closure] = field(default_factory=dict)
-    _awaiting: Awaiting = field(default_factory=Awaiting)
-    # When the current attempt of a closure was finished.
-    _finished: dict[int, float] = field(default_factory=dict)
     _number: int = 0
     _is_cancelling: bool = False
 
@@ -86,24 +76,6 @@ class Closures:
     def is_full(self) -> bool:
         """Local. Whether `schedule` should wait."""
         return self._not_begun >= self.limit
-
-    @property
-    def is_done(self) -> bool:
-        """Local. Whether every closure has ended."""
-        return not self._closures
-
-    def is_at_end(self, data: int) -> bool:
-        """Local. Whether an iterator over workers' own data has come to its end on every worker."""
-        return not self._workers.have_left((data,))
-
-    @property
-    def in_flight(self) -> int:
-        """Local. The number of closures that some worker has, or has finished, and that have not ended."""
-        return len(self._closures) - self._not_begun
-
-    @property
-    def _not_begun(self) -> int:
-        return len(self._workers.waiting) + len(self._awaiting)
 
     # ------------------------------------------------------------------ the user
 
@@ -146,26 +118,6 @@ class Closures:
             raise RuntimeError(f"{self.in_flight} closures are in flight; an error is taken when nothing runs any more")
         error, self.error, self._is_cancelling = self.error, None, False
         return error
-
-    def uses(self, data: int) -> bool:
-        """Local. Whether a closure that has not ended takes an iterator over workers' own data."""
-        return any(data in closure.work.data for closure in self._closures.values())
-
-    def has_work_of(self, rank: int) -> bool:
-        """Local. Whether a closure that has not ended was given to this worker last, which may be lost."""
-        return any(closure.worker == rank for closure in self._closures.values())
-
-    def undecided(self) -> dict[int, tuple[Work, Rules]]:
-        """Local. The closures that no commit so far holds, by number: what a cut of this moment leaves to be done."""
-        return {number: (one.work, one.rules) for number, one in self._closures.items() if not one.is_decided}
-
-    def running(self) -> list[Running]:
-        """Local. The work of each worker that has something to do."""
-        return running(self.workers, self._closures, self.resources.label)
-
-    def owing(self) -> list[Owing]:
-        """Local. The servers from which a finished closure awaits something."""
-        return owing(self._finished, self._closures)
 
     def discard(self, kind: str, number: int) -> list[Send]:
         """Local. Let workers forget what the program has dropped.
@@ -329,7 +281,7 @@ class Closures:
 
     def _decide_held(self) -> list[Action]:
         """Decide what had to wait for others, which have ended meanwhile or count."""
-        actions: list[Action] = []
+        actions: list[Action] = [*self._commit(self.versions.full(len(self.workers)))]
         # Each one that is decided may be what others wait for.
         while self.versions.staleness is not None and (
             more := [one for worker in self.workers.values() for one in self._decide_in_turn(worker)]
@@ -337,26 +289,42 @@ class Closures:
             actions += more
         return actions
 
+    def end_round(self) -> list[Action]:
+        """Local. Let updates count that wait for others, if there will be no others before the program goes on."""
+        return [*self._commit(self.versions.rest(self.in_flight))]
+
     def _decide(self, number: int) -> list[Action]:
-        """Commit an attempt that is finished, and prepared by all servers that it has pushed to."""
+        """Decide an attempt that is finished, and prepared by all servers that it has pushed to."""
         closure = self._closures[number]
-        finished, worker = closure.finished, closure.worker
-        if finished is None or worker is None or not closure.prepared.issuperset(finished.servers):
+        attempt = closure.complete(number)
+        if attempt is None:
             return []
-        if finished.servers and not self.versions.may_count(number):
+        if attempt.servers:
+            return [*self._commit(self.versions.offer(attempt))]
+        self._note_decided(attempt)
+        return self._finish(number, closure)
+
+    def _commit(self, attempts: Sequence[Attempt]) -> list[Send]:
+        """Commit attempts that count together."""
+        if not attempts:
             return []
-        self.workers[worker].finished.remove(number)
-        self.resources.positions.note(worker, finished.read)
-        if not finished.servers:
-            return self._finish(number, closure)
-        closure.is_decided = True
-        closure.unapplied = frozenset(finished.servers)
-        message, closure.refusal = self.commits.decide(worker, number, closure.attempt, finished.optimizers)
-        if closure.refusal is None:
-            self.versions.count(number, closure.attempt, worker)
-        else:
-            self.versions.end(number)
-        return [Send(server, message) for server in finished.servers]
+        for one in attempts:
+            self._note_decided(one)
+            self._closures[one.closure].is_decided = True
+            self._closures[one.closure].unapplied = frozenset(one.servers)
+        sends, refusal = self.commits.decide([self.versions.counting(one) for one in attempts])
+        if refusal is None:
+            self.versions.count(attempts)
+            return sends
+        for one in attempts:
+            self._closures[one.closure].refusal = refusal
+            self.versions.end(one.closure)
+        return sends
+
+    def _note_decided(self, attempt: Attempt) -> None:
+        finished = self._closures[attempt.closure].finished
+        self.workers[attempt.worker].finished.remove(attempt.closure)
+        self.resources.positions.note(attempt.worker, finished.read if finished else ())
 
     def _applied(self, server: int, message: Applied) -> list[Action]:
         if message.attempt == OWN_WRITE:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,17 +13,17 @@ from mpidist.arguments import described, flag, number, whole
 from mpidist.coordinator.closures import QUEUE_SIZE, Action, Closures
 from mpidist.coordinator.data_sets import DataSets
 from mpidist.coordinator.functions import Functions, Naming, arguments_of
+from mpidist.coordinator.iterations import Iterations
 from mpidist.coordinator.joining import Joining
 from mpidist.coordinator.keeping import keep_going
 from mpidist.coordinator.names import Names
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
-from mpidist.coordinator.versions import Versions
+from mpidist.coordinator.rounds import versions_of
 from mpidist.coordinator.waits import Waits
 from mpidist.coordinator.work import ClosureEnd, End, rules_of
 from mpidist.data.dataset import Dataset
 from mpidist.errors import DeadRankError, EndOfDataError
 from mpidist.observe.peers import Key
-from mpidist.observe.recorder import RECORDER
 from mpidist.serving.chief import Chief
 from mpidist.serving.handles import portable
 from mpidist.serving.messages import Message, Send
@@ -78,7 +77,10 @@ class ClusterCoordinator:
     ) -> None:
         if closure_timeout is not None and not number("closure_timeout", closure_timeout, least=0):
             raise ValueError("`closure_timeout` must be more than 0 seconds, got 0: every worker would count as lost")
-        flag("prefetch", prefetch)
+        if flag("prefetch", prefetch) and strategy.pace.synchronous:
+            raise ValueError(
+                "`prefetch` must be False with synchronous=True: a function begins when the update before it is there"
+            )
         whole("queue_size", queue_size, least=1)
         if hasattr(self, "strategy"):
             return
@@ -86,8 +88,9 @@ class ClusterCoordinator:
         # `__new__` has looked.
         self._chief = cast(Chief, strategy.chief)
         self._station = self._chief.station
-        versions = Versions(strategy.staleness, RECORDER.updates.append)
-        self._closures = Closures(self._chief.commits, queue_size, closure_timeout, prefetch, versions)
+        self._chief.commits.iterations = Iterations(self._chief.optimizers)
+        self._versions = versions_of(strategy.pace, len(strategy.roles.workers))
+        self._closures = Closures(self._chief.commits, queue_size, closure_timeout, prefetch, self._versions)
         self._values: dict[int, RemoteValue] = {}
         self._names = Names(strategy, self._chief, self._values)
         self._functions = Functions(Naming(self._names.handle_of, self._names.name_of, self._chief.note_drop))
@@ -106,9 +109,7 @@ class ClusterCoordinator:
         for worker in strategy.places.ranks:
             self._do(self._closures.joined(worker, now))
         if not strategy.roles.is_one_process:
-            threading.Thread(
-                target=keep_going, args=(weakref.ref(self), self._chief.lock), name="mpidist-coordinator", daemon=True
-            ).start()
+            keep_going(self, self._chief.lock)
 
     # ------------------------------------------------------------------ the program
 
@@ -183,11 +184,19 @@ class ClusterCoordinator:
         """Local. Whether all functions have ended; raises as `join`."""
         with self._chief.lock:
             # After an error nothing more begins.
-            while self._closures.error is None and self._act():
+            while self._closures.error is None and (self._act() or self._end_round()):
                 pass
             self._look_for_losses()
             self._raise_error()
             return self._closures.is_done
+
+    @property
+    def late_updates(self) -> int:
+        """Local. With `synchronous=True`, the number of updates so far whose gradients came too late, and were dropped.
+
+        Functions of such updates have their values, and what they have changed otherwise counts.
+        """
+        return self._versions.late
 
     def fetch(self, val: Any) -> Any:
         """Local. The values of all `RemoteValue`s in a nest; waits for them.
@@ -281,13 +290,7 @@ class ClusterCoordinator:
 
     def _take(self, sender: int, message: Message) -> bool:
         """See `Role.take`."""
-        iterations = self._chief.commits.iterations
-        # The program may have restored a checkpoint.
-        optimizers = list(self._chief.optimizers.items())
-        iterations.update({plan: optimizer.iterations for plan, optimizer in optimizers})
         actions = self._closures.take(sender, message, time.monotonic())
-        for plan, optimizer in optimizers:
-            optimizer.iterations = iterations[plan]
         if actions is None:
             return False
         self._do(actions)
@@ -305,7 +308,7 @@ class ClusterCoordinator:
         """Go on for a moment, or wait for a message."""
         self._raise_failure()
         self._waits.show()
-        if not self._act():
+        if not self._act() and not self._end_round():
             self._station.step(0.0 if self.strategy.roles.is_one_process else _WAIT_SECONDS)
         self._look_for_losses()
 
@@ -313,6 +316,13 @@ class ClusterCoordinator:
         """Take a message that is there, or run a function where this process is the worker; whether there was one."""
         with self._station.whole:
             return self._station.step() or self.strategy.work_here()
+
+    def _end_round(self) -> bool:
+        """Let updates count that wait for others, if none comes before the program goes on; whether there were some."""
+        with self._station.whole:
+            actions = self._closures.end_round()
+            self._do(actions)
+        return bool(actions)
 
     def _catch_up(self) -> None:
         """Take what has come, without waiting."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 import weakref
 from typing import Any, Protocol
@@ -20,13 +21,18 @@ class Going(Protocol):
         ...
 
 
-def keep_going(reference: weakref.ref[Any], lock: Any) -> None:
+def keep_going(given: Going, lock: Any) -> None:
     """Local. Let a coordinator go on whenever nobody else uses it, until it or its strategy is gone.
 
     Args:
-        reference: To the coordinator.
+        given: The coordinator.
         lock: Held by who uses it.
     """
+    arguments = weakref.ref(given), lock
+    threading.Thread(target=_keep_going, args=arguments, name="mpidist-coordinator", daemon=True).start()
+
+
+def _keep_going(reference: weakref.ref[Any], lock: Any) -> None:
     while True:
         time.sleep(_NAP_SECONDS)
         coordinator: Going | None = reference()

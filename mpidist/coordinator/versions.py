@@ -7,10 +7,11 @@ whoever began first can always go on. A pure state machine.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 from mpidist.observe.recorder import Update
+from mpidist.serving.commits import Attempt
 
 
 @dataclass
@@ -23,38 +24,75 @@ class Versions:
 
     Attributes:
         number: Of the updates that count.
+        late: Of those that came too late to count.
     """
 
     staleness: int | None = None
     note: Callable[[Update], object] | None = None
     number: int = 0
+    late: int = 0
     # By closure, in the order in which they began: what its attempt reads has at least this version. And the updates
     # that some server may not have applied yet.
     _begun: dict[int, int] = field(default_factory=dict)
     _unapplied: dict[int, int] = field(default_factory=dict)
 
-    def may_begin(self) -> bool:
-        """Local. Whether an attempt that begins now has a place behind all that run."""
+    def may_begin(self, *, is_owing: bool) -> bool:
+        """Local. Whether an attempt that begins now has a place behind all that run.
+
+        Args:
+            is_owing: Whether its worker has finished something that is not decided.
+        """
+        del is_owing
         return self.staleness is None or self.number + len(self._begun) - self._readable <= self.staleness
 
     def begin(self, closure: int) -> None:
         """Local. An attempt begins: its worker is told."""
         self._begun[closure] = self._readable
 
-    def may_count(self, closure: int) -> bool:
-        """Local. Whether the update of an attempt may count now: all others that run still have their places then."""
-        if self.staleness is None:
-            return True
-        others = [version for one, version in self._begun.items() if one != closure]
-        return all(self.number + 1 + place - version <= self.staleness for place, version in enumerate(others))
+    def offer(self, attempt: Attempt) -> list[Attempt]:
+        """Local. An attempt is complete, and has pushed something. Returns it if its update may count now.
 
-    def count(self, closure: int, attempt: int, worker: int) -> None:
-        """Local. The update of an attempt counts."""
-        read = self._begun.pop(closure)
+        All others that run must still have their places then.
+        """
+        others = [version for one, version in self._begun.items() if one != attempt.closure]
+        if self.staleness is not None and not all(
+            self.number + 1 + place - version <= self.staleness for place, version in enumerate(others)
+        ):
+            return []
+        return [attempt]
+
+    def full(self, workers: int) -> list[Attempt]:
+        """Local. The attempts that have waited for one another, and count now.
+
+        Args:
+            workers: So many are not lost.
+        """
+        del workers
+        return []
+
+    def rest(self, in_flight: int) -> list[Attempt]:
+        """Local. The attempts that wait for others which do not come, while the program waits.
+
+        Args:
+            in_flight: The number of closures that have begun and not ended.
+        """
+        del in_flight
+        return []
+
+    def counting(self, attempt: Attempt) -> Attempt:
+        """Local. An attempt with the steps that count."""
+        return attempt
+
+    def count(self, attempts: Sequence[Attempt]) -> None:
+        """Local. The updates of attempts count, together."""
+        for one in attempts:
+            self._note(one, self._begun.pop(one.closure))
+            self.number += 1
+            self._unapplied[one.closure] = self.number
+
+    def _note(self, attempt: Attempt, read: int, *, is_late: bool = False) -> None:
         if self.note is not None:
-            self.note(Update(closure, attempt, worker, read, self.number))
-        self.number += 1
-        self._unapplied[closure] = self.number
+            self.note(Update(attempt.closure, attempt.attempt, attempt.worker, read, self.number, is_late))
 
     def end(self, closure: int) -> None:
         """Local. A closure has ended, or its attempt is void, or its update is applied."""

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 
 from mpidist.arguments import described, number, whole
 from mpidist.observe.recorder import describe_closure
+from mpidist.serving.commits import Attempt
 from mpidist.serving.messages import Finished
 
 
@@ -62,6 +63,17 @@ class Closure:
     is_decided: bool = False
     refusal: tuple[bytes, str] | None = None
     unapplied: frozenset[int] = frozenset()
+
+    def complete(self, number: int) -> Attempt | None:
+        """Local. The attempt, if its worker has finished it, and all servers that it has pushed to are prepared.
+
+        Args:
+            number: Of this closure.
+        """
+        finished = self.finished
+        if finished is None or self.worker is None or not self.prepared.issuperset(finished.servers):
+            return None
+        return Attempt(self.worker, number, self.attempt, finished.servers, finished.optimizers)
 
 
 class Running(NamedTuple):

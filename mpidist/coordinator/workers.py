@@ -148,9 +148,9 @@ class Workers:
         starts: list[Start] = []
         for running in range(1 + self.prefetch) if self.waiting else ():
             for rank in self._free.ranks(running):
-                if not versions.may_begin():
-                    return starts
                 worker = self.by_rank[rank]
+                if not versions.may_begin(is_owing=bool(worker.finished)):
+                    continue
                 closure = self.waiting.take(rank, partial(self._may_take, worker))
                 if closure is not None:
                     versions.begin(closure)

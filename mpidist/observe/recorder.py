@@ -79,7 +79,9 @@ class Update(NamedTuple):
         attempt: Which attempt counts.
         worker: The rank that has computed it.
         read: The version that its worker has read, at least.
-        before: The version before it: `before - read` updates came between.
+        before: The version before it: `before - read` updates came between. In a synchronous round it is that of the
+            round.
+        is_late: Its gradients were dropped, since the round of what it has read was over.
     """
 
     closure: int
@@ -87,6 +89,7 @@ class Update(NamedTuple):
     worker: int
     read: int
     before: int
+    is_late: bool = False
 
 
 def name_of_function(function: object) -> str:

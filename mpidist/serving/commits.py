@@ -5,14 +5,34 @@ from __future__ import annotations
 import math
 import pickle
 import traceback
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from mpidist.serving.messages import OWN_WRITE, SLOTS, Commit, Cut, CutDone, Drop, Push, Send, Step
+from mpidist.serving.messages import OWN_WRITE, SLOTS, Commit, Cut, CutDone, Drop, Part, Push, Round, Send, Step
 
 
 class RateError(RuntimeError):
     """A schedule of the user gives no learning rate."""
+
+
+class Attempt(NamedTuple):
+    """An attempt whose update is decided.
+
+    Attributes:
+        worker: Who has pushed it.
+        closure: The closure.
+        attempt: The attempt.
+        servers: That hold a part of the update.
+        optimizers: The optimizers that make a step, in order; one that steps twice comes twice.
+    """
+
+    worker: int
+    closure: int
+    attempt: int
+    servers: tuple[int, ...]
+    optimizers: tuple[int, ...]
 
 
 @dataclass
@@ -35,7 +55,7 @@ class Commits:
     servers: Sequence[int]
     rate: Callable[[int, int], float]
     number: int = 0
-    iterations: dict[int, int] = field(default_factory=dict)
+    iterations: MutableMapping[int, int] = field(default_factory=dict)
     saving: set[int] = field(default_factory=set)
     saved: dict[int, CutDone] = field(default_factory=dict)
     _unapplied: dict[int, set[int]] = field(default_factory=dict)
@@ -53,36 +73,64 @@ class Commits:
         Raises:
             RateError: There is no learning rate. Nothing is counted then.
         """
-        iterations = dict(self.iterations) if optimizers else {}
+        steps = self._steps(optimizers)
+        self.number += 1
+        return Commit(self.number, worker, closure, attempt, steps)
+
+    def _steps(self, optimizers: Sequence[int]) -> tuple[Step, ...]:
+        """The next steps of these optimizers; nothing is counted if one has no learning rate."""
+        iterations: dict[int, int] = {}
         steps = []
         for optimizer in optimizers:
-            iteration = iterations.get(optimizer, 0)
+            iteration = iterations.get(optimizer, self.iterations.get(optimizer, 0))
             steps.append(Step(optimizer, iteration, self._rate(optimizer, iteration)))
             iterations[optimizer] = iteration + 1
         self.iterations.update(iterations)
-        self.number += 1
-        return Commit(self.number, worker, closure, attempt, tuple(steps))
+        return tuple(steps)
 
-    def decide(
-        self, worker: int, closure: int, attempt: int, optimizers: Sequence[int]
-    ) -> tuple[Commit | Drop, tuple[bytes, str] | None]:
-        """Local. What to send to the servers of an update: a commit, or `Drop` where there is no learning rate.
+    def decide(self, attempts: Sequence[Attempt]) -> tuple[list[Send], tuple[bytes, str] | None]:
+        """Local. What to send to the servers of updates that count together: a commit of one, or a round of several.
 
         Args:
-            worker: As of `commit`.
-            closure: As of `commit`.
-            attempt: As of `commit`.
-            optimizers: As of `commit`.
+            attempts: In the order of their workers; of one worker there is one.
 
         Returns:
-            The message, and for `Drop` the pickled error with its traceback. The worker's slots are free when all
-            servers have dropped it.
+            The messages. Where there is no learning rate these are `Drop`, and the pickled error with its traceback
+            comes with them. The workers' slots are free when all servers have dropped the updates.
         """
         try:
-            return self.commit(worker, closure, attempt, optimizers), None
+            if len(attempts) > 1:
+                return self._round(attempts), None
+            worker, closure, attempt, servers, optimizers = attempts[0]
+            commit = self.commit(worker, closure, attempt, optimizers)
+            return [Send(server, commit) for server in servers], None
         except RateError as error:
             refusal = pickle.dumps(error), "".join(traceback.format_exception(error))
-            return Drop(worker, closure, attempt), refusal
+            return [Send(server, Drop(*one[:3])) for one in attempts for server in one.servers], refusal
+
+    def _round(self, attempts: Sequence[Attempt]) -> list[Send]:
+        """The next commit, of several updates."""
+        # The second step of an optimizer in one function goes with the second one in others.
+        named = [
+            [(optimizer, one.optimizers[:at].count(optimizer)) for at, optimizer in enumerate(one.optimizers)]
+            for one in attempts
+        ]
+        counts = Counter(name for names in named for name in names)
+        # An optimizer's second step comes behind its first one in each of them.
+        steps = self._steps([optimizer for optimizer, _ in counts])
+        self.number += 1
+        places = {name: place for place, name in enumerate(counts)}
+        parts = [
+            (one.servers, Part(*one[:3], tuple(places[name] for name in names)))
+            for one, names in zip(attempts, named, strict=True)
+        ]
+        of_server = {
+            server: tuple(part for servers, part in parts if server in servers)
+            for server in dict.fromkeys(server for one in attempts for server in one.servers)
+        }
+        return [
+            Send(server, Round(self.number, some, steps, tuple(counts.values()))) for server, some in of_server.items()
+        ]
 
     def _rate(self, optimizer: int, iteration: int) -> float:
         try:

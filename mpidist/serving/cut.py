@@ -20,7 +20,7 @@ from mpidist.arrays import AnyArray
 from mpidist.serving.block import HeapVariable
 from mpidist.serving.handles import portable
 from mpidist.serving.messages import CutDone
-from mpidist.serving.staging import Action, Apply, Save
+from mpidist.serving.staging import Action, Apply, ApplyRound, Save
 from mpidist.variables.variable import Read
 
 
@@ -115,7 +115,7 @@ class Cutting:
             raise RuntimeError(f"a cut begins while {left} blocks of another one are not saved")
         self.live.update(blocks)
 
-    def next(self, changed_by: Callable[[Apply], Collection[int | Rows]]) -> Ready | None:
+    def next(self, changed_by: Callable[[Apply | ApplyRound], Collection[int | Rows]]) -> Ready | None:
         """Local. Take the first of the waiting actions; None if there is none, or if it has to wait.
 
         Args:
@@ -124,7 +124,7 @@ class Cutting:
         if not self.waiting:
             return None
         action, copies = self.waiting[0], []
-        if isinstance(action, Apply) and self.live:
+        if isinstance(action, Apply | ApplyRound) and self.live:
             changed = changed_by(action)
             rows = [one for one in changed if isinstance(one, Rows)]
             copies = [
@@ -180,7 +180,7 @@ class Saver:
         else:
             threading.Thread(target=self._run, args=(share,), name="mpidist-saver", daemon=True).start()
 
-    def next(self, changed_by: Callable[[Apply], Collection[int | Rows]]) -> Action | None:
+    def next(self, changed_by: Callable[[Apply | ApplyRound], Collection[int | Rows]]) -> Action | None:
         """Local. The next action that can be done, as of `Cutting`. What it changes has been copied."""
         with self._lock:
             ready = self._cutting.next(changed_by)

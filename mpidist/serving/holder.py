@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,10 +13,11 @@ from mpidist.serving.block import BEGUN, VERSION, HeapVariable
 from mpidist.serving.cut import Cutting, Rows, Saver
 from mpidist.serving.heap import FIRST_BYTES, HeapFullError, Slots
 from mpidist.serving.memory import HeapMemory
-from mpidist.serving.messages import SLOTS, Call, Discard, Message, Send
-from mpidist.serving.push import free_slot, read_pushed
+from mpidist.serving.messages import SLOTS, Call, Discard, Message, Send, Step
+from mpidist.serving.push import Change, free_slot, read_pushed
+from mpidist.serving.rounds import mean
 from mpidist.serving.rows import SCATTER, block_count
-from mpidist.serving.staging import Action, Apply, Free, Staging
+from mpidist.serving.staging import Action, Apply, ApplyRound, Free, Staging
 from mpidist.serving.station import Station
 from mpidist.serving.table import HeapTable, TableUpdates, heap_variable, rows_of, scatter
 from mpidist.variables.served import Place
@@ -82,6 +83,10 @@ class Holder:
         elif isinstance(action, Apply):
             self._apply(action)
             self._free(action.commit.worker, action.slot)
+        elif isinstance(action, ApplyRound):
+            self._apply_round(action)
+            for part, slot in zip(action.round.parts, action.slots, strict=True):
+                self._free(part.worker, slot)
         elif isinstance(action, Free):
             self._free(action.worker, action.slot)
         else:
@@ -98,29 +103,62 @@ class Holder:
             self._saver = self._station.background = None
             self._station.send(Send(self._coordinator, done))
 
-    def _changed_by(self, apply: Apply) -> list[int | Rows]:
+    def _changed_by(self, action: Apply | ApplyRound) -> list[int | Rows]:
         """The extent of an update: the numbers of variables, and of the state of optimizers; of tables the rows."""
-        commit = apply.commit
         changed: list[int | Rows] = []
-        for change, array in read_pushed(self._station.window.memory, self._slots.offset(commit.worker, apply.slot)):
+        for change, array, step in self._changes(action):
             numbers = [change.variable]
-            if change.kind == "step":
-                numbers += self._updates[commit.steps[change.step].optimizer].state_of(change.variable)
+            if step is not None:
+                numbers += self._updates[step.optimizer].state_of(change.variable)
             rows = rows_of(self._variables[change.variable], change.kind, array)
             changed += numbers if rows is None else [Rows(number, *rows) for number in numbers]
         return changed
 
+    def _changes(self, action: Apply | ApplyRound) -> Iterator[tuple[Change, AnyArray, Step | None]]:
+        """The changes that an update makes, with their arrays, and with their steps if they are some."""
+        if isinstance(action, ApplyRound):
+            parts = [
+                (part.worker, slot, tuple(action.round.steps[at] for at in part.steps))
+                for part, slot in zip(action.round.parts, action.slots, strict=True)
+            ]
+        else:
+            parts = [(action.commit.worker, action.slot, action.commit.steps)]
+        for worker, slot, steps in parts:
+            for change, array in read_pushed(self._station.window.memory, self._slots.offset(worker, slot)):
+                if change.kind != "step":
+                    yield change, array, None
+                elif steps:
+                    # A commit that comes too late has none.
+                    yield change, array, steps[change.step]
+
     def _apply(self, apply: Apply) -> None:
-        commit = apply.commit
-        for change, array in read_pushed(self._station.window.memory, self._slots.offset(commit.worker, apply.slot)):
-            variable = self._variables[change.variable]
-            if change.kind == "step":
-                step = commit.steps[change.step]
-                self._updates[step.optimizer].apply(variable, array, step, change.factor)
-            elif change.kind.startswith(SCATTER):
-                scatter(variable, change.kind, array)
+        for change, array, step in self._changes(apply):
+            if step is None:
+                self._change(change, array)
             else:
-                variable.change(_CHANGES[change.kind](array))
+                self._updates[step.optimizer].apply(self._variables[change.variable], array, step, change.factor)
+
+    def _apply_round(self, action: ApplyRound) -> None:
+        """Apply what functions have changed otherwise, in their order, and then the means of their gradients."""
+        gradients: dict[tuple[Step, int], list[tuple[AnyArray, float]]] = {}
+        for change, array, step in self._changes(action):
+            if step is None:
+                self._change(change, array)
+            else:
+                gradients.setdefault((step, change.variable), []).append((array, change.factor))
+        counts = dict(zip(action.round.steps, action.round.counts, strict=True))
+        for step in action.round.steps:
+            for number in [number for one, number in gradients if one == step]:
+                variable = self._variables[number]
+                gradient = mean(variable.place, gradients[step, number], counts[step])
+                self._updates[step.optimizer].apply(variable, gradient, step, 1.0)
+
+    def _change(self, change: Change, array: AnyArray) -> None:
+        variable = self._variables[change.variable]
+        if change.kind.startswith(SCATTER):
+            scatter(variable, change.kind, array)
+        else:
+            variable.change(_CHANGES[change.kind](array))
 
     def _free(self, worker: int, slot: int) -> None:
         free_slot(self._station.window.memory, self._slots.offset(worker, slot))

@@ -7,6 +7,7 @@ A closure is handed out as attempt 1, 2, ... until one attempt is decided. These
     Prepared   server to coordinator    the whole update lies there
     Finished   worker to coordinator    the function has returned
     Commit     coordinator to server    apply the update: all servers get commits in one order
+    Round      coordinator to server    apply the updates of several attempts as one; a commit, too
     Applied    server to coordinator    applied, and the slot is free
     Fence      coordinator to all       this worker is lost: drop what it staged, take nothing more from it
     Left       anybody to all           I serve no more, after an error of my own: a worker is then lost
@@ -18,8 +19,6 @@ reads from this server, and hears of a fence meanwhile: so a closure sees what i
 
 from __future__ import annotations
 
-import itertools
-import pickle
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypeAlias
 
@@ -166,7 +165,8 @@ class Commit(NamedTuple):
         worker: The rank that has pushed it.
         closure: The closure.
         attempt: The attempt.
-        steps: Its steps, in the order of `Finished.optimizers`.
+        steps: Its steps, in the order of `Finished.optimizers`. Empty for an update that comes too late for its
+            version: its gradients are dropped, and the rest is applied.
     """
 
     number: int
@@ -174,6 +174,40 @@ class Commit(NamedTuple):
     closure: int
     attempt: int
     steps: tuple[Step, ...]
+
+
+class Part(NamedTuple):
+    """The update of an attempt in a round.
+
+    Attributes:
+        worker: The rank that has pushed it.
+        closure: The closure.
+        attempt: The attempt.
+        steps: For each of its steps, in the order of `Finished.optimizers`, the place of the round's step.
+    """
+
+    worker: int
+    closure: int
+    attempt: int
+    steps: tuple[int, ...]
+
+
+class Round(NamedTuple):
+    """Coordinator to server: apply what several attempts have staged, as one update.
+
+    Their gradients for the same step are added in the order of the parts, and count as the mean of those who make it.
+
+    Attributes:
+        number: As of `Commit`.
+        parts: The updates that have pushed to this server, in the order of their workers.
+        steps: All steps of the round.
+        counts: For each step, the number of updates that make it, on whatever servers.
+    """
+
+    number: int
+    parts: tuple[Part, ...]
+    steps: tuple[Step, ...]
+    counts: tuple[int, ...]
 
 
 class Applied(NamedTuple):
@@ -296,17 +330,9 @@ class Left(NamedTuple):
 
 
 Message: TypeAlias = (
-    Define | Do | Push | Drop | Finished | Failed | Prepared | Commit | Applied | Fence | Cut | CutDone | Build | Built
-    | Discard | Call | Answer | Left
+    Define | Do | Push | Drop | Finished | Failed | Prepared | Commit | Round | Applied | Fence | Cut | CutDone | Build
+    | Built | Discard | Call | Answer | Left
 )
-# The position is the first byte on the wire.
-_KINDS: tuple[type[Message], ...] = (
-    Define, Do, Push, Drop, Finished, Failed, Prepared, Commit, Applied, Fence, Cut, CutDone, Build, Built, Discard,
-    Call, Answer, Left,
-)
-_NUMBERS = {kind: bytes([number]) for number, kind in enumerate(_KINDS)}
-# The frames of newer protocols take 11 bytes, and are of use from 4 GiB on only, which no window carries.
-_WITHOUT_FRAMES = 3
 
 
 class Send(NamedTuple):
@@ -334,40 +360,3 @@ def given_by_user(message: Message) -> int:
     if isinstance(message, Finished):
         return len(message.result)
     return len(message.error) + len(message.traceback) if isinstance(message, Failed) else 0
-
-
-def encode(message: Message) -> bytes:
-    """Local. The bytes of a message.
-
-    Args:
-        message: The message; each of its numbers takes 2 to 10 bytes.
-    """
-    fields: tuple[object, ...] = message
-    if isinstance(message, Commit):
-        # Flat: a class is written as its long name, and a tuple takes 4 bytes.
-        fields = (*message[:-1], *itertools.chain.from_iterable(message.steps))
-    return _NUMBERS[type(message)] + pickle.dumps(tuple(fields), _WITHOUT_FRAMES)
-
-
-def decode(data: bytes) -> Message:
-    """Local. The message that `encode` made these bytes of.
-
-    Args:
-        data: The bytes, from a peer that is known to belong to the job: to read a pickle is to run it.
-
-    Raises:
-        ValueError: They are no message.
-    """
-    try:
-        kind = _KINDS[data[0]]
-        fields = pickle.loads(memoryview(data)[1:])
-        if kind is Commit:
-            fields, steps = fields[:4], fields[4:]
-            fields = (*fields, tuple(Step(*steps[at : at + 3]) for at in range(0, len(steps), 3)))
-        message: Message = kind(*fields)
-    except Exception as error:
-        raise ValueError(
-            f"expected a message of mpidist's serving protocol, got {len(data)} bytes that are none, {data[:40]!r}; "
-            "all processes of the job must run the same version of mpidist"
-        ) from error
-    return message

@@ -19,8 +19,10 @@ from mpidist.serving.messages import (
     Drop,
     Fence,
     Message,
+    Part,
     Prepared,
     Push,
+    Round,
     Send,
 )
 
@@ -37,6 +39,20 @@ class Apply(NamedTuple):
     commit: Commit
     slot: int
     pushes: int
+
+
+class ApplyRound(NamedTuple):
+    """The updates of a round are to be applied as one, and their slots marked as free; as of `Apply`.
+
+    Attributes:
+        round: Whose updates, and with which steps.
+        slots: For each part the slot of its worker in which it lies.
+        pushes: For each part the number of its own parts.
+    """
+
+    round: Round
+    slots: tuple[int, ...]
+    pushes: tuple[int, ...]
 
 
 class Free(NamedTuple):
@@ -58,7 +74,7 @@ class Save(NamedTuple):
     share: bytes
 
 
-Action: TypeAlias = Send | Apply | Free | Save
+Action: TypeAlias = Send | Apply | ApplyRound | Free | Save
 
 
 @dataclass
@@ -109,12 +125,14 @@ class Staging:
             # It marks its slot as free by itself.
             self._unstage(message)
             return []
-        if not isinstance(message, Commit | Drop | Fence | Cut):
+        if not isinstance(message, Commit | Round | Drop | Fence | Cut):
             return None
         if sender != self.coordinator:
             raise _broken(sender, message, f"it from the coordinator only, which is rank {self.coordinator}")
         if isinstance(message, Commit):
             return self._commit(message)
+        if isinstance(message, Round):
+            return self._round(message)
         if isinstance(message, Drop):
             return self._drop(message)
         if isinstance(message, Cut):
@@ -147,29 +165,37 @@ class Staging:
         applied = Applied(commit.closure, commit.attempt)
         return [Apply(commit, staged.slot, staged.pushes), Send(self.coordinator, applied)]
 
+    def _round(self, message: Round) -> list[Action]:
+        staged = [self._whole(part) for part in message.parts]
+        self._count(message)
+        for part in message.parts:
+            self._unstage(part)
+        action = ApplyRound(message, tuple(one.slot for one in staged), tuple(one.pushes for one in staged))
+        return [action, *(Send(self.coordinator, Applied(part.closure, part.attempt)) for part in message.parts)]
+
     def _drop(self, drop: Drop) -> list[Action]:
         staged = self._whole(drop)
         self._unstage(drop)
         return [Free(drop.worker, staged.slot), Send(self.coordinator, Applied(drop.closure, drop.attempt))]
 
-    def _whole(self, message: Commit | Drop) -> _Staged:
+    def _whole(self, message: Commit | Part | Drop) -> _Staged:
         staged = self.staged.get(message.worker, {}).get((message.closure, message.attempt))
         if staged is None or not staged.is_whole:
             raise _broken(self.coordinator, message, f"an update that is staged as a whole; this one is {staged!r}")
         return staged
 
-    def _unstage(self, message: Commit | Drop) -> None:
+    def _unstage(self, message: Commit | Part | Drop) -> None:
         attempts = self.staged.get(message.worker, {})
         attempts.pop((message.closure, message.attempt), None)
         if not attempts:
             self.staged.pop(message.worker, None)
 
-    def _count(self, message: Commit | Cut) -> None:
+    def _count(self, message: Commit | Round | Cut) -> None:
         """Take the number of a commit, which must be new, or of a cut, which may be that of the last commit."""
-        if message.number < self.number + isinstance(message, Commit):
+        if message.number < self.number + (not isinstance(message, Cut)):
             raise _broken(self.coordinator, message, f"a number after {self.number}")
         self.number = message.number
 
 
-def _broken(sender: int, message: Message, expected: str) -> RuntimeError:
+def _broken(sender: int, message: Message | Part, expected: str) -> RuntimeError:
     return RuntimeError(f"rank {sender} sends {message!r}, which breaks the serving protocol: expected {expected}")

@@ -18,17 +18,8 @@ from mpidist.errors import DeadRankError
 from mpidist.observe.peers import Key
 from mpidist.observe.recorder import RECORDER
 from mpidist.serving.awaited import Awaited
-from mpidist.serving.messages import (
-    Answer,
-    Call,
-    Left,
-    Message,
-    Send,
-    closure_of,
-    decode,
-    encode,
-    given_by_user,
-)
+from mpidist.serving.messages import Answer, Call, Left, Message, Send, closure_of, given_by_user
+from mpidist.serving.wire import decode, encode
 
 # Work in the background is looked after as often.
 _BACKGROUND_SECONDS = 0.001

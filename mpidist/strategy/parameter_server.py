@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mpidist import context
-from mpidist.arguments import described, whole
+from mpidist.arguments import described
 from mpidist.cluster.launch_line import warn_of_deaths
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.server_roles import ServerRoles, agree_on_roles
@@ -40,6 +40,7 @@ from mpidist.serving.whole import Whole
 from mpidist.serving.worker import Worker
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.joining import Invitation, checked_directory, invite
+from mpidist.strategy.pace import pace_of
 from mpidist.strategy.places import WorkerPlaces
 from mpidist.strategy.replica import ReplicaContext
 from mpidist.strategy.server_options import ServerOptions
@@ -71,6 +72,10 @@ class ParameterServerStrategy(Strategy):
         staleness: So many updates of other functions may count at most between what a function reads and its own
             update; then these wait for it. At most `staleness` + 1 functions run at a time. Default: any number. The
             chief's counts.
+        synchronous: All workers read the same version of the variables, and the mean of their gradients makes the next
+            one, in one step of the optimizer. The chief's counts.
+        backup_workers: With `synchronous`, the gradients of so many workers are not waited for: the first ones of
+            the others count, and later ones are dropped. The chief's counts.
         join_directory: A directory of this user's, by which workers join while the job runs, each in the place of one
             that is lost: `mpidist worker --join DIRECTORY`. The chief writes a file there with the secret of the job,
             which is removed at its end. Ranks then communicate by sockets, and wait at TCP ports. Default: nobody
@@ -87,13 +92,13 @@ class ParameterServerStrategy(Strategy):
     Attributes:
         roles: Who is what.
         options: The chief's.
-        staleness: As given.
+        pace: `staleness`, `synchronous` and `backup_workers`, the chief's.
         places: Of the workers: which rank has each.
         invitation: On the chief, for workers that join; None without `join_directory`.
         chief: The home of variables on the chief; None on other ranks.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913  # keywords
         self,
         cluster_resolver: ClusterResolver | None = None,
         variable_partitioner: Partitioner | None = None,
@@ -102,6 +107,8 @@ class ParameterServerStrategy(Strategy):
         serve: bool = True,
         options: ServerOptions | None = None,
         staleness: int | None = None,
+        synchronous: bool = False,
+        backup_workers: int = 0,
         join_directory: str | os.PathLike[str] | None = None,
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
@@ -113,13 +120,15 @@ class ParameterServerStrategy(Strategy):
             )
         if options is not None and not isinstance(options, ServerOptions):
             raise ValueError(f"`options` must be ServerOptions, got {options!r}")
-        self.staleness = None if staleness is None else whole("staleness", staleness, least=0)
+        pace = pace_of(staleness, synchronous, backup_workers)
         directory = checked_directory(join_directory)
         ranks = open_communicator(communicator)
         self.roles = roles = agree_on_roles(ranks, cluster_resolver)
         warn_of_deaths(ranks)
         # A `Server` knows nothing of them, and where slots lie must be the same on all ranks.
-        self.options, directory = roles.group.broadcast_object((options or ServerOptions(), directory), roles.chief)
+        given = options or ServerOptions(), pace, directory
+        self.options, self.pace, directory = roles.group.broadcast_object(given, roles.chief)
+        self.pace.require_workers(len(roles.workers))
         super().__init__(SoloCommunicator(), cluster_resolver=roles.resolver)
         self.chief: Chief | None = None
         self.places = WorkerPlaces(roles)

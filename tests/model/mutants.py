@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 from mpidist.coordinator.closures import Closures
-from mpidist.coordinator.work import ClosureEnd, End
-from mpidist.serving.commits import Commits
+from mpidist.coordinator.rounds import Rounds
+from mpidist.coordinator.work import ClosureEnd, End, Rules
+from mpidist.serving.commits import Attempt, Commits
 from mpidist.serving.cut import Cutting, Ready
-from mpidist.serving.messages import Commit, Cut, Drop, Fence, Left, Prepared, Push, Send
-from mpidist.serving.staging import Apply, Free, Save, Staging
+from mpidist.serving.messages import Commit, Cut, Drop, Fence, Left, Prepared, Push, Round, Send
+from mpidist.serving.staging import Apply, ApplyRound, Free, Save, Staging
 from tests.model.parties import Schedule, Write, rate_of_first
 from tests.model.world import Job
 
@@ -282,7 +283,51 @@ class Overtakes(Cutting):
         return ready
 
 
+class BeginsEarly(Rounds):
+    """Lets functions begin before all servers have the last round."""
+
+    def may_begin(self, *, is_owing: bool) -> bool:
+        return not is_owing
+
+    def begin(self, closure: int) -> None:
+        self._begun[closure] = self.number
+
+
+class BeginsInRound(Rounds):
+    """Gives a worker its next function while its update waits in the round."""
+
+    def may_begin(self, *, is_owing: bool) -> bool:
+        return super().may_begin(is_owing=False)
+
+
+class TakesLate(Rounds):
+    """Adds up updates that are too late."""
+
+    def _is_late(self, attempt: Attempt) -> bool:
+        return False
+
+
+class NeverEndsRounds(Rounds):
+    """Waits for updates that do not come."""
+
+    def rest(self, in_flight: int) -> list[Attempt]:
+        return []
+
+
+class AppliesFirst(Staging):
+    """Applies one update of a round."""
+
+    def take(self, sender: int, message: Any) -> list[Any] | None:
+        actions = super().take(sender, message)
+        if isinstance(message, Round) and actions and isinstance(actions[0], ApplyRound):
+            _, slots, pushes = actions[0]
+            half = ApplyRound(message._replace(parts=message.parts[:1]), slots[:1], pushes[:1])
+            return [half, *actions[1:]]
+        return actions
+
+
 BOTH = Schedule((1, 2))
+BOUND, OTHER = (Schedule((1, 2), Rules(worker=worker)) for worker in (3, 4))
 PARTS = Schedule((1,), parts=2)
 
 
@@ -301,6 +346,12 @@ class Mutant(NamedTuple):
 def one(*, workers: int = 1, **options: Any) -> Job:
     """A job with one closure."""
     return Job((BOTH, "join"), upfront=1, workers=workers, **options)
+
+
+def rounds(*more: Schedule, wanted: int = 2, **options: Any) -> Job:
+    """A job with two closures, or more, in rounds."""
+    all_of_them = (BOTH, BOTH, *more)
+    return Job((*all_of_them, "join"), len(all_of_them), pulls=True, wanted=wanted, **options)
 
 
 MUTANTS = {
@@ -337,5 +388,14 @@ MUTANTS = {
     ),
     "prepares-early": Mutant("protocol", Job((PARTS,), workers=1, staging=PreparesEarly)),
     "slot-of-the-lost": Mutant("payload", one(suspicions=1, joins=1, splits=True, inherits=True)),
+    "begins-early": Mutant(
+        "version", Job((BOTH, Schedule(()), OTHER, "join"), upfront=3, pulls=True, wanted=1, rounds=BeginsEarly)
+    ),
+    "begins-in-round": Mutant(
+        "memory", Job((BOUND, BOUND, "join"), upfront=2, pulls=True, wanted=2, rounds=BeginsInRound)
+    ),
+    "takes-late": Mutant("version", rounds(wanted=1, rounds=TakesLate)),
+    "never-ends-rounds": Mutant("memory", one(workers=2, pulls=True, wanted=2, rounds=NeverEndsRounds)),
+    "applies-first": Mutant("done", rounds(staging=AppliesFirst)),
     "worker-does-not-wait": Mutant("own", Job((BOTH, BOTH), upfront=2, workers=1, pulls=True, waits=False)),
 }

@@ -6,6 +6,7 @@ are a model: they put into slots, ring, and finish or fail, as `serving/worker.p
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,9 +25,10 @@ from mpidist.serving.messages import (
     Left,
     Message,
     Push,
+    Round,
     Send,
 )
-from mpidist.serving.staging import Apply, Free, Save, Staging
+from mpidist.serving.staging import Apply, ApplyRound, Free, Save, Staging
 
 COORDINATOR = 0
 
@@ -36,13 +38,14 @@ class BrokenError(Exception):
 
 
 class Put(NamedTuple):
-    """A part of an update is written into a slot, one-sidedly."""
+    """A part of an update is written into a slot, one-sidedly; `seen` is as of `Worker`."""
 
     server: int
     owner: int
     slot: int
     name: tuple[int, int]
     part: int
+    seen: tuple[int, ...] = ()
 
 
 class Release(NamedTuple):
@@ -97,6 +100,11 @@ def rate_of_first(optimizer: int, iteration: int) -> float:
     return 0.5 if iteration == 0 else float("nan")
 
 
+def rate_of_none(optimizer: int, iteration: int) -> float:
+    """A learning rate that there never is."""
+    return float("nan")
+
+
 @dataclass
 class Coordinator:
     """The product's closures, and a user's program: `Schedule`, `Write`, or one of "read", "join", "cut".
@@ -110,6 +118,7 @@ class Coordinator:
         lost: The workers that were called lost.
         cuts: What each cut is.
         left: The workers that have left by themselves, as far as that is known: they are soon called lost.
+        steps: The numbers of the commits with steps of optimizers, in order.
     """
 
     closures: Closures
@@ -122,6 +131,7 @@ class Coordinator:
     lost: set[int] = field(default_factory=set)
     cuts: list[CutMade] = field(default_factory=list)
     left: set[int] = field(default_factory=set)
+    steps: list[int] = field(default_factory=list)
 
     def _note(self, actions: list[Any] | None) -> list[Any]:
         if actions is None:
@@ -129,8 +139,10 @@ class Coordinator:
         for action in actions:
             if isinstance(action, ClosureEnd):
                 self.ends.append(action)
-            elif isinstance(action, Send) and isinstance(action.message, Commit):
-                self.sent.append((action.rank, action.message))
+            elif isinstance(action, Send) and isinstance(action.message, Commit | Round):
+                self.sent += [(action.rank, commit) for commit in commits_of(action.message)]
+                if action.message.steps and action.message.number not in self.steps:
+                    self.steps.append(action.message.number)
         return [action for action in actions if not isinstance(action, ClosureEnd | ResourceEnd)]
 
     def deliver(self, sender: int, message: Message) -> list[Any]:
@@ -160,7 +172,7 @@ class Coordinator:
         if closures.error is not None and (operation == "join" or isinstance(operation, Schedule)):
             return self._raise_error()
         if operation == "join" and not closures.is_done:
-            return None
+            return self._note([*closures.end_round()]) or None
         actions: list[Any] = []
         if isinstance(operation, Schedule):
             number, actions = closures.schedule(operation.work(), operation.rules, 0.0)
@@ -187,13 +199,27 @@ class Coordinator:
     def _raise_error(self) -> list[Any] | None:
         cancelled = self._note(self.closures.cancel())
         if self.closures.in_flight:
-            return cancelled or None
+            return [*cancelled, *self._note([*self.closures.end_round()])] or None
         error = self.closures.take_error()
         if error is None or not self.closures.is_done:
             raise BrokenError(f"errors: the user gets {error} while closures are there")
         self.raised.append(error.closure)
         self.position += 1
         return cancelled
+
+
+def commits_of(message: Commit | Round) -> list[Commit]:
+    """The updates of a commit, or of a round, which have one number."""
+    if isinstance(message, Commit):
+        return [message]
+    return [
+        Commit(message.number, *part[:3], tuple(message.steps[step] for step in part.steps)) for part in message.parts
+    ]
+
+
+def updates_of(action: Apply | ApplyRound) -> list[Commit]:
+    """The updates that a server applies."""
+    return commits_of(action.commit if isinstance(action, Apply) else action.round)
 
 
 def changed_by(commit: Commit) -> tuple[int, ...]:
@@ -263,19 +289,21 @@ class Server:
 
     def _go_on(self) -> list[Any]:
         done: list[Any] = []
-        while (ready := self.cutting.next(lambda apply: changed_by(apply.commit))) is not None:
+        while (ready := self.cutting.next(
+            lambda apply: tuple({variable: None for one in updates_of(apply) for variable in changed_by(one)})
+        )) is not None:
             self.copies.update({block.variable: self.contents[block.variable] for block in ready.copies})
             if isinstance(ready.action, Save):
                 self.cut = ready.action.number
                 self.cutting.begin({Block(variable, 0, 1): 1 for variable in range(2)})
                 continue
-            if isinstance(ready.action, Apply):
-                self._apply(ready.action.commit)
+            if isinstance(ready.action, Apply | ApplyRound):
+                self._apply(updates_of(ready.action))
             done.append(ready.action)
         return done
 
-    def _apply(self, commit: Commit) -> None:
-        for other in self.applied:
+    def _apply(self, commits: list[Commit]) -> None:
+        for commit, other in itertools.product(commits, self.applied):
             if commit.attempt != OWN_WRITE and other[2] == commit.closure and other.attempt != OWN_WRITE:
                 raise BrokenError(f"once: {other} was applied before {commit}")
             if commit.number <= other.number or any(
@@ -283,9 +311,14 @@ class Server:
                 for mine in commit.steps for its in other.steps
             ):
                 raise BrokenError(f"order: {other} was applied before {commit}")
-        self.applied.append(commit)
-        for variable in changed_by(commit):
-            self.contents[variable] += (commit.number,)
+        self.applied += commits
+        for variable in sorted({variable for commit in commits for variable in changed_by(commit)}):
+            self.contents[variable] += (commits[0].number,)
+
+    @property
+    def steps(self) -> int:
+        """The number of commits with steps of optimizers that are applied."""
+        return len({commit.number for commit in self.applied if commit.steps})
 
 
 class Attempt(NamedTuple):
@@ -308,6 +341,7 @@ class Worker:
         own: The attempts that it has finished, and their servers, if it pulls.
         pulls: Whether it reads variables when it begins, and so waits for its own last update.
         splits: Whether somebody may come between `Put` and the message about it.
+        seen: Of each server the number of commits with steps that this worker saw when it read variables last.
     """
 
     rank: int
@@ -317,6 +351,7 @@ class Worker:
     attempts: list[Attempt] = field(default_factory=list)
     at: int = 0
     own: list[tuple[int, int, tuple[int, ...]]] = field(default_factory=list)
+    seen: tuple[int, ...] = ()
 
     def work(self) -> list[Any]:
         """The steps of the first attempt: a list of actions each, or "pull"."""
@@ -324,15 +359,16 @@ class Worker:
         steps: list[Any] = ["pull"] if self.pulls else []
         for server in servers:
             for part in range(parts):
-                put = Put(server, self.rank, slot, (closure, attempt), part)
+                put = Put(server, self.rank, slot, (closure, attempt), part, self.seen)
                 ring = Send(server, Push(closure, attempt, slot, part, part + 1 == parts))
                 steps += [[put], [ring]] if self.splits else [[put, ring]]
         optimizers = (0,) if servers else ()
         steps.append([Send(COORDINATOR, Finished(closure, attempt, tuple(servers), optimizers, bytes([attempt])))])
         return steps
 
-    def go_on(self) -> list[Any]:
-        """Do the next step."""
+    def go_on(self, seen: tuple[int, ...] = ()) -> list[Any]:
+        """Do the next step; `seen` is of one that pulls."""
+        self.seen = seen or self.seen
         steps = self.work()
         step = steps[self.at]
         self.at += 1

@@ -16,6 +16,7 @@ Rules, of every state or where nothing moves any more:
     order      servers apply commits, and steps of an optimizer, in one order
     write      a read of the coordinator sees its own writes
     own        a worker that begins a closure sees what it finished before
+    version    what a synchronous round adds up has read the version before it, and no other one, on all servers
     cut        each block that a server saves holds the commits up to the cut's number, all and only these
     errors     the user gets an error when no closure is there any more
     protocol   no machine gets a message that breaks the protocol
@@ -29,12 +30,24 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
 from mpidist.coordinator.closures import Closures
+from mpidist.coordinator.rounds import Rounds
+from mpidist.coordinator.versions import Versions
 from mpidist.coordinator.workers import FreeWorkers
 from mpidist.serving.commits import Commits
 from mpidist.serving.cut import Cutting
 from mpidist.serving.messages import SLOTS, Fence, Left, Send
-from mpidist.serving.staging import Apply, Free, Staging
-from tests.model.parties import COORDINATOR, BrokenError, Coordinator, Put, Release, Server, Worker, rate
+from mpidist.serving.staging import Apply, ApplyRound, Free, Staging
+from tests.model.parties import (
+    COORDINATOR,
+    BrokenError,
+    Coordinator,
+    Put,
+    Release,
+    Server,
+    Worker,
+    rate,
+    updates_of,
+)
 from tests.model.rules import check_always, check_own, check_rest
 
 
@@ -60,10 +73,12 @@ class Job:
         inherits: Who joins gets the slots of one that was lost.
         reduces: What commutes with all else is not tried in other orders.
         copies: So many of the two variables of a server may be copied while a cut is saved.
+        wanted: So many updates make a synchronous round; 0 is for jobs without rounds. Workers must pull.
         closures: The class of the coordinator's machine.
         commits: The class of its commits.
         staging: The class of the servers' machine.
         cutting: The class of what saves a cut there.
+        rounds: The class of the rounds, if there are some.
     """
 
     program: tuple[Any, ...]
@@ -83,19 +98,22 @@ class Job:
     inherits: bool = False
     reduces: bool = True
     copies: int = 1
+    wanted: int = 0
     closures: type[Closures] = Closures
     commits: type[Commits] = Commits
     staging: type[Staging] = Staging
     cutting: type[Cutting] = Cutting
+    rounds: type[Rounds] = Rounds
 
 
 class Cell(NamedTuple):
-    """The content of a slot: whose update, which parts, and whether its worker has to wait for it."""
+    """The content of a slot: whose update, which parts, whether its worker has to wait for it, and what that saw."""
 
     worker: int
     name: tuple[int, int]
     parts: tuple[int, ...]
     is_held: bool
+    seen: tuple[int, ...]
 
 
 State = tuple[int, ...]
@@ -161,7 +179,9 @@ class World:
         job = self.job
         state = [NOTHING] * self.size
         commits = job.commits(COORDINATOR, tuple(self.server_ranks), job.rate)
-        state[COORDINATOR] = self._number(Coordinator(job.closures(commits, prefetch=job.prefetch), job.program))
+        versions = job.rounds(wanted=job.wanted) if job.wanted else Versions()
+        closures = job.closures(commits, prefetch=job.prefetch, versions=versions)
+        state[COORDINATOR] = self._number(Coordinator(closures, job.program))
         for rank in self.server_ranks:
             state[rank] = self._number(Server(job.staging(COORDINATOR), job.cutting(job.copies)))
         for rank in self.worker_ranks:
@@ -239,19 +259,24 @@ class World:
             cell = self._things[state[index]]
             goes_on = cell is not None and cell[:2] == (action.owner, action.name)
             parts = (*cell.parts, action.part) if goes_on else (action.part,)
-            state[index] = self._number(Cell(action.owner, action.name, parts, True))
+            state[index] = self._number(Cell(action.owner, action.name, parts, True, action.seen))
         elif isinstance(action, Release | Free):
             server, owner, slot = action if isinstance(action, Release) else (rank, *action)
             index = self.cells[server, self._owner(owner), slot]
             state[index] = self._number(self._things[state[index]]._replace(is_held=False))
-        elif isinstance(action, Apply):
-            commit = action.commit
-            index = self.cells[rank, self._owner(commit.worker), action.slot]
-            cell = self._things[state[index]]
-            wanted = (commit.worker, commit[2:4], tuple(range(action.pushes)))
-            if cell is None or cell[:3] != wanted:
-                raise BrokenError(f"payload: server {rank} applies {wanted} out of a slot that holds {cell}")
-            state[index] = self._number(cell._replace(is_held=False))
+        elif isinstance(action, Apply | ApplyRound):
+            slots, pushes = ((action.slot,), (action.pushes,)) if isinstance(action, Apply) else action[1:]
+            for commit, slot, count in zip(updates_of(action), slots, pushes, strict=True):
+                index = self.cells[rank, self._owner(commit.worker), slot]
+                cell = self._things[state[index]]
+                wanted = (commit.worker, commit[2:4], tuple(range(count)))
+                if cell is None or cell[:3] != wanted:
+                    raise BrokenError(f"payload: server {rank} applies {wanted} out of a slot that holds {cell}")
+                if self.job.wanted and commit.steps:
+                    before = self.party(state, COORDINATOR).steps.index(commit.number)
+                    if set(cell.seen) != {before}:
+                        raise BrokenError(f"version: {commit} has read {cell.seen}, and comes after {before} rounds")
+                state[index] = self._number(cell._replace(is_held=False))
 
     def _owner(self, rank: int) -> int:
         """Whose slots a rank has: its own, unless who joins gets those of a first worker that was lost."""
@@ -359,8 +384,11 @@ class World:
         if is_pull:
             if self.job.waits and self._is_waiting(state, rank):
                 return
-            check_own(worker, [self.party(state, server) for server in self.server_ranks])
-        self._do(copy, rank, "go_on")
+            servers = [self.party(state, server) for server in self.server_ranks]
+            check_own(worker, servers)
+            self._do(copy, rank, "go_on", tuple(server.steps for server in servers) if self.job.wanted else ())
+        else:
+            self._do(copy, rank, "go_on")
         yield ("worker", rank, "pulls" if is_pull else "goes on with", worker.attempts[0]), True, tuple(copy)
         if state[self.fails]:
             copy = list(state)

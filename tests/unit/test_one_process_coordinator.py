@@ -181,6 +181,29 @@ def test_a_wrong_staleness_is_named(given: Any, text: str) -> None:
         ParameterServerStrategy(staleness=given)
 
 
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"synchronous": 1}, "`synchronous` must be True or False, got 1"),
+        ({"backup_workers": -1, "synchronous": True}, "`backup_workers` must be an integer of at least 0, got -1"),
+        ({"backup_workers": 1}, "`backup_workers` must be 0 unless synchronous=True, got 1"),
+        ({"backup_workers": 1, "synchronous": True}, "less than the number of workers, which is 1, got 1"),
+        ({"staleness": 0, "synchronous": True}, "`staleness` must be None with synchronous=True, got 0"),
+    ],
+)
+def test_a_wrong_pace_is_named(given: dict[str, Any], text: str) -> None:
+    with pytest.raises((TypeError, ValueError), match=text):
+        ParameterServerStrategy(**given)
+
+
+def test_synchronous_functions_are_not_prefetched() -> None:
+    strategy = ParameterServerStrategy(synchronous=True)
+    with pytest.raises(ValueError, match="`prefetch` must be False with synchronous=True"):
+        ClusterCoordinator(strategy, prefetch=True)
+    assert ClusterCoordinator(strategy).late_updates == 0
+    strategy.close()
+
+
 def fail(text: str) -> None:
     raise LookupError(text)
 

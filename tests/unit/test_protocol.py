@@ -10,10 +10,11 @@ from mpidist.coordinator.work import Rules
 from tests.amounts import amount
 from tests.model.explorer import explore, wander
 from tests.model.mutants import MUTANTS
-from tests.model.parties import Schedule, Write, rate_of_first
+from tests.model.parties import Schedule, Write, rate_of_first, rate_of_none
 from tests.model.world import Job, World
 
 BOTH, FIRST, SECOND, NONE = Schedule((1, 2)), Schedule((1,)), Schedule((2,)), Schedule(())
+BOUND = Schedule((1, 2), Rules(worker=3))
 AGAIN, KEPT = Schedule((1, 2), Rules(retries=1)), Schedule((1, 2), Rules(on_error="keep"))
 PARTS = Schedule((1, 2), parts=2)
 
@@ -34,6 +35,15 @@ JOBS = {
     "no-learning-rate": Job((BOTH, BOTH, "join", BOTH, "join"), upfront=2, pulls=True, rate=rate_of_first),
     "commits-around-a-cut": Job((BOTH, "cut", BOTH, "join"), workers=1),
     "commits-wait-for-a-cut": Job((BOTH, "cut", FIRST, FIRST, "join"), workers=1, copies=0),
+    "a-round": Job((BOTH, BOTH, "join"), upfront=2, pulls=True, wanted=2),
+    "a-backup": Job((BOTH, BOTH, "join"), upfront=2, pulls=True, wanted=1),
+    "a-round-and-what-is-no-step": Job((BOTH, NONE, "join"), upfront=2, pulls=True, wanted=2),
+    "a-death-in-a-round": Job((BOTH, "join"), upfront=1, pulls=True, wanted=2, kills=1),
+    "rounds-of-one-worker": Job((BOUND, BOUND, "join"), upfront=2, pulls=True, wanted=2),
+    "a-round-around-a-cut": Job((FIRST, FIRST, "cut", "join"), servers=1, upfront=2, pulls=True, wanted=2),
+    "a-round-without-a-learning-rate": Job(
+        (BOTH, BOTH, "join", BOTH, "join"), upfront=2, pulls=True, wanted=2, rate=rate_of_none
+    ),
     "own-writes": Job((Write((1, 2)), Write((1,)), Write((1, 2)), "read", BOTH, "cut", "join", "cut"), workers=1),
 }
 
@@ -56,6 +66,13 @@ LONG_JOBS = {
     "two-deaths": Job((BOTH, BOTH, "join"), upfront=2, kills=2),
     "two-suspicions": Job((BOTH, "join"), upfront=1, workers=2, suspicions=2, joins=1),
     "all-of-it": Job((BOTH, BOTH, "join"), upfront=2, kills=1, suspicions=1),
+    "a-round-of-two-servers-around-a-cut": Job((BOTH, BOTH, "cut", "join"), upfront=2, pulls=True, wanted=2),
+    "rounds": Job((BOTH, BOTH, BOTH, "join"), upfront=3, pulls=True, wanted=2),
+    "rounds-and-a-backup": Job((BOTH, BOTH, BOTH, "join"), upfront=3, pulls=True, wanted=1),
+    "a-death-in-a-round-of-two": Job((BOTH, BOTH, "join"), upfront=2, pulls=True, wanted=2, kills=1),
+    "a-suspicion-in-a-round-of-two": Job((BOTH, BOTH, "join"), upfront=2, pulls=True, wanted=2, suspicions=1),
+    "a-failure-in-a-round": Job((BOTH, BOTH, "join", BOTH, "join"), upfront=2, pulls=True, wanted=2, fails=1),
+    "a-round-a-cut-and-a-death": Job((BOTH, BOTH, "cut", "join"), upfront=2, pulls=True, wanted=2, kills=1),
 }
 
 

@@ -14,7 +14,7 @@ import pytest
 from mpidist.serving.block import HeapVariable
 from mpidist.serving.cut import Block, Cutting, Rows, Saver
 from mpidist.serving.messages import Commit
-from mpidist.serving.staging import Apply, Free, Save
+from mpidist.serving.staging import Apply, ApplyRound, Free, Save
 from mpidist.variables.served import Place
 from mpidist.variables.variable import Read
 
@@ -27,7 +27,8 @@ def update(variable: int) -> Apply:
     return Apply(Commit(1, 5, variable, 1, ()), 0, 1)
 
 
-def changed_by(apply: Apply) -> set[int]:
+def changed_by(apply: Apply | ApplyRound) -> set[int]:
+    assert isinstance(apply, Apply)
     return {apply.commit.closure}
 
 

@@ -26,14 +26,15 @@ from mpidist.serving.messages import (
     Finished,
     Left,
     Message,
+    Part,
     Prepared,
     Push,
+    Round,
     Step,
     closure_of,
-    decode,
-    encode,
     given_by_user,
 )
+from mpidist.serving.wire import decode, encode
 
 LATE = 10**6
 
@@ -42,7 +43,9 @@ MESSAGES: list[Message] = [
     Drop(4, LATE, 2),
     Finished(LATE, 1, (1, 2), (0, 3), b"result"), Failed(LATE, 1, b"error", "a traceback"), Prepared(LATE, 1),
     Commit(LATE, 4, LATE, 1, (Step(0, LATE, 1e-3), Step(3, 5, 0.1))), Applied(LATE, 1), Fence(4), Cut(LATE),
-    CutDone(LATE), Build(3, 7, b""), Built(3), Built(3, b"error", "a traceback"),
+    CutDone(LATE),
+    Round(LATE, (Part(4, LATE, 1, (1, 0)), Part(5, 2, 1, ())), (Step(0, LATE, 1e-3), Step(3, 5, 0.1)), (2, 1)),
+    Build(3, 7, b""), Built(3), Built(3, b"error", "a traceback"),
     Finished(LATE, 1, (), (), b"", ((3, 0, LATE),)), Built(3, begun={"iteration": 1}),
     Discard("resource", 3), Call(1, "make", b"x"), Answer(1, b"value"), Left("why"),
 ]
@@ -55,6 +58,8 @@ def test_message_arrives(message: Message) -> None:
     assert type(arrived) is type(message)
     if isinstance(arrived, Commit):
         assert arrived.steps[0].iteration == LATE
+    if isinstance(arrived, Round):
+        assert (arrived.steps[0].iteration, arrived.parts[0].closure) == (LATE, LATE)
 
 
 def test_every_kind_is_tried() -> None:

@@ -13,7 +13,8 @@ import pytest
 import mpidist
 from mpidist.comm.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.serving.messages import Do, Send, encode
+from mpidist.serving.messages import Do, Send
+from mpidist.serving.wire import encode
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from tests.parallel.serving.test_parameter_server import on_chief
 

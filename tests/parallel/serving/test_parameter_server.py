@@ -32,11 +32,13 @@ def on_chief(
     communicator: Communicator, program: Callable[[ParameterServerStrategy, ClusterCoordinator], object],
     options: ServerOptions = SMALL, servers: int = 1, *, prefetch: bool = False,
     queue_size: int = QUEUE_SIZE, partitioner: Partitioner | None = None,
-    arrange: Callable[[ParameterServerStrategy], object] | None = None,
+    arrange: Callable[[ParameterServerStrategy], object] | None = None, synchronous: bool = False,
 ) -> None:
     """Run a program on the chief of a chief, workers and servers; its error comes on every rank."""
     resolver = mpidist.cluster_resolver.MPIClusterResolver(communicator, num_ps=servers)
-    strategy = ParameterServerStrategy(resolver, partitioner, serve=False, options=options)
+    strategy = ParameterServerStrategy(
+        resolver, partitioner, serve=False, options=options, synchronous=synchronous
+    )
 
     def act() -> None:
         if arrange is not None:
