@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mpidist import launch
+from mpidist.cli.doctor_packages import look_at_packages
 from mpidist.cli.finding import Finding
 from mpidist.cluster import slurm_job
 from mpidist.cluster.devices import visible_gpus
@@ -115,10 +116,11 @@ def _gpus() -> Iterator[Finding]:
 
 def _extras() -> Iterator[Finding]:
     found = []
-    for name in ("numpy", "mpi4py", "h5py", "numba", "cupy", "torch", "jax", "keras", "tensorboardX"):
+    for name in ("numpy", "mpi4py", "h5py", "llvmlite", "cupy", "torch", "jax", "keras", "tensorboardX"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
     yield Finding("packages", "ok", ", ".join(found))
+    yield from look_at_packages(visible_gpus())
 
 
 def _slurm() -> Iterator[Finding]:

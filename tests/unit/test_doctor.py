@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 
-from mpidist.cli import doctor
+from mpidist.cli import doctor, doctor_packages
 from mpidist.cli.finding import STATES, Finding
 from mpidist.cli.main import main
 
@@ -23,10 +23,54 @@ def test_a_page_for_people_and_one_for_programs() -> None:
     result = CliRunner().invoke(main, ["doctor", "--json"])
     found = findings(result.output)
     assert {"mpidist", "launcher", "cores", "node memory", "GPUs", "packages", "Slurm"} <= set(found)
+    assert {"HDF5", "compiled steps"} <= set(found)
     assert all(one["state"] in STATES for one in found.values())
     # Whatever is wrong has the line that mends it, and is the exit code.
     assert all(one["mend"] for one in found.values() if one["state"] == "wrong")
     assert result.exit_code == int(any(one["state"] == "wrong" for one in found.values()))
+
+
+# CuPy as the doctor's child finds it: a GPU, libraries of CUDA, and what is broken.
+BROKEN_CUPY = """
+import os
+from types import SimpleNamespace
+import numpy
+
+def properties(index):
+    return {"uuid": bytes(range(16)), "name": b"NVIDIA H200"}
+
+def broken(*arguments):
+    raise RuntimeError("libnvrtc.so.12: cannot open shared object file\\nmore")
+
+runtime = SimpleNamespace(getDeviceCount=lambda: 1, getDeviceProperties=properties)
+nccl = SimpleNamespace(get_version=lambda: 22703)
+cuda = SimpleNamespace(runtime=runtime, nccl=nccl, nvrtc=SimpleNamespace(getVersion=lambda: (12, 4)))
+ElementwiseKernel, ones, zeros = broken, numpy.ones, numpy.zeros
+"""
+
+
+def test_what_cupy_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cupy.py").write_text(BROKEN_CUPY)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = {one.subject: one for one in doctor_packages.look_at_packages(["0"])}
+    assert found["GPU UUIDs"].text == "GPU-00010203-0405-0607-0809-0a0b0c0d0e0f NVIDIA H200"
+    assert (found["NVRTC"].state, found["NVRTC"].text) == (
+        "wrong", "RuntimeError: libnvrtc.so.12: cannot open shared object file"
+    )
+    assert "cupy-cuda12x[ctk]" in found["NVRTC"].mend
+    assert [found[name].state for name in ("CUDA", "cuBLAS", "NCCL", "HDF5")] == ["ok"] * 4
+    # Without a GPU nobody asks.
+    assert "CUDA" not in {one.subject for one in doctor_packages.look_at_packages([])}
+
+
+def test_a_cupy_that_ends_the_process_ends_the_child_only(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "cupy.py").write_text("import os, sys\nprint('no driver', file=sys.stderr, flush=True)\nos._exit(3)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    found = {one.subject: one for one in doctor_packages.look_at_packages(["0"])}
+    assert (found["CUDA"].state, found["CUDA"].text) == ("wrong", "CuPy cannot be used: no driver")
+    assert "nvidia-smi" in found["CUDA"].mend
 
 
 def test_too_little_node_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
