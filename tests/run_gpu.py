@@ -65,11 +65,13 @@ def main() -> int:
         pytest = [sys.executable, "-m", "pytest", "-q", "--durations=5", *others]
         # Without simulated GPUs: these look at CuPy and the compiler as they are installed.
         alone = [one for one in pytest if one != "--host-gpus"]
+        together = [*pytest, "--with-mpi", *_files(TOGETHER)]
         parts = {
             "compiler": [*alone, *_files(ALONE)],
+            # One rank writes the report.
             f"{count} ranks": [
-                *mpirun_command(count, find_mpirun()), *pytest, "--with-mpi", f"--junit-xml={report}",
-                *_files(TOGETHER),
+                *mpirun_command(1, find_mpirun()), *together, f"--junit-xml={report}",
+                ":", "-n", str(count - 1), *together,
             ],
             "programs": [*pytest, f"--junit-xml={report}.programs", *_files(PROGRAMS)],
         }

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mpidist.cluster.gpu import choose_index
+from mpidist.comm import asynchronous, resource
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import device_selection
 from mpidist.comm.choice.selection import choose
@@ -19,6 +20,7 @@ from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Answer
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
 from tests.gpu.host_runtime import streams
+from tests.leaks import KEPT
 
 
 @pytest.fixture
@@ -36,9 +38,17 @@ def is_simulated(request: pytest.FixtureRequest) -> bool:
     return bool(request.config.getoption("--host-gpus"))
 
 
+@pytest.fixture(scope="session")
+def sibling(communicator: Communicator) -> Communicator:
+    """The communicator of reductions in the background, which stays as long as the job."""
+    opened = communicator.open_sibling(asynchronous.PURPOSE)
+    KEPT.update(resource.held())
+    return opened
+
+
 @pytest.fixture
 def open_collective(
-    cupy: Any, communicator: Communicator, monkeypatch: pytest.MonkeyPatch, is_simulated: bool
+    cupy: Any, communicator: Communicator, sibling: Communicator, monkeypatch: pytest.MonkeyPatch, is_simulated: bool
 ) -> Iterator[Callable[..., CollectiveFront]]:
     """Opens a collective for CuPy arrays by the name of its transport, or skips with the reason."""
     def open_it(transport: str, options: CommunicationOptions | None = None) -> CollectiveFront:

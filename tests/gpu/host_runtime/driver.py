@@ -6,6 +6,7 @@ A library is kept by the hash of all that it was made of. Threads that wait for 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import importlib
@@ -53,16 +54,21 @@ def _includes() -> list[str]:
 
 
 def _make(path: Path, arguments: list[str]) -> None:
-    """Run the compiler unless the file is there. Other ranks may do the same at once: the last one stays."""
+    """Run the compiler unless the file is there. Of ranks that want the same, one runs it and the others wait."""
     if path.exists():
         return
-    own = path.with_name(f"{path.name}.{os.getpid()}")
-    done = subprocess.run(
-        [str(COMPILER), *_OPTIONS, *arguments, "-o", str(own)], capture_output=True, text=True, timeout=120, check=False
-    )
-    if done.returncode:
-        raise RuntimeError(f"g++ cannot compile {arguments[-1]}:\n{done.stderr[:4000]}")
-    own.replace(path)
+    with path.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if path.exists():
+            return
+        own = path.with_name(f"{path.name}.{os.getpid()}")
+        done = subprocess.run(
+            [str(COMPILER), *_OPTIONS, *arguments, "-o", str(own)], capture_output=True, text=True, timeout=120,
+            check=False,
+        )
+        if done.returncode:
+            raise RuntimeError(f"g++ cannot compile {arguments[-1]}:\n{done.stderr[:4000]}")
+        own.replace(path)
 
 
 def _compile(source: str) -> Path:
