@@ -1219,6 +1219,11 @@ WINDOWS = (
         "unit/test_positions.py::test_who_joins_takes_what_the_one_before_has_left",
     ),
     Fault(
+        "the late put of a lost worker goes into the slot of one that has joined", "comm/windows/connection.py",
+        "self._into = memoryview(bytearray(self._into.nbytes))", "pass",
+        HANDSHAKE + "the_rest_of_a_put_of_a_rank_that_is_given_up_goes_nowhere",
+    ),
+    Fault(
         "the file of another user's making is believed", "comm/windows/join_file.py",
         "or found.st_mode & 0o077:", "or found.st_mode & 0:",
         "unit/test_join_file.py::test_a_file_that_others_may_read_or_write_is_not_believed",

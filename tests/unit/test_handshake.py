@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mpidist.comm.windows.addresses import Address, call, interfaces, listen_by_name, listen_by_port, place
+from mpidist.comm.windows.connection import NOTHING, Connection, Kind
 from mpidist.comm.windows.handshake import RefusedError, admit, greet
 
 SECRET = b"s" * 32
@@ -187,3 +188,26 @@ def test_interfaces_have_addresses_and_networks() -> None:
     for one in interfaces():
         assert not one.startswith("127."), one
         assert "/" in one, one
+
+
+@pytest.mark.parametrize("sent", [0, 3, 8])
+def test_the_rest_of_a_put_of_a_rank_that_is_given_up_goes_nowhere(ends: Ends, sent: int) -> None:
+    """Another rank may have its place in the heap by then."""
+    heap = bytearray(8)
+    taken: list[bytes] = []
+    mine = Connection(1, lambda *_: NOTHING, lambda *_: None)
+    theirs = Connection(
+        0, lambda _, __, at, size: memoryview(heap)[at : at + size], lambda *frame: taken.append(bytes(frame[-1]))
+    )
+    mine.link, theirs.link = ends
+    theirs.link.setblocking(False)
+    # The header alone, and a part of the body.
+    mine.send(Kind.PUT, 0, 8)
+    mine.link.sendall(b"\x01" * sent)
+    theirs.read()
+    theirs.divert()
+    heap[:] = b"\x02" * 8
+    mine.link.sendall(b"\x01" * (8 - sent))
+    theirs.read()
+    assert heap == b"\x02" * 8
+    assert len(taken) == 1
