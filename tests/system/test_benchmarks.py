@@ -10,6 +10,7 @@ from types import ModuleType
 
 import pytest
 
+from tests.hosts.virtual_hosts import why_unavailable
 from tests.launching import run_program
 
 pytestmark = pytest.mark.timeout_seconds(240)
@@ -213,3 +214,22 @@ def test_the_start_of_ranks_beside_mpi4py_alone(tmp_path: Path) -> None:
     assert bare["seconds"] > 0
     # It has loaded more, and so little that a dataset or HDF5 is not among it.
     assert 0 < ours["own MB"] - bare["own MB"] < 14
+
+
+def test_hosts_are_limited_in_their_bandwidth(tmp_path: Path) -> None:
+    reason = why_unavailable()
+    if reason:
+        pytest.skip(reason)
+    figures = tmp_path / "hosts.json"
+    result = run_program(
+        1, FOLDER / "hosts.py", "--layout", "1+1+1", "--kilobytes", 1024, "--megabits", 200, "--rounds", 1,
+        "--json", figures, timeout_seconds=100,
+    )
+    if "tc cannot limit" in result.stderr:
+        pytest.skip(result.stderr.strip())
+    assert result.returncode == 0, result.stderr + result.stdout
+    (size, times), = json.loads(figures.read_text())["ms"]["1+1+1"].items()
+    assert int(size) == 1 << 20
+    # 1.4 MB from each host at 200 Mbit/s, but for what the filter lets through at once.
+    assert len(times) == 4
+    assert all(ms > 45 for ms in times.values()), times
