@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -19,7 +18,6 @@ from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Answer
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
-from tests.gpu.host_runtime import streams
 from tests.leaks import KEPT
 
 
@@ -49,14 +47,13 @@ def sibling(communicator: Communicator) -> Communicator:
 @pytest.fixture
 def open_collective(
     cupy: Any, communicator: Communicator, sibling: Communicator, monkeypatch: pytest.MonkeyPatch, is_simulated: bool
-) -> Iterator[Callable[..., CollectiveFront]]:
+) -> Callable[..., CollectiveFront]:
     """Opens a collective for CuPy arrays by the name of its transport, or skips with the reason."""
     def open_it(transport: str, options: CommunicationOptions | None = None) -> CollectiveFront:
         monkeypatch.setenv(TRANSPORT, transport)
         if is_simulated and transport == "cuda-aware":
             # To MPI the memory of simulated GPUs is memory of the host.
             monkeypatch.setattr(device_selection, "find_out", lambda _: Answer(True, "GPUs are simulated"))
-            opened.enter_context(streams.memory.kept_open())
         collective = choose(communicator, options or CommunicationOptions())
         if isinstance(collective.backend, AutomaticBackend):
             try:
@@ -65,5 +62,4 @@ def open_collective(
                 pytest.skip(str(error))
         return collective
 
-    with contextlib.ExitStack() as opened:
-        yield open_it
+    return open_it

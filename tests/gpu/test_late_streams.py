@@ -83,3 +83,11 @@ def test_a_reduction_in_the_background_is_on_the_gpu_of_its_rank(
         result = whole.wait()
         assert result.device.id == cupy.cuda.Device().id
         np.testing.assert_array_equal(result.get(), np.full(1000, 3))
+
+
+def test_staging_gives_mpi_no_memory_of_gpus(cupy: Any, open_collective: Opener) -> None:
+    collective = open_collective("staged")
+    with streams.memory.kept_closed():
+        result: Any = collective.all_reduce(cupy.ones(1000, np.float32))
+        gathered: Any = collective.all_gather(cupy.ones(7, np.float32))
+        assert float(result.get().sum() + gathered.get().sum()) == 1007 * collective.communicator.size

@@ -1,8 +1,8 @@
 """Streams, events and memory of simulated GPUs: every stream is lazy, so its work runs as late as CUDA may run it.
 
 Whoever forgets to wait sees what was in memory before. Streams and events belong to a GPU, and may be used only while
-it is current, as CUDA demands. Memory of GPUs is closed to the host (`mprotect`) except while a stream's work runs:
-whoever touches it, as MPI would that is not CUDA-aware, ends with a segmentation fault.
+it is current, as CUDA demands. In `memory.kept_closed()` the memory of GPUs is closed to the host except while
+work of a stream runs: whoever touches it, as MPI would that is not CUDA-aware, ends with a segmentation fault.
 """
 
 from __future__ import annotations
@@ -181,8 +181,8 @@ class _Memory:
         self.starts: list[int] = []
         self.blocks: dict[int, tuple[int, int]] = {}
         self.depth = 0
-        # For CUDA-aware MPI, which may touch the memory of GPUs at any time.
-        self.is_open = False
+        # Whether the host may touch it. To close it takes a call of the system for each block and each work.
+        self.is_open = True
 
     def allocate(self, size: int) -> int:
         """Allocate memory of the current GPU. It holds nonsense."""
@@ -195,8 +195,8 @@ class _Memory:
         with LOCK:
             bisect.insort(self.starts, address)
             self.blocks[address] = (length, thread.device)
-            if not self.depth:
-                self._set(address, is_open=self.is_open)
+            if not self.depth and not self.is_open:
+                self._set(address, is_open=False)
         return int(address)
 
     def free(self, address: int) -> None:
@@ -217,20 +217,22 @@ class _Memory:
             return device if address < self.starts[place] + length else None
 
     @contextmanager
-    def kept_open(self) -> Iterator[None]:
-        """Let MPI touch it, too."""
-        with opened_memory():
-            self.is_open = True
+    def kept_closed(self) -> Iterator[None]:
+        """End the process if the host, or MPI, touches the memory of GPUs."""
+        with LOCK:
+            self.is_open = False
+            self.open(is_open=False)
         try:
             yield
         finally:
-            self.is_open = False
-            self.open(is_open=False)
+            with LOCK:
+                self.is_open = True
+                self.open(is_open=True)
 
     def open(self, *, is_open: bool) -> None:
         """Open all memory to the host, or close it."""
         for address in self.starts:
-            self._set(address, is_open=is_open or self.is_open)
+            self._set(address, is_open=is_open)
 
     def _set(self, address: int, *, is_open: bool) -> None:
         protection = mmap.PROT_READ | mmap.PROT_WRITE if is_open else 0
