@@ -191,4 +191,3 @@ def _look_like(welcome: Welcome) -> None:
         os.chdir(welcome.directory)
     if welcome.directory not in sys.path:
         sys.path.append(welcome.directory)
-

@@ -247,4 +247,3 @@ def _why_not(newcomer: Newcomer) -> str:
             f"Python {newcomer.python}: functions are sent as Python's own code. Start it in the job's environment"
         )
     return ""
-

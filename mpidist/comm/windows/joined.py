@@ -67,4 +67,3 @@ class JoinedWindow(SocketWindow):
     def _end(self, *, is_collective: bool) -> None:
         del is_collective
         super()._end(is_collective=False)
-
