@@ -97,6 +97,7 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 from mpidist.missing import no_attribute
+from mpidist.version import __version__ as __version__
 
 if TYPE_CHECKING:
     from mpidist import (
@@ -267,7 +268,6 @@ __all__ = [
     "summary",
     "testing",
 ]
-__version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:

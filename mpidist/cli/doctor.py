@@ -23,6 +23,7 @@ from mpidist.comm.gpu.cuda_awareness import child_environment
 from mpidist.comm.memory.numa import domain_count
 from mpidist.comm.mpi_library import read_library
 from mpidist.errors import LauncherError, UnavailableError
+from mpidist.version import __version__
 
 # Asks mpi4py for its library, in a process of its own: some libraries end the process where there is no launcher.
 _ASK = "from mpi4py import MPI; print(MPI.Get_library_version())"
@@ -37,8 +38,7 @@ def look() -> list[Finding]:
 
 
 def _python() -> Iterator[Finding]:
-    version = importlib.metadata.version("mpidist")
-    yield Finding("mpidist", "ok", f"{version}, Python {platform.python_version()}, {sys.executable}")
+    yield Finding("mpidist", "ok", f"{__version__}, Python {platform.python_version()}, {sys.executable}")
 
 
 def _mpi() -> Iterator[Finding]:

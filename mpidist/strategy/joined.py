@@ -32,9 +32,10 @@ from mpidist.serving.messages import Send
 from mpidist.serving.station import Station
 from mpidist.serving.worker import Worker
 from mpidist.strategy.base import Strategy
-from mpidist.strategy.joining import PYTHON, VERSION, Welcome
+from mpidist.strategy.joining import PYTHON, Welcome
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.strategy.places import WorkerPlaces
+from mpidist.version import __version__
 
 
 class _Others(SoloCommunicator):
@@ -142,10 +143,10 @@ def work(directory: str) -> int:
 def _entered(place: Path) -> Iterator[tuple[JoinedWindow, Welcome]]:
     """The window of the job, with what its chief has said."""
     found = read(place)
-    if found.version != VERSION:
+    if found.version != __version__:
         raise LauncherError(
-            f"the job of {place} runs mpidist {found.version}, and this worker is mpidist {VERSION}: start it in the "
-            "job's environment"
+            f"the job of {place} runs mpidist {found.version}, and this worker is mpidist {__version__}: start it in "
+            "the job's environment"
         )
     listeners, mine = listen(True, WindowOptions(ports=found.ports))
     try:
@@ -154,7 +155,7 @@ def _entered(place: Path) -> Iterator[tuple[JoinedWindow, Welcome]]:
             greet(link, found.secret, NEWCOMER, found.rank)
             process = this_process(socket.gethostname())
             watch_silence(link, found.silence_seconds)
-            data = ask(link, Newcomer(process, mine, VERSION, PYTHON))
+            data = ask(link, Newcomer(process, mine, __version__, PYTHON))
         except RefusedError as error:
             link.close()
             raise LauncherError(f"the job of {place} refuses this worker: {error}") from None

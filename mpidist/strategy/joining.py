@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import importlib.metadata
 import logging
 import os
 import pickle
@@ -24,13 +23,13 @@ from mpidist.comm.windows.sockets import SocketWindow
 from mpidist.errors import DeadRankError
 from mpidist.serving.heap import Slots
 from mpidist.strategy.server_options import ServerOptions
+from mpidist.version import __version__
 
 if TYPE_CHECKING:
     from mpidist.strategy.parameter_server import ParameterServerStrategy
 
 logger = logging.getLogger("mpidist")
 
-VERSION = importlib.metadata.version("mpidist")
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
 
@@ -226,7 +225,7 @@ def _invite(
     door, options = window.door, strategy.options.window
     rank, host = window.rank, socket.gethostname()
     content = JoinFile(
-        VERSION, host, os.getpid(), rank, door.addresses[rank], door.secret, options.silence_seconds, options.ports
+        __version__, host, os.getpid(), rank, door.addresses[rank], door.secret, options.silence_seconds, options.ports
     )
     file = WrittenFile(directory, content, door.addresses[rank])
     desk = door.desk = Desk()
@@ -240,7 +239,7 @@ def _nobody() -> None:
 
 def _why_not(newcomer: Newcomer) -> str:
     """The reason for which a process cannot be a worker of this job, wherever there is room; empty if it can."""
-    mine = (VERSION, PYTHON)
+    mine = (__version__, PYTHON)
     if (newcomer.version, newcomer.python) != mine:
         return (
             f"the job runs mpidist {mine[0]} and Python {mine[1]}, and this worker mpidist {newcomer.version} and "

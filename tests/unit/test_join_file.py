@@ -20,10 +20,11 @@ from mpidist.comm.windows.desk import Desk, Introduction, Newcomer, ask
 from mpidist.comm.windows.handshake import RefusedError
 from mpidist.comm.windows.join_file import NAME, JoinFile, WrittenFile, read
 from mpidist.errors import LauncherError
-from mpidist.strategy.joining import PYTHON, VERSION, checked_directory
+from mpidist.strategy.joining import PYTHON, checked_directory
+from mpidist.version import __version__
 
 HERE = Address(place(), b"\0nobody", (), 0)
-CONTENT = JoinFile(VERSION, "n3", 77, 0, HERE, b"s" * 32, 30.0, (50000, 50100))
+CONTENT = JoinFile(__version__, "n3", 77, 0, HERE, b"s" * 32, 30.0, (50000, 50100))
 
 
 def test_it_is_read_as_it_was_written_and_goes(tmp_path: Path) -> None:
@@ -135,7 +136,7 @@ def at_desk(desk: Desk, hello: Callable[[socket.socket], object]) -> tuple[objec
     return found[0], outcome
 
 
-NEWCOMER = Newcomer(Process("n4", 88, "pid:[1]"), HERE, VERSION, PYTHON)
+NEWCOMER = Newcomer(Process("n4", 88, "pid:[1]"), HERE, __version__, PYTHON)
 
 
 def test_a_desk_answers_in_the_order_of_the_requests() -> None:
