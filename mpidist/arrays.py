@@ -31,6 +31,17 @@ def device_index(array: object) -> int | None:
     return int(cast(Any, array).device.id) if is_cupy(array) else None
 
 
+def require_current_device(array: AnyArray) -> None:
+    """Local. Raise ValueError if an array of CuPy lies on another GPU than the current one."""
+    lies_on, current = device_index(array), int(namespace(array).cuda.Device().id)
+    if lies_on != current:
+        raise ValueError(
+            f"expected an array on the current GPU, since a rank computes on one GPU: an array of shape {array.shape} "
+            f"lies on GPU {lies_on} and GPU {current} is current. Call inside `with cupy.cuda.Device({lies_on}):`, or "
+            f"make the array on GPU {current}"
+        )
+
+
 def use_device(index: int | None) -> None:
     """Local. Make a GPU current in this thread, where each new thread begins on number 0; None changes nothing."""
     if index is not None:

@@ -353,13 +353,19 @@ class CollectiveFront(Resource):
 
         Raises:
             TypeError: `array` is not an array, or lies in memory that the backend does not reach.
+            ValueError: It lies on another GPU than the current one.
         """
-        lent = array if type(array) is np.ndarray else arrays.lend(array)
-        if arrays.is_cupy(lent) and not self.backend.takes_device_arrays:
-            raise TypeError(
-                f"{self!r} combines arrays in host memory, got one in GPU memory: choose the implementation AUTO, "
-                "STAGED or NCCL, or pass a copy in host memory: array.get()"
-            )
+        if type(array) is np.ndarray:
+            return array
+        lent = arrays.lend(array)
+        if arrays.is_cupy(lent):
+            if not self.backend.takes_device_arrays:
+                raise TypeError(
+                    f"{self!r} combines arrays in host memory, got one in GPU memory: choose the implementation AUTO, "
+                    "STAGED or NCCL, or pass a copy in host memory: array.get()"
+                )
+            # Before the call has begun, which would be left in the middle.
+            arrays.require_current_device(lent)
         return lent
 
     def __repr__(self) -> str:

@@ -16,12 +16,12 @@ import cupy
 import numpy as np
 from cupy.cuda import runtime
 
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, require_current_device
 from mpidist.comm.gpu.staging_copier import Ticket
 
 __all__ = [
     "BucketCopier", "PinnedCopier", "current_device", "current_stream", "device_address", "device_bus",
-    "device_count", "device_uuid", "elementwise_kernel", "is_exclusive", "load_nccl", "require_current_device",
+    "device_count", "device_uuid", "elementwise_kernel", "is_exclusive", "load_nccl",
     "synchronize", "use_device",
 ]
 
@@ -180,17 +180,6 @@ def load_nccl() -> Any:
         # CuPy warns where the library is missing; the log of the chosen transport says it once.
         warnings.simplefilter("ignore")
         return importlib.import_module("cupy.cuda.nccl")
-
-
-def require_current_device(array: AnyArray) -> None:
-    """Local. Raise ValueError if an array lies on another GPU than the current one."""
-    lies_on, current = int(array.device.id), current_device()  # type: ignore[attr-defined]  # CuPy: an index
-    if lies_on != current:
-        raise ValueError(
-            f"expected an array on the current GPU, since a rank computes on one GPU: an array of shape {array.shape} "
-            f"lies on GPU {lies_on} and GPU {current} is current. Call inside `with cupy.cuda.Device({lies_on}):`, or "
-            f"make the array on GPU {current}"
-        )
 
 
 def device_address(array: AnyArray) -> int:
