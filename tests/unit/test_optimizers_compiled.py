@@ -208,7 +208,7 @@ def test_gradients_are_added_in_the_order_of_numpys_sums(
     assert CompiledUpdate(only_compiled(update), 2, 0).sum_and_update(Runs(mine), add.pairs)
     for block in expected:
         with np.errstate(all="ignore"):
-            update(block.parameter, add(block.gradients, block.total), block.slots, block.scratch)
+            update(block.parameter, add.function(block.gradients, block.total), block.slots, block.scratch)
     for number, (own, other) in enumerate(zip(mine, expected, strict=True)):
         require_same_bits(own.parameter, other.parameter, f"block {number}")
         for mine_slot, slot in zip(own.slots, other.slots, strict=True):

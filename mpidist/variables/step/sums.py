@@ -36,10 +36,6 @@ class Add(NamedTuple):
     function: Callable[[Sequence[AnyArray], AnyArray], AnyArray]
     pairs: Pairs
 
-    def __call__(self, gradients: Sequence[AnyArray], out: AnyArray) -> AnyArray:
-        """Local. The sum of the gradients of a block."""
-        return self.function(gradients, out)
-
 
 class GivenSums:
     """A bundle whose first gradient segment holds the sums already.
@@ -70,11 +66,18 @@ class NodeSums:
     def __init__(self, blocks: Sequence[Block], add: Add) -> None:
         self._blocks = blocks
         self._add = add
-        self._work = Work(blocks)
+
+    @functools.cached_property
+    def _runs(self) -> Runs:
+        return Runs(self._blocks)
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
-        self._work.sum_and_update(update, self._add)
+        add, pairs = self._add
+        if isinstance(update, CompiledUpdate) and update.sum_and_update(self._runs, pairs):
+            return
+        for parameter, gradients, slots, total, scratch in self._blocks:
+            update(parameter, add(gradients, total), slots, scratch)
 
     def reduce(self) -> None:
         """Collective. See `Phase.reduce`."""
@@ -166,7 +169,7 @@ class WriteBack:
 
 
 class Work:
-    """The blocks that a rank updates, one after another; for a compiled update all of them at once.
+    """The blocks that a rank updates by sums, one after another; for a compiled update all of them at once.
 
     Args:
         blocks: The blocks.
@@ -179,28 +182,12 @@ class Work:
     def _sums(self) -> Runs:
         return Runs([block._replace(gradients=block.gradients[:1]) for block in self._blocks])
 
-    @functools.cached_property
-    def _gradients(self) -> Runs:
-        return Runs(self._blocks)
-
     def update(self, update: Update) -> None:
         """Local. Apply `update` to the blocks, whose first gradients are sums."""
         if isinstance(update, CompiledUpdate) and update.sum_and_update(self._sums, ()):
             return
         for parameter, gradients, slots, _, scratch in self._blocks:
             update(parameter, gradients[0], slots, scratch)
-
-    def sum_and_update(self, update: Update, add: Add) -> None:
-        """Local. Add up the gradients, and apply `update`.
-
-        Args:
-            update: Of a step.
-            add: Sums the gradients of a block.
-        """
-        if isinstance(update, CompiledUpdate) and update.sum_and_update(self._gradients, add.pairs):
-            return
-        for parameter, gradients, slots, total, scratch in self._blocks:
-            update(parameter, add(gradients, total), slots, scratch)
 
 
 def aside(update: Update, room: AnyArray) -> Update:
@@ -231,7 +218,7 @@ def write_back(blocks: Sequence[Block]) -> None:
 def add_in_place(blocks: Sequence[Block], add: Add) -> None:
     """Local. Put the sums into the first gradients of the blocks."""
     for block in blocks:
-        add(block.gradients, block.gradients[0])
+        add.function(block.gradients, block.gradients[0])
 
 
 def adder(dtype: np.dtype[Any], count: int, *, in_tree: bool) -> Add:
