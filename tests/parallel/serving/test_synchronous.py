@@ -49,6 +49,8 @@ def test_a_round_is_the_step_of_all_its_workers_together(communicator: Communica
     mirrored.close()
 
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        # Those of other tests.
+        RECORDER.updates.clear()
         for name, make in families.items():
             with strategy.scope():
                 weight, count = mpidist.Variable(np.ones((3, 4))), mpidist.Variable(0)
@@ -66,6 +68,7 @@ def test_a_round_is_the_step_of_all_its_workers_together(communicator: Communica
             np.testing.assert_allclose(weight.numpy(), wanted[name], rtol=1e-12, atol=1e-12, err_msg=name)
             assert (optimizer.iterations, int(count)) == (ROUNDS, ROUNDS * workers)
         assert coordinator.late_updates == 0
+        assert len(RECORDER.updates) == ROUNDS * workers * len(families)
         assert all(one.read == one.before and not one.is_late for one in RECORDER.updates)
 
     on_chief(communicator, program, synchronous=True)
