@@ -40,9 +40,14 @@ def make_model(strategy: Strategy, dtype: str) -> list[Variable]:
 
 @functools.cache
 def all_gradients(step: int, size: int) -> list[list[AnyArray]]:
-    """For each rank those of all variables, which are drawn once for all tests."""
-    return [[np.asarray(np.random.default_rng((step, rank, i)).normal(size=shape))
-             for i, shape in enumerate(SHAPES)] for rank in range(size)]
+    """For each rank those of all variables, which are drawn once for all tests.
+
+    An element has the same sign on all ranks. Where a sum is nearly 0, its rounding, which depends on the order of the
+    ranks, would decide the direction of a step.
+    """
+    signs = [np.random.default_rng((step, i)).choice((-1.0, 1.0), shape) for i, shape in enumerate(SHAPES)]
+    return [[np.asarray(sign * (0.1 + np.abs(np.random.default_rng((step, rank, i)).normal(size=sign.shape))))
+             for i, sign in enumerate(signs)] for rank in range(size)]
 
 
 def train(strategy: Strategy, optimizer: Any, variables: list[Variable], steps: int = STEPS) -> None:
