@@ -128,7 +128,9 @@ class ParameterServerStrategy(Strategy):
         # A `Server` knows nothing of them, and where slots lie must be the same on all ranks.
         given = options or ServerOptions(), pace, directory
         self.options, self.pace, directory = roles.group.broadcast_object(given, roles.chief)
-        self.pace.require_workers(len(roles.workers))
+        if roles.workers:
+            # An evaluator has none.
+            self.pace.require_workers(len(roles.workers))
         super().__init__(SoloCommunicator(), cluster_resolver=roles.resolver)
         self.chief: Chief | None = None
         self.places = WorkerPlaces(roles)
