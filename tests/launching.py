@@ -75,7 +75,7 @@ def mpirun_command(ranks: int, mpirun: str) -> list[str]:
 
 # Open MPI's launcher was seen to end so on a busy machine, once in 330 programs, before any rank was there.
 NOT_STARTED = "PMIx server's listener thread failed to start"
-_STARTS = 3
+STARTS = 3
 
 
 def survival_options(mpirun: str, *, tells_codes: bool = False) -> list[str]:
@@ -108,7 +108,7 @@ def run_program(
     ranks: int, program: Path, *arguments: object, timeout_seconds: float = 60, **environment: str
 ) -> subprocess.CompletedProcess[str]:
     """Run a Python program on so many ranks to its end; after the time limit the test fails with its output."""
-    for _ in range(_STARTS):
+    for _ in range(STARTS):
         result = finish(start_program(ranks, program, *arguments, **environment), program.name, timeout_seconds)
         if NOT_STARTED not in result.stderr:
             break

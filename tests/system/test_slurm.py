@@ -113,7 +113,9 @@ def test_each_rank_sees_all_gpus_of_its_node(slurm: PrivateSlurm, tmp_path: Path
     places = [("n1", 0), ("n1", 1), ("n2", 2), ("n2", 3)]
     assert sorted(job.output.splitlines()) == [f"{node} {rank} all 2 None" for node, rank in places], job
     job = slurm.wait(other)
-    together, bound = (sorted(part.splitlines()) for part in job.output.split("---\n"))
+    # `srun` says there where it waits for the nodes.
+    said = "".join(line for line in job.output.splitlines(keepends=True) if not line.startswith("srun: "))
+    together, bound = (sorted(part.splitlines()) for part in said.split("---\n"))
     assert together == ["n3 0 0,1 2 1", "n3 1 0,1 2 1"], job
     assert bound == ["n3 0 0 2 1", "n3 1 1 2 1"], job
 

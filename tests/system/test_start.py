@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.launching import (
+    NOT_STARTED,
+    STARTS,
     find_mpirun,
     finish,
     is_open_mpi,
@@ -44,10 +46,13 @@ def run(folder: Path, other: str, train: str, **environment: str) -> tuple[int, 
     options = ["--oversubscribe"] if is_open_mpi(mpirun) else []
     command = [mpirun, *options]
     command += ["-n", "2", str(copy), str(programs[0]), ":", "-n", "2", sys.executable, str(programs[1])]
-    result = subprocess.run(
-        command, env={**launch_environment(), **paths, **environment}, capture_output=True, text=True, timeout=60,
-        check=False,
-    )
+    for _ in range(STARTS):
+        result = subprocess.run(
+            command, env={**launch_environment(), **paths, **environment}, capture_output=True, text=True, timeout=60,
+            check=False,
+        )
+        if NOT_STARTED not in result.stderr:
+            break
     return result.returncode, result.stdout + result.stderr
 
 
