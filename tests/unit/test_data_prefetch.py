@@ -3,6 +3,7 @@
 import gc
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -109,12 +110,15 @@ def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread() -> None
     def blocks(x: Any) -> Any:
         if x == 3 and not is_waiting.is_set():
             is_waiting.set()
-            go_on.wait(1)
+            go_on.wait(30)
         return x
 
     def interrupt() -> None:
-        if is_waiting.wait(5) and is_reading.wait(5):
+        if is_waiting.wait(30) and is_reading.wait(30):
             signal.pthread_kill(main, signal.SIGINT)
+        # The reader waits on: the element comes after the interrupt.
+        time.sleep(0.5)
+        go_on.set()
 
     before = threads()
     iterator = iter(Dataset.range(9).map(blocks).prefetch(1))
