@@ -1,7 +1,8 @@
 """Arrays that behave as CuPy's towards NumPy, in host memory, so that what uses them is tested where there is no GPU.
 
 They refuse to become NumPy arrays by themselves, and to be mixed with them, as CuPy's do: whatever forgets to say where
-its arrays lie fails. Of streams, and of CUDA, they know nothing; that is `tests/simulated_cuda.py`.
+its arrays lie fails. Of streams, and of all of CUDA but the number of the current GPU, they know nothing; that is
+`tests/simulated_cuda.py`.
 """
 
 from __future__ import annotations
@@ -199,6 +200,7 @@ class _Scattering:
 def simulated_cupy() -> Iterator[Any]:
     """A module `cupy` of such arrays, for as long as it is entered."""
     module: Any = ModuleType("cupy")
+    module.cuda = SimpleNamespace(Device=lambda: SimpleNamespace(id=current.device))
     module.ndarray = ndarray
     for name in (
         "asarray", "ascontiguousarray", "array", "zeros", "ones", "empty", "full", "arange", "empty_like", "zeros_like",
