@@ -31,9 +31,9 @@ ROOT = Path(__file__).resolve().parent.parent
 # No part was seen to take much more than half of it; only a launcher that hangs comes here.
 PART_SECONDS = 1200
 LONG_PART_SECONDS = 4 * 3600
-# Unit tests compute. Programs wait most of their time: for a death, a report, a launcher.
-UNITS_AT_ONCE = ("--numprocesses", "2", "--dist", "worksteal")
-PROGRAMS_AT_ONCE = ("--numprocesses", "3", "--dist", "worksteal")
+# Programs wait most of their time: for a death, a report, a launcher. Two of them are under way, and two unit tests; of
+# three some came too late.
+AT_ONCE = ("--numprocesses", "2", "--dist", "worksteal")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -59,7 +59,7 @@ def main(arguments: list[str] | None = None) -> int:
     pytest = [sys.executable, "-m", "pytest", *colors]
     measured = [sys.executable, "-m", *(coverage_table.RUN if options.coverage else []), *pytest[2:]]
     # What the tests run is counted in one process.
-    at_once = () if options.coverage else UNITS_AT_ONCE
+    at_once = () if options.coverage else AT_ONCE
     parts = {} if options.skip_unit else {"unit tests": [*measured, *at_once, "tests/unit", *chosen]}
     try:
         mpirun = find_mpirun()
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
             command = [*mpirun_command(count, mpirun), *measured, "--with-mpi", "tests/parallel", *chosen]
             parts[f"{count} rank{'s' if count > 1 else ''}"] = command
         if not options.skip_programs:
-            parts["programs"] = [*pytest, *PROGRAMS_AT_ONCE, "tests/system", *chosen]
+            parts["programs"] = [*pytest, *AT_ONCE, "tests/system", *chosen]
         if options.long and not options.k:
             parts["faults"] = [sys.executable, "tests/mutation.py"]
     except NoLauncherError as error:
