@@ -78,7 +78,7 @@ class Command:
 
     @property
     def container_words(self) -> tuple[str, ...]:
-        """Local. What stands between the name of `container` and the program that it starts."""
+        """Local. The words between the name of a container program and the program that it starts."""
         begin = next((at for at, word in enumerate(self.words) if _base(word) in _CONTAINERS), len(self.words)) + 1
         end = next((at for at, word in enumerate(self.words) if at >= begin and _is_program(word)), len(self.words))
         return self.words[begin:end]

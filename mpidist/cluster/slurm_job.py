@@ -98,7 +98,7 @@ def requeue(environment: Mapping[str, str] | None = None) -> str:
 
 
 def _seen(job: str) -> dict[str, str]:
-    """What Slurm shows of a job; empty where it does not answer."""
+    """The fields that Slurm shows of a job; empty where it does not answer."""
     try:
         shown = _ask("scontrol", "--oneliner", "show", "job", job).splitlines()[:1]
     except LauncherError:

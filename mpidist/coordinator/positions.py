@@ -119,7 +119,7 @@ class Positions:
 
 
 def _left(place: _Place) -> list[Part]:
-    """What a worker has not read yet."""
+    """The parts that a worker has not read yet."""
     if not place.parts:
         return []
     first, *more = place.parts[place.part :]

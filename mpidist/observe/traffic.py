@@ -11,7 +11,7 @@ KEPT = 1000
 
 @dataclass(slots=True)
 class Sent:
-    """What this process has sent.
+    """The amount that this process has sent.
 
     Attributes:
         messages: The number of messages.

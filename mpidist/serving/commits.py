@@ -89,7 +89,7 @@ class Commits:
         return tuple(steps)
 
     def decide(self, attempts: Sequence[Attempt]) -> tuple[list[Send], tuple[bytes, str] | None]:
-        """Local. What to send to the servers of updates that count together: a commit of one, or a round of several.
+        """Local. The messages to the servers of updates that count together: a commit of one, or a round of several.
 
         Args:
             attempts: In the order of their workers; of one worker there is one.

@@ -8,7 +8,7 @@ from mpidist.arguments import flag, whole
 
 
 class Pace(NamedTuple):
-    """How far updates may be apart; see `ParameterServerStrategy`."""
+    """The distance that updates may be apart; see `ParameterServerStrategy`."""
 
     staleness: int | None = None
     synchronous: bool = False

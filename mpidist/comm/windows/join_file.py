@@ -25,7 +25,7 @@ _MAX_BYTES = 1 << 20
 
 
 class JoinFile(NamedTuple):
-    """What the file says.
+    """The content of the file.
 
     Attributes:
         version: Of mpidist.

@@ -60,7 +60,7 @@ class _Sent:
 
 @dataclass
 class _UnderWay:
-    """What a reader leaves behind: batches that nobody took, and the last copy that has begun."""
+    """The remains of a reader: batches that nobody took, and the last copy that has begun."""
 
     ahead: list[_Sent] = field(default_factory=list)
     copy: Ticket = DONE

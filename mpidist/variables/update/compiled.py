@@ -58,7 +58,7 @@ class Block(Protocol):
 
 
 class Runs:
-    """Where the blocks of a rank's work lie, joined where they touch: a compiled loop needs no blocks.
+    """The places of the blocks of a rank's work, joined where they touch: a compiled loop needs no blocks.
 
     Args:
         blocks: Of contiguous arrays, all of one dtype. Whoever has the runs keeps them.
