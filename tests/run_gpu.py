@@ -35,7 +35,7 @@ TOGETHER = [
     "test_fused_updates.py", "test_device_training.py", "test_device_input.py", "test_late_streams.py",
     "test_device_collectives.py",
 ]
-PROGRAMS = ["test_device_programs.py"]
+PROGRAMS = ["test_device_programs.py", "test_doctor_gpus.py"]
 # The rows of the table by their first cells, and the tests whose success proves them: all that have the text in their
 # names, of which at least one has run.
 ROWS = {

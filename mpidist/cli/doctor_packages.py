@@ -5,14 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from mpidist.cli.child import NoAnswerError, ask
 from mpidist.cli.finding import Finding
-from mpidist.comm.gpu.cuda_awareness import child_environment
 
 # Asks CuPy in a process of its own: a library that does not fit the driver may end it, and contexts take memory.
 _ASK_GPUS = """
@@ -42,13 +39,13 @@ def multiplied():
 count = ask(cupy.cuda.runtime.getDeviceCount)
 told = {"CUDA": count}
 if count[0]:
-    told["GPU UUIDs"] = ask(lambda: ", ".join(map(identify, range(int(count[1])))))
+    told["GPU UUIDs"] = ask(lambda: ", ".join(map(identify, range(cupy.cuda.runtime.getDeviceCount()))))
+    count[1] += " GPU(s)"
     told["NVRTC"] = ask(compiled)
     told["cuBLAS"] = ask(multiplied)
     told["NCCL"] = ask(lambda: cupy.cuda.nccl.get_version())
 print(json.dumps(told), flush=True)
 """
-_ASK_SECONDS = 60.0
 _MEND = {
     "CUDA": "nvidia-smi shows the driver; install the CuPy for it: pip install 'mpidist[cuda12]' (or cuda13)",
     "NVRTC": "pip install 'cupy-cuda12x[ctk]' (or cupy-cuda13x[ctk]), which brings NVIDIA's libraries",
@@ -84,15 +81,9 @@ def look_at_packages(gpus: Sequence[str]) -> Iterator[Finding]:
 
 def _cupy() -> Iterator[Finding]:
     try:
-        # Not in this process's environment: a child of a rank must not take itself for one.
-        asked = subprocess.run(
-            [sys.executable, "-c", _ASK_GPUS], env=child_environment(os.environ), stdin=subprocess.DEVNULL,
-            capture_output=True, text=True, timeout=_ASK_SECONDS, check=False,
-        )
-        told: dict[str, tuple[bool, str]] = json.loads(asked.stdout.strip().rpartition("\n")[2])
-    except (OSError, ValueError, subprocess.SubprocessError) as error:
-        lines = asked.stderr.strip().splitlines() if isinstance(error, ValueError) else [str(error)]
-        yield Finding("CUDA", "wrong", f"CuPy cannot be used: {(lines or ['it has ended'])[-1]}", _MEND["CUDA"])
+        told: dict[str, tuple[bool, str]] = json.loads(ask(_ASK_GPUS).strip().rpartition("\n")[2])
+    except (NoAnswerError, ValueError) as error:
+        yield Finding("CUDA", "wrong", f"CuPy cannot be used: {error}", _MEND["CUDA"])
         return
     for subject, (is_right, text) in told.items():
         # Without NCCL arrays go another way.

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 
+from mpidist.cli.doctor_gpus import look_at_gpus
 from mpidist.cli.finding import Finding
-from mpidist.cluster.devices import visible_gpus
 from mpidist.cluster.launch_line import find_starter, launch_line, survives_deaths
 from mpidist.comm.choice.selection import choose
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cores import count_cores, own_cores
-from mpidist.comm.gpu.cuda_awareness import find_out
 from mpidist.comm.mpi_library import loaded_library
 from mpidist.errors import MpidistError
 from mpidist.options import CommunicationOptions
@@ -36,7 +35,7 @@ def look_at_ranks(communicator: Communicator, *, measures: bool = True) -> list[
         communicator: All ranks.
         measures: Measure sums over the ranks, for ten seconds at most.
     """
-    findings = [*_places(communicator), *_threads(communicator), *_deaths(communicator), *_gpus(communicator)]
+    findings = [*_places(communicator), *_threads(communicator), *_deaths(communicator), *look_at_gpus(communicator)]
     findings += _collective(communicator, measures=measures)
     # What ranks find themselves may differ: rank 0's is shown.
     return communicator.broadcast_object(findings)
@@ -94,22 +93,6 @@ def _deaths(communicator: Communicator) -> Iterator[Finding]:
     except MpidistError as error:
         mend = str(error)
     yield Finding("death of a rank", "ok", f"ends the job; parameter servers go on if it is started by: {mend}")
-
-
-def _gpus(communicator: Communicator) -> Iterator[Finding]:
-    counts = communicator.all_gather_object(len(visible_gpus()))
-    if not any(counts):
-        return
-    node = max(communicator.node_sizes)
-    if min(counts) < node and max(counts) > 1:
-        yield Finding(
-            "GPUs of ranks", "note", f"{min(counts)} to {max(counts)} visible, {node} ranks on a node: some share one",
-            f"mpirun -n {min(counts)} on each node",
-        )
-    else:
-        yield Finding("GPUs of ranks", "ok", f"{min(counts)} to {max(counts)} visible to each")
-    answer = find_out(communicator)
-    yield Finding("CUDA-aware MPI", "ok" if answer.is_aware else "note", f"{answer.is_aware}: {answer.why}")
 
 
 class _Lines(logging.Handler):

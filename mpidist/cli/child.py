@@ -1,0 +1,45 @@
+"""Questions to a child process: what might end this one, or must not start in a rank's."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+
+from mpidist.comm.gpu.cuda_awareness import child_environment
+
+_SECONDS = 60.0
+
+
+class NoAnswerError(Exception):
+    """The child process has no answer; the text is the last line that it wrote, or how it ended."""
+
+
+def ask(program: str, seconds: float = _SECONDS) -> str:
+    """Local. Run a Python program in a process of its own.
+
+    Args:
+        program: Its text.
+        seconds: It is ended after so many.
+
+    Returns:
+        What it printed.
+
+    Raises:
+        NoAnswerError: It could not start, failed, or took longer.
+    """
+    try:
+        # Not in this process's environment: a child of a rank must not take itself for one, and a rank's connection to
+        # its launcher cannot be used twice.
+        asked = subprocess.run(
+            [sys.executable, "-c", program], env=child_environment(os.environ), stdin=subprocess.DEVNULL,
+            capture_output=True, text=True, errors="replace", timeout=seconds, check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise NoAnswerError(f"it did not end within {seconds:g} s") from None
+    except OSError as error:
+        raise NoAnswerError(str(error)) from None
+    if asked.returncode:
+        lines = asked.stderr.strip().splitlines()
+        raise NoAnswerError(lines[-1] if lines else f"it ended with code {asked.returncode}")
+    return asked.stdout
