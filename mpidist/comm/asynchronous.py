@@ -14,9 +14,13 @@ import functools
 import importlib
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
+import numpy as np
+
 from mpidist import arrays
+from mpidist.arrays import AnyArray
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import check_in_place, check_reducible
 from mpidist.comm.communication_thread import Handle, communication_thread
@@ -63,7 +67,8 @@ class AsyncCollective(Resource):
             in_place: Write the result into `array`, which must be C-contiguous. Not for `MEAN` of integers.
 
         Returns:
-            A handle, on which every rank calls `wait`.
+            A handle, on which every rank calls `wait`. A new array on a GPU is of the CUDA stream that is current now:
+            its memory is used again after work of that stream. Its values are there when `wait` has returned.
 
         Raises:
             TypeError, ValueError: As `Collective.all_reduce`, at once.
@@ -73,17 +78,23 @@ class AsyncCollective(Resource):
         if self.is_closed:
             raise RuntimeError("all_reduce_async: the strategy is closed. Call it before `close()`")
         self.communicator.require_whole("an asynchronous reduction")
-        lent = arrays.lend(array)
+        lent: AnyArray = array if type(array) is np.ndarray else arrays.lend(array)
         check_reducible(lent, op)
         if in_place:
             check_in_place(lent, op)
-        work = functools.partial(self._reduce, array, op, in_place, arrays.device_index(lent))
+        finish = (lambda _: array) if in_place else functools.partial(arrays.give_back, like=array)
+        # The thread may be late to find out that ranks have begun different reductions: their next call shows it.
+        if self.has_thread:
+            self.communicator.order.sign("all_reduce_async", op, lent)
+            if arrays.is_cupy(lent) and not in_place:
+                # Made for this stream: what the thread makes is for its own, and the pool would give it to the next
+                # result as soon as the program drops it, while kernels on this stream still read it.
+                lent, in_place = _copied(lent, op), True
+        # The work may be done on another CUDA stream, which does not wait for the kernels that fill the array.
+        arrays.wait_for_device(lent)
+        work = functools.partial(self._reduce, lent, op, in_place, finish)
         handle = Handle(op.name, work, self._finish)
         if self.has_thread:
-            # The thread may be late to find out that ranks have begun different reductions: their next call shows it.
-            self.communicator.order.sign("all_reduce_async", op, lent)
-            # The thread has a current CUDA stream of its own, which does not wait for the kernels that fill the array.
-            arrays.wait_for_device(lent)
             # Reductions of all AsyncCollective objects pass through one queue, in the order in which the program
             # begins them. Ranks must begin them in one order: MPI matches collective calls on a communicator by their
             # order (MPI 4.1, section 6.14), and two communicators served in different orders would wait for each other.
@@ -116,16 +127,17 @@ class AsyncCollective(Resource):
             self._pending.popleft().run()
 
     def _reduce(
-        self, array: Any, op: ReduceOp, in_place: bool, device: int | None
+        self, lent: AnyArray, op: ReduceOp, in_place: bool, finish: Callable[[AnyArray], Any]
     ) -> tuple[Any, BaseException | None]:
         """Reduce, unless an earlier reduction has failed. Returns the result and the first error so far."""
         result = None
         if self._error is None:
             try:
                 if self.has_thread:
-                    arrays.use_device(device)
-                result = self._collective.all_reduce(array, op, in_place=in_place)
-                arrays.wait_for_device(result)
+                    arrays.use_device(arrays.device_index(lent))
+                total = self._collective.all_reduce(lent, op, in_place=in_place)
+                arrays.wait_for_device(total)
+                result = finish(total)
             # `wait` raises it. Raised here it would end the thread, and every later `wait` would hang.
             except BaseException as error:
                 self._error = error
@@ -133,6 +145,12 @@ class AsyncCollective(Resource):
 
     def __repr__(self) -> str:
         return f"AsyncCollective({self._collective!r}, has_thread={self.has_thread})"
+
+
+def _copied(array: AnyArray, op: ReduceOp) -> AnyArray:
+    """A copy of an array on a GPU that can take the result of a reduction."""
+    is_wider = op is ReduceOp.MEAN and array.dtype.kind in "iu"
+    return array.astype(np.dtype(np.float64) if is_wider else array.dtype, order="C")
 
 
 def open_asynchronous(collective: CollectiveFront, options: CommunicationOptions | None = None) -> AsyncCollective:

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from mpidist.comm import asynchronous as background
 from mpidist.comm.asynchronous import open_asynchronous
+from mpidist.comm.communication_thread import Handle, communication_thread
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.data import Dataset
@@ -83,6 +86,66 @@ def test_a_reduction_in_the_background_is_on_the_gpu_of_its_rank(
         result = whole.wait()
         assert result.device.id == cupy.cuda.Device().id
         np.testing.assert_array_equal(result.get(), np.full(1000, 3))
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("transport", ["auto", "staged", "cuda-aware"])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN])
+def test_a_result_of_the_background_is_not_overwritten_while_it_is_read(
+    cupy: Any, open_collective: Opener, transport: str, op: ReduceOp
+) -> None:
+    gate = threading.Event()
+    with open_asynchronous(open_collective(transport)) as asynchronous, cupy.cuda.Stream(non_blocking=True):
+        size = asynchronous.communicator.size
+        first = asynchronous.all_reduce_async(cupy.full(1000, 3, np.int64), op, in_place=False)
+        closed = Handle("gate", lambda: (gate.wait(60), None), lambda _: None)
+        communication_thread().put(closed)
+        second = asynchronous.all_reduce_async(cupy.full(1000, 5, np.int64), op, in_place=False)
+        result = first.wait()
+        doubled = result * 2
+        # CuPy's pool may give its memory to the next one that allocates for the same stream.
+        del result, first
+        gate.set()
+        communication_thread().wait_for(closed)
+        factor = size if op is ReduceOp.SUM else 1
+        np.testing.assert_array_equal(second.wait().get(), np.full(1000, 5 * factor))
+        np.testing.assert_array_equal(doubled.get(), np.full(1000, 6 * factor))
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_without_a_thread_a_reduction_sees_what_was_there_when_it_began(
+    cupy: Any, open_collective: Opener, monkeypatch: pytest.MonkeyPatch, in_place: bool
+) -> None:
+    monkeypatch.setattr(background, "_why_no_thread", lambda _: "this test is without it")
+    with open_asynchronous(open_collective("staged")) as asynchronous:
+        assert not asynchronous.has_thread
+        with cupy.cuda.Stream(non_blocking=True):
+            handle = asynchronous.all_reduce_async(cupy.ones(1000, np.float32), in_place=in_place)
+        np.testing.assert_array_equal(handle.wait().get(), np.full(1000, asynchronous.communicator.size))
+
+
+class Lent:
+    """An array of another library on a GPU."""
+
+    def __init__(self, array: Any) -> None:
+        self.array = array
+
+    def __dlpack_device__(self) -> Any:
+        return self.array.__dlpack_device__()
+
+    def __dlpack__(self, **options: Any) -> Any:
+        return self.array.__dlpack__(**options)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("transport", ["auto", "staged", "cuda-aware"])
+def test_another_librarys_array_has_its_result_when_the_wait_returns(
+    cupy: Any, open_collective: Opener, transport: str
+) -> None:
+    with open_asynchronous(open_collective(transport)) as asynchronous, cupy.cuda.Stream(non_blocking=True):
+        array = Lent(cupy.ones(1000, np.float32))
+        assert asynchronous.all_reduce_async(array).wait() is array
+        np.testing.assert_array_equal(array.array.get(), np.full(1000, asynchronous.communicator.size))
 
 
 def test_staging_gives_mpi_no_memory_of_gpus(cupy: Any, open_collective: Opener) -> None:
