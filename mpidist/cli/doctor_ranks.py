@@ -5,38 +5,34 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-import statistics
-import time
 from collections.abc import Iterator
 from typing import Any
 
-import numpy as np
-
 from mpidist.cli.doctor_gpus import look_at_gpus
+from mpidist.cli.doctor_times import SECONDS, look_at_times
 from mpidist.cli.finding import Finding
 from mpidist.cluster.launch_line import find_starter, launch_line, survives_deaths
-from mpidist.comm.choice.selection import choose
+from mpidist.comm.agreement import together
+from mpidist.comm.choice.selection import OVERRIDE, agreed, asked_for, choose
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.mpi_library import loaded_library
 from mpidist.errors import MpidistError
 from mpidist.options import CommunicationOptions
 
-# The sizes of the sums that are measured, and the seconds for all of them.
-_SIZES = (8, 64 << 10, 1 << 20, 16 << 20)
-_SECONDS = 10.0
-_MOST_TURNS = 1000
 
-
-def look_at_ranks(communicator: Communicator, *, measures: bool = True) -> list[Finding]:
+def look_at_ranks(
+    communicator: Communicator, *, measures: bool = True, seconds: float = SECONDS
+) -> list[Finding]:
     """Collective. Look at the ranks of this job; every rank gets the findings.
 
     Args:
         communicator: All ranks.
-        measures: Measure sums over the ranks, for ten seconds at most.
+        measures: Measure sums over the ranks, and messages between hosts.
+        seconds: For so many at most.
     """
     findings = [*_places(communicator), *_threads(communicator), *_deaths(communicator), *look_at_gpus(communicator)]
-    findings += _collective(communicator, measures=measures)
+    findings += _collective(communicator, measures=measures, seconds=seconds)
     # What ranks find themselves may differ: rank 0's is shown.
     return communicator.broadcast_object(findings)
 
@@ -107,34 +103,26 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _collective(communicator: Communicator, *, measures: bool) -> Iterator[Finding]:
+def _collective(communicator: Communicator, *, measures: bool, seconds: float) -> Iterator[Finding]:
     # The choice says why in the log.
     logger, lines = logging.getLogger("mpidist"), _Lines()
     level, spreads = logger.level, logger.propagate
     logger.addHandler(lines)
     logger.setLevel(logging.INFO)
     logger.propagate = False
+    options = CommunicationOptions()
     try:
-        collective = choose(communicator, CommunicationOptions())
+        # A name that one rank cannot read; then names that differ: all ranks raise alike.
+        together(communicator, f"reading {OVERRIDE}", lambda: asked_for(options))
+        collective = choose(communicator, agreed(communicator, options))
+    except (MpidistError, ValueError) as error:
+        yield Finding("collective", "wrong", str(error), f"unset {OVERRIDE}, on all ranks")
+        return
     finally:
         logger.removeHandler(lines)
         logger.setLevel(level)
         logger.propagate = spreads
     with collective:
         yield Finding("collective", "ok", "; ".join(lines.lines) or "one rank needs none")
-        for size in _SIZES if measures and communicator.size > 1 else ():
-            array = np.zeros(size // 4, np.float32)
-            seconds: list[float] = []
-            begin = time.monotonic()
-            # Rank 0's clock decides, so that all ranks make the same calls.
-            while communicator.broadcast_object(
-                len(seconds) < _MOST_TURNS and time.monotonic() < begin + _SECONDS / len(_SIZES)
-            ):
-                start = time.perf_counter()
-                collective.all_reduce(array, in_place=True)
-                seconds.append(time.perf_counter() - start)
-            median = statistics.median(seconds)
-            yield Finding(
-                "sum of " + (f"{size} B" if size < 1024 else f"{size >> 10} KiB"), "ok",
-                f"{median * 1e6:.0f} us, {size / median / 1e9:.3f} GB/s (median of {len(seconds)})",
-            )
+        if measures and communicator.size > 1:
+            yield from look_at_times(communicator, collective, seconds)

@@ -104,8 +104,9 @@ def join_job(directory: str) -> None:
 
 @main.command("doctor")
 @click.option("--json", "as_json", is_flag=True, help="For programs, and for tickets.")
-@click.option("--measure/--no-measure", default=True, show_default=True, help="Measure sums for ten seconds.")
-def print_diagnosis(as_json: bool, measure: bool) -> None:
+@click.option("--measure/--no-measure", default=True, show_default=True, help="Measure sums and messages.")
+@click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0), help="... for so long.")
+def print_diagnosis(as_json: bool, measure: bool, seconds: float) -> None:
     """Look at this machine, and under mpirun or srun at the ranks; say what is wrong, and the line that mends it.
 
     The exit code is 1 where something is wrong.
@@ -117,7 +118,7 @@ def print_diagnosis(as_json: bool, measure: bool) -> None:
     is_first = communicator is None or communicator.rank == 0
     findings = look() if is_first else []
     if communicator is not None:
-        findings += look_at_ranks(communicator, measures=measure)
+        findings += look_at_ranks(communicator, measures=measure, seconds=seconds)
         findings = communicator.broadcast_object(findings)
     if is_first:
         page = json.dumps({"findings": [asdict(one) for one in findings]}, indent=1)

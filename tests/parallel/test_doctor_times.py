@@ -1,0 +1,116 @@
+"""The doctor's table of times on ranks: the same on all of them, in the time that it has, and right sums only."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from mpidist.cli import doctor_times
+from mpidist.cli.clock import Clock
+from mpidist.cli.doctor_messages import look_at_messages
+from mpidist.cli.doctor_ranks import look_at_ranks
+from mpidist.cli.doctor_times import SIZES, look_at_times
+from mpidist.comm.choice.selection import choose
+from mpidist.comm.collective import Collective
+from mpidist.comm.communicator import Communicator
+from mpidist.options import CommunicationOptions
+
+pytestmark = pytest.mark.mpi(min_size=2)
+
+
+@pytest.fixture
+def collective(communicator: Communicator) -> Iterator[Collective]:
+    with choose(communicator, CommunicationOptions()) as opened:
+        yield opened
+
+
+def test_all_ranks_have_one_table(
+    communicator: Communicator, collective: Collective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_times, "SIZES", SIZES[:4])
+    found = look_at_times(communicator, collective, 2.0)
+    assert communicator.all_gather_object(found) == [found] * communicator.size
+    sizes = [one.data["bytes"] for one in found if one.subject.startswith("sum of")]
+    assert sizes[:1] == [8]
+    left_out = [size for one in found if one.subject == "sums left out" for size in one.data["bytes"]]  # type: ignore[attr-defined]
+    assert [*sizes, *left_out] == list(SIZES[:4])
+    assert not [one for one in found if one.state == "wrong"]
+
+
+def test_ranks_stop_together_when_the_time_is_over(communicator: Communicator, collective: Collective) -> None:
+    communicator.barrier()
+    begin = time.monotonic()
+    found = look_at_times(communicator, collective, 0.0)
+    # The largest sums alone take longer where ranks share cores.
+    assert time.monotonic() - begin < 5
+    (left_out,) = [one for one in found if one.subject == "sums left out"]
+    assert left_out.text.endswith("64 MiB: no time was left")
+    assert left_out.mend == "mpidist doctor --seconds 60"
+
+
+class Changed:
+    """A collective whose sums are made otherwise."""
+
+    def __init__(self, inside: Collective, seconds: float = 0.0, more: float = 0.0) -> None:
+        self.inside, self.seconds, self.more = inside, seconds, more
+
+    def all_reduce(self, array: Any, *, in_place: bool) -> Any:
+        begin = time.perf_counter()
+        self.inside.all_reduce(array, in_place=in_place)
+        array += self.more
+        while time.perf_counter() - begin < self.seconds:
+            pass
+        return array
+
+
+def test_a_wrong_sum_is_found(
+    communicator: Communicator, collective: Collective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On one rank; all ranks say so."""
+    monkeypatch.setattr(doctor_times, "SIZES", (8, 1 << 10))
+    changed: Any = Changed(collective, more=float(communicator.rank == communicator.size - 1))
+    found = look_at_times(communicator, changed, 5.0)
+    assert [one.state for one in found if one.subject.startswith("sum of")] == ["wrong"] * 2
+
+
+def test_a_slow_collective_is_looked_at_twice(
+    communicator: Communicator, collective: Collective, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(doctor_times, "SIZES", (8,))
+    monkeypatch.setattr(doctor_times, "_MOST_LOOKS", 6)
+    monkeypatch.delenv("MPIDIST_COLLECTIVE", raising=False)
+    # Longer than the turns of ranks that share cores.
+    changed: Any = Changed(collective, seconds=0.1)
+    found = look_at_times(communicator, changed, 30.0)
+    (slow,) = [one for one in found if one.subject == "sum of 8 B"]
+    assert (slow.state, slow.data["looks"]) == ("note", 12)
+    assert slow.mend.startswith("export MPIDIST_TUNE=1")
+
+
+def test_messages_between_first_ranks(communicator: Communicator) -> None:
+    names = [f"n{rank}" for rank in range(communicator.size)]
+    found = look_at_messages(communicator, Clock(communicator, 5.0), {name: rank for rank, name in enumerate(names)})
+    pairs = [one.data["hosts"] for one in found if one.subject == "between hosts"]
+    left_out = [one for one in found if one.subject == "hosts left out"]
+    assert pairs == [["n0", name] for name in names[1 : 1 + len(pairs)]]
+    assert pairs
+    assert bool(left_out) == (len(pairs) < communicator.size - 1)
+    (only,) = look_at_messages(communicator, Clock(communicator, -1.0), {"n0": 0, "n1": 1})
+    assert only.text == "n1: no time was left"
+
+
+@pytest.mark.parametrize("value", ["NOTHING", "NODE"])
+def test_a_collective_that_ranks_do_not_agree_on(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, value: str
+) -> None:
+    """A name that one rank cannot read, or that it has alone: a finding on all of them, and nobody waits."""
+    monkeypatch.delenv("MPIDIST_COLLECTIVE", raising=False)
+    if communicator.rank == 1:
+        monkeypatch.setenv("MPIDIST_COLLECTIVE", value)
+    found = {one.subject: one for one in look_at_ranks(communicator, measures=False)}
+    assert found["collective"].state == "wrong"
+    assert "MPIDIST_COLLECTIVE" in found["collective"].text
+    assert found["collective"].mend == "unset MPIDIST_COLLECTIVE, on all ranks"
