@@ -1230,8 +1230,32 @@ WINDOWS = (
     ),
     Fault(
         "a joiner that dies before it has joined keeps its place", "strategy/joining.py",
-        "            self._given.remove(rank)\n            self._strategy", "            self._strategy",
+        "            del self._given[rank]\n            self._strategy", "            self._strategy",
         "system/test_joining.py::test_a_killed_worker_is_replaced_though_joiners_die_at_each_step",
+    ),
+    Fault(
+        "a joiner that leaves before it has joined keeps its place", "comm/windows/joined.py",
+        "if not self.has_joined:", "if self.is_closed:",
+        "system/test_joining_hosts.py::test_workers_join_from_another_host",
+    ),
+    Fault(
+        "a joiner that stops while it joins keeps its place", "strategy/joining.py", "or now > end]", "]",
+        "system/test_joining_attacks.py::test_a_joiner_that_stops_while_it_joins_loses_its_place",
+    ),
+    Fault(
+        "a joiner that does not reach a server gets work", "strategy/joined.py",
+        "    if not unreached:\n", "    if window:\n",
+        "system/test_joining_hosts.py::test_workers_join_from_another_host",
+    ),
+    Fault(
+        "an interrupt of a joiner is an error of the function that it runs", "strategy/joined.py",
+        "for number in (signal.SIGINT, signal.SIGTERM):", "for number in (signal.SIGTERM,):",
+        "system/test_joining_attacks.py::test_joiners_that_race_and_joiners_that_are_interrupted",
+    ),
+    Fault(
+        "a job waits in silence for a worker that joins", "coordinator/waits.py",
+        "absent = [self._absent] if self._absent else []", "absent = []",
+        "system/test_joining_alone.py::test_a_limit_of_time_ends_a_job_that_waits_for_workers",
     ),
     Fault(
         "a silent host is not noticed", "comm/windows/addresses.py", "socket.SO_KEEPALIVE, 1", "socket.SO_KEEPALIVE, 0",

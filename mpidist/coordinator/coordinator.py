@@ -95,7 +95,7 @@ class ClusterCoordinator:
         self._names = Names(strategy, self._chief, self._values)
         self._functions = Functions(Naming(self._names.handle_of, self._names.name_of, self._chief.note_drop))
         self._failure: BaseException | None = None
-        self._waits = Waits(self._closures, self._place_of)
+        self._waits = Waits(self._closures, self._place_of, strategy.invitation)
         self._data_sets = DataSets(
             self._resource, self._make_again, self._wait_for_made, self._closures, self._is_at_end,
             strategy.places.ranks, lambda fn, args: self._functions.work(fn, args, {})[0],

@@ -1,12 +1,13 @@
 """Waits: while the chief waits for closures, the watchdog's thread tells which ones run for long, and where.
 
-It also tells which servers do not answer.
+It also tells which servers do not answer, and that there is no worker any more.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection
+from typing import NamedTuple
 
 from mpidist.coordinator.closures import Closures
 from mpidist.coordinator.work import Owing, Running
@@ -15,6 +16,7 @@ from mpidist.observe.patience import LIMIT_VARIABLE, limit_seconds, warn_seconds
 from mpidist.observe.peers import Key, where_are
 from mpidist.observe.watchdog import WATCHDOG
 from mpidist.serving.awaited import ADVICE, UNSEEN
+from mpidist.strategy.joining import Invitation
 
 # What the watchdog sees may be so old.
 _SHOW_SECONDS = 0.2
@@ -26,23 +28,44 @@ _ADVICE = (
 )
 
 
+_ADVICE_ALONE = f"{LIMIT_VARIABLE}=SECONDS ends the job"
+
+
+class Absent(NamedTuple):
+    """The lack of any worker.
+
+    Attributes:
+        since: When that was seen.
+    """
+
+    since: float
+
+
+_KINDS = {Running: "functions of workers", Owing: "servers", Absent: "a worker that joins"}
+
+
 class Waits:
     """The waits of the chief: `with` surrounds each one.
 
     Args:
         closures: Theirs are the workers.
         place_of: The name of a rank, and its process.
+        invitation: Of the chief, if others may join.
     """
 
-    def __init__(self, closures: Closures, place_of: Callable[[int], tuple[str, Key]]) -> None:
+    def __init__(
+        self, closures: Closures, place_of: Callable[[int], tuple[str, Key]], invitation: Invitation | None = None
+    ) -> None:
         self._closures = closures
         self._place_of = place_of
+        self._invitation = invitation
         self._shown = 0.0
+        self._absent: Absent | None = None
         # Read by the watchdog's thread: when the wait has begun, and what is done meanwhile.
         self._since: float | None = None
-        self._busy: list[Running | Owing] = []
+        self._busy: list[Running | Owing | Absent] = []
         # By closure, or server: when to tell of it again.
-        self._next: dict[Running | Owing, float] = {}
+        self._next: dict[Running | Owing | Absent, float] = {}
         WATCHDOG.look_also(self.look)
 
     def __enter__(self) -> None:
@@ -55,7 +78,9 @@ class Waits:
         """Local. Show the watchdog's thread what others do; it must not look itself, while things change."""
         now = time.monotonic()
         if now - self._shown > _SHOW_SECONDS:
-            self._shown, self._busy = now, [*self._closures.running(), *self._closures.owing()]
+            self._absent = None if self._closures.workers else self._absent or Absent(now)
+            absent = [self._absent] if self._absent else []
+            self._shown, self._busy = now, [*absent, *self._closures.running(), *self._closures.owing()]
 
     def look(self, now: float) -> None:
         """Local. Report what runs for long. Called in the watchdog's thread.
@@ -73,22 +98,28 @@ class Waits:
         if not ends and all(now < self._next.get(one, 0.0) for one in long):
             return
         self._next = {one: now + 2 * seconds[one] for one in long}
-        places = [self._place_of(one.rank) for one in long[:_LISTED]]
+        listed = [one for one in long if not isinstance(one, Absent)]
+        places = [self._place_of(one.rank) for one in listed[:_LISTED]]
         asked = [peer for peer in WATCHDOG.peers() if peer.key in {key for _, key in places}]
         answers = dict(zip((peer.key for peer in asked), where_are(asked), strict=True))
         if self._since != since or not set(long) & set(self._busy):
             # They have ended meanwhile.
             return
         lines = []
-        for one, (name, key) in zip(long, places, strict=False):
+        for one, (name, key) in zip(listed, places, strict=False):
             what = f"has run {one}" if isinstance(one, Running) else "has not answered"
             where = f" (process {key.number} on {key.host})" if isinstance(one, Owing) else ""
             lines += [f"{name}{where} {what} for {now - (one.since or since):.0f} s:", answers.get(key, UNSEEN)]
-        if len(long) > _LISTED:
-            lines.append(f"and {len(long) - _LISTED} more")
-        stuck = self._stuck({one.rank for one in long if isinstance(one, Owing)})
-        kinds = dict.fromkeys("functions of workers" if isinstance(one, Running) else "servers" for one in long)
-        lines += [*stuck, ADVICE] if stuck or "servers" in kinds else [_ADVICE]
+        if len(listed) > _LISTED:
+            lines.append(f"and {len(listed) - _LISTED} more")
+        if len(listed) < len(long) and self._invitation is not None:
+            lines.append(f"all workers are lost. Start one: {self._invitation.command}")
+        stuck = self._stuck({one.rank for one in listed if isinstance(one, Owing)})
+        kinds = dict.fromkeys(_KINDS[type(one)] for one in long)
+        if stuck or "servers" in kinds:
+            lines += [*stuck, ADVICE]
+        else:
+            lines.append(_ADVICE if listed else _ADVICE_ALONE)
         end = f", the limit is {limit:g} s, the job ends" if ends else ""
         told = "\n".join(f"  {line}" for one in lines for line in one.split("\n"))
         say(f"{WATCHDOG.place} has waited {now - since:.0f} s for {' and '.join(kinds)}{end}\n{told}")

@@ -5,10 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import pickle
+import signal
 import socket
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import cast
 
 from mpidist.cluster.server_roles import ServerRoles
 from mpidist.cluster.simple import SimpleClusterResolver
@@ -23,6 +26,7 @@ from mpidist.comm.windows.join_file import JoinFile, connect, read
 from mpidist.comm.windows.joined import JoinedWindow
 from mpidist.data.input_context import InputContext
 from mpidist.errors import DeadRankError, LauncherError
+from mpidist.observe.output import flush, say
 from mpidist.observe.peers import Key
 from mpidist.options import WindowOptions
 from mpidist.serving.end import End, EndTaker
@@ -33,7 +37,7 @@ from mpidist.serving.station import Station
 from mpidist.serving.worker import Worker
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.joining import PYTHON, Welcome
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.parameter_server import ParameterServerStrategy, counted_as_lost
 from mpidist.strategy.places import WorkerPlaces
 from mpidist.version import __version__
 
@@ -63,11 +67,12 @@ class JoinedStrategy(ParameterServerStrategy):
 
     def __init__(self, window: JoinedWindow, welcome: Welcome) -> None:
         rank, index = window.rank, welcome.place
+        self._window = window
         cluster = SimpleClusterResolver(ClusterSpec(welcome.cluster), task_type="worker", task_id=index)
         group = _Others(rank, tuple(welcome.neighbours.processes))
         self.roles = ServerRoles("worker", index, group, welcome.chief, welcome.workers, welcome.servers, cluster)
         self.options = welcome.options
-        self.staleness = None
+        self.pace = welcome.pace
         self.chief = self.invitation = None
         self.places = places = WorkerPlaces(self.roles)
         places.give(index, welcome.introduction.process, rank)
@@ -90,6 +95,7 @@ class JoinedStrategy(ParameterServerStrategy):
         self._set_home(self._worker)
         for other in (*welcome.servers, welcome.chief):
             station.send(Send(other, joined(welcome.first)))
+        window.has_joined = True
 
     def note_end(self, end: End) -> None:
         """Local. See `ParameterServerStrategy.note_end`; this process ends no others."""
@@ -102,8 +108,11 @@ class JoinedStrategy(ParameterServerStrategy):
             super().serve()
         except DeadRankError:
             # After the word of the end others may be gone before this process has heard it.
-            if not self._has_ended:
-                raise
+            if self._has_ended:
+                return
+            if self._window.is_given_up_by(self.roles.chief):
+                raise counted_as_lost(cast(Station, self._station)) from None
+            raise
 
     @property
     def code(self) -> int:
@@ -128,15 +137,65 @@ def work(directory: str) -> int:
         DeadRankError: The chief or a server is dead, or this worker was given up.
     """
     place = Path(directory).absolute()
-    with _entered(place) as (window, welcome):
+    with _leaving_at_signals(), _entered(place) as (window, welcome):
         _look_like(welcome)
-        window.meet()
+        _meet(window, welcome)
         strategy = JoinedStrategy(window, welcome)
         try:
             strategy.serve()
         finally:
             strategy.drop()
         return strategy.code
+
+
+@contextlib.contextmanager
+def _leaving_at_signals() -> Iterator[None]:
+    """Surrounds the life of a worker that Ctrl-C and SIGTERM end: they are no error of the function that it runs.
+
+    Its death tells the others, who do its work. A program that has handlers of its own keeps them.
+    """
+    process = os.getpid()
+
+    def leave(number: int, _: object) -> None:
+        if os.getpid() == process:
+            say(f"this worker leaves the job at {signal.Signals(number).name}; others do its work")
+            flush()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in (signal.SIGINT, signal.SIGTERM):
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler):
+                before[number] = signal.signal(number, leave)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _meet(window: JoinedWindow, welcome: Welcome) -> None:
+    """Reach all others, before anybody gives this worker anything to do."""
+    unreached = window.meet()
+    if not unreached:
+        return
+    if window.is_given_up_by(welcome.chief):
+        raise LauncherError(
+            "the coordinator counts this worker as lost: it took too long to join. Its place is free for others: start "
+            "a worker again"
+        )
+    names = {welcome.chief: "the chief", **{rank: f"ps {index}" for index, rank in enumerate(welcome.servers)}}
+    told = []
+    for rank in unreached:
+        process, address = welcome.neighbours.processes[rank], welcome.neighbours.addresses[rank]
+        where = f"port {address.port} of {', '.join(one.partition('/')[0] for one in address.interfaces)}"
+        told.append(f"{names[rank]} (rank {rank}, process {process.number} on {process.host}, {where})")
+    raise LauncherError(
+        f"this worker cannot reach {' and '.join(told)} from {socket.gethostname()}, and a worker speaks to the chief "
+        "and to all servers. The job goes on without it. Open the way between these hosts (`WindowOptions(ports=...)` "
+        "limits the ports), or start the worker on another host"
+    )
 
 
 @contextlib.contextmanager
@@ -179,7 +238,8 @@ def _open(
     addresses = {**neighbours.addresses, rank: introduction.address}
     door = Door(listeners, found.secret, rank, addresses, found.silence_seconds, admits_later=True)
     link.setblocking(False)
-    return JoinedWindow(introduction, neighbours, door, Opened(welcome.chief, link, is_ours=False))
+    lifeline = Opened(welcome.chief, link, is_ours=False)
+    return JoinedWindow(introduction, neighbours, door, lifeline, found.silence_seconds)
 
 
 def _look_like(welcome: Welcome) -> None:

@@ -6,8 +6,10 @@ import functools
 import logging
 import os
 import pickle
+import shlex
 import socket
 import sys
+import time
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -22,6 +24,7 @@ from mpidist.comm.windows.joined import Neighbours
 from mpidist.comm.windows.sockets import SocketWindow
 from mpidist.errors import DeadRankError
 from mpidist.serving.heap import Slots
+from mpidist.strategy.pace import Pace
 from mpidist.strategy.server_options import ServerOptions
 from mpidist.version import __version__
 
@@ -29,6 +32,9 @@ if TYPE_CHECKING:
     from mpidist.strategy.parameter_server import ParameterServerStrategy
 
 logger = logging.getLogger("mpidist")
+
+# It may find others silent for once this time, and must then have joined.
+_PATIENCE = 3
 
 PYTHON = f"{sys.version_info[0]}.{sys.version_info[1]}"
 
@@ -46,6 +52,7 @@ class Welcome(NamedTuple):
         neighbours: The window's ranks.
         slots: Of each heap: who pushes from the beginning, and the size of a slot.
         options: The chief's.
+        pace: Likewise.
         cluster: As `ClusterSpec.as_dict` gives it.
         path: Where the chief looks for modules.
         directory: Its working directory.
@@ -60,6 +67,7 @@ class Welcome(NamedTuple):
     neighbours: Neighbours
     slots: tuple[tuple[int, ...], int]
     options: ServerOptions
+    pace: Pace
     cluster: Mapping[str, Addresses]
     path: list[str]
     directory: str
@@ -100,15 +108,20 @@ class Invitation:
         self._slots = slots
         self._desk = desk
         self.file = file
-        # The ranks that were given to processes that have not joined yet, and those that have, and are not taken.
-        self._given: set[int] = set()
+        # The ranks that were given to processes that have not joined yet, with the times when that is over, and those
+        # that have, and are not taken.
+        self._given: dict[int, float] = {}
         self._arrived: list[int] = []
+
+    @property
+    def command(self) -> str:
+        """Local. The line by which a worker joins."""
+        return f"mpidist worker --join {shlex.quote(str(self.file.path.parent))}"
 
     def note(self, rank: int, first: int) -> None:
         """Local. A worker has joined; see `JoinTaker`."""
         self._slots.joined[rank] = first
-        if rank in self._given:
-            self._given.remove(rank)
+        if self._given.pop(rank, None) is not None:
             self._arrived.append(rank)
 
     def arrived(self) -> list[int]:
@@ -130,9 +143,11 @@ class Invitation:
             living: The ranks of workers that are not lost.
             has_work: Whether a rank has work that has not ended: its update may still be in its slots.
         """
-        for rank in self._given & self._window.lost():
-            logger.warning("%s (rank %d) has died before it had joined", self._strategy.places.name_of(rank), rank)
-            self._given.remove(rank)
+        now, dead = time.monotonic(), self._window.lost()
+        for rank in [rank for rank, end in self._given.items() if rank in dead or now > end]:
+            what = "has ended before it had joined" if rank in dead else "does not come, and its place is free again"
+            logger.warning("%s (rank %d) %s", self._strategy.places.name_of(rank), rank, what)
+            del self._given[rank]
             self._strategy.give_up(rank)
         while (request := self._desk.first()) is not None:
             reason = _why_not(request.newcomer)
@@ -165,14 +180,14 @@ class Invitation:
         strategy, window = self._strategy, self._window
         roles, before = strategy.roles, strategy.places.all_of(index)
         rank = strategy.places.give(index, newcomer.process)
-        self._given.add(rank)
+        self._given[rank] = time.monotonic() + _PATIENCE * strategy.options.window.silence_seconds
         introduction = Introduction(rank, newcomer.process, newcomer.address, tuple(before))
         first = roles.group.size
         addresses = {one: window.door.addresses[one] for one in (roles.chief, *roles.servers)}
         return Welcome(
             introduction, index, before[0], roles.chief, roles.workers, roles.servers,
             Neighbours(window.heap_sizes[:first], tuple(roles.group.processes), addresses),
-            (tuple(self._slots.ranks), self._slots.slot_bytes), strategy.options,
+            (tuple(self._slots.ranks), self._slots.slot_bytes), strategy.options, strategy.pace,
             roles.resolver.cluster_spec().as_dict(), sys.path, str(Path.cwd()),
         )
 
@@ -187,8 +202,7 @@ def require_more(invitation: Invitation | None) -> None:
     if invitation is None:
         raise DeadRankError("all workers are lost: start the job again, and let it restore the last checkpoint")
     logger.warning(
-        "all workers are lost: the job waits until others join, by `mpidist worker --join %s`",
-        invitation.file.path.parent,
+        "all workers are lost: the job waits until others join, by `%s`", invitation.command
     )
 
 
@@ -229,8 +243,9 @@ def _invite(
     )
     file = WrittenFile(directory, content, door.addresses[rank])
     desk = door.desk = Desk()
-    logger.info("workers join by: mpidist worker --join %s", directory)
-    return Invitation(strategy, window, slots, desk, file)
+    invitation = Invitation(strategy, window, slots, desk, file)
+    logger.info("workers join by: %s", invitation.command)
+    return invitation
 
 
 def _nobody() -> None:

@@ -267,10 +267,7 @@ class ParameterServerStrategy(Strategy):
             while station.step():
                 pass
             if self._worker.is_fenced:
-                raise DeadRankError(
-                    f"the coordinator counts {station.name_of(station.window.rank)} as lost: it ran too long, or "
-                    "nothing was heard of it. Its work was given to others, and it leaves"
-                )
+                raise counted_as_lost(station)
             if not self._worker.work():
                 station.step(0.05)
         self._leave(station)
@@ -374,6 +371,14 @@ class ParameterServerStrategy(Strategy):
             group.close()
         else:
             group.drop()
+
+
+def counted_as_lost(station: Station) -> DeadRankError:
+    """Local. The error of a worker that lives, and was given up."""
+    return DeadRankError(
+        f"the coordinator counts {station.name_of(station.window.rank)} as lost: it ran too long, or nothing was heard "
+        "of it. Its work was given to others, and it leaves"
+    )
 
 
 def _nothing() -> None:

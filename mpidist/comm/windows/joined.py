@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import time
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -12,6 +13,9 @@ from mpidist.comm.windows.addresses import Address
 from mpidist.comm.windows.desk import Introduction
 from mpidist.comm.windows.door import Door, Opened
 from mpidist.comm.windows.sockets import SocketWindow
+
+# Between two looks at who is there.
+_LOOK_SECONDS = 0.05
 
 
 class Neighbours(NamedTuple):
@@ -37,11 +41,17 @@ class JoinedWindow(SocketWindow):
         door: Of this process; closed with the window.
         lifeline: The connection over which this process was given its rank, and the rank at the other end: the end of
             the one process is known to the other by it. It is closed with the window.
+        silence_seconds: As of `WindowOptions`.
+
+    Attributes:
+        has_joined: Whether it has told the others that it joins. Until then its end is a death to them.
     """
 
     def __init__(
-        self, introduction: Introduction, neighbours: Neighbours, door: Door, lifeline: Opened
+        self, introduction: Introduction, neighbours: Neighbours, door: Door, lifeline: Opened, silence_seconds: float
     ) -> None:
+        self.has_joined = False
+        self._silence_seconds = silence_seconds
         self._admits_later = False
         self.communicator = SoloCommunicator()
         first, rank = len(neighbours.heap_sizes), introduction.rank
@@ -56,14 +66,31 @@ class JoinedWindow(SocketWindow):
         here = introduction.address.place
         self._hold(other for other, address in neighbours.addresses.items() if address.place != here)
 
-    def meet(self) -> None:
-        """Local. Open the connections to all others, or begin to."""
-        for rank in sorted(self._door.addresses.keys() - {self.rank}):
-            self._connection(rank)
+    def meet(self) -> list[int]:
+        """Local. Open the connections to all others. Returns the ranks that cannot be reached from here."""
+        others = sorted(self._door.addresses.keys() - {self.rank})
+        mine = [self._connection(rank) for rank in others]
+        # After this time the other host is there, and its process is stopped: it hears of this one when it is woken.
+        end = time.monotonic() + self._silence_seconds
+        while any(one.link is None and one.rank not in self._losses.gone() for one in mine) and time.monotonic() < end:
+            self._turn(_LOOK_SECONDS)
+        return [rank for rank in others if rank in self._losses.gone()]
+
+    def lost(self) -> frozenset[int]:
+        """Local. See `Window.lost`. Who speaks to this rank no more, having given it up, is lost to it."""
+        return super().lost() | (self._losses.gone() & self._door.addresses.keys())
+
+    def is_given_up_by(self, rank: int) -> bool:
+        """Local. Whether a rank lives, as far as this one knows, and speaks to it no more."""
+        return rank in self.lost() and rank not in super().lost()
 
     def _is_whole(self) -> bool:
         return False
 
     def _end(self, *, is_collective: bool) -> None:
         del is_collective
+        if not self.has_joined:
+            # A word of farewell would leave its place to it, which others may have.
+            for connection in list(self._open):
+                self._close(connection)
         super()._end(is_collective=False)

@@ -1,0 +1,117 @@
+"""Workers join from other hosts, also from one that does not reach a server, and one without the program's modules."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.hosts.virtual_hosts import ROOT, VirtualHosts
+from tests.joining import COMMAND, wait_until
+from tests.launching import find_mpirun, finish, is_open_mpi
+
+pytestmark = pytest.mark.timeout_seconds(150)
+
+Open = Callable[[int], VirtualHosts]
+
+# Worker 1 is killed. Functions go on while joiners come; they are counted.
+PROGRAM = """
+import os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import mpidist
+import helper
+
+folder = Path(sys.argv[1])
+strategy = mpidist.ParameterServerStrategy(
+    mpidist.cluster_resolver.MPIClusterResolver(num_ps=1), join_directory=folder / "job",
+    options=mpidist.ServerOptions(heap_bytes=1 << 22, window=mpidist.WindowOptions(silence_seconds=3)),
+)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+with strategy.scope():
+    total = mpidist.Variable(np.zeros(30_000, "int64"))
+
+def add():
+    before = total.numpy()
+    total.assign_add(np.full(30_000, helper.ONE))
+    (folder / os.uname().nodename).touch()
+    return bool((before == before[0]).all())
+
+def living():
+    coordinator.done()
+    return int(repr(coordinator).split("of ")[1].split()[0])
+
+def die():
+    if mpidist.coordinator.experimental_get_current_worker_index() == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+coordinator.schedule(die, worker=1).fetch()
+while living() > 1:
+    pass
+(folder / "begun").touch()
+values, longest, begin = [], 0.0, time.monotonic()
+while not (folder / "stop").exists() and time.monotonic() < begin + 90:
+    start = time.monotonic()
+    values.append(coordinator.schedule(add, worker=0))
+    values[-1].fetch()
+    longest = max(longest, time.monotonic() - start)
+    if living() > 1:
+        values.append(coordinator.schedule(add, worker=1))
+coordinator.join()
+right = all(coordinator.fetch(values)) and set(total.numpy().tolist()) == {len(values)}
+print("right" if right else f"wrong {total.numpy()[:5]} {len(values)}", f"longest {longest:.3f}", flush=True)
+"""
+MOST_SECONDS = 1.0
+
+
+def start(hosts: VirtualHosts, folder: Path) -> subprocess.Popen[str]:
+    """Start a job of chief, two workers and a server, the last one on a host of its own."""
+    program = folder / "program" / "program.py"
+    program.parent.mkdir()
+    program.write_text(PROGRAM)
+    (program.parent / "helper.py").write_text("ONE = 1\n")
+    hosts.survivors_live = True
+    # Hydra ends all ranks of a host with one of them.
+    ranks = [3, 1] if is_open_mpi(find_mpirun()) else [1, 1, 1, 1]
+    job = hosts.start(ranks, program, folder)
+    wait_until(folder / "begun", job)
+    return job
+
+
+def join(hosts: VirtualHosts, host: str, directory: Path) -> subprocess.Popen[str]:
+    """Start a worker on a host, without a launcher."""
+    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
+    words = ["env", f"PYTHONPATH={path}", "OMP_NUM_THREADS=1", hosts.python, "-c", COMMAND, "worker", "--join"]
+    return hosts.execute(host, shlex.join([*words, str(directory)]))
+
+
+def test_workers_join_from_another_host(virtual_hosts: Open, tmp_path: Path) -> None:
+    hosts = virtual_hosts(5)
+    job = start(hosts, tmp_path)
+    try:
+        server = "n2" if is_open_mpi(find_mpirun()) else "n4"
+        number = server[1:]
+        # The way to the server is cut, and not the one to the chief.
+        finish(hosts.execute("n5", f"ip route add blackhole 10.213.0.{number}/32"), "ip", 30)
+        refused = finish(join(hosts, "n5", tmp_path / "job"), "the joiner", 60)
+        assert refused.returncode == 1, refused
+        assert "this worker cannot reach ps 0 (rank 3, process" in refused.stderr, refused.stderr
+        assert "The job goes on without it" in refused.stderr, refused.stderr
+        finish(hosts.execute("n5", f"ip route del blackhole 10.213.0.{number}/32"), "ip", 30)
+        joiner = join(hosts, "n5", tmp_path / "job")
+        wait_until(tmp_path / "n5", job)
+        (tmp_path / "stop").touch()
+        result = finish(job, "the job", 60)
+        text = result.stdout + result.stderr
+        assert "right" in result.stdout, text
+        assert float(result.stdout.partition("longest ")[2].split()[0]) < MOST_SECONDS, text
+        ended = finish(joiner, "the joiner", 30)
+        assert (ended.returncode, ended.stderr) == (0, ""), ended
+    finally:
+        (tmp_path / "stop").touch()
+        hosts.close()
+        job.communicate(timeout=30)
