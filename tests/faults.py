@@ -45,6 +45,7 @@ class Fault(NamedTuple):
 
 
 CONTRACT = "parallel/comm/test_collective.py::TestBackends::test_"
+NCCL = "parallel/comm/gpu/test_nccl.py::test_"
 CHOICE = "parallel/comm/choice/test_selection.py::test_"
 TOGETHER = "parallel/checkpoint/test_together.py::test_"
 FAMILIES = "parallel/optimizers/test_families.py::test_agrees_with_the_formula"
@@ -241,6 +242,27 @@ COMM = (
         "options of one rank", "comm/choice/selection.py",
         "return replace(options, check=any(check for _, check in everyones))", "return options",
         CHOICE + "a_check_that_one_rank_asks_for_is_made_by_all", 2,
+    ),
+    Fault(
+        "one user's end destroys NCCL's communicator for all", "comm/gpu/nccl_ranks.py",
+        "if self.user_count == 0:", "if self.user_count >= 0:", NCCL + "backends_over_one_communicator_share_one", 2,
+    ),
+    Fault(
+        "NCCL's communicator of another GPU is shared", "comm/gpu/nccl_ranks.py",
+        " or self.device != cuda.current_device()", "", NCCL + "each_gpu_has_one_and_another_gpu_is_refused", 2,
+    ),
+    Fault(
+        "NCCL is called on another GPU than it was started on", "comm/gpu/nccl.py",
+        "if current != self._shared.device:", "if False:", NCCL + "each_gpu_has_one_and_another_gpu_is_refused", 2,
+    ),
+    Fault(
+        "NCCL that has failed is shared", "comm/gpu/nccl_ranks.py",
+        "        except Exception:\n            return False\n", "        except Exception:\n            return True\n",
+        NCCL + "one_that_has_failed_on_a_rank_is_not_shared", 2,
+    ),
+    Fault(
+        "a communicator forgets what it owns", "comm/handles.py", "in (*owned, *handles):", "in handles:",
+        NCCL + "it_ends_with_its_communicator", 2,
     ),
     Fault(
         "asynchronous calls go on after a failure", "comm/asynchronous.py", "if self._error is None:", "if True:",

@@ -147,6 +147,14 @@ class Communicator(Resource, Protocol):
         """Collective. A place for messages between two ranks; it is closed with this communicator."""
         ...
 
+    def own(self, thing: Any) -> None:
+        """Collective. Free something with this communicator: all ranks then call its `Free()`, in the order of `own`.
+
+        Args:
+            thing: Must not refer to this communicator.
+        """
+        ...
+
     def split(self, color: int, key: int = 0) -> Communicator:
         """Collective. A communicator of the ranks with the same color, ordered by key, then by rank.
 
@@ -181,6 +189,7 @@ class SoloCommunicator(Communicator):
         self.mpi: Any = None
         self.calls: Calls = LoneCalls()
         self.order = CallOrder(self.calls, self.processes, is_alone=True)
+        self._owned: list[Any] = []
 
     @property
     def node(self) -> Communicator:
@@ -222,6 +231,15 @@ class SoloCommunicator(Communicator):
     def open_channel(self) -> Channel:
         """Local. A channel without messages: there is no other rank."""
         return Channel(self, None, 0)
+
+    def own(self, thing: Any) -> None:
+        """Local. See `Communicator.own`."""
+        self._owned.append(thing)
+
+    def _end(self, *, is_collective: bool) -> None:
+        del is_collective  # one rank is all ranks
+        while self._owned:
+            self._owned.pop(0).Free()
 
     @override
     def split(self, color: int, key: int = 0) -> Communicator:

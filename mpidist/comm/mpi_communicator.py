@@ -251,6 +251,10 @@ class MpiCommunicator(Communicator):
         self._tag += 1
         return Channel(self, self._channel, self._tag % _TAGS)
 
+    def own(self, thing: Any) -> None:
+        """Collective. See `Communicator.own`."""
+        self._handles.own(thing)
+
     @noted("duplicating a communicator")
     def _duplicate(self) -> MPI.Intracomm:
         self.require_whole("duplicating a communicator")

@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import capabilities
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.gpu import nccl_ranks
+from mpidist.comm.gpu.nccl_ranks import open_ranks
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
@@ -145,6 +148,29 @@ def test_halves_on_the_wire(cupy: Any, communicator: Communicator, open_collecti
     result = collective.all_reduce(values * (communicator.rank + 1))
     expected = cupy.asnumpy(values) * sum(range(1, communicator.size + 1))
     np.testing.assert_allclose(cupy.asnumpy(result), expected, rtol=2e-3)
+
+
+@pytest.mark.mpi(min_size=2)
+def test_collectives_over_the_same_ranks_share_one_communicator_of_nccl(
+    cupy: Any, communicator: Communicator, open_collective: Opener
+) -> None:
+    collectives = [
+        open_collective("nccl"), open_collective("auto"),
+        open_collective("auto", CommunicationOptions(implementation="NCCL")),
+    ]
+    backends: list[Any] = [
+        one.backend.backend(cupy.zeros(1), 8) if isinstance(one.backend, AutomaticBackend) else one.backend
+        for one in collectives
+    ]
+    (shared,) = {backend._shared for backend in backends}
+    with communicator.split(0) as other:
+        assert open_ranks(other, backends[0]._cuda) is not shared
+    for collective in collectives:
+        assert shared.identity in nccl_ranks._open
+        result: Any = collective.all_reduce(cupy.ones(9))
+        np.testing.assert_array_equal(result.get(), np.full(9, communicator.size))
+        collective.close()
+    assert shared.identity not in nccl_ranks._open
 
 
 @pytest.mark.mpi(min_size=2)

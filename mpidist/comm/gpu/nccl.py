@@ -6,11 +6,7 @@ sees their results.
 
 from __future__ import annotations
 
-import functools
-import math
-import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,15 +14,12 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
-from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.combine import FUNCTIONS, is_half
 from mpidist.comm.arithmetic.ordered import from_ordered, to_ordered
 from mpidist.comm.arithmetic.slices import slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.farewell import LAST
-from mpidist.comm.resource import Claim, Identity, new_identity
-from mpidist.observe.output import say
+from mpidist.comm.gpu.nccl_ranks import open_ranks
 from mpidist.options import ReduceOp
 
 _OPERATIONS = {
@@ -56,6 +49,8 @@ _WIDER = {"int16": np.dtype(np.int32), "uint16": np.dtype(np.uint32), "bfloat16"
 class NcclBackend(Backend):
     """NCCL's collective operations on the current stream.
 
+    Backends over the same communicator and GPUs share one communicator of NCCL; see `nccl_ranks.open_ranks`.
+
     NCCL adds float16 and bfloat16 in that precision. The option `wire_dtype` adds large
     ones of its dtype in float32.
 
@@ -74,20 +69,8 @@ class NcclBackend(Backend):
         self.communicator = communicator
         self._cuda = cuda
         self._nccl: Any = cuda.load_nccl()
-        rank, size = communicator.rank, communicator.size
-        unique = together(
-            communicator, "starting NCCL", lambda: self._nccl.get_unique_id() if rank == 0 else None
-        )
-        unique, identity = communicator.broadcast_object((unique, new_identity()))
-        # One NCCL communicator for each backend: all ranks must make their calls on a communicator in one order.
-        self._ranks: Any = together(
-            communicator, "starting NCCL", lambda: _start(cuda, communicator, size, unique, rank)
-        )
-        _open[identity] = (self._ranks, cuda)
-        if end_all not in LAST:
-            LAST.append(end_all)
-        # Destroying it is a collective call, which the garbage collector must not make.
-        self._claim = Claim(self, identity, size, functools.partial(_destroy, identity))
+        self._shared = open_ranks(communicator, cuda)
+        self._ranks: Any = self._shared.ranks
 
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         """Collective. See `Backend.all_reduce`."""
@@ -223,111 +206,19 @@ class NcclBackend(Backend):
         return int(self._cuda.current_stream())
 
     def _address(self, array: AnyArray) -> int:
+        current = self._cuda.current_device()
+        if current != self._shared.device:
+            raise ValueError(
+                f"NCCL was started on GPU {self._shared.device} and GPU {current} is current: make GPU "
+                f"{self._shared.device} current again, or build another strategy for GPU {current}"
+            )
         return int(self._cuda.device_address(array))
 
     def _end(self, *, is_collective: bool) -> None:
         if is_collective:
-            self._claim.give_back()
-        else:
-            self._claim.drop()
-
-
-# NCCL's communicators of this process, and the module that made each.
-_open: dict[Identity, tuple[Any, Any]] = {}
-# A rank on which NCCL fails does not come to its start, and the others would wait there for ever.
-START_SECONDS = 120.0
-# At the end of the program all ranks have made their calls. What is not done after this time has no partner.
-END_SECONDS = 30.0
-
-
-def _in_background(name: str, cuda: Any, work: Callable[[], Any], turn: Callable[[], bool]) -> tuple[bool, Any]:
-    """Do work in a thread of its own, on this thread's GPU, for as long as `turn`, called again and again, allows.
-
-    Returns:
-        Whether it is done, and its result.
-    """
-    done, results, errors = threading.Event(), [], []
-    device = cuda.current_device()
-
-    def run() -> None:
-        try:
-            cuda.use_device(device)
-            results.append(work())
-        except BaseException as error:
-            errors.append(error)
-        done.set()
-
-    # A daemon, since it may never end; named so that the end of the program does not wait for it.
-    threading.Thread(target=run, name=name, daemon=True).start()
-    pause = 0.001
-    while not done.wait(pause):
-        if not turn():
-            return False, None
-        pause = min(pause * 2, 0.1)
-    if errors:
-        raise errors[0]
-    return True, results[0]
-
-
-def _start(cuda: Any, communicator: Communicator, size: int, unique: Any, rank: int) -> Any:
-    end = time.monotonic() + START_SECONDS
-
-    def turn() -> bool:
-        communicator.require_whole("the start of NCCL")
-        return time.monotonic() < end
-
-    def start() -> Any:
-        return cuda.load_nccl().NcclCommunicator(size, unique, rank)
-
-    is_done, ranks = _in_background("mpidist-nccl-start", cuda, start, turn)
-    if not is_done:
-        raise RuntimeError(
-            f"NCCL has not started after {START_SECONDS:g} s: it may have failed on another rank, or its network may "
-            "be blocked. Set NCCL_DEBUG=INFO to see why, or MPIDIST_GPU_TRANSPORT=staged to do without"
-        )
-    return ranks
-
-
-def _is_done(ranks: Any, cuda: Any, seconds: float = math.inf) -> bool:
-    """Wait until a GPU has done its work, at most for a time.
-
-    Raises:
-        Exception: NCCL reports an error, for example of the network.
-    """
-    end = time.monotonic() + seconds
-    index = ranks.device_id()
-
-    def turn() -> bool:
-        ranks.check_async_error()
-        return time.monotonic() < end
-
-    return _in_background("mpidist-nccl-end", cuda, functools.partial(cuda.synchronize, index), turn)[0]
-
-
-def _destroy(identity: Identity) -> None:
-    """Collective. Destroy a communicator after the last results have been sent."""
-    ranks, cuda = _open.pop(identity, (None, None))
-    if ranks is not None and _is_done(ranks, cuda):
-        ranks.destroy()
-
-
-def end_all() -> None:
-    """Collective. Destroy all communicators at the end of the program, when all ranks have come to it."""
-    for identity in sorted(_open):
-        ranks, cuda = _open.pop(identity)
-        try:
-            is_done = _is_done(ranks, cuda, END_SECONDS)
-        except Exception as error:
-            say(f"NCCL has failed, and results are lost: {error}")
-            is_done = False
-        else:
-            if not is_done:
-                say(f"a call of NCCL has found no partner in {END_SECONDS:g} s: other ranks have made fewer calls")
-        if is_done:
-            ranks.destroy()
-        else:
-            # The other ranks need not take part.
-            ranks.abort()
+            self._shared.close()
+        # Where nobody else uses it, ranks then give it back when they next create a communicator.
+        del self._shared
 
 
 def _write_back(out: AnyArray, total: AnyArray) -> None:

@@ -112,6 +112,30 @@ def test_a_users_communicator_takes_ours_with_it(communicator: Communicator) -> 
     assert resource.held_count() == before
 
 
+class Owned:
+    """Something that all ranks free together, while they can still communicate."""
+
+    def __init__(self, mpi: Any, freed: list[Owned]) -> None:
+        self.mpi, self.freed = mpi, freed
+
+    def Free(self) -> None:
+        if self.mpi is not None:
+            self.mpi.Barrier()
+        self.freed.append(self)
+
+
+def test_a_communicator_frees_what_it_owns(communicator: Communicator) -> None:
+    freed: list[Owned] = []
+    other = communicator.split(0)
+    owned = [Owned(other.mpi, freed) for _ in range(2)]
+    for one in owned:
+        other.own(one)
+    assert freed == []
+    other.close()
+    other.close()
+    assert freed == owned
+
+
 def test_time_limits_take_no_communicator(communicator: Communicator) -> None:
     """Each call with another limit has a meeting point of its own, and all of them one channel."""
     strategy = make_strategy(communicator, "node")

@@ -31,7 +31,8 @@ class SimulatedCuda:
     """What `mpidist.comm.gpu.cuda` offers the collective, for host arrays."""
 
     def __init__(self, communicator: Communicator) -> None:
-        self.nccl = SimulatedNccl(communicator)
+        self.nccl = SimulatedNccl(communicator, self)
+        self.device = 0
 
     def load_nccl(self) -> SimulatedNccl:
         return self.nccl
@@ -44,21 +45,23 @@ class SimulatedCuda:
         return array.ctypes.data
 
     def current_device(self) -> int:
-        return 0
+        return self.device
 
     def use_device(self, index: int) -> None:
-        assert index == 0
+        assert index == self.device
 
     def synchronize(self, index: int) -> None:
-        assert index == 0
+        assert index in {one.device_id() for one in self.nccl.made}
         self.nccl.finished.wait(60)
 
 
 class SimulatedNccl:
     NCCL_SUM, NCCL_PROD, NCCL_MAX, NCCL_MIN = range(4)
 
-    def __init__(self, communicator: Communicator) -> None:
+    def __init__(self, communicator: Communicator, cuda: SimulatedCuda) -> None:
         self.communicator = communicator
+        self.cuda = cuda
+        self.made: list[SimulatedRanks] = []
         # A call that has no partner is never done.
         self.finished = threading.Event()
         self.finished.set()
@@ -79,7 +82,8 @@ class SimulatedNccl:
             raise OSError("NCCL has found no network")
         if self.waits_at_start is not None:
             self.waits_at_start.wait(60)
-        return SimulatedRanks(self)
+        self.made.append(SimulatedRanks(self, self.cuda.device))
+        return self.made[-1]
 
     def groupStart(self) -> None:
         assert self.queued is None
@@ -99,15 +103,16 @@ class SimulatedNccl:
 
 
 class SimulatedRanks:
-    def __init__(self, nccl: SimulatedNccl) -> None:
+    def __init__(self, nccl: SimulatedNccl, device: int) -> None:
         self.nccl = nccl
         self.mpi: Any = nccl.communicator.mpi
         self.rank = nccl.communicator.rank
         self.is_aborted = False
         self.is_destroyed = False
+        self.device = device
 
     def device_id(self) -> int:
-        return 0
+        return self.device
 
     def check_async_error(self) -> None:
         if self.nccl.is_broken:
@@ -117,6 +122,7 @@ class SimulatedRanks:
         self.is_aborted = True
 
     def destroy(self) -> None:
+        assert not self.is_destroyed
         self.mpi.Barrier()
         self.is_destroyed = True
 

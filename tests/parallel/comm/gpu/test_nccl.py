@@ -18,9 +18,10 @@ from mpidist.comm.choice.selection import choose
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.farewell import LAST
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.gpu import nccl
+from mpidist.comm.gpu import nccl_ranks
 from mpidist.comm.gpu.cuda_awareness import TRANSPORT
-from mpidist.comm.gpu.nccl import NcclBackend, end_all
+from mpidist.comm.gpu.nccl import NcclBackend
+from mpidist.comm.gpu.nccl_ranks import end_all
 from mpidist.comm.gpu.staged import StagedBackend
 from mpidist.errors import UnavailableError, is_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
@@ -133,7 +134,7 @@ def test_at_the_end_it_is_destroyed_by_all_ranks_that_have_come(communicator: Co
 def test_at_the_end_a_call_without_a_partner_is_given_up(
     communicator: Communicator, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], is_broken: bool
 ) -> None:
-    monkeypatch.setattr(nccl, "END_SECONDS", 60.0 if is_broken else 0.1)
+    monkeypatch.setattr(nccl_ranks, "END_SECONDS", 60.0 if is_broken else 0.1)
     cuda = SimulatedCuda(communicator)
     backend = NcclBackend(communicator, cuda)
     cuda.nccl.finished.clear()
@@ -148,7 +149,7 @@ def test_at_the_end_a_call_without_a_partner_is_given_up(
 def test_a_rank_that_fails_at_the_start_does_not_keep_the_others(
     communicator: Communicator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(nccl, "START_SECONDS", 0.2)
+    monkeypatch.setattr(nccl_ranks, "START_SECONDS", 0.2)
     cuda = SimulatedCuda(communicator)
     cuda.nccl.fails_at_start = communicator.rank == 0
     never = threading.Event()
@@ -166,7 +167,7 @@ def test_where_nccl_does_not_start_the_next_way_is_taken(
     cuda.nccl.fails_at_start = communicator.rank == communicator.size - 1
     monkeypatch.setattr(device_selection, "_cuda", lambda: cuda)
     monkeypatch.setattr(capabilities, "why_not", lambda *_: None)
-    monkeypatch.setattr(nccl, "START_SECONDS", 1.0)
+    monkeypatch.setattr(nccl_ranks, "START_SECONDS", 1.0)
     monkeypatch.delenv(TRANSPORT, raising=False)
     host = choose(communicator, CommunicationOptions()).backend
     with device_selection.open_device(communicator, CommunicationOptions(), host) as opened:
@@ -209,6 +210,98 @@ def test_one_that_was_dropped_is_destroyed_with_a_later_communicator(communicato
     assert not ranks.is_destroyed
     communicator.split(0).close()
     assert ranks.is_destroyed
+
+
+def total(backend: NcclBackend) -> float:
+    """The sum of all ranks' numbers, the first of which is 1."""
+    out = np.zeros(1)
+    backend.all_reduce(np.array([backend.communicator.rank + 1.0]), out, ReduceOp.SUM)
+    return float(out[0])
+
+
+def test_backends_over_one_communicator_share_one(communicator: Communicator) -> None:
+    cuda = SimulatedCuda(communicator)
+    backends = [NcclBackend(communicator, cuda) for _ in range(3)]
+    (ranks,) = cuda.nccl.made
+    for backend in backends:
+        assert not ranks.is_destroyed
+        assert total(backend) == sum(range(1, communicator.size + 1))
+        backend.close()
+    assert ranks.is_destroyed
+    with NcclBackend(communicator, cuda):
+        assert len(cuda.nccl.made) == 2
+    assert all(one.is_destroyed for one in cuda.nccl.made)
+
+
+def test_every_communicator_has_its_own(communicator: Communicator) -> None:
+    with communicator.split(0) as other:
+        cuda = SimulatedCuda(communicator)
+        with NcclBackend(communicator, cuda), NcclBackend(other, cuda):
+            assert len(cuda.nccl.made) == 2
+
+
+def test_it_ends_with_its_communicator(communicator: Communicator) -> None:
+    other = communicator.split(0)
+    cuda = SimulatedCuda(other)
+    backends = [NcclBackend(other, cuda) for _ in range(2)]
+    other.close()
+    assert [one.is_destroyed for one in cuda.nccl.made] == [True]
+    for backend in backends:
+        backend.close()
+
+
+@pytest.mark.parametrize("first", ["communicator", "backend"])
+def test_it_ends_with_its_communicator_when_both_were_dropped(communicator: Communicator, first: str) -> None:
+    other = communicator.split(0)
+    cuda = SimulatedCuda(other)
+    backend = NcclBackend(other, cuda)
+    for one in (other, backend) if first == "communicator" else (backend, other):
+        one.drop()
+    del one, other, backend, cuda.nccl.communicator
+    gc.collect()
+    assert not cuda.nccl.made[0].is_destroyed
+    communicator.split(0).close()
+    assert cuda.nccl.made[0].is_destroyed
+
+
+def test_one_that_a_rank_has_dropped_is_not_shared(communicator: Communicator) -> None:
+    cuda = SimulatedCuda(communicator)
+    first = NcclBackend(communicator, cuda)
+    if communicator.rank == 0:
+        first.drop()
+    with NcclBackend(communicator, cuda) as second:
+        assert len(cuda.nccl.made) == 2
+        assert total(second) == sum(range(1, communicator.size + 1))
+    assert [one.is_destroyed for one in cuda.nccl.made] == [False, True]
+    first.drop()
+    communicator.split(0).close()
+    assert cuda.nccl.made[0].is_destroyed
+
+
+def test_each_gpu_has_one_and_another_gpu_is_refused(communicator: Communicator) -> None:
+    cuda = SimulatedCuda(communicator)
+    with NcclBackend(communicator, cuda) as first:
+        # One rank has changed its GPU: the others must not stay with the one that it cannot use.
+        cuda.device = int(communicator.rank == 0)
+        with NcclBackend(communicator, cuda) as second:
+            assert len(cuda.nccl.made) == 2
+            assert total(second) == sum(range(1, communicator.size + 1))
+            cuda.device = 1 - cuda.device
+            with pytest.raises(ValueError, match=r"was started on GPU \d and GPU \d is current"):
+                total(second)
+        cuda.device = 0
+        with NcclBackend(communicator, cuda) as third:
+            assert len(cuda.nccl.made) == 2
+            assert total(third) == total(first)
+
+
+def test_one_that_has_failed_on_a_rank_is_not_shared(communicator: Communicator) -> None:
+    cuda = SimulatedCuda(communicator)
+    with NcclBackend(communicator, cuda):
+        cuda.nccl.is_broken = communicator.rank == communicator.size - 1
+        with NcclBackend(communicator, cuda):
+            cuda.nccl.is_broken = False
+            assert len(cuda.nccl.made) == 2
 
 
 def test_nccl_without_a_gpu_says_why_on_every_rank(communicator: Communicator) -> None:

@@ -1,0 +1,229 @@
+"""NCCL's communicators: one for each communicator of MPI and GPU, which all backends over it share."""
+
+from __future__ import annotations
+
+import functools
+import math
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+from mpidist.comm.agreement import together
+from mpidist.comm.communicator import Communicator
+from mpidist.comm.farewell import LAST
+from mpidist.comm.resource import Claim, Identity, new_identity
+from mpidist.observe.output import say
+
+# A rank on which NCCL fails does not come to its start, and the others would wait there for ever.
+START_SECONDS = 120.0
+# At the end of the program all ranks have made their calls. What is not done after this time has no partner.
+END_SECONDS = 30.0
+_STEP = "starting NCCL"
+
+# Those of this process that have not been destroyed, and the module that made each. They come and go on all their ranks
+# together.
+_open: dict[Identity, tuple[Any, Any]] = {}
+
+
+class NcclRanks:
+    """A communicator of NCCL: destroyed when all its users have closed it, and at the latest with its owner.
+
+    Collective. Args:
+        owner: The communicator of MPI.
+        cuda: The module `mpidist.comm.gpu.cuda`, which needs CuPy.
+        identity: The same on every rank.
+        ranks: CuPy's object.
+
+    Attributes:
+        ranks: As given.
+        cuda: As given.
+        device: The number of the GPU that was current at the start. No other one may be current in a call.
+        identity: As given.
+        user_count: The users that have not closed it, with those that were dropped; the same on every rank.
+    """
+
+    def __init__(self, owner: Communicator, cuda: Any, identity: Identity, ranks: Any) -> None:
+        self.ranks, self.cuda, self.identity = ranks, cuda, identity
+        self.device = int(cuda.current_device())
+        self.user_count = 0
+        _open[identity] = ranks, cuda
+        if end_all not in LAST:
+            LAST.append(end_all)
+        # Destroying it is a collective call, which the garbage collector must not make.
+        self._claim = Claim(self, identity, owner.size, functools.partial(_destroy, identity))
+
+    def can_serve(self, cuda: Any) -> bool:
+        """Local. Whether this rank may make further calls on it, on the GPU that is current now."""
+        if self.identity not in _open or self.cuda is not cuda or self.device != cuda.current_device():
+            return False
+        try:
+            self.ranks.check_async_error()
+        except Exception:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Collective. End the use by one user; the last one destroys it."""
+        self.user_count -= 1
+        if self.user_count == 0:
+            self._claim.give_back()
+
+
+class _Owned:
+    """The communicators of NCCL over one communicator of MPI, which frees this.
+
+    Attributes:
+        living: Those that something on this rank still uses; when they are dropped differs between ranks.
+        identities: Of all; the same on every rank.
+    """
+
+    def __init__(self) -> None:
+        self.living: weakref.WeakValueDictionary[Identity, NcclRanks] = weakref.WeakValueDictionary()
+        self.identities: set[Identity] = set()
+
+    def Free(self) -> None:
+        """Collective. Destroy those that are left."""
+        for identity in sorted(self.identities & _open.keys()):
+            _destroy(identity)
+
+    def add(self, ranks: NcclRanks) -> None:
+        """Collective. Take one more."""
+        self.identities &= _open.keys()
+        self.identities.add(ranks.identity)
+        self.living[ranks.identity] = ranks
+
+
+_owned: weakref.WeakKeyDictionary[Communicator, _Owned] = weakref.WeakKeyDictionary()
+
+
+def open_ranks(communicator: Communicator, cuda: Any) -> NcclRanks:
+    """Collective. The communicator of NCCL over these ranks and their current GPUs, for a user that closes it.
+
+    Args:
+        communicator: The ranks, which own it: it is destroyed when they close their communicator, if not before.
+        cuda: The module `mpidist.comm.gpu.cuda`, which needs CuPy.
+
+    Returns:
+        The one that all ranks have and can use, otherwise a new one.
+
+    Raises:
+        RuntimeError: NCCL cannot start on some rank, or has not started after 120 s; on every rank.
+    """
+    owned = _owned.get(communicator)
+    if owned is None:
+        _owned[communicator] = owned = _Owned()
+        communicator.own(owned)
+    # Kept until one is chosen, since the garbage collector may take them at any time.
+    living = dict(owned.living)
+    usable = together(
+        communicator, _STEP, lambda: {identity for identity, one in living.items() if one.can_serve(cuda)}
+    )
+    # A rank may have dropped one that others have, have another GPU current, or know of an error.
+    common = set.intersection(*communicator.all_gather_object(usable))
+    if common:
+        ranks = living[min(common)]
+    else:
+        ranks = _open_new(communicator, cuda)
+        owned.add(ranks)
+    ranks.user_count += 1
+    return ranks
+
+
+def _open_new(communicator: Communicator, cuda: Any) -> NcclRanks:
+    rank, size = communicator.rank, communicator.size
+    unique = together(communicator, _STEP, lambda: cuda.load_nccl().get_unique_id() if rank == 0 else None)
+    unique, identity = communicator.broadcast_object((unique, new_identity()))
+    ranks: Any = together(communicator, _STEP, lambda: _start(cuda, communicator, size, unique, rank))
+    return NcclRanks(communicator, cuda, identity, ranks)
+
+
+def _in_background(name: str, cuda: Any, work: Callable[[], Any], turn: Callable[[], bool]) -> tuple[bool, Any]:
+    """Do work in a thread of its own, on this thread's GPU, for as long as `turn`, called again and again, allows.
+
+    Returns:
+        Whether it is done, and its result.
+    """
+    done, results, errors = threading.Event(), [], []
+    device = cuda.current_device()
+
+    def run() -> None:
+        try:
+            cuda.use_device(device)
+            results.append(work())
+        except BaseException as error:
+            errors.append(error)
+        done.set()
+
+    # A daemon, since it may never end; named so that the end of the program does not wait for it.
+    threading.Thread(target=run, name=name, daemon=True).start()
+    pause = 0.001
+    while not done.wait(pause):
+        if not turn():
+            return False, None
+        pause = min(pause * 2, 0.1)
+    if errors:
+        raise errors[0]
+    return True, results[0]
+
+
+def _start(cuda: Any, communicator: Communicator, size: int, unique: Any, rank: int) -> Any:
+    end = time.monotonic() + START_SECONDS
+
+    def turn() -> bool:
+        communicator.require_whole("the start of NCCL")
+        return time.monotonic() < end
+
+    def start() -> Any:
+        return cuda.load_nccl().NcclCommunicator(size, unique, rank)
+
+    is_done, ranks = _in_background("mpidist-nccl-start", cuda, start, turn)
+    if not is_done:
+        raise RuntimeError(
+            f"NCCL has not started after {START_SECONDS:g} s: it may have failed on another rank, or its network may "
+            "be blocked. Set NCCL_DEBUG=INFO to see why, or MPIDIST_GPU_TRANSPORT=staged to do without"
+        )
+    return ranks
+
+
+def _is_done(ranks: Any, cuda: Any, seconds: float = math.inf) -> bool:
+    """Wait until a GPU has done its work, at most for a time.
+
+    Raises:
+        Exception: NCCL reports an error, for example of the network.
+    """
+    end = time.monotonic() + seconds
+    index = ranks.device_id()
+
+    def turn() -> bool:
+        ranks.check_async_error()
+        return time.monotonic() < end
+
+    return _in_background("mpidist-nccl-end", cuda, functools.partial(cuda.synchronize, index), turn)[0]
+
+
+def _destroy(identity: Identity) -> None:
+    """Collective. Destroy a communicator after the last results have been sent."""
+    ranks, cuda = _open.pop(identity, (None, None))
+    if ranks is not None and _is_done(ranks, cuda):
+        ranks.destroy()
+
+
+def end_all() -> None:
+    """Collective. Destroy all communicators at the end of the program, when all ranks have come to it."""
+    for identity in sorted(_open):
+        ranks, cuda = _open.pop(identity)
+        try:
+            is_done = _is_done(ranks, cuda, END_SECONDS)
+        except Exception as error:
+            say(f"NCCL has failed, and results are lost: {error}")
+            is_done = False
+        else:
+            if not is_done:
+                say(f"a call of NCCL has found no partner in {END_SECONDS:g} s: other ranks have made fewer calls")
+        if is_done:
+            ranks.destroy()
+        else:
+            # The other ranks need not take part.
+            ranks.abort()
