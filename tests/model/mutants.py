@@ -348,6 +348,11 @@ def one(*, workers: int = 1, **options: Any) -> Job:
     return Job((BOTH, "join"), upfront=1, workers=workers, **options)
 
 
+def inherited(**options: Any) -> Job:
+    """A job with two closures, whose one worker may be lost, and another one gets its slots."""
+    return Job((BOTH, BOTH, "join"), upfront=2, workers=1, suspicions=1, joins=1, splits=True, inherits=True, **options)
+
+
 def rounds(*more: Schedule, wanted: int = 2, **options: Any) -> Job:
     """A job with two closures, or more, in rounds."""
     all_of_them = (BOTH, BOTH, *more)
@@ -387,7 +392,8 @@ MUTANTS = {
                         staging=KeepsSlots)
     ),
     "prepares-early": Mutant("protocol", Job((PARTS,), workers=1, staging=PreparesEarly)),
-    "slot-of-the-lost": Mutant("payload", one(suspicions=1, joins=1, splits=True, inherits=True)),
+    "slot-of-the-lost": Mutant("payload", one(suspicions=1, joins=1, splits=True, inherits=True, forgets=False)),
+    "slot-in-use": Mutant("payload", inherited(clears=False)),
     "begins-early": Mutant(
         "version", Job((BOTH, Schedule(()), OTHER, "join"), upfront=3, pulls=True, wanted=1, rounds=BeginsEarly)
     ),

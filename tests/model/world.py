@@ -70,7 +70,9 @@ class Job:
         waits: And wait until their own last update is applied.
         splits: Something may happen between a Put and the message about it.
         rate: The learning rate of an optimizer's step.
-        inherits: Who joins gets the slots of one that was lost.
+        inherits: Who joins has the place of the first worker, and its slots.
+        clears: It gets them when the coordinator has no work of those any more that had them before.
+        forgets: A server that has heard of it takes nothing into them from those.
         reduces: What commutes with all else is not tried in other orders.
         copies: So many of the two variables of a server may be copied while a cut is saved.
         wanted: So many updates make a synchronous round; 0 is for jobs without rounds. Workers must pull.
@@ -96,6 +98,8 @@ class Job:
     splits: bool = False
     rate: Callable[[int, int], float] = rate
     inherits: bool = False
+    clears: bool = True
+    forgets: bool = True
     reduces: bool = True
     copies: int = 1
     wanted: int = 0
@@ -120,7 +124,7 @@ State = tuple[int, ...]
 # What happens, in words to be joined; whether it must happen at some time; the state after it.
 Step = tuple[tuple[Any, ...], bool, State]
 Steps = Iterator[Step]
-NOTHING = 0
+NOTHING, HEARD = 0, 1
 
 
 def freeze(thing: Any) -> Any:
@@ -167,6 +171,12 @@ class World:
         cells = [(server, owner, slot) for server in self.server_ranks for owner in ranks for slot in range(SLOTS)]
         self.cells = {cell: at + number for number, cell in enumerate(cells)}
         at += len(cells)
+        joiners = self.worker_ranks[job.workers :]
+        # Which servers have heard of who has joined.
+        self.known = {(server, rank): at + number for number, (server, rank) in enumerate(
+            (server, rank) for server in self.server_ranks for rank in joiners
+        )}
+        at += len(self.known)
         self.kills, self.suspicions, self.fails, self.joins, self.leaves = range(at, at + 5)
         self.size = at + 5
 
@@ -255,6 +265,11 @@ class World:
                 self._longer[key] = self._number((*self.messages(state, (rank, action.rank)), action.message))
             state[index] = self._longer[key]
         elif isinstance(action, Put):
+            if (action.server, rank) in self.known:
+                # It says who it is first on its connection.
+                state[self.known[action.server, rank]] = HEARD
+            if self._is_forgotten(state, action.server, rank):
+                return
             index = self.cells[action.server, self._owner(action.owner), action.slot]
             cell = self._things[state[index]]
             goes_on = cell is not None and cell[:2] == (action.owner, action.name)
@@ -262,6 +277,8 @@ class World:
             state[index] = self._number(Cell(action.owner, action.name, parts, True, action.seen))
         elif isinstance(action, Release | Free):
             server, owner, slot = action if isinstance(action, Release) else (rank, *action)
+            if isinstance(action, Release) and self._is_forgotten(state, server, rank):
+                return
             index = self.cells[server, self._owner(owner), slot]
             state[index] = self._number(self._things[state[index]]._replace(is_held=False))
         elif isinstance(action, Apply | ApplyRound):
@@ -283,6 +300,23 @@ class World:
         joined = rank in self.worker_ranks[self.job.workers:]
         return self.worker_ranks[0] if joined and self.job.inherits else rank
 
+    def _place(self) -> list[int]:
+        """The ranks that have the first worker's place, if who joins gets it, in their order."""
+        return [self.worker_ranks[0], *self.worker_ranks[self.job.workers :]] if self.job.inherits else []
+
+    def _is_forgotten(self, state: State | list[int], server: int, rank: int) -> bool:
+        """Whether a server has heard of one that has a rank's slots now, and takes nothing more into them from that."""
+        place = self._place()
+        heirs = place[place.index(rank) + 1 :] if rank in place else []
+        return self.job.forgets and any(state[self.known[server, one]] for one in heirs)
+
+    def _may_join(self, state: State, rank: int) -> bool:
+        """Whether a worker may join now."""
+        coordinator, place = self.party(state, COORDINATOR), self._place()
+        before = place[: place.index(rank)] if place else []
+        has_work = self.job.clears and any(map(coordinator.closures.has_work_of, before))
+        return coordinator.lost.issuperset(before) and not has_work
+
     def _join(self, state: list[int], rank: int) -> None:
         worker = pickle.loads(pickle.dumps(self.party(state, rank)))
         worker.status = "there"
@@ -291,8 +325,10 @@ class World:
 
     def _is_waiting(self, state: State, rank: int) -> bool:
         """Whether a worker waits, before it reads, until its own updates are applied."""
-        cells = [state[self.cells[server, rank, slot]] for server in self.server_ranks for slot in range(SLOTS)]
-        return any(cell != NOTHING and self._things[cell].is_held for cell in cells)
+        owner = self._owner(rank)
+        cells = [state[self.cells[server, owner, slot]] for server in self.server_ranks for slot in range(SLOTS)]
+        held = [self._things[cell] for cell in cells if cell != NOTHING]
+        return any(cell.is_held and cell.worker == rank for cell in held)
 
     def steps(self, state: State) -> Steps:
         """All that can happen next.
@@ -325,9 +361,9 @@ class World:
         copy = list(state)
         if self._do(copy, COORDINATOR, "user"):
             yield ("the user goes on",), True, tuple(copy)
-        if state[self.joins] and lost:
+        rank = self.worker_ranks[-max(1, state[self.joins])]
+        if state[self.joins] and lost and self._may_join(state, rank):
             copy = list(state)
-            rank = self.worker_ranks[-copy[self.joins]]
             copy[self.joins] -= 1
             self._join(copy, rank)
             yield ("worker", rank, "joins"), True, tuple(copy)
@@ -383,6 +419,9 @@ class World:
         is_pull = worker.pulls and worker.at == 0
         if is_pull:
             if self.job.waits and self._is_waiting(state, rank):
+                return
+            if any(self._is_forgotten(state, server, rank) for server in self.server_ranks):
+                # It is not answered.
                 return
             servers = [self.party(state, server) for server in self.server_ranks]
             check_own(worker, servers)

@@ -28,6 +28,9 @@ JOBS = {
     "the-only-worker-leaves": Job((BOTH, "cut"), upfront=1, workers=1, leaves=1),
     "the-only-worker-dies": Job((BOTH, FIRST, "cut"), upfront=2, workers=1, kills=1),
     "a-worker-joins": Job((BOTH, "join"), upfront=1, workers=1, kills=1, joins=1, splits=True),
+    "who-joins-gets-the-slots-of-the-lost": Job(
+        (BOTH, "join"), upfront=1, workers=1, suspicions=1, joins=1, splits=True, inherits=True
+    ),
     "servers-for-some": Job((FIRST, SECOND, NONE, "join"), upfront=3, kills=1),
     "functions-fail": Job((BOTH, BOTH, "join", BOTH, "join"), upfront=2, fails=1),
     "functions-fail-and-are-tried-again": Job((AGAIN, FIRST, "join"), upfront=2, fails=2, workers=1),
@@ -50,6 +53,18 @@ JOBS = {
 LONG_JOBS = {
     "no-learning-rate-and-a-suspicion": Job(
         (BOTH, FIRST, "join"), upfront=2, suspicions=1, pulls=True, rate=rate_of_first
+    ),
+    "two-that-join-one-after-another": Job(
+        (BOTH, "join"), upfront=1, workers=1, suspicions=2, joins=2, splits=True, inherits=True
+    ),
+    "slots-of-the-lost-among-two-closures": Job(
+        (BOTH, BOTH, "join"), upfront=2, workers=1, suspicions=1, joins=1, pulls=True, splits=True, inherits=True
+    ),
+    "slots-of-the-lost-without-a-learning-rate": Job(
+        (BOTH, FIRST, "join"), upfront=2, workers=1, suspicions=1, joins=1, inherits=True, rate=rate_of_first
+    ),
+    "slots-of-the-lost-in-rounds": Job(
+        (BOTH, BOTH, "join"), upfront=2, workers=2, suspicions=1, joins=1, pulls=True, wanted=2, inherits=True
     ),
     "death-and-suspicion": Job((BOTH, "join"), upfront=1, kills=1, suspicions=1),
     "a-death-among-two": Job((BOTH, BOTH, "join"), upfront=2, kills=1),
@@ -97,7 +112,8 @@ def test_rules_hold_in_every_state_of_larger_jobs(name: str) -> None:
     Job((BOTH, "join"), upfront=1, leaves=1),
     Job((FIRST, SECOND, "join"), upfront=2, workers=1, kills=1, joins=1),
     Job((BOTH, FIRST, "join"), upfront=2, workers=1, fails=1),
-], ids=["suspicion", "death", "departure", "join", "failure"])
+    Job((FIRST, "join"), upfront=1, workers=1, suspicions=1, joins=1, splits=True, inherits=True),
+], ids=["suspicion", "death", "departure", "join", "failure", "slots"])
 def test_nothing_is_missed_by_not_trying_what_commutes(job: Job) -> None:
     all_orders = explore(replace(job, reduces=False))
     assert not all_orders.broken
