@@ -28,6 +28,7 @@ from types import TracebackType
 from mpidist.comm.deaths import DISCOVERY_SECONDS, WATCH, Process, describe
 from mpidist.comm.farewell import FAREWELLS, LAST, leave_together
 from mpidist.comm.interrupts import INTERRUPTS
+from mpidist.comm.launcher_socket import LauncherSocket
 from mpidist.comm.mpi_start import end_mpi
 from mpidist.comm.program_end import INTERRUPTED, forget, number_of, watch_code
 from mpidist.comm.program_end import code as code_of_program
@@ -77,6 +78,7 @@ class _Ending:
         self.is_finalized = is_finalized
         # A forked child inherits the hooks but must not call MPI.
         self.process = os.getpid()
+        self.launcher_socket = LauncherSocket()
         self.previous_hook = sys.excepthook
         self.code: int | None = None
         self.watched: weakref.ref[_Exit] | None = None
@@ -195,6 +197,7 @@ class _Ending:
         threading.Thread(target=self._watch_end_of_mpi, args=(done,), name="mpidist-end", daemon=True).start()
         end_mpi()
         done.set()
+        self.launcher_socket.close()
 
     def _watch_end_of_mpi(self, done: threading.Event) -> None:
         while not done.wait(TURN_SECONDS):
@@ -247,6 +250,9 @@ class _Ending:
         """End this process without MPI_Finalize, which would wait for the dead for ever."""
         logging.shutdown()
         flush()
+        if self.tolerates_deaths and os.getpid() == self.process:
+            # Several ranks may end now. None of them takes the launcher's signal for a death.
+            self.launcher_socket.close()
         time.sleep(FORWARD_SECONDS)
         os._exit(code)
 

@@ -1,0 +1,52 @@
+"""The socket between this process and MPICH's launcher, which must close while all ranks live.
+
+With `-disable-auto-cleanup` Hydra takes every end of a rank for a death, also after MPI_Finalize. Where the socket
+closes, it signals the ranks of all other proxies, and dies of SIGPIPE if one of these has just ended; all ranks that
+are left end with it. MPICH 5.0.2 did so in 45 of 140 programs of 4 ranks that only start and finalize MPI, and in none
+of 120 that closed the socket 0.1 s or more before they ended.
+"""
+
+from __future__ import annotations
+
+import os
+import select
+import socket
+import stat
+import time
+
+from mpidist import launch
+
+# The launcher has dealt with it by then.
+_SECONDS = 0.2
+# Without that option the proxy closes its end as soon as MPI is finalized.
+_PROXY_SECONDS = 0.05
+
+
+class LauncherSocket:
+    """The socket; under another launcher than Hydra there is none, and nothing happens."""
+
+    def __init__(self) -> None:
+        place, number = launch.read(os.environ), os.environ.get("PMI_FD", "")
+        is_hydra = place is not None and place.size > 1 and place.launcher == "MPICH mpirun (Hydra)"
+        self._number = int(number) if is_hydra and number.isdecimal() else -1
+        self._identity = _identity(self._number)
+
+    def close(self) -> None:
+        """Local. Close the socket, after MPI_Finalize or instead of it, and wait until the launcher knows."""
+        identity, self._identity = self._identity, None
+        if identity is None or identity != _identity(self._number):
+            return
+        with socket.socket(fileno=self._number) as own:
+            if select.select([own], [], [], _PROXY_SECONDS)[0]:
+                # The end of the stream: the proxy looks at it no more.
+                return
+        time.sleep(_SECONDS)
+
+
+def _identity(number: int) -> tuple[int, int] | None:
+    """The socket behind a file descriptor, or None. Where MPI has closed it, the number may have become another's."""
+    try:
+        found = os.fstat(number)
+    except OSError:
+        return None
+    return (found.st_dev, found.st_ino) if stat.S_ISSOCK(found.st_mode) else None
