@@ -78,15 +78,16 @@ NOT_STARTED = "PMIx server's listener thread failed to start"
 STARTS = 3
 
 
-def survival_options(mpirun: str, *, tells_codes: bool = False) -> list[str]:
+def survival_options(mpirun: str, *, tells_codes: bool = False, hosts: int = 1) -> list[str]:
     """The options of mpirun that let ranks live after the death of another.
 
     Args:
         mpirun: Its path.
         tells_codes: Whether an exit code of a rank becomes that of the launcher; Open MPI's may then end others.
+        hosts: The number of hosts.
     """
     if not is_open_mpi(mpirun):
-        return ["-disable-auto-cleanup", "-genv", "UCX_TLS", "^cma"]
+        return ["-disable-auto-cleanup", "-genv", "UCX_TLS", "^cma,tcp" if hosts == 1 else "^cma"]
     return ["--with-ft", "ulfm", *([] if tells_codes else ["--rtos", "error-nonzero-status=0"])]
 
 

@@ -27,11 +27,14 @@ _LOOPBACK = ipaddress.ip_address("127.0.0.1")
 _VERSION_SECONDS = 60
 # 0: `srun` lets the other ranks go on when one fails or dies.
 _SRUN_KILLS = "SLURM_KILL_BAD_EXIT"
-# UCX reads large messages out of the sender's memory, and ends the process that does so when the sender has died: in 5
-# of 6 runs with MPICH 5.0.2, where a worker was killed while its result of 160 MB was on its way, in none of 6 without.
-_UCX_TLS, _NO_FOREIGN_MEMORY = "UCX_TLS", "^cma"
+# By these ways of UCX the death of a rank may end another one of its host. By "cma" a rank reads large messages out of
+# the sender's memory: with MPICH 5.0.2 it ended in 5 of 6 runs where a worker was killed while its result of 160 MB was
+# on its way. By "tcp" ranks of one host keep a connection beside shared memory: the other end ended, by a segmentation
+# fault or "unexpected error: Connection reset by remote peer", in 5 of 306 runs where a rank was killed that sent 40
+# bytes at a time. Without them, none of 6 and none of 255. Several hosts need "tcp".
+_UCX_TLS, _ON_ONE_HOST, _ON_HOSTS = "UCX_TLS", "^cma,tcp", "^cma"
 # The names, in that variable, of sets of ways among which is that one.
-_WITH_FOREIGN_MEMORY = {"all", "cma", "sm", "shm"}
+_SETS = {"cma": {"all", "cma", "sm", "shm"}, "tcp": {"all", "tcp"}}
 
 
 class Starter(NamedTuple):
@@ -136,9 +139,10 @@ def _mpich(starter: Starter, ranks: int, hosts: Sequence[str], survives: bool) -
     if starter.in_slurm and not hosts:
         # Each rank is looked after by Slurm alone. By the variable, and not by `-K0`: ranks see it, and the default is
         # the site's.
-        return [f"{_SRUN_KILLS}=0", "srun", "--mpi=pmi2", f"--export=ALL,{_UCX_TLS}={_NO_FOREIGN_MEMORY}"]
+        ways = _ON_ONE_HOST if os.environ.get("SLURM_JOB_NUM_NODES") == "1" else _ON_HOSTS
+        return [f"{_SRUN_KILLS}=0", f"{_UCX_TLS}={ways}", "srun", "--mpi=pmi2", "--export=ALL"]
     # A proxy of Hydra's ends with any of its ranks, and then with all of them: each rank gets one of its own.
-    words = [starter.program, "-disable-auto-cleanup", "-genv", _UCX_TLS, _NO_FOREIGN_MEMORY]
+    words = [starter.program, "-disable-auto-cleanup", "-genv", _UCX_TLS, _ON_HOSTS if hosts else _ON_ONE_HOST]
     if not hosts:
         hosts = [str(_LOOPBACK + number) for number in range(ranks)]
         words += ["-launcher", "fork"]
@@ -197,17 +201,18 @@ def survives_deaths(environment: Mapping[str, str] | None = None) -> bool | None
     return None
 
 
-def reads_foreign_memory(device: str, environment: Mapping[str, str] | None = None) -> bool:
-    """Local. Whether this rank reads large messages of its host out of the memory of their senders.
+def ends_with_others(device: str, is_one_host: bool, environment: Mapping[str, str] | None = None) -> bool:
+    """Local. Whether UCX may end this rank when another rank of its host dies.
 
     Args:
         device: The network layers of MPICH (`loaded_device`).
+        is_one_host: Whether all ranks are on one host.
         environment: Defaults to `os.environ`.
     """
     value = (os.environ if environment is None else environment).get(_UCX_TLS) or "all"
     names = {name.strip() for name in value.lstrip("^").split(",")}
-    is_named = bool(names & _WITH_FOREIGN_MEMORY)
-    return "ucx" in device and is_named != value.startswith("^")
+    taken = [way for way, sets in _SETS.items() if bool(names & sets) != value.startswith("^")]
+    return "ucx" in device and ("cma" in taken or (is_one_host and "tcp" in taken))
 
 
 def warn_of_deaths(communicator: Communicator) -> bool:
@@ -219,15 +224,16 @@ def warn_of_deaths(communicator: Communicator) -> bool:
     Returns:
         Whether it is certain that the other ranks live on.
     """
-    told = communicator.all_gather_object((survives_deaths(), reads_foreign_memory(loaded_device())))
+    is_one_host = len({process.host for process in communicator.processes}) == 1
+    told = communicator.all_gather_object((survives_deaths(), ends_with_others(loaded_device(), is_one_host)))
     answers = [survives for survives, _ in told]
     # On MPICH only the ranks on the launcher's host know.
     is_survived = False not in answers and True in answers
-    readers = [rank for rank, (_, reads) in enumerate(told) if reads]
-    if is_survived and readers and communicator.size > 1 and communicator.rank == 0:
+    ending = [rank for rank, (_, ends) in enumerate(told) if ends]
+    if is_survived and ending and communicator.size > 1 and communicator.rank == 0:
         logger.warning(
-            "as it was started, the death of a rank in the middle of a large message may end the rank that reads it "
-            "(%s); %s", name_ranks(readers), _way_out(communicator),
+            "as it was started, the death of a rank in the middle of a message may end the rank at its other end (%s); "
+            "%s", name_ranks(ending), _way_out(communicator),
         )
     if not is_survived and communicator.rank == 0:
         fatal = [rank for rank, answer in enumerate(answers) if answer is False]

@@ -183,7 +183,8 @@ class VirtualHosts:
             start = [mpirun, "--prtemca", "plm_ssh_agent", str(self.shell), *placed, *named]
         else:
             start = [mpirun, "-launcher", "ssh", "-launcher-exec", str(self.shell), "-hosts", hosts]
-        survival = launching.survival_options(mpirun, tells_codes=True) if self.survivors_live else []
+        lasting = launching.survival_options(mpirun, tells_codes=True, hosts=len(ranks))
+        survival = lasting if self.survivors_live else []
         return [*start, *survival, *self.launcher_options, "-n", str(sum(ranks))]
 
     def _shell_command(self) -> list[str]:

@@ -38,20 +38,21 @@ os.write(1, f"rank {ranks.rank} lives\\n".encode())
 """
 
 
-def test_a_line_that_lets_ranks_read_the_memory_of_the_dead_is_warned_of(tmp_path: Path) -> None:
+@pytest.mark.parametrize("before", ["", "-genv UCX_TLS ^cma"])
+def test_a_line_with_which_ranks_end_with_others_is_warned_of(tmp_path: Path, before: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     printed = CliRunner().invoke(main, ["launch-line", "--fault-tolerant", "-n", "3", sys.executable, str(program)])
     # As such lines were before.
-    line = shlex.split(printed.output.replace("-genv UCX_TLS '^cma'", ""))
+    line = shlex.split(printed.output.replace("-genv UCX_TLS '^cma,tcp'", before))
     result = subprocess.run(
         line, env={**launch_environment(), "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=60, check=False,
     )
     text = result.stdout + result.stderr
-    warnings = re.findall(r"the death of a rank in the middle of a large message may .* start it by: .*", text)
+    warnings = re.findall(r"the death of a rank in the middle of a message may .* start it by: .*", text)
     # Open MPI has no such line.
     assert len(warnings) == ("UCX_TLS" in printed.output), text
-    assert all("-genv UCX_TLS '^cma'" in one for one in warnings)
+    assert all("-genv UCX_TLS '^cma,tcp'" in one for one in warnings)
 
 
 @pytest.mark.parametrize("survives", [True, False])

@@ -39,11 +39,11 @@ def _two_cores_and_no_root(monkeypatch: pytest.MonkeyPatch) -> None:
         (MPICH, 3, "", False, "/opt/bin/mpirun -n 3"),
         (MPICH, 3, "a,b", False, "/opt/bin/mpirun -hosts a:2,b:1 -n 3"),
         (MPICH, 2, "", True,
-         "/opt/bin/mpirun -disable-auto-cleanup -genv UCX_TLS '^cma' -launcher fork "
+         "/opt/bin/mpirun -disable-auto-cleanup -genv UCX_TLS '^cma,tcp' -launcher fork "
          "-hosts 127.0.0.1:1,127.0.0.2:1 -n 2"),
         (MPICH, 2, "a,b,c", True, "/opt/bin/mpirun -disable-auto-cleanup -genv UCX_TLS '^cma' -hosts a:1,b:1 -n 2"),
         (MPICH._replace(in_slurm=True), 4, "", True,
-         "SLURM_KILL_BAD_EXIT=0 srun --mpi=pmi2 '--export=ALL,UCX_TLS=^cma' -n 4"),
+         "SLURM_KILL_BAD_EXIT=0 'UCX_TLS=^cma' srun --mpi=pmi2 --export=ALL -n 4"),
         (Starter("Other MPI 3", "mpirun", False), 4, "", False, "mpirun -n 4"),
     ],
 )
@@ -114,23 +114,33 @@ def test_the_environment_says_whether_deaths_are_survived(
 
 
 @pytest.mark.parametrize(
-    ("device", "value", "expected"),
+    ("device", "value", "on_one_host", "on_hosts"),
     [
-        ("ch4:ucx ofi", None, True),
-        ("ch4:ucx ofi", "", True),
-        ("ch4:ucx ofi", "^cma", False),
-        ("ch4:ucx ofi", "^tcp", True),
-        ("ch4:ucx ofi", "^tcp,cma", False),
-        ("ch4:ucx ofi", "tcp,posix,self", False),
-        ("ch4:ucx ofi", "tcp,sm", True),
-        ("ch4:ofi", None, False),
+        ("ch4:ucx ofi", None, True, True),
+        ("ch4:ucx ofi", "", True, True),
+        ("ch4:ucx ofi", "^cma", True, False),
+        ("ch4:ucx ofi", "^tcp", True, True),
+        ("ch4:ucx ofi", "^tcp,cma", False, False),
+        ("ch4:ucx ofi", "tcp,posix,self", True, False),
+        ("ch4:ucx ofi", "posix,self", False, False),
+        ("ch4:ucx ofi", "tcp,sm", True, True),
+        ("ch4:ofi", None, False, False),
         # Open MPI's.
-        ("", None, False),
+        ("", None, False, False),
     ],
 )
-def test_ranks_that_read_the_memory_of_others_are_known(device: str, value: str | None, expected: bool) -> None:
+def test_ranks_that_may_end_with_others_are_known(
+    device: str, value: str | None, on_one_host: bool, on_hosts: bool
+) -> None:
     environment = {} if value is None else {"UCX_TLS": value}
-    assert module.reads_foreign_memory(device, environment) is expected
+    assert module.ends_with_others(device, True, environment) is on_one_host
+    assert module.ends_with_others(device, False, environment) is on_hosts
+
+
+def test_a_slurm_job_of_one_node_needs_no_network(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SLURM_JOB_NUM_NODES", "1")
+    line = launch_line(MPICH._replace(in_slurm=True), 2, ["./a"], survives=True)
+    assert line == "SLURM_KILL_BAD_EXIT=0 'UCX_TLS=^cma,tcp' srun --mpi=pmi2 --export=ALL -n 2 ./a"
 
 
 def test_a_process_alone_is_not_warned(caplog: pytest.LogCaptureFixture) -> None:
