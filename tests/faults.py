@@ -1270,6 +1270,14 @@ WINDOWS = (
         "system/test_joining_hosts.py::test_workers_join_from_another_host",
     ),
     Fault(
+        "a joiner that others do not reach gets work", "comm/windows/desk.py", "or reason:", "or None:",
+        "system/test_joining_hosts.py::test_workers_join_from_another_host",
+    ),
+    Fault(
+        "a module that a joiner lacks is an error of the program", "strategy/joined.py", "self._lack = error", "pass",
+        "system/test_joining_hosts.py::test_workers_join_from_another_host",
+    ),
+    Fault(
         "an interrupt of a joiner is an error of the function that it runs", "strategy/joined.py",
         "for number in (signal.SIGINT, signal.SIGTERM):", "for number in (signal.SIGTERM,):",
         "system/test_joining_attacks.py::test_joiners_that_race_and_joiners_that_are_interrupted",

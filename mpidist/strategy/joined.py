@@ -11,7 +11,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from mpidist.cluster.server_roles import ServerRoles
 from mpidist.cluster.simple import SimpleClusterResolver
@@ -20,7 +20,7 @@ from mpidist.comm.communicator import SoloCommunicator
 from mpidist.comm.deaths import Process, this_process
 from mpidist.comm.windows.addresses import watch_silence
 from mpidist.comm.windows.desk import Newcomer, ask
-from mpidist.comm.windows.door import Door, Opened, listen
+from mpidist.comm.windows.door import Door, Opened, listen, send_away
 from mpidist.comm.windows.handshake import NEWCOMER, RefusedError, greet
 from mpidist.comm.windows.join_file import JoinFile, connect, read
 from mpidist.comm.windows.joined import JoinedWindow
@@ -32,7 +32,7 @@ from mpidist.options import WindowOptions
 from mpidist.serving.end import End, EndTaker
 from mpidist.serving.heap import Slots
 from mpidist.serving.joined import joined
-from mpidist.serving.messages import Send
+from mpidist.serving.messages import Message, Send
 from mpidist.serving.station import Station
 from mpidist.serving.worker import Worker
 from mpidist.strategy.base import Strategy
@@ -55,6 +55,29 @@ class _Others(SoloCommunicator):
         self.rank = rank
         self.size = len(processes)
         self.processes = processes
+
+
+class _JoinedWorker(Worker):
+    """A worker whose environment may not be that of the job: its lack of a module is no error of the program."""
+
+    _lack: ImportError | None = None
+
+    def _call(self, function: int, pickled: bytes) -> Any:
+        try:
+            return super()._call(function, pickled)
+        except ImportError as error:
+            self._lack = error
+            raise
+
+    def _send(self, message: Message) -> None:
+        if self._lack is None:
+            super()._send(message)
+            return
+        raise LauncherError(
+            f"this worker leaves the job, since a function cannot import here what it needs: {self._lack}. Others do "
+            f"its work. It looks for modules where the chief does, which is in {', '.join(filter(None, sys.path))}: "
+            "start it in the job's environment, on a host that has these directories"
+        ) from self._lack
 
 
 class JoinedStrategy(ParameterServerStrategy):
@@ -86,7 +109,7 @@ class JoinedStrategy(ParameterServerStrategy):
         )
         slots = Slots(*welcome.slots, {rank: welcome.first})
         place = InputContext(len(welcome.workers), index, 1)
-        self._worker = Worker(
+        self._worker = _JoinedWorker(
             station, welcome.chief, slots, welcome.servers, place, rank,
             is_relaxed=self.options.consistency == "relaxed",
         )
@@ -236,6 +259,8 @@ def _open(
     introduction, neighbours = welcome.introduction, welcome.neighbours
     rank = introduction.rank
     addresses = {**neighbours.addresses, rank: introduction.address}
+    for listener in listeners:
+        send_away(listener)
     door = Door(listeners, found.secret, rank, addresses, found.silence_seconds, admits_later=True)
     link.setblocking(False)
     lifeline = Opened(welcome.chief, link, is_ours=False)

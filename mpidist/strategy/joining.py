@@ -242,7 +242,7 @@ def _invite(
         __version__, host, os.getpid(), rank, door.addresses[rank], door.secret, options.silence_seconds, options.ports
     )
     file = WrittenFile(directory, content, door.addresses[rank])
-    desk = door.desk = Desk()
+    desk = door.desk = Desk(door.addresses[rank])
     invitation = Invitation(strategy, window, slots, desk, file)
     logger.info("workers join by: %s", invitation.command)
     return invitation

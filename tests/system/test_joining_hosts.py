@@ -82,10 +82,21 @@ def start(hosts: VirtualHosts, folder: Path) -> subprocess.Popen[str]:
     return job
 
 
-def join(hosts: VirtualHosts, host: str, directory: Path) -> subprocess.Popen[str]:
-    """Start a worker on a host, without a launcher."""
+# Nobody has this address.
+WALLED = """
+from mpidist.strategy import joined
+listen = joined.listen
+def listen_elsewhere(*arguments):
+    listeners, mine = listen(*arguments)
+    return listeners, mine._replace(interfaces=("10.213.0.99/24",))
+joined.listen = listen_elsewhere
+"""
+
+
+def join(hosts: VirtualHosts, host: str, directory: Path, before: str = "") -> subprocess.Popen[str]:
+    """Start a worker on a host, without a launcher. It runs some Python before."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    words = ["env", f"PYTHONPATH={path}", "OMP_NUM_THREADS=1", hosts.python, "-c", COMMAND, "worker", "--join"]
+    words = ["env", f"PYTHONPATH={path}", "OMP_NUM_THREADS=1", hosts.python, "-c", before + COMMAND, "worker", "--join"]
     return hosts.execute(host, shlex.join([*words, str(directory)]))
 
 
@@ -102,6 +113,17 @@ def test_workers_join_from_another_host(virtual_hosts: Open, tmp_path: Path) -> 
         assert "this worker cannot reach ps 0 (rank 3, process" in refused.stderr, refused.stderr
         assert "The job goes on without it" in refused.stderr, refused.stderr
         finish(hosts.execute("n5", f"ip route del blackhole 10.213.0.{number}/32"), "ip", 30)
+        # It reaches all others, and they do not reach it.
+        walled = finish(join(hosts, "n5", tmp_path / "job", WALLED), "the joiner", 60)
+        assert walled.returncode == 1, walled
+        assert "the chief cannot reach process" in walled.stderr, walled.stderr
+        # The modules of the program are not there: a function of the first one that gets work cannot run.
+        program = tmp_path / "program"
+        finish(hosts.execute("n5", f"mount -t tmpfs tmpfs {program}"), "mount", 30)
+        lacking = finish(join(hosts, "n5", tmp_path / "job"), "the joiner", 60)
+        assert lacking.returncode == 1, lacking
+        assert "cannot import here what it needs: No module named 'helper'" in lacking.stderr, lacking.stderr
+        finish(hosts.execute("n5", f"umount {program}"), "umount", 30)
         joiner = join(hosts, "n5", tmp_path / "job")
         wait_until(tmp_path / "n5", job)
         (tmp_path / "stop").touch()

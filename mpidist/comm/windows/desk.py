@@ -16,7 +16,7 @@ from collections import deque
 from typing import NamedTuple
 
 from mpidist.comm.deaths import Process
-from mpidist.comm.windows.addresses import Address
+from mpidist.comm.windows.addresses import Address, call
 from mpidist.comm.windows.handshake import LIMIT_SECONDS, RefusedError, receive, send
 
 # Of a request, and whether an answer is a rank, with its length. A pickle is read only of a job of the same version.
@@ -92,9 +92,15 @@ class Request:
 
 
 class Desk:
-    """The requests of one rank's window, in the order in which they came."""
+    """The requests of one rank's window, in the order in which they came.
 
-    def __init__(self) -> None:
+    Args:
+        here: The address of this rank: who asks is called from there once, and refused where that fails. None calls
+            nobody.
+    """
+
+    def __init__(self, here: Address | None = None) -> None:
+        self._here = here
         self._waiting: deque[Request] = deque()
         self._lock = threading.Lock()
         self._is_closed = False
@@ -135,9 +141,10 @@ class Desk:
         if length > _MAX_REQUEST_BYTES:
             raise RefusedError(f"it says in {length} bytes who it is")
         request = Request(_read(receive(link, length, end)))
+        reason = self._why_out_of_reach(request.newcomer)
         with self._lock:
-            if self._is_closed:
-                request.refuse(_ENDED)
+            if self._is_closed or reason:
+                request.refuse(reason or _ENDED)
             else:
                 self._waiting.append(request)
         introduction, data = request.wait()
@@ -147,6 +154,22 @@ class Desk:
             # It has died meanwhile: whoever has this connection sees that.
             return introduction
         return introduction
+
+
+    def _why_out_of_reach(self, newcomer: Newcomer) -> str:
+        """The reason why others would wait for this process in vain; empty if they need not."""
+        if self._here is None:
+            return ""
+        try:
+            call(newcomer.address, self._here, LIMIT_SECONDS).close()
+        except OSError as error:
+            interfaces = ", ".join(one.partition("/")[0] for one in newcomer.address.interfaces) or "no address"
+            return (
+                f"the chief cannot reach process {newcomer.process.number} on {newcomer.process.host} at port "
+                f"{newcomer.address.port} of {interfaces} ({error}), and all ranks call one another. Open that way "
+                "(`WindowOptions(ports=...)` limits the ports), or start the worker on another host"
+            )
+        return ""
 
 
 _ENDED = "the job comes to its end"

@@ -287,3 +287,16 @@ def listen(has_others: bool, options: WindowOptions) -> tuple[list[socket.socket
         link.close()
         raise
     return [link, other], Address(place(), name, interfaces(), port)
+
+
+def send_away(listener: socket.socket) -> None:
+    """Local. Close the connections of all who have called so far: who knew nothing of this rank has only tried the way.
+
+    Args:
+        listener: Of a window that is not open yet.
+    """
+    listener.setblocking(False)
+    with contextlib.suppress(OSError):
+        while True:
+            listener.accept()[0].close()
+    listener.setblocking(True)
