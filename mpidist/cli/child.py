@@ -12,7 +12,15 @@ _SECONDS = 60.0
 
 
 class NoAnswerError(Exception):
-    """The child process has no answer; the text is the last line that it wrote, or how it ended."""
+    """The child process has no answer; the text is the last line that it wrote, or how it ended.
+
+    Attributes:
+        printed: What it had printed until then.
+    """
+
+    def __init__(self, why: str, printed: str = "") -> None:
+        super().__init__(why)
+        self.printed = printed
 
 
 def ask(program: str, seconds: float = _SECONDS) -> str:
@@ -41,5 +49,6 @@ def ask(program: str, seconds: float = _SECONDS) -> str:
         raise NoAnswerError(str(error)) from None
     if asked.returncode:
         lines = asked.stderr.strip().splitlines()
-        raise NoAnswerError(lines[-1] if lines else f"it ended with code {asked.returncode}")
+        why = lines[-1] if lines else f"it ended with code {asked.returncode}"
+        raise NoAnswerError(why, asked.stdout)
     return asked.stdout

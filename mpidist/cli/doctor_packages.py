@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -54,6 +55,25 @@ _MEND = {
 }
 
 
+def look_at_modules() -> Iterator[Finding]:
+    """Local. Look at what no program goes without: nothing is found where it can be imported."""
+    for name in ("numpy", "mpi4py"):
+        try:
+            importlib.import_module(name)
+        except Exception as error:
+            yield Finding(name, "wrong", f"{name} cannot be imported: {_said(error)}", _reinstall(name))
+
+
+def _said(error: Exception) -> str:
+    """The first line of an error that says something; NumPy's is a page."""
+    lines = [line.strip() for line in str(error).splitlines()]
+    return f"{type(error).__name__}: {next(filter(None, lines), 'without a reason')}"
+
+
+def _reinstall(name: str) -> str:
+    return f"{sys.executable} -m pip install --force-reinstall {name}"
+
+
 def look_at_packages(gpus: Sequence[str]) -> Iterator[Finding]:
     """Local. Look at HDF5, at the extra for faster steps, and, where there are GPUs and CuPy, at CuPy's libraries.
 
@@ -61,20 +81,27 @@ def look_at_packages(gpus: Sequence[str]) -> Iterator[Finding]:
         gpus: Those that are visible.
     """
     try:
-        # Loaded by name: a broken HDF5 is a finding.
+        # Loaded by name: a broken HDF5 is a finding, whatever it raises.
         hdf5: Any = importlib.import_module("h5py")
-    except ImportError as error:
-        yield Finding("HDF5", "wrong", f"h5py cannot be imported: {error}", "pip install --force-reinstall h5py")
-    else:
         kind = "for MPI" if hdf5.get_config().mpi else "serial, with which all ranks write in parallel, too"
-        yield Finding("HDF5", "ok", f"{hdf5.version.hdf5_version}, h5py {hdf5.__version__}, {kind}")
+        text = f"{hdf5.version.hdf5_version}, h5py {hdf5.__version__}, {kind}"
+    except Exception as error:
+        yield Finding("HDF5", "wrong", f"h5py cannot be imported: {_said(error)}", _reinstall("h5py"))
+    else:
+        yield Finding("HDF5", "ok", text)
     if importlib.util.find_spec("llvmlite") is None:
         yield Finding(
             "compiled steps", "note", "llvmlite is not installed: optimizers make several passes over memory",
             "pip install 'mpidist[fast]'",
         )
     else:
-        yield Finding("compiled steps", "ok", "llvmlite is installed")
+        try:
+            importlib.import_module("llvmlite.binding")
+        except Exception as error:
+            text = f"llvmlite cannot be imported: {_said(error)}"
+            yield Finding("compiled steps", "wrong", text, f"{_reinstall('llvmlite')}, or export MPIDIST_COMPILE=0")
+        else:
+            yield Finding("compiled steps", "ok", "llvmlite is installed")
     if gpus and importlib.util.find_spec("cupy") is not None:
         yield from _cupy()
 

@@ -4,67 +4,41 @@ from __future__ import annotations
 
 import importlib
 import logging
-import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from mpidist.cli.doctor_gpus import look_at_gpus
+from mpidist.cli.doctor_places import look_at_hosts, look_at_places
 from mpidist.cli.doctor_times import SECONDS, look_at_times
 from mpidist.cli.finding import Finding
 from mpidist.cluster.launch_line import find_starter, launch_line, survives_deaths
 from mpidist.comm.agreement import together
 from mpidist.comm.choice.selection import OVERRIDE, agreed, asked_for, choose
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.mpi_library import loaded_library
 from mpidist.errors import MpidistError
 from mpidist.options import CommunicationOptions
 
 
 def look_at_ranks(
-    communicator: Communicator, *, measures: bool = True, seconds: float = SECONDS
-) -> list[Finding]:
-    """Collective. Look at the ranks of this job; every rank gets the findings.
+    communicator: Communicator, own: Sequence[Finding] = (), seconds: float | None = SECONDS
+) -> Iterator[list[Finding]]:
+    """Collective. Look at the ranks of this job.
 
     Args:
         communicator: All ranks.
-        measures: Measure sums over the ranks, and messages between hosts.
-        seconds: For so many at most.
+        own: What `doctor.look` has found, on the first rank of each host.
+        seconds: Measure sums over the ranks, and messages between hosts, for so many at most; None: not at all.
+
+    Yields:
+        Findings, as they come. Those of rank 0 count.
     """
-    findings = [*_places(communicator), *_threads(communicator), *_deaths(communicator), *look_at_gpus(communicator)]
-    findings += _collective(communicator, measures=measures, seconds=seconds)
-    # What ranks find themselves may differ: rank 0's is shown.
-    return communicator.broadcast_object(findings)
-
-
-def _places(communicator: Communicator) -> Iterator[Finding]:
-    told = communicator.all_gather_object(
-        (communicator.host, communicator.node_index, own_cores(), os.environ.get("OMP_NUM_THREADS", ""))
-    )
-    sizes = communicator.node_sizes
-    hosts = dict.fromkeys(host for host, *_ in told)
-    text = f"{communicator.size} on {len(sizes)} node(s) of {min(sizes)} to {max(sizes)}, {len(hosts)} host(s)"
-    if len(sizes) > len(hosts):
-        yield Finding(
-            "ranks", "note", f"{text}: ranks of a host share no memory, so variables are stored more than once there",
-            "give the containers of a host one /dev/shm and one PID namespace (docker run --ipc=host --pid=host)",
-        )
-    else:
-        yield Finding("ranks", "ok", text)
-    for node in range(len(sizes)):
-        here = [(cores, threads) for _, index, cores, threads in told if index == node]
-        count = count_cores([cores for cores, _ in here])
-        own = [count_cores([cores]) for cores, _ in here]
-        asked = [int(threads) if threads.isdecimal() else most for (_, threads), most in zip(here, own, strict=True)]
-        wanted = sum(asked)
-        text = f"node {node}: {len(here)} rank(s) on {count} core(s), {min(own)} to {max(own)} each, {wanted} thread(s)"
-        mend = f"export OMP_NUM_THREADS={max(1, count // len(here))}"
-        if len(here) > count:
-            yield Finding("cores of ranks", "note", f"{text}: ranks wait for each other's cores", f"mpirun -n {count}")
-        elif wanted > count:
-            yield Finding("cores of ranks", "note", f"{text}: threads wait for each other's cores", mend)
-        else:
-            yield Finding("cores of ranks", "ok", text)
+    yield list(look_at_hosts(communicator, own))
+    yield list(look_at_places(communicator))
+    yield list(_threads(communicator))
+    yield list(_deaths(communicator))
+    yield look_at_gpus(communicator)
+    yield list(_collective(communicator, seconds))
 
 
 def _threads(communicator: Communicator) -> Iterator[Finding]:
@@ -83,6 +57,9 @@ def _deaths(communicator: Communicator) -> Iterator[Finding]:
     answers = communicator.all_gather_object(survives_deaths())
     if False not in answers and True in answers:
         yield Finding("death of a rank", "ok", "the other ranks live on")
+        return
+    if communicator.rank:
+        # Rank 0's findings count, and it asks the launcher.
         return
     try:
         mend = launch_line(find_starter(), communicator.size, ("python", "train.py"), survives=True)
@@ -103,7 +80,7 @@ class _Lines(logging.Handler):
         self.lines.append(record.getMessage())
 
 
-def _collective(communicator: Communicator, *, measures: bool, seconds: float) -> Iterator[Finding]:
+def _collective(communicator: Communicator, seconds: float | None) -> Iterator[Finding]:
     # The choice says why in the log.
     logger, lines = logging.getLogger("mpidist"), _Lines()
     level, spreads = logger.level, logger.propagate
@@ -124,5 +101,5 @@ def _collective(communicator: Communicator, *, measures: bool, seconds: float) -
         logger.propagate = spreads
     with collective:
         yield Finding("collective", "ok", "; ".join(lines.lines) or "one rank needs none")
-        if measures and communicator.size > 1:
+        if seconds is not None and communicator.size > 1:
             yield from look_at_times(communicator, collective, seconds)

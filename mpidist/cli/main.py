@@ -2,23 +2,27 @@
 
 from __future__ import annotations
 
-import json
+import importlib
+import socket
 import sys
-from dataclasses import asdict
+import time
 from pathlib import Path
 
 import click
 
 from mpidist import launch
-from mpidist.cli.doctor import look
-from mpidist.cli.doctor_ranks import look_at_ranks
+from mpidist.cli.doctor import find_obstacle, look
+from mpidist.cli.finding import Finding
 from mpidist.cli.lint import lint
+from mpidist.cli.page import Page
 from mpidist.cli.sbatch import Job, Site, read_site, write_script
 from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.comm.communicator import open_communicator
 from mpidist.comm.ending import agree_on_exit
 from mpidist.errors import MpidistError
-from mpidist.strategy.joined import work
+
+# The first rank has so long to show its page where MPI cannot start: some seconds where packages load slowly.
+_FIRST_SECONDS = 15.0
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -96,7 +100,8 @@ def join_job(directory: str) -> None:
     that has come to its end, and 1 where the job refuses this worker, or is gone.
     """
     try:
-        code = work(directory)
+        # By name: it loads NumPy.
+        code = importlib.import_module("mpidist.strategy.joined").work(directory)
     except (MpidistError, OSError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(code)
@@ -111,18 +116,38 @@ def print_diagnosis(as_json: bool, measure: bool, seconds: float) -> None:
 
     The exit code is 1 where something is wrong.
     """
-    try:
-        communicator = open_communicator() if launch.world_size() > 1 else None
-    except MpidistError as error:
-        raise click.ClickException(str(error)) from None
-    is_first = communicator is None or communicator.rank == 0
-    findings = look() if is_first else []
-    if communicator is not None:
-        findings += look_at_ranks(communicator, measures=measure, seconds=seconds)
-        findings = communicator.broadcast_object(findings)
-    if is_first:
-        page = json.dumps({"findings": [asdict(one) for one in findings]}, indent=1)
-        click.echo(page if as_json else "\n".join(map(str, findings)))
-    if any(one.state == "wrong" for one in findings):
+    place, is_first = launch.read(), launch.is_first_rank()
+    page = Page(as_json=as_json, is_shown=is_first)
+    # Before MPI starts, which may end this process where something is wrong: on the first rank of each host.
+    own = look() if is_first or (place is not None and place.node_rank == 0) else []
+    page.add(own if is_first else [])
+    if launch.world_size() > 1:
+        _add_ranks(page, own, seconds if measure else None)
+    if not page.end():
         agree_on_exit()
         sys.exit(1)
+
+
+def _add_ranks(page: Page, own: list[Finding], seconds: float | None) -> None:
+    """Collective. Look at the ranks, unless MPI cannot start on this one."""
+    obstacle = find_obstacle()
+    if obstacle is not None:
+        page.add([Finding("ranks", "wrong", f"MPI is not started: {obstacle.text}", obstacle.mend)])
+        place = launch.read()
+        if place is not None and place.rank:
+            # One rank of each other host says so, and all leave the first rank time: when one ends, launchers end all.
+            if place.node_rank in (0, None):
+                click.echo(f"rank {place.rank} on {socket.gethostname()}: {obstacle}", err=True)
+            time.sleep(_FIRST_SECONDS)
+        return
+    try:
+        communicator = open_communicator()
+    except MpidistError as error:
+        mend = "start it by the mpirun that belongs to mpi4py's MPI library (see `launcher` and `MPI library`)"
+        page.add([Finding("ranks", "wrong", str(error), mend)])
+        return
+    # By name: they load NumPy, which may be what is broken.
+    ranks = importlib.import_module("mpidist.cli.doctor_ranks")
+    for findings in ranks.look_at_ranks(communicator, own, seconds):
+        page.add(findings)
+    page.findings = communicator.broadcast_object(page.findings)

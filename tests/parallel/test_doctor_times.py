@@ -110,7 +110,7 @@ def test_a_collective_that_ranks_do_not_agree_on(
     monkeypatch.delenv("MPIDIST_COLLECTIVE", raising=False)
     if communicator.rank == 1:
         monkeypatch.setenv("MPIDIST_COLLECTIVE", value)
-    found = {one.subject: one for one in look_at_ranks(communicator, measures=False)}
+    found = {one.subject: one for findings in look_at_ranks(communicator, seconds=None) for one in findings}
     assert found["collective"].state == "wrong"
     assert "MPIDIST_COLLECTIVE" in found["collective"].text
     assert found["collective"].mend == "unset MPIDIST_COLLECTIVE, on all ranks"

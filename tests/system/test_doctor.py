@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +14,16 @@ from typing import Any
 import pytest
 
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.launching import run_program
+from tests.launching import (
+    find_mpirun,
+    finish,
+    is_open_mpi,
+    launch_environment,
+    mpirun_command,
+    read_until,
+    run_program,
+    start_program,
+)
 
 pytestmark = pytest.mark.timeout_seconds(120)
 
@@ -40,6 +53,78 @@ def test_ranks_are_looked_at_together(tmp_path: Path) -> None:
     assert found["threads in MPI"]["state"] == "ok"
     # Both of Open MPI's and of MPICH's lines say how ranks live on.
     assert "if it is started by" in found["death of a rank"]["text"]
+
+
+def test_a_rank_that_cannot_start_mpi_has_its_page(tmp_path: Path) -> None:
+    """As a rank whose launcher is of another library, or gone: what is known without MPI is shown, and the reason."""
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    # Descriptor 99 is not open.
+    place = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "99", "MPI_LOCALRANKID": "0"}
+    result = run_program(1, program, "doctor", "--json", timeout_seconds=100, **place)
+    found = read_page(result.stdout)
+    assert result.returncode == 1
+    assert "PMI_FD=99 is closed" in found["ranks"]["text"]
+    assert found["ranks"]["mend"]
+    assert "launcher" in found
+    assert result.stderr == ""
+
+
+SMALL = "mount -t tmpfs -o size=1M tmpfs /dev/shm && exec \"$@\""
+UNSHARE = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount"]
+
+
+def test_node_memory_that_is_too_small_for_mpi(tmp_path: Path) -> None:
+    """MPICH would end the ranks by a bus error, without a word; Open MPI starts."""
+    if subprocess.run([*UNSHARE, "sh", "-c", SMALL, "sh", "true"], capture_output=True, check=False).returncode:
+        pytest.skip("needs the right to mount a file system in memory")
+    program = tmp_path / "program.py"
+    program.write_text(PROGRAM)
+    command = [*mpirun_command(2, find_mpirun()), sys.executable, str(program), "doctor", "--json", "--seconds", "1"]
+    root = str(Path(__file__).resolve().parents[2])
+    result = subprocess.run(
+        [*UNSHARE, "sh", "-c", SMALL, "sh", *command], env={**launch_environment(), "PYTHONPATH": root},
+        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=100,
+    )
+    found = read_page(result.stdout)
+    assert result.returncode != 0
+    assert found["node memory"]["state"] == "wrong"
+    assert "--shm-size" in found["node memory"]["mend"]
+    if is_open_mpi(find_mpirun()):
+        assert found["sum of 8 B"]["state"] == "ok"
+    else:
+        assert found["ranks"]["text"].startswith("MPI is not started: /dev/shm has 1 MB")
+
+
+# Its table has no end, and tells when it begins.
+INTERRUPTED = """
+import sys
+from mpidist.cli import doctor_times
+from mpidist.cli.main import main
+doctor_times._MOST_LOOKS = 1 << 40
+measure = doctor_times._Table._measure
+
+def told(*arguments):
+    print("begins", file=sys.stderr, flush=True)
+    return measure(*arguments)
+
+doctor_times._Table._measure = told
+sys.argv[0] = "mpidist"
+main()
+"""
+
+
+def test_an_interrupt_ends_the_table(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(INTERRUPTED)
+    process = start_program(2, program, "doctor", "--seconds", 1000)
+    text = read_until(process, "begins")
+    # Of a terminal: all processes of the group get it.
+    os.killpg(process.pid, signal.SIGINT)
+    result = finish(process, program.name, 60)
+    assert result.returncode != 0, text + result.stderr
+    assert "Traceback" not in result.stderr, result.stderr
+    assert "threads in MPI" in result.stdout
 
 
 def test_hosts_have_a_table_of_times(virtual_hosts: Callable[[int], VirtualHosts], tmp_path: Path) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 from click.testing import CliRunner
 
-from mpidist.cli import doctor, doctor_packages
+from mpidist.cli import doctor, doctor_cluster, doctor_packages
 from mpidist.cli.finding import STATES, Finding
 from mpidist.cli.main import main
+from mpidist.variables.sharing import SMALL_BYTES
 
 
 def findings(text: str) -> dict[str, dict[str, str]]:
@@ -83,6 +86,111 @@ def test_too_little_node_memory(monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
     assert found.state == "wrong"
 
 
+class FileSystem(NamedTuple):
+    """What `os.statvfs` tells."""
+
+    f_blocks: int
+    f_bavail: int
+    f_frsize: int = 1 << 20
+
+
+@pytest.mark.parametrize(("size", "free", "state", "text"), [
+    (63, 63, "wrong", "MPI itself needs more"),
+    (8192, 10, "wrong", "MPI itself needs more"),
+    (200, 200, "note", "private copies of all variables"),
+    (512, 512, "note", "27 million numbers (float32) with Adam and 2 rank(s)"),
+    (25600, 24000, "ok", "26.8 GB, 25.2 GB free"),
+])
+def test_what_node_memory_holds(monkeypatch: pytest.MonkeyPatch, size: int, free: int, state: str, text: str) -> None:
+    assert doctor.SHARED_FROM == SMALL_BYTES
+    monkeypatch.delenv("MPIDIST_SHARED_MEMORY", raising=False)
+    monkeypatch.setenv("OMPI_COMM_WORLD_LOCAL_SIZE", "2")
+    monkeypatch.setattr("os.statvfs", lambda _: FileSystem(size, free))
+    (found,) = doctor._shared_memory()
+    assert (found.state, text in found.text) == (state, True), found
+    assert bool(found.mend) == (state != "ok")
+
+
+def outside(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process is no rank and no job."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM_", "PMI", "OMPI_", "MPI_LOCAL", "TF_CONFIG")):
+            monkeypatch.delenv(name)
+
+
+@pytest.mark.parametrize(("variables", "state", "text"), [
+    ({"TF_CONFIG": "{garbage"}, "wrong", "TF_CONFIG must be JSON of the form"),
+    (
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'},
+        "ok", "2 worker(s); this is worker 1",
+    ),
+    ({"PMI_RANK": "x"}, "wrong", "PMI_RANK must be a number, which a launcher sets, got 'x'"),
+    ({"SLURM_JOB_ID": "3", "SLURM_JOB_END_TIME": "never"}, "wrong", "SLURM_JOB_END_TIME must be a number"),
+    (
+        {
+            "SLURM_JOB_ID": "3", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "SLURM_LOCALID": "0",
+            "PMIX_RANK": "0", "SLURM_STEP_NODELIST": "n[1-", "SLURM_STEP_TASKS_PER_NODE": "1", "SLURM_MPI_TYPE": "pmix",
+        },
+        "wrong", "SLURM_STEP_NODELIST",
+    ),
+], ids=["TF_CONFIG that is no JSON", "TF_CONFIG", "no number", "no time", "a list of hosts"])
+def test_what_the_environment_says(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], state: str, text: str
+) -> None:
+    outside(monkeypatch)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    found = [one for one in doctor_cluster.look_at_cluster() if text in one.text]
+    assert [one.state for one in found] == [state], list(doctor_cluster.look_at_cluster())
+    assert bool(found[0].mend) == (state == "wrong")
+
+
+BROKEN = {
+    "numpy": 'raise ImportError("\n\nIMPORTANT: libopenblas.so cannot be loaded\n")',
+    "h5py": 'raise ValueError("numpy.dtype size changed, may indicate binary incompatibility")',
+    "llvmlite": 'import os\nraise OSError("libllvmlite.so: cannot open shared object file")',
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_package_is_a_finding(tmp_path: Path, name: str) -> None:
+    """In a program of its own: this one has loaded them."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "__init__.py").write_text(BROKEN[name])
+    root = str(Path(__file__).resolve().parents[2])
+    program = "import sys; from mpidist.cli.main import main; sys.argv = ['mpidist', 'doctor', '--json']; main()"
+    result = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": f"{tmp_path}{os.pathsep}{root}"},
+    )
+    said = [one for one in json.loads(result.stdout)["findings"] if one["state"] == "wrong"]
+    assert any(f"{name} cannot be imported" in one["text"] for one in said), result.stderr
+    assert all(one["mend"] for one in said)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
+def test_no_launcher(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    (found,) = doctor._mpi()
+    assert (found.subject, found.state, found.mend) == ("launcher", "wrong", "pip install 'mpidist[mpich]'")
+    assert str(tmp_path / "python") in found.text
+
+
+def test_a_reader_that_has_gone(tmp_path: Path) -> None:
+    """`mpidist doctor | head -0`: no traceback."""
+    root = str(Path(__file__).resolve().parents[2])
+    program = "import sys; from mpidist.cli.main import main; sys.argv = ['mpidist', 'doctor', '--json']; main()"
+    reading, writing = os.pipe()
+    os.close(reading)
+    result = subprocess.run(
+        [sys.executable, "-c", program], stdout=writing, stderr=subprocess.PIPE, text=True, check=False, timeout=60,
+        env={**os.environ, "PYTHONPATH": root, "HOME": "/proc", "XDG_CACHE_HOME": "/proc"},
+    )
+    os.close(writing)
+    assert (result.returncode, result.stderr) == (1, "")
+
+
 def test_more_threads_than_cores(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4096")
     (found,) = doctor._cores()
@@ -112,13 +220,13 @@ def test_srun_without_mpi(monkeypatch: pytest.MonkeyPatch) -> None:
         if name.startswith(("SLURM_", "PMI", "OMPI_")):
             monkeypatch.delenv(name)
     monkeypatch.setenv("SLURM_JOB_ID", "3")
-    assert [one.state for one in doctor._slurm()] == ["ok"]
+    assert [one.state for one in doctor_cluster.look_at_cluster()] == ["ok"]
     for name, value in {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0"}.items():
         monkeypatch.setenv(name, value)
-    (found,) = doctor._slurm()
+    (found,) = doctor_cluster.look_at_cluster()
     assert (found.state, found.mend.startswith("srun --mpi=pmix")) == ("wrong", True)
     monkeypatch.setenv("SLURM_MPI_TYPE", "pmix")
-    assert [one.state for one in doctor._slurm()] == ["ok"]
+    assert [one.state for one in doctor_cluster.look_at_cluster()] == ["ok"]
 
 
 def test_how_a_finding_is_shown() -> None:

@@ -1,0 +1,73 @@
+"""The doctor's look at what the environment tells of the cluster: TF_CONFIG, launchers' variables, Slurm's."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+
+from mpidist import launch
+from mpidist.cli.finding import Finding
+from mpidist.cluster import slurm_job
+from mpidist.cluster.slurm_step import is_own_step, read_step
+from mpidist.cluster.tf_config import read_tf_config
+from mpidist.errors import MpidistError
+
+_END_TIME = "SLURM_JOB_END_TIME"
+
+
+def look_at_cluster() -> Iterator[Finding]:
+    """Local. Look at the variables that say who takes part; a job of Slurm's, or that there is none."""
+    yield from _tf_config()
+    yield from _launcher_variables()
+    yield from _slurm()
+
+
+def _tf_config() -> Iterator[Finding]:
+    if not os.environ.get("TF_CONFIG", "").strip():
+        return
+    try:
+        config = read_tf_config()
+    except ValueError as error:
+        mend = "unset TF_CONFIG: the launcher says who takes part; or write it in that form"
+        yield Finding("TF_CONFIG", "wrong", str(error), mend)
+        return
+    jobs = ", ".join(f"{config.cluster.num_tasks(job)} {job}(s)" for job in config.cluster.jobs) or "no cluster"
+    yield Finding("TF_CONFIG", "ok", f"{jobs}; this is {config.task_type or 'no task'} {config.task_id or 0}")
+
+
+def _launcher_variables() -> Iterator[Finding]:
+    names = dict.fromkeys(name for one in launch.LAUNCHERS for name in (one.rank, *one.size))
+    for name in names:
+        value = os.environ.get(name)
+        if value is not None and not value.isdecimal():
+            text = f"{name} must be a number, which a launcher sets, got {value!r}: nobody reads it"
+            if launch.read() is None:
+                text += ", and this process takes itself for one that runs alone"
+            yield Finding("launcher's variables", "note" if launch.read() else "wrong", text, f"unset {name}")
+
+
+def _slurm() -> Iterator[Finding]:
+    job = slurm_job.job_name()
+    if not job:
+        yield Finding("Slurm", "ok", "this is no job of Slurm's")
+        return
+    place = launch.read()
+    text = f"job {job}, started again {slurm_job.restart_count()} time(s)"
+    kind = os.environ.get("SLURM_MPI_TYPE", "")
+    if place is not None and place.launcher.startswith("srun") and kind in ("", "none"):
+        yield Finding(
+            "Slurm", "wrong", f"{text}; srun has started this without MPI, as a program of one rank",
+            "srun --mpi=pmix (Open MPI), or srun --mpi=pmi2 (MPICH)",
+        )
+        return
+    try:
+        # Slurm would be asked for the time where the variable is not set.
+        if os.environ.get(_END_TIME):
+            slurm_job.end_time()
+        if is_own_step(os.environ):
+            read_step(os.environ)
+    except (MpidistError, ValueError) as error:
+        mend = "start it by srun, or unset the variable; MPIClusterResolver() reads none of them"
+        yield Finding("Slurm", "wrong", f"{text}; {error}", mend)
+    else:
+        yield Finding("Slurm", "ok", text)

@@ -1,0 +1,38 @@
+"""The doctor's page: lines as they are found, or one JSON object at its end."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+
+import click
+
+from mpidist.cli.finding import Finding
+
+
+class Page:
+    """Findings, shown by the first rank.
+
+    Local. Args:
+        as_json: One object at the end. Otherwise lines come at once: MPI may end the process when it starts.
+        is_shown: Whether this rank shows it.
+    """
+
+    def __init__(self, *, as_json: bool, is_shown: bool) -> None:
+        self.findings: list[Finding] = []
+        self._as_json = as_json
+        self._is_shown = is_shown
+
+    def add(self, findings: Sequence[Finding]) -> None:
+        """Local. Add findings."""
+        self.findings += findings
+        if self._is_shown and not self._as_json:
+            for finding in findings:
+                click.echo(str(finding))
+
+    def end(self) -> bool:
+        """Local. Show what is left, and return whether nothing is wrong."""
+        if self._is_shown and self._as_json:
+            click.echo(json.dumps({"findings": [asdict(one) for one in self.findings]}, indent=1))
+        return not any(one.state == "wrong" for one in self.findings)

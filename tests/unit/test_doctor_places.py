@@ -1,0 +1,76 @@
+"""The doctor on places of ranks: cores that do not suffice, versions that differ, hosts with troubles of their own."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from mpidist.cli.doctor_places import Place, find_cores, find_crowd, find_versions, look_at_hosts
+from mpidist.cli.finding import Finding
+from mpidist.comm.communicator import SoloCommunicator
+from mpidist.comm.cores import Cores
+
+
+def place(*allowed: int, threads: str = "1", **versions: str) -> Place:
+    return Place("n1", 0, Cores(frozenset(allowed), None), threads, versions)
+
+
+def can_be_dealt(allowed: tuple[frozenset[int], ...]) -> bool:
+    return any(len(set(chosen)) == len(chosen) for chosen in itertools.product(*allowed))
+
+
+def test_a_crowd_is_found_wherever_cores_cannot_be_dealt() -> None:
+    sets = [frozenset(one) for size in (1, 2, 3) for one in itertools.combinations(range(3), size)]
+    for allowed in itertools.product(sets, repeat=3):
+        ranks, cores = find_crowd(dict(enumerate(allowed)))
+        assert bool(ranks) != can_be_dealt(allowed), allowed
+        if ranks:
+            assert len(ranks) > len(cores), allowed
+            assert cores == frozenset().union(*(allowed[rank] for rank in ranks))
+
+
+@pytest.mark.parametrize(("here", "state", "text", "mend"), [
+    ([place(0), place(1)], "ok", "2 rank(s) on 2 core(s), each bound to its own, 2 thread(s)", ""),
+    ([place(0, 1), place(0, 1)], "ok", "2 rank(s) on 2 core(s), 2 to 2 each", ""),
+    ([place(0, 1)] * 3, "note", "ranks wait for each other's cores", "mpirun -n 2 on each host"),
+    ([place(0), place(0), place(1, 2, 3)], "note", "ranks 0-1 have only core(s) 0 together", "mpirun --bind-to core"),
+    ([place(0, 1, threads="4"), place(2, 3)], "note", "threads wait", "export OMP_NUM_THREADS=2"),
+])
+def test_cores_of_a_node(here: list[Place], state: str, text: str, mend: str) -> None:
+    found = find_cores(0, dict(enumerate(here)))
+    assert (found.state, text in found.text, found.mend.startswith(mend)) == (state, True, True), found
+    assert bool(found.mend) == bool(mend)
+    cores = found.data["cores"]
+    assert isinstance(cores, dict)
+    assert list(cores) == list(range(len(here)))
+
+
+def test_versions_that_differ() -> None:
+    one, other = place(0, mpidist="0.1", NumPy="2.0"), place(1, mpidist="0.1", NumPy="1.26")
+    assert list(find_versions([one, one])) == []
+    (found,) = find_versions([one, other, one])
+    assert (found.state, found.text) == ("note", "NumPy 2.0 on ranks 0, 2; 1.26 on rank 1")
+    (found,) = find_versions([one, place(1, mpidist="0.2", NumPy="2.0")])
+    assert found.state == "wrong"
+
+
+class Hosts(SoloCommunicator):
+    """One rank that is given what others tell."""
+
+    def __init__(self, told: list[tuple[str, list[Finding]]]) -> None:
+        super().__init__()
+        self.told = told
+
+    def all_gather_object(self, value: object) -> list:  # type: ignore[type-arg]
+        """Local. What others tell."""
+        return self.told
+
+
+def test_troubles_of_other_hosts() -> None:
+    fast = Finding("compiled steps", "note", "not installed", "pip")
+    small = Finding("node memory", "wrong", "64 MB", "docker")
+    found = list(look_at_hosts(Hosts([
+        ("n1", [fast]), ("n1", []), ("n2", [fast, small, Finding("cores", "ok", "4")]), ("n3", [small]), ("n3", []),
+    ]), []))
+    assert found == [Finding("node memory", "wrong", "on n2, n3: 64 MB", "docker")]
