@@ -21,6 +21,10 @@ from tests.unit.test_optimizers_fused import KERNELS, LAYER_KERNELS
 
 pytestmark = [pytest.mark.timeout_seconds(240)]
 
+# Architectures of GPUs: one of each generation.
+PINNED = "80"
+OTHERS = ("70", "90", "120")
+FUNCTIONS = {"power", "exp", "log", "tanh"}
 BENCHMARK = Path(__file__).resolve().parents[2] / "benchmarks" / "gpu.py"
 
 
@@ -79,40 +83,59 @@ def sources(kernel: Any, dtype: np.dtype[Any]) -> Iterator[str]:
         )
 
 
-def compile_for(architecture: str, source: str) -> int:
-    """The size of the binary, with the options that CuPy adds."""
+def compile_for(
+    architecture: str, source: str, kind: str = "cubin", options: tuple[str, ...] = ("--fmad=false",)
+) -> bytes:
+    """The binary, or the text in CUDA's assembly language (`ptx`), with the options that CuPy adds."""
     compiler: Any = importlib.import_module("cupy.cuda.compiler")
     core: Any = importlib.import_module("cupy._core.core")
-    sizes = []
+    compiled: list[bytes] = []
+    target = f"-arch={'sm' if kind == 'cubin' else 'compute'}_{architecture}"
 
     class Compiled(Exception):  # noqa: N818 - no error
         pass
 
     def compile_module(text: str, options: tuple[str, ...] = (), **_: Any) -> None:
-        program = compiler._NVRTCProgram(text, "kernel.cu", (), (), method="cubin")
-        binary, _ = program.compile((*options, "-ftz=true", f"-arch=sm_{architecture}"))
-        sizes.append(len(binary))
+        program = compiler._NVRTCProgram(text, "kernel.cu", (), (), method=kind)
+        binary, _ = program.compile((*options, "-ftz=true", target))
+        compiled.append(binary)
         raise Compiled
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(compiler, "_compile_module_with_cache", compile_module)
         with pytest.raises(Compiled):
-            core.compile_with_cache(source, ("--fmad=false",))
-    return sizes[0]
+            core.compile_with_cache(source, options)
+    return compiled[0]
 
 
-@pytest.mark.parametrize(
-    "architecture", ["80", *(pytest.param(one, marks=pytest.mark.long) for one in ("70", "90", "120"))]
-)
+def supported() -> tuple[str, ...]:
+    """The architectures for which the installed compiler compiles."""
+    cupy()
+    library: Any = importlib.import_module("cupy_backends.cuda.libs.nvrtc")
+    return tuple(map(str, library.getSupportedArchs()))
+
+
+def kernel_of(program: Program) -> Any:
+    cuda: Any = importlib.import_module("mpidist.comm.gpu.cuda")
+    names = [f"T k{number}" for number in range(len(program.scalars))]
+    return cuda.elementwise_kernel(names, [f"raw T a_{name}" for name in program.names], program.body)
+
+
+def test_the_compiler_knows_the_first_architecture_and_others() -> None:
+    """What it does not know is skipped under `--long`: later versions forget old ones."""
+    known = [one for one in (PINNED, *OTHERS) if one in supported()]
+    assert PINNED in known, supported()
+    assert len(known) > 1, supported()
+
+
+@pytest.mark.parametrize("architecture", [PINNED, *(pytest.param(one, marks=pytest.mark.long) for one in OTHERS)])
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 def test_every_kernel_compiles(dtype: str, architecture: str) -> None:
-    cupy()
-    cuda: Any = importlib.import_module("mpidist.comm.gpu.cuda")
+    if architecture not in supported() and architecture != PINNED:
+        pytest.skip(f"this compiler knows the architectures {', '.join(supported())}")
     found: set[str] = set()
     for program in programs(np.dtype(dtype)):
-        names = [f"T k{number}" for number in range(len(program.scalars))]
-        kernel = cuda.elementwise_kernel(names, [f"raw T a_{name}" for name in program.names], program.body)
-        found.update(sources(kernel, np.dtype(dtype)))
+        found.update(sources(kernel_of(program), np.dtype(dtype)))
     assert len(found) >= 20
     assert all(compile_for(architecture, source) for source in sorted(found))
 
@@ -122,7 +145,28 @@ def test_kernels_of_benchmark_and_tests_compile() -> None:
         "T b1, T b2, T rate, T c1, T c2, T epsilon, raw T g", "raw T p, raw T m, raw T v", benchmark_kernel(),
         "plain_adam", no_return=True,
     )
-    assert all(compile_for("80", source) for source in [*sources(kernel, np.dtype("float32")), SLOW])
+    assert all(compile_for(PINNED, source) for source in [*sources(kernel, np.dtype("float32")), SLOW])
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_arithmetic_is_rounded_as_numpys(dtype: str) -> None:
+    """No instruction that is less exact, or fuses two operations, except in functions that differ by their nature."""
+    cupy()
+    found = set()
+    for program in programs(np.dtype(dtype)):
+        if not FUNCTIONS & {one.operation for one in program.statements}:
+            text = compile_for(PINNED, next(iter(sources(kernel_of(program), np.dtype(dtype)))), "ptx").decode()
+            found.update(re.findall(r"\b(?:add|sub|mul|div|sqrt|rcp|fma|ex2|lg2)\.[\w.]*f\d\d\b", text))
+    # CuPy computes with halves in float32.
+    kind = "f64" if dtype == "float64" else "ftz.f32"
+    assert found == {f"{name}.rn.{kind}" for name in ("add", "sub", "mul", "div", "sqrt")}
+
+
+def test_what_would_keep_small_numbers_is_without_effect() -> None:
+    """The documentation says so: of two such options the last one counts, and CuPy's is the last."""
+    cupy()
+    text = compile_for(PINNED, SLOW.replace("= value;", "*= value;"), "ptx", ("--fmad=false", "-ftz=false")).decode()
+    assert "mul.rn.ftz.f32" in text
 
 
 def test_cupy_still_makes_small_numbers_zero() -> None:
