@@ -155,6 +155,16 @@ def launcher_processes() -> list[int]:
     return found
 
 
+def hydra_lets_live() -> bool | None:
+    """Local. Whether MPICH's launcher was told to let ranks live after the death of one; None on a host without it."""
+    try:
+        launchers = launcher_processes()
+        words = Path(f"/proc/{launchers[0]}/cmdline").read_text().split("\0") if launchers else None
+    except OSError:
+        return None
+    return None if words is None else any(word.lstrip("-") == "disable-auto-cleanup" for word in words)
+
+
 def is_multiprocessing_child() -> bool:
     """Local. Whether `multiprocessing` started this process: such a child must never start MPI.
 

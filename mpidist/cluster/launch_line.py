@@ -17,6 +17,7 @@ from mpidist import launch
 from mpidist.cluster.command import program
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.ending import note_survival
 from mpidist.comm.mpi_library import loaded_device, loaded_library
 from mpidist.errors import LauncherError, UnavailableError
 
@@ -190,12 +191,7 @@ def survives_deaths(environment: Mapping[str, str] | None = None) -> bool | None
     if place.launcher == "MPICH mpirun (Hydra)":
         if environment.get("MPI_LOCALNRANKS") != "1":
             return False
-        try:
-            launchers = launch.launcher_processes()
-            words = Path(f"/proc/{launchers[0]}/cmdline").read_text().split("\0") if launchers else None
-        except OSError:
-            words = None
-        return None if words is None else any(word.lstrip("-") == "disable-auto-cleanup" for word in words)
+        return launch.hydra_lets_live()
     if place.launcher.startswith("srun") and _SRUN_KILLS in environment:
         return environment[_SRUN_KILLS] == "0"
     return None
@@ -229,6 +225,8 @@ def warn_of_deaths(communicator: Communicator) -> bool:
     answers = [survives for survives, _ in told]
     # On MPICH only the ranks on the launcher's host know.
     is_survived = False not in answers and True in answers
+    if is_survived:
+        note_survival()
     ending = [rank for rank, (_, ends) in enumerate(told) if ends]
     if is_survived and ending and communicator.size > 1 and communicator.rank == 0:
         logger.warning(

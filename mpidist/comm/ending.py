@@ -82,7 +82,7 @@ class _Ending:
         self.previous_hook = sys.excepthook
         self.code: int | None = None
         self.watched: weakref.ref[_Exit] | None = None
-        self.tolerates_deaths = self.leads = self.is_agreed = False
+        self.tolerates_deaths = self.leads = self.is_agreed = self.launcher_lets_live = False
         # After a death: the program's own thread ends the process, or a thread of ours does.
         self.ends_itself = False
         self.survivor_ends = False
@@ -197,7 +197,8 @@ class _Ending:
         threading.Thread(target=self._watch_end_of_mpi, args=(done,), name="mpidist-end", daemon=True).start()
         end_mpi()
         done.set()
-        self.launcher_socket.close()
+        if self.is_finalized():
+            self.launcher_socket.close(lets_live=self.launcher_lets_live)
 
     def _watch_end_of_mpi(self, done: threading.Event) -> None:
         while not done.wait(TURN_SECONDS):
@@ -250,9 +251,9 @@ class _Ending:
         """End this process without MPI_Finalize, which would wait for the dead for ever."""
         logging.shutdown()
         flush()
-        if self.tolerates_deaths and os.getpid() == self.process:
+        if WATCH.dead and self.tolerates_deaths and os.getpid() == self.process:
             # Several ranks may end now. None of them takes the launcher's signal for a death.
-            self.launcher_socket.close()
+            self.launcher_socket.close(lets_live=True)
         time.sleep(FORWARD_SECONDS)
         os._exit(code)
 
@@ -347,6 +348,12 @@ def tolerate_deaths(needed: Iterable[Process] = (), *, leads: bool = False) -> N
         ending.tolerates_deaths, ending.leads = True, leads
     # They do not say who has died, and the answer to that would take a second.
     WATCH.ignore_notices(at_end=False)
+
+
+def note_survival() -> None:
+    """Local. Let this rank know that the launcher lets it live when another one dies: not every host shows that."""
+    for ending in _installed:
+        ending.launcher_lets_live = True
 
 
 def agree_on_exit() -> None:
