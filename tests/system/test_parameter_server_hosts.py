@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.amounts import amount
 from tests.hosts.virtual_hosts import VirtualHosts
 from tests.launching import find_mpirun, finish, is_open_mpi, run_program
 from tests.parallel.serving.test_traffic import Cost, require_few_bytes
@@ -88,6 +89,24 @@ def test_training_goes_on_after_the_death_of_a_worker_on_another_host(virtual_ho
     result = run_program(3, program, tmp_path)
     assert "restored [41.0] 41 " in result.stdout, result.stdout + result.stderr
     assert result.returncode == 0, result.stderr
+
+
+ENDS = """
+import mpidist
+
+strategy = mpidist.ParameterServerStrategy(mpidist.cluster_resolver.MPIClusterResolver(num_ps=1))
+mpidist.coordinator.ClusterCoordinator(strategy)
+"""
+
+
+def test_the_launcher_outlives_hosts_that_end_at_once(virtual_hosts: Open, tmp_path: Path) -> None:
+    """Hydra may die of SIGPIPE where its proxies end while it tells them of ends; most hosts do not see its options."""
+    program = tmp_path / "program.py"
+    program.write_text(ENDS)
+    hosts, ranks = open_hosts(virtual_hosts)
+    for _ in range(amount(3, 30)):
+        result = hosts.run(ranks, program, timeout_seconds=60)
+        assert result.returncode == 0, result.stdout + result.stderr
 
 
 TRAFFIC = """
