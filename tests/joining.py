@@ -14,7 +14,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from mpidist.comm.windows.join_file import NAME
 from tests.launching import finish, launch_environment, read_until
 from tests.markdown import ROOT
 from tests.system.test_worker_deaths import start
@@ -211,6 +210,3 @@ def wait_until(path: Path | Callable[[], bool], job: subprocess.Popen[str]) -> N
         assert job.poll() is None, f"the job has ended: {job.communicate()}"
         assert time.monotonic() < end, f"there is no {path}"
         time.sleep(0.01)
-
-
-__all__ = ["NAME", "Job", "join", "refusal", "wait_until"]

@@ -7,12 +7,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from mpidist.comm.windows.join_file import NAME
+from tests.joining import join, refusal, wait_until
 from tests.launching import finish, launch_environment, run_program, start_program
 from tests.leftovers import files_left_behind
 from tests.markdown import ROOT
@@ -20,9 +20,26 @@ from tests.system.test_worker_deaths import start
 
 pytestmark = pytest.mark.timeout_seconds(150)
 
-COMMAND = "from mpidist.cli.main import main; main()"
 # Others' functions may wait so long for a joiner that dies.
 MOST_SECONDS = 1.0
+
+
+def begin(servers: int) -> str:
+    """The beginning of a program that workers may join; its first argument is a folder."""
+    return f"""
+import json, os, signal, sys, time
+from pathlib import Path
+import numpy as np
+import mpidist
+
+folder = Path(sys.argv[1])
+strategy = mpidist.ParameterServerStrategy(
+    mpidist.cluster_resolver.MPIClusterResolver(num_ps={servers}), options=mpidist.ServerOptions(heap_bytes=1 << 22),
+    join_directory=folder / "job",
+)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+"""
+
 
 # The moments at which a joiner is killed: it has ...
 STEPS = (
@@ -107,19 +124,7 @@ for step in steps:
 """
 
 # Worker 1 is killed. The longest time of a function of worker 0 is measured while joiners come and die.
-PROGRAM = """
-import json, os, signal, sys, time
-from pathlib import Path
-import numpy as np
-import mpidist
-
-folder = Path(sys.argv[1])
-strategy = mpidist.ParameterServerStrategy(
-    mpidist.cluster_resolver.MPIClusterResolver(num_ps=2), options=mpidist.ServerOptions(heap_bytes=1 << 22),
-    join_directory=folder / "job",
-)
-coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
-with strategy.scope():
+PROGRAM = begin(2) + """with strategy.scope():
     sums = [mpidist.Variable(np.zeros(5, "int64")) for _ in range(2)]
 names = coordinator.create_per_worker_value(lambda: f"value of {os.getpid()}")
 
@@ -154,32 +159,13 @@ sys.exit(5)
 """
 
 
-def join(directory: Path) -> subprocess.Popen[str]:
-    """Start a worker that joins."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return subprocess.Popen(
-        [sys.executable, "-c", COMMAND, "worker", "--join", str(directory)],
-        env=launch_environment({**os.environ, "PYTHONPATH": path}), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-    )
-
-
-def wait_for(path: Path, job: subprocess.Popen[str]) -> None:
-    """Wait until a file of a job is there."""
-    end = time.monotonic() + 60
-    while not path.exists():
-        assert job.poll() is None, f"the job has ended: {job.communicate()}"
-        assert time.monotonic() < end, f"there is no {path}"
-        time.sleep(0.01)
-
-
 def test_a_killed_worker_is_replaced_though_joiners_die_at_each_step(tmp_path: Path) -> None:
     program, joiners, directory = tmp_path / "program.py", tmp_path / "joiners.py", tmp_path / "job"
     program.write_text(PROGRAM)
     joiners.write_text(JOINERS)
     job = start(5, "AUTO", program, tmp_path)
     try:
-        wait_for(directory / NAME, job)
+        wait_until(directory / NAME, job)
         assert (directory / NAME).stat().st_mode & 0o777 == 0o600
         early = STEPS.index("Do")
         for steps in STEPS[:early], STEPS[early:]:
@@ -194,7 +180,7 @@ def test_a_killed_worker_is_replaced_though_joiners_die_at_each_step(tmp_path: P
             assert result.returncode == 0, result.stdout + result.stderr
         # One lives: it has the place, and does the work.
         joiner = join(directory)
-        wait_for(tmp_path / f"{joiner.pid}.ran", job)
+        wait_until(tmp_path / f"{joiner.pid}.ran", job)
         (tmp_path / "stop").touch()
         result = finish(job, program.name, 60)
         text = result.stdout + result.stderr
@@ -214,27 +200,8 @@ def test_a_killed_worker_is_replaced_though_joiners_die_at_each_step(tmp_path: P
     assert files_left_behind() == []
 
 
-def refusal(directory: Path) -> str:
-    """What the command says that is refused: one line."""
-    result = finish(join(directory), "the joiner", 30)
-    assert (result.returncode, result.stdout) == (1, ""), result
-    assert result.stderr.count("\n") == 1, result.stderr
-    return result.stderr
-
-
 # All workers live, until the program goes on.
-LIVING = """
-import sys, time
-from pathlib import Path
-import mpidist
-
-folder = Path(sys.argv[1])
-strategy = mpidist.ParameterServerStrategy(
-    mpidist.cluster_resolver.MPIClusterResolver(num_ps=1), options=mpidist.ServerOptions(heap_bytes=1 << 22),
-    join_directory=folder / "job",
-)
-coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
-coordinator.schedule(abs, (-1,)).fetch()
+LIVING = begin(1) + """coordinator.schedule(abs, (-1,)).fetch()
 (folder / "begun").touch()
 end = time.monotonic() + 60
 while not (folder / "stop").exists() and time.monotonic() < end:
@@ -246,13 +213,13 @@ print("value", coordinator.schedule(abs, (-2,)).fetch())
 def test_who_is_refused_is_told_why_in_one_line(tmp_path: Path) -> None:
     program, directory = tmp_path / "program.py", tmp_path / "job"
     program.write_text(LIVING)
-    assert "no job waits for workers in" in refusal(tmp_path)
+    assert "no job waits for workers in" in refusal(join(tmp_path))
     job = start_program(3, program, tmp_path)
     try:
-        wait_for(tmp_path / "begun", job)
+        wait_until(tmp_path / "begun", job)
         path = directory / NAME
         written = json.loads(path.read_text())
-        assert "no place is free: all 1 workers of the job live" in refusal(directory)
+        assert "no place is free: all 1 workers of the job live" in refusal(join(directory))
         for change, text in (
             ({"secret": "00" * 32}, "it does not know the secret of the window"),
             ({"version": "0.0.1"}, "runs mpidist 0.0.1, and this worker is mpidist"),
@@ -261,7 +228,7 @@ def test_who_is_refused_is_told_why_in_one_line(tmp_path: Path) -> None:
             other.parent.mkdir(exist_ok=True)
             other.touch(mode=0o600)
             other.write_text(json.dumps({**written, **change}))
-            assert text in refusal(other.parent)
+            assert text in refusal(join(other.parent))
     finally:
         (tmp_path / "stop").touch()
         result = finish(job, program.name, 60)
@@ -271,7 +238,7 @@ def test_who_is_refused_is_told_why_in_one_line(tmp_path: Path) -> None:
     # Another one is left behind, as of a job that was killed.
     path.touch(mode=0o600)
     path.write_text(json.dumps(written))
-    assert f"has ended; its chief was process {written['process']} on" in refusal(directory)
+    assert f"has ended; its chief was process {written['process']} on" in refusal(join(directory))
 
 
 def test_a_directory_of_a_job_that_goes_on_or_of_others_is_everybodys_error(tmp_path: Path) -> None:
@@ -305,19 +272,7 @@ print("all right", flush=True)
 
 
 # Worker 1 is killed in the middle of its data. Each function counts the element that it has read.
-READING = """
-import os, signal, sys, time
-from pathlib import Path
-import numpy as np
-import mpidist
-
-folder = Path(sys.argv[1])
-strategy = mpidist.ParameterServerStrategy(
-    mpidist.cluster_resolver.MPIClusterResolver(num_ps=1), options=mpidist.ServerOptions(heap_bytes=1 << 22),
-    join_directory=folder / "job",
-)
-coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
-with strategy.scope():
+READING = begin(1) + """with strategy.scope():
     counts = mpidist.Variable(np.zeros(40, "int64"))
 
 def data(context):
@@ -353,7 +308,7 @@ def test_a_joiner_reads_on_where_the_worker_before_has_stopped(tmp_path: Path) -
     program.write_text(READING)
     job = start(4, "AUTO", program, tmp_path)
     try:
-        wait_for(tmp_path / "killed", job)
+        wait_until(tmp_path / "killed", job)
         joiner = join(tmp_path / "job")
         result = finish(job, program.name, 60)
     finally:

@@ -6,7 +6,6 @@ import itertools
 from collections import Counter
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,6 +16,7 @@ from mpidist.coordinator.work import Name, Rules, Work
 from mpidist.observe.recorder import Update
 from mpidist.serving.commits import Commits
 from mpidist.serving.messages import Applied, Commit, Do, Drop, Finished, Part, Prepared, Round, Send, Step
+from tests.model.turns import take_turns
 
 SERVERS = (1, 2)
 WORKERS = (3, 4, 5)
@@ -91,17 +91,8 @@ class Party:
 
 @given(wanted=st.integers(1, 3), seed=st.integers(0, 2**32), loses=st.booleans())
 def test_what_counts_together_has_read_the_same_version(wanted: int, seed: int, loses: bool) -> None:
-    rng, party = np.random.default_rng(seed), Party(wanted, 11)
-    at = int(rng.integers(1, 40)) if loses else -1
-    for turn in range(1000):
-        if turn == at:
-            party.lose(WORKERS[0])
-        ready = [one for one, channel in party.channels.items() if channel]
-        if not ready:
-            break
-        # One of them may be much slower than others.
-        slow = [one for one in ready if one != WORKERS[1]]
-        party.channels[int(rng.choice(slow if slow and rng.random() < 0.9 else ready))].pop(0)()
+    party = Party(wanted, 11)
+    take_turns(party.channels, WORKERS, seed, party.lose if loses else None)
     party.wait()
     assert party.closures.is_done
     assert party.steps[1] == party.steps[2]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +14,7 @@ from mpidist.coordinator.work import Name, Rules, Work
 from mpidist.observe.recorder import Update
 from mpidist.serving.commits import Commits
 from mpidist.serving.messages import Applied, Commit, Do, Fence, Finished, Prepared, Send
+from tests.model.turns import take_turns
 
 SERVERS = (1, 2)
 WORKERS = (3, 4, 5)
@@ -81,18 +81,8 @@ class Party:
 def test_no_update_counts_later_than_the_bound_says_and_all_come_to_their_end(
     staleness: int, seed: int, loses: bool, prefetch: bool
 ) -> None:
-    rng, party = np.random.default_rng(seed), Party(staleness, 12, prefetch=prefetch)
-    at = int(rng.integers(1, 40)) if loses else -1
-    for turn in range(1000):
-        if turn == at:
-            party.lose(WORKERS[0])
-        ready = [one for one, channel in party.channels.items() if channel]
-        if not ready:
-            break
-        # One of them may be much slower than others.
-        slow = [one for one in ready if one != WORKERS[1]]
-        chosen = int(rng.choice(slow if slow and rng.random() < 0.9 else ready))
-        party.channels[chosen].pop(0)()
+    party = Party(staleness, 12, prefetch=prefetch)
+    take_turns(party.channels, WORKERS, seed, party.lose if loses else None)
     assert party.closures.is_done
     assert len(party.updates) == len(party.lag) == 12
     assert [one.before for one in party.updates] == list(range(12))
