@@ -698,6 +698,26 @@ CHECKPOINT = (
         "unit/test_preemption.py::test_a_job_is_queued_again",
     ),
     Fault(
+        "functions that were scheduled before the last save are lost", "checkpoint/preemption.py",
+        "            self._others.join()\n", "            pass\n",
+        "unit/test_preemption.py::test_functions_that_were_scheduled_are_in_the_checkpoint",
+    ),
+    Fault(
+        "a server dies of a signal while the chief saves", "serving/signals.py",
+        "SIGNALS.tell(self._notice, wanted)", "pass",
+        "system/test_preempted_servers.py::test_whoever_gets_a_signal_every_update_counts_once",
+    ),
+    Fault(
+        "a server ends the job with the chief's code before others have left", "comm/ending.py",
+        "if not self.is_agreed and self.code and", "if self.code and",
+        "system/test_preempted_servers.py::test_whoever_gets_a_signal_every_update_counts_once",
+    ),
+    Fault(
+        "the launcher's word of a death ends a job", "cluster/signals.py",
+        "self._take_doubtful if is_doubtful else self.take", "self.take",
+        "system/test_preempted_servers.py::test_the_launchers_signal_after_a_death_ends_nothing",
+    ),
+    Fault(
         "the last checkpoint is not evaluated", "checkpoint/following.py",
         "(has_ended or now >= not_before)", "now >= not_before",
         "unit/test_checkpoints_iterator.py::test_it_ends_with_the_training_after_the_last_checkpoint",

@@ -16,21 +16,23 @@ from mpidist import launch
 from mpidist.arguments import described
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.manager import CheckpointManager
+from mpidist.checkpoint.objects import Found
 from mpidist.checkpoint.termination import (
     GRACE_IS_OVER,
-    SIGNALS,
     TIME_IS_UP,
-    Notice,
     TerminationConfig,
     describe,
     watch,
 )
 from mpidist.cluster import slurm_job
 from mpidist.cluster.resolver import ClusterResolver
+from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.agreement import on_first_rank
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.ending import agree_on_exit
 from mpidist.errors import LauncherError
+from mpidist.serving.chief import Chief
+from mpidist.serving.signals import Others, others_of
 
 # Of the communicator on which ranks tell each other what they know.
 PURPOSE = "preemption"
@@ -74,8 +76,9 @@ class PreemptionCheckpointHandler:
     next call of `run` but one; so exactly one more step runs, and the checkpoint is saved before the step after that.
     What ranks tell each other travels while they compute: a call of `run` waits for what was sent in the last one.
 
-    Under `ParameterServerStrategy` the chief makes one. Notices to workers and servers do not reach it: a signal, which
-    is to be sent to the chief only, a function, or the end of the job.
+    Under `ParameterServerStrategy` the chief makes one, for all: from then on workers and servers take its signals, and
+    tell it of them; a worker does so when its function has ended. Before a save it joins all functions that were
+    scheduled. All ranks end with its exit code. An evaluator is told nothing, and takes care of signals itself.
 
     Args:
         cluster_resolver: As in tf.distribute; the ranks are those over which the variables span. May be None.
@@ -112,6 +115,7 @@ class PreemptionCheckpointHandler:
                 "got none. Make the variables before it"
             )
         self._group: Communicator = found.group()
+        self._others = _others(found)
         runs = vars(checkpoint).get("checkpointed_runs")
         if not isinstance(runs, _Runs):
             runs = _Runs()
@@ -130,6 +134,8 @@ class PreemptionCheckpointHandler:
         self._ends_at = self._end_of_job()
         self._is_done = False
         SIGNALS.tell(self._notice, config.signals)
+        if self._others is not None:
+            self._others.listen()
         if config.termination_watcher_fn is not None:
             watch(config.termination_watcher_fn, self._notice)
 
@@ -168,7 +174,8 @@ class PreemptionCheckpointHandler:
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
         """Collective. Save a checkpoint and end the program, if the job is about to end; else nothing.
 
-        It is for programs that do not call `run`: every rank calls it once a step.
+        It is for programs that do not call `run`: every rank calls it once a step. Where that is before the step,
+        `total_run_calls` of the checkpoint is the number of steps in it; after the step it is one less.
 
         Args:
             *args: For `save_fn` of the settings; else for `CheckpointManager.save`.
@@ -189,6 +196,9 @@ class PreemptionCheckpointHandler:
         reason, milliseconds, sent_at = self._exchange()
         if not reason or (self._grace_ends is not None and reason < TIME_IS_UP):
             return
+        if self._others is not None:
+            # What was scheduled counts: the next program goes on behind it.
+            self._others.join()
         if self._config.grace_period and reason < TIME_IS_UP:
             # Rank 0's clock decides when it is over.
             self._grace_ends = sent_at - milliseconds / 1e3 + self._config.grace_period
@@ -205,6 +215,8 @@ class PreemptionCheckpointHandler:
         Where it was given a `Checkpoint`, another job may save to the directory from now on.
         """
         SIGNALS.silence(self._notice)
+        if self._others is not None:
+            self._others.silence()
         self._is_done = True
         if self._has_own_manager:
             self._manager.close()
@@ -239,7 +251,8 @@ class PreemptionCheckpointHandler:
 
     def _own_reason(self) -> int:
         if self._group.rank == 0:
-            save = self._config.save_factor * self._save_seconds()
+            join = 0.0 if self._others is None else self._others.join_seconds()
+            save = self._config.save_factor * (self._save_seconds() + join)
             if self._ends_at is not None:
                 steps = _STEPS_BEFORE_END * max(self._gaps, default=0.0)
                 if time.time() + steps + save >= self._ends_at:
@@ -318,7 +331,9 @@ class PreemptionCheckpointHandler:
             self._config.exit_fn()
         except SystemExit:
             SIGNALS.ignore()
-            if self._group.size > 1:
+            if self._others is not None:
+                self._others.end_together()
+            elif self._group.size > 1:
                 agree_on_exit()
             raise
         # It has returned: the program goes on, and may be ended from outside.
@@ -331,6 +346,12 @@ class PreemptionCheckpointHandler:
         if self._config.time_limit is not None:
             return time.time() + self._config.time_limit
         return slurm_job.end_time()
+
+
+def _others(found: Found) -> Others | None:
+    """The other processes of a job with parameter servers, of which this one is the chief."""
+    home = found.servers()
+    return others_of(home.station) if isinstance(home, Chief) else None
 
 
 def _manager(given: Any, directory: Any) -> CheckpointManager:

@@ -2,29 +2,25 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
-from types import FrameType
 from typing import Any
 
 from mpidist.arguments import described, flag, number, whole
-from mpidist.comm.deaths import WATCH
-from mpidist.comm.interrupts import INTERRUPTS
+from mpidist.cluster.signals import SIGNALLED, Notice
 
 # A function of the user's is asked so often.
 WATCHER_SECONDS = 1.0
-# After a signal that may tell of a death on another host a rank that stays in one call for so long waits in vain.
-SUSPECT_SECONDS = 60.0
-# What a notice says; the largest one of all ranks counts. A signal is `SIGNALLED` and its number.
-WATCHED, SIGNALLED, TIME_IS_UP, GRACE_IS_OVER = 1, 100, 1000, 2000
+# What a notice says, beside a signal; the largest one of all ranks counts.
+WATCHED, TIME_IS_UP, GRACE_IS_OVER = 1, 1000, 2000
 
 
 class TerminationConfig:
     """Settings of `PreemptionCheckpointHandler`: what tells that the job is about to end, and what is done then.
+
+    Under `ParameterServerStrategy` the functions are called on the chief alone.
 
     Local. Args:
         termination_watcher_fn: Called every second in a thread of its own, on each rank; it returns True when the job
@@ -93,139 +89,6 @@ def _signals(given: Any) -> tuple[signal.Signals, ...]:
         if one in (signal.SIGKILL, signal.SIGSTOP, signal.SIGINT):
             raise ValueError(f"`signals` must be signals that tell of the end, got {found[-1].name}")
     return tuple(found)
-
-
-class Notice:
-    """The knowledge of this rank of the job's end.
-
-    Attributes:
-        reason: `WATCHED`, `SIGNALLED` and more; 0 as long as there is nothing.
-        since: When that was known first, by the monotonic clock.
-        error: Of the user's function.
-    """
-
-    def __init__(self) -> None:
-        self.reason = 0
-        self.since = 0.0
-        self.error: BaseException | None = None
-
-    def note(self, reason: int) -> None:
-        """Local. Take note of a reason; the first one counts."""
-        if not self.reason:
-            self.since = time.monotonic()
-            self.reason = reason
-
-    def passed_milliseconds(self) -> int:
-        """Local. The time since then."""
-        return int((time.monotonic() - self.since) * 1e3) if self.reason else 0
-
-
-class _Signals:
-    """The signals of this process that tell of its end; there is one object of a process, `SIGNALS`."""
-
-    def __init__(self) -> None:
-        self._suspects = False
-        self._notices: dict[int, list[weakref.ref[Notice]]] = {}
-        self._previous: dict[int, Any] = {}
-        self._mask: set[Any] | None = None
-        self._has_hooks = False
-
-    def tell(self, notice: Notice, numbers: Sequence[signal.Signals]) -> None:
-        """Local. Let a notice know of signals from now on.
-
-        Raises:
-            ValueError: This is not the main thread.
-        """
-        if numbers and threading.current_thread() is not threading.main_thread():
-            raise ValueError(
-                "signals can be taken in the main thread only: make the PreemptionCheckpointHandler there, or pass "
-                "TerminationConfig(signals=[])"
-            )
-        if not self._has_hooks:
-            self._has_hooks = True
-            os.register_at_fork(
-                before=self._block, after_in_parent=self._unblock, after_in_child=self._be_child
-            )
-        for number_ in numbers:
-            heard = [one for one in self._notices.get(number_, []) if one() is not None]
-            self._notices[number_] = [*heard, weakref.ref(notice)]
-            # Who serves or coordinates under Hydra ignores this one: there it tells of deaths.
-            if number_ == signal.SIGUSR1 and (
-                WATCH.give_notices(self._take_notice) or signal.getsignal(number_) == signal.SIG_IGN
-            ):
-                continue
-            if signal.getsignal(number_) != self.take:
-                self._previous[number_] = signal.signal(number_, self.take)
-
-    def _block(self) -> None:
-        # Python forgets what comes to a child at its very start, where its handlers are still the parent's.
-        heard = [number_ for number_, notices in self._notices.items() if notices]
-        self._mask = signal.pthread_sigmask(signal.SIG_BLOCK, heard) if heard else None
-
-    def _unblock(self) -> None:
-        if self._mask is not None:
-            signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
-
-    def _be_child(self) -> None:
-        # As those that `multiprocessing` starts, and ends by SIGTERM.
-        for number_ in self._notices:
-            self._restore(number_)
-        self._notices = {}
-        self._unblock()
-
-    def silence(self, notice: Notice) -> None:
-        """Local. Let a notice know of no signal any more; where it was the last one, signals are as before."""
-        for number_, heard in self._notices.items():
-            self._notices[number_] = [one for one in heard if one() not in (None, notice)]
-            if not self._notices[number_]:
-                self._restore(number_)
-
-    def ignore(self) -> None:
-        """Local. Ignore all these signals from now on: the process is about to end in good order.
-
-        Python gives signals back to the system when it ends, and one that comes late would change the exit code.
-        """
-        for number_ in [one for one, heard in self._notices.items() if heard]:
-            signal.signal(number_, signal.SIG_IGN)
-
-    def take(self, number_: int, _: FrameType | None = None) -> None:
-        """Local. Handle a signal."""
-        living = [notice for one in self._notices.get(number_, []) if (notice := one()) is not None]
-        if living:
-            for notice in living:
-                notice.note(SIGNALLED + number_)
-            return
-        # Nobody listens any more.
-        self._restore(number_)
-        os.kill(os.getpid(), number_)
-
-    def _take_notice(self, may_be_death: bool) -> None:
-        self.take(signal.SIGUSR1)
-        if may_be_death and not self._suspects:
-            self._suspects = True
-            threading.Thread(target=_suspect, name="mpidist-preemption", daemon=True).start()
-
-    def _restore(self, number_: int) -> None:
-        if number_ in self._previous:
-            if signal.getsignal(number_) == self.take:
-                previous = self._previous[number_]
-                # None: a handler that was not set by Python.
-                signal.signal(number_, signal.SIG_DFL if previous is None else previous)
-            del self._previous[number_]
-        elif number_ == signal.SIGUSR1:
-            WATCH.give_notices(None)
-
-
-SIGNALS = _Signals()
-
-
-def _suspect() -> None:
-    """Take a signal for the death of a rank on another host, if this rank stays in one call for long."""
-    last = None
-    while (place := INTERRUPTS.place()) is None or place != last:
-        last = place
-        time.sleep(SUSPECT_SECONDS)
-    WATCH.suspect()
 
 
 def watch(function: Callable[[], Any], notice: Notice) -> None:

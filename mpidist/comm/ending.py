@@ -162,7 +162,7 @@ class _Ending:
         mourns = not self.ends_itself and not self.tolerates_deaths
         self.ends_itself = True
         if not WATCH.dead:
-            if self.code and self.tolerates_deaths and not self.leads:
+            if not self.is_agreed and self.code and self.tolerates_deaths and not self.leads:
                 self.end_process(self.code)
             # What all ranks have agreed on ends no rank in the middle of something.
             if self.code and not self.is_agreed:

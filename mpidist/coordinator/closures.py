@@ -77,6 +77,10 @@ class Closures(Book):
         """Local. Whether `schedule` should wait."""
         return self._not_begun >= self.limit
 
+    def counts(self) -> tuple[int, int]:
+        """Local. The number of closures so far, and of those that have not ended."""
+        return self._number, len(self._closures)
+
     # ------------------------------------------------------------------ the user
 
     def schedule(self, work: Work, rules: Rules, now: float, inputs: Sequence[int] = ()) -> tuple[int, list[Action]]:

@@ -27,6 +27,7 @@ from mpidist.observe.peers import Key
 from mpidist.serving.chief import Chief
 from mpidist.serving.handles import portable
 from mpidist.serving.messages import Message, Send
+from mpidist.serving.signals import others_of
 from mpidist.strategy.joining import require_more
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.variables.variable import Variable
@@ -103,6 +104,7 @@ class ClusterCoordinator:
         self._joining = Joining(self._closures, self._data_sets, self._station, self._do)
         self._chief.closures = self._take
         self._chief.watch = self._watch
+        others_of(self._station).follow(self.join, self._closures.counts)
         self._chief.discard = self._discard
         self._chief.forget_unused = self._functions.forget
         now = time.monotonic()

@@ -18,10 +18,12 @@ class End(NamedTuple):
     Attributes:
         code: Its exit code.
         lost: The ranks that are dead, or given up. Where there are none, all ranks end the window together.
+        is_agreed: Whether all ranks end with the code, and not the chief alone, which ends the job by it.
     """
 
     code: int
     lost: tuple[int, ...]
+    is_agreed: bool = False
 
     def message(self) -> Message:
         """Local. The word of it, which nobody answers."""

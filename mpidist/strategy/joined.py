@@ -33,6 +33,7 @@ from mpidist.serving.end import End, EndTaker
 from mpidist.serving.heap import Slots
 from mpidist.serving.joined import joined
 from mpidist.serving.messages import Message, Send
+from mpidist.serving.signals import Listener
 from mpidist.serving.station import Station
 from mpidist.serving.worker import Worker
 from mpidist.strategy.base import Strategy
@@ -114,6 +115,8 @@ class JoinedStrategy(ParameterServerStrategy):
             is_relaxed=self.options.consistency == "relaxed",
         )
         self._worker.strategy = self
+        # The chief does not tell it of signals, which end this process alone.
+        self._listener = Listener(station, welcome.chief)
         station.roles += [self._worker, EndTaker(self.note_end)]
         self._set_home(self._worker)
         for other in (*welcome.servers, welcome.chief):

@@ -35,6 +35,7 @@ from mpidist.serving.heap import slots_of
 from mpidist.serving.holder import Holder
 from mpidist.serving.joined import JoinTaker, taker_of
 from mpidist.serving.messages import Send
+from mpidist.serving.signals import Listener, Others, others_of
 from mpidist.serving.station import Station
 from mpidist.serving.whole import Whole
 from mpidist.serving.worker import Worker
@@ -200,7 +201,10 @@ class ParameterServerStrategy(Strategy):
             station.roles.append(self.chief)
             atexit.register(_end_all, weakref.ref(self))
             ending.tell_code()
-        station.roles.append(EndTaker(self.note_end))
+            # Before the chief, which keeps messages back during a cut.
+            station.roles.insert(0, Others(station, self.chief.lock))
+        self._listener = Listener(station, roles.chief)
+        station.roles += [self._listener, EndTaker(self.note_end)]
         self._set_home(home or self.arena)
 
     def _set_home(self, home: Home) -> None:
@@ -261,6 +265,7 @@ class ParameterServerStrategy(Strategy):
 
     def _serve(self, station: Station) -> None:
         while not self._has_ended:
+            self._listener.look()
             if self._worker is None:
                 station.step(0.05)
                 continue
@@ -316,7 +321,9 @@ class ParameterServerStrategy(Strategy):
         """Local. The chief's program has come to its end."""
         self._has_ended, self._is_whole_group = True, not end.lost
         # In a whole group the chief ends the job, if it has failed.
-        self._code = end.code if end.lost else 0
+        self._code = end.code if end.lost or end.is_agreed else 0
+        if end.is_agreed:
+            self._listener.end_together()
         self._end_lost(end.lost)
 
     def _end_lost(self, lost: Iterable[int]) -> None:
@@ -340,7 +347,7 @@ class ParameterServerStrategy(Strategy):
             self.invitation.close()
         window: Window = station.window
         lost = window.lost() | station.lost | station.left.keys()
-        end = End(ending.exit_code(), tuple(lost))
+        end = End(ending.exit_code(), tuple(lost), others_of(station).is_agreed)
         chief.exit_code_file.write(end.code)
         if lost & {*self.roles.servers}:
             # All others raise the error of that themselves.
@@ -361,6 +368,8 @@ class ParameterServerStrategy(Strategy):
         self.end_service()
         super()._end(is_collective=is_collective)
         group, station = self.roles.group, self._station
+        if station is not None:
+            self._listener.silence()
         if self.invitation is not None:
             self.invitation.close()
         if station is not None and station.left:

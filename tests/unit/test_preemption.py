@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.checkpoint.termination import SIGNALS
 from mpidist.cluster import slurm_job
+from mpidist.cluster.signals import SIGNALS
 from mpidist.errors import LauncherError
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 
@@ -345,3 +345,48 @@ def test_what_it_is_given_is_checked(tmp_path: Path) -> None:
         TerminationConfig(signals=[signal.SIGINT])
     with pytest.raises(ValueError, match="must be from 0 to 255, got 300"):
         TerminationConfig(exit_code=300)
+
+
+def train_on_servers(folder: Path, scheduled: int, **settings: Any) -> tuple[list[int], float]:
+    """Schedule functions that count, one in a step, until the handler ends it.
+
+    Returns:
+        What the count was, and the steps so far, when it ended; and the seconds until then.
+    """
+    ended: list[int] = []
+    with mpidist.ParameterServerStrategy(options=mpidist.ServerOptions(heap_bytes=1 << 20)) as strategy:
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            count: Any = mpidist.Variable(0)
+        config = TerminationConfig(
+            save_seconds=0.01, save_factor=1.0, **settings,
+            exit_fn=lambda: ended.extend((int(count), handler.total_run_calls)),
+        )
+        begin = time.monotonic()
+        with PreemptionCheckpointHandler(None, mpidist.Checkpoint(count=count), folder, config) as handler:
+            assert int(count) == handler.total_run_calls
+            while not ended:
+                if handler.total_run_calls < scheduled:
+                    handler.run(coordinator.schedule, lambda: count.assign_add(1))
+                else:
+                    handler.run(time.sleep, 0.001)
+                if handler.total_run_calls == 7 and "time_limit" not in settings:
+                    os.kill(os.getpid(), signal.SIGTERM)
+            seconds = time.monotonic() - begin
+        coordinator.join()
+        return ended, seconds
+
+
+def test_functions_that_were_scheduled_are_in_the_checkpoint(tmp_path: Path) -> None:
+    """They count once, and the next program goes on behind them."""
+    assert train_on_servers(tmp_path, 1000)[0] == [8, 8]
+    count: Any = mpidist.Variable(0)
+    mpidist.Checkpoint(count=count).restore(mpidist.latest_checkpoint(tmp_path))
+    assert int(count) == 8
+
+
+def test_there_is_time_for_the_functions_in_the_queue(tmp_path: Path) -> None:
+    """None of 100 has ended after 0.1 s, so that they take 10 s at least."""
+    (count, _), seconds = train_on_servers(tmp_path, 100, time_limit=10.0)
+    assert count == 100
+    assert seconds < 5
