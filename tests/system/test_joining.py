@@ -220,6 +220,8 @@ def test_who_is_refused_is_told_why_in_one_line(tmp_path: Path) -> None:
         path = directory / NAME
         written = json.loads(path.read_text())
         assert "no place is free: all 1 workers of the job live" in refusal(join(directory))
+        old = join(directory, "from mpidist.strategy import joined; joined.PYTHON = '2.7'")
+        assert "and Python 2.7: functions are sent as Python's own code" in refusal(old)
         for change, text in (
             ({"secret": "00" * 32}, "it does not know the secret of the window"),
             ({"version": "0.0.1"}, "runs mpidist 0.0.1, and this worker is mpidist"),

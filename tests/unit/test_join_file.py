@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import socket
 import stat
 import threading
@@ -71,6 +72,14 @@ def test_a_file_that_others_may_read_or_write_is_not_believed(tmp_path: Path, mo
     tmp_path.chmod(0o700)
     WrittenFile(tmp_path, CONTENT, HERE).path.chmod(mode)
     with pytest.raises(LauncherError, match=f"that nobody else may read or write, mode 600.*with mode {mode:o}"):
+        read(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root gives files away")
+def test_a_file_of_another_user_is_not_believed(tmp_path: Path) -> None:
+    tmp_path.chmod(0o700)
+    os.chown(WrittenFile(tmp_path, CONTENT, HERE).path, 1, -1)
+    with pytest.raises(LauncherError, match=r"must be a file of user 0 .*, got one of user 1 with mode 600"):
         read(tmp_path)
 
 
