@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import threading
 import time
 from typing import Any
@@ -72,6 +73,25 @@ def test_operations(asynchronous: AsyncCollective) -> None:
     assert mean.wait().dtype == np.float64
     assert largest.wait().tolist() == (np.arange(4) + size - 1).tolist()
     assert array.tolist() == (np.arange(4) + rank).tolist()
+
+
+@pytest.mark.parametrize("library", ["torch", "jax.numpy"])
+def test_arrays_of_other_libraries(asynchronous: AsyncCollective, library: str) -> None:
+    pytest.importorskip(library.partition(".")[0], reason="takes arrays of that library")
+    module: Any = importlib.import_module(library)
+    size = asynchronous.communicator.size
+    array = module.ones(5)
+    new = asynchronous.all_reduce_async(array, in_place=False).wait()
+    assert type(new) is type(array)
+    assert new.tolist() == [size] * 5
+    assert array.tolist() == [1] * 5
+    if library == "torch":
+        assert asynchronous.all_reduce_async(array, ReduceOp.MAX).wait() is array
+        assert asynchronous.all_reduce_async(array).wait() is array
+        assert array.tolist() == [size] * 5
+    else:
+        with pytest.raises(ValueError, match="writeable=False"):
+            asynchronous.all_reduce_async(array)
 
 
 def test_the_thread_works_while_the_program_does_not_call(communicator: Communicator) -> None:
