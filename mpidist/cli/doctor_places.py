@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
+
+import numpy as np
 
 from mpidist.cli.finding import Finding
 from mpidist.comm.agreement import name_ranks
@@ -170,7 +171,7 @@ def find_versions(told: Sequence[Place]) -> Iterator[Finding]:
 def _versions() -> dict[str, str]:
     return {
         "mpidist": __version__, "MPI": str(loaded_library()), "Python": platform.python_version(),
-        "NumPy": importlib.metadata.version("numpy"),
+        "NumPy": str(np.__version__),
     }
 
 
