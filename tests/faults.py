@@ -845,6 +845,15 @@ ENDINGS = (
         "system/test_start.py::test_a_time_limit_holds_for_the_start_of_mpi",
     ),
     Fault(
+        "the launcher's socket closes early under any launcher", "comm/launcher_socket.py",
+        "if lets_live or launch.hydra_lets_live():", "if True:",
+        "system/test_ending.py::test_a_caught_exit_ends_nothing",
+    ),
+    Fault(
+        "one host keeps TCP between its ranks", "cluster/launch_line.py", '"UCX_TLS", "^cma,tcp", "^cma"',
+        '"UCX_TLS", "^cma", "^cma"', "unit/test_launch_line.py::test_lines",
+    ),
+    Fault(
         "the watchdog only looks", "observe/watchdog.py", "self._give_up(seen, waiting)", "pass",
         "system/test_watchdog.py::test_an_early_exit_ends_the_job",
     ),
