@@ -61,7 +61,7 @@ def find_obstacle() -> Finding | None:
 
 
 def _foreign_library() -> Finding | None:
-    """What is wrong where Open MPI has started a rank of MPICH, which would end in its start."""
+    """The finding that Open MPI has started a rank of MPICH, which would end in its start."""
     with contextlib.suppress(NoAnswerError):
         version = ask(_ASK_NAME)
         if read_library(version).name == "MPICH" and "pmix" not in version.lower():

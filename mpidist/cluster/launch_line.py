@@ -214,6 +214,8 @@ def ends_with_others(device: str, is_one_host: bool, environment: Mapping[str, s
 def warn_of_deaths(communicator: Communicator) -> bool:
     """Collective. Warn once, on rank 0, where the death of a rank ends others or the whole job, or may do so.
 
+    Where it is certain that they live on, the end of each process takes account of it (`ending.note_survival`).
+
     Args:
         communicator: All ranks.
 

@@ -9,6 +9,7 @@ of 120 that closed the socket 0.1 s or more before they ended. Without that opti
 from __future__ import annotations
 
 import os
+import socket
 import stat
 import time
 
@@ -16,6 +17,8 @@ from mpidist import launch
 
 # The launcher has dealt with it by then.
 _SECONDS = 0.2
+# Its answer to the last word of a process.
+_LEAVE_TAKEN = b"cmd=finalize_ack\n"
 
 
 class LauncherSocket:
@@ -37,7 +40,12 @@ class LauncherSocket:
         if identity is None or identity != _identity(self._number):
             return
         if lets_live or launch.hydra_lets_live():
-            os.close(self._number)
+            # When the process ends, MPICH still takes leave by this number, and would write of an error.
+            mine, other = socket.socketpair()
+            other.send(_LEAVE_TAKEN)
+            other.detach()
+            with mine:
+                os.dup2(mine.fileno(), self._number)
             time.sleep(_SECONDS)
 
 

@@ -130,7 +130,7 @@ class Others:
                     self._waiting -= self._gone()
 
     def silence(self) -> None:
-        """Local. Where this process takes no signals any more, let the others have theirs; nobody waits for that."""
+        """Local. Let the others have their signals if this process takes none any more; nobody waits for that."""
         numbers = sorted(SIGNALS.numbers())
         if self.is_agreed or numbers == self._numbers or self._station.window.is_closed:
             return
