@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from mpidist import launch
+from tests import stuck
 
 # What launchers tell their ranks; a process that inherits it takes itself for one of them.
 _LAUNCHER_PREFIXES = ("OMPI_", "PMIX_", "PRTE_", "PMI_", "HYDI_", "HYDRA_", "MPI_LOCAL", "MPIEXEC_", "SLURM_", "PALS_")
@@ -135,7 +136,8 @@ def finish(process: subprocess.Popen[str], name: str, timeout_seconds: float) ->
     try:
         out, err = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
+        seen = stuck.describe(stuck.descendants(process.pid))
         process.terminate()
         out, err = process.communicate(timeout=30)
-        raise AssertionError(f"{name} did not end within {timeout_seconds} s\n{out}\n{err}") from None
+        raise AssertionError(f"{name} did not end within {timeout_seconds} s\n{out}\n{err}\n{seen}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
