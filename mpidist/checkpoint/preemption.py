@@ -25,6 +25,7 @@ from mpidist.checkpoint.termination import (
     watch,
 )
 from mpidist.cluster import slurm_job
+from mpidist.cluster.groups import tell_evaluators_of_signals
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.agreement import on_first_rank
@@ -78,7 +79,10 @@ class PreemptionCheckpointHandler:
 
     Under `ParameterServerStrategy` the chief makes one, for all: from then on workers and servers take its signals, and
     tell it of them; a worker does so when its function has ended. Before a save it joins all functions that were
-    scheduled. All ranks end with its exit code. An evaluator is told nothing, and takes care of signals itself.
+    scheduled. All ranks end with its exit code.
+
+    An evaluator lives on at these signals, from its first look for a checkpoint (`checkpoints_iterator`) after the
+    handler was made, and ends with the job. A signal to it alone tells nobody.
 
     Args:
         cluster_resolver: As in tf.distribute; the ranks are those over which the variables span. May be None.
@@ -134,6 +138,7 @@ class PreemptionCheckpointHandler:
         self._ends_at = self._end_of_job()
         self._is_done = False
         SIGNALS.tell(self._notice, config.signals)
+        tell_evaluators_of_signals()
         if self._others is not None:
             self._others.listen()
         if config.termination_watcher_fn is not None:
@@ -215,6 +220,7 @@ class PreemptionCheckpointHandler:
         Where it was given a `Checkpoint`, another job may save to the directory from now on.
         """
         SIGNALS.silence(self._notice)
+        tell_evaluators_of_signals()
         if self._others is not None:
             self._others.silence()
         self._is_done = True

@@ -5,15 +5,20 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
 import time
+from typing import Any
 
 from mpidist.chief import note_role
 from mpidist.cluster.placement import EVALUATOR_GROUP, TRAINING_GROUP, Placement
+from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.communicator import Channel, Communicator
 from mpidist.comm.deaths import WATCH, Process
 
 # The word of the end is a small message: it is on its way at once, or its receiver is gone.
 _SENT_SECONDS = 1.0
+# What the chief says: which signals tell of the job's end, and that its program has come to its end, and who has died.
+_LISTEN, _END = "listen", "end"
 
 
 def enter_group(communicator: Communicator, placement: Placement) -> Communicator:
@@ -39,6 +44,7 @@ def enter_group(communicator: Communicator, placement: Placement) -> Communicato
     channel = communicator.open_channel()
     if communicator.rank == chief:
         atexit.register(_tell_end, channel, evaluators, os.getpid())
+        _FOLLOWERS.append(_Followers(channel, evaluators, os.getpid()))
     is_evaluator = placement.group == EVALUATOR_GROUP
     note_role(group.rank, _End(channel, chief) if is_evaluator else None)
     return group
@@ -46,6 +52,8 @@ def enter_group(communicator: Communicator, placement: Placement) -> Communicato
 
 class _End:
     """Answers an evaluator's question whether the chief has come to its end, by its message or its death.
+
+    From the chief's word on, its signals do not end this process: it ends with the job.
 
     Args:
         channel: Between the chief and the evaluators.
@@ -56,6 +64,8 @@ class _End:
         self._channel = channel
         self._chief = chief
         self._has_come = False
+        # Nobody reads it: the signals came to the ranks that train as well.
+        self._notice = Notice()
 
     def __call__(self) -> bool:
         if not self._has_come:
@@ -68,15 +78,65 @@ class _End:
             return True
         try:
             # Of one sender: after the death of another rank a look at all senders may be an error.
-            if not mpi.iprobe(source=self._chief, tag=tag):
-                return False
-            for process, name in mpi.recv(source=self._chief, tag=tag):
-                WATCH.note(process, name)
+            while mpi.iprobe(source=self._chief, tag=tag):
+                kind, said = mpi.recv(source=self._chief, tag=tag)
+                if kind == _END:
+                    for process, name in said:
+                        WATCH.note(process, name)
+                    return True
+                self._listen(said)
+            return False
         except Exception as error:
             # After a death the chief ends without a farewell, perhaps before this rank has read its message.
             if not WATCH.learn(error):
                 raise
         return True
+
+    def _listen(self, numbers: list[int]) -> None:
+        before, self._notice = self._notice, Notice()
+        # In another thread they keep the effect that they have.
+        with contextlib.suppress(ValueError):
+            SIGNALS.tell(self._notice, [signal.Signals(number) for number in numbers])
+        SIGNALS.silence(before)
+
+
+class _Followers:
+    """The evaluators, as the chief knows them.
+
+    Args:
+        channel: Between the chief and the evaluators.
+        evaluators: Their ranks in the channel's communicator.
+        process: The chief's.
+    """
+
+    def __init__(self, channel: Channel, evaluators: list[int], process: int) -> None:
+        self._channel = channel
+        self._evaluators = evaluators
+        self._process = process
+        self._numbers: list[int] = []
+        # Small words, which are on their way at once; they are kept until they have gone.
+        self._sent: list[Any] = []
+
+    def tell(self, numbers: list[int]) -> None:
+        """Local. Tell them which signals are the chief's now; nobody waits for that."""
+        communicator, mpi, tag = self._channel
+        if communicator.is_closed or os.getpid() != self._process or numbers == self._numbers:
+            return
+        self._numbers = numbers
+        alive = [rank for rank in self._evaluators if communicator.processes[rank] not in WATCH.dead]
+        # One may have died on another host, where this rank has not heard of it.
+        with contextlib.suppress(Exception):
+            self._sent = [request for request in self._sent if not request.test()[0]]
+            self._sent += [mpi.isend((_LISTEN, numbers), rank, tag) for rank in alive]
+
+
+_FOLLOWERS: list[_Followers] = []
+
+
+def tell_evaluators_of_signals() -> None:
+    """Local. On the chief: let evaluators live on at the signals that this process takes; on other ranks nothing."""
+    for one in _FOLLOWERS:
+        one.tell(sorted(SIGNALS.numbers()))
 
 
 def _tell_end(channel: Channel, evaluators: list[int], process: int) -> None:
@@ -96,7 +156,7 @@ def _tell_end(channel: Channel, evaluators: list[int], process: int) -> None:
     dead = [(tuple(process), name) for process, name in WATCH.dead.items() if isinstance(process, Process)]
     # An evaluator may have died on another host, where this rank has not heard of it.
     with contextlib.suppress(Exception):
-        waiting = [mpi.isend(dead, rank, tag) for rank in alive]
+        waiting = [mpi.isend((_END, dead), rank, tag) for rank in alive]
         end = time.monotonic() + _SENT_SECONDS
         while (waiting := [request for request in waiting if not request.test()[0]]) and time.monotonic() < end:
             time.sleep(1e-3)

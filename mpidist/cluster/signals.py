@@ -159,12 +159,13 @@ class _Signals:
             threading.Thread(target=_suspect, name="mpidist-preemption", daemon=True).start()
 
     def _restore(self, number_: int) -> None:
-        if number_ in self._previous:
-            if signal.getsignal(number_) in (self.take, self._take_doubtful):
-                previous = self._previous[number_]
+        # A program that had kept our handler may have set it again later, when nothing is known of one before it.
+        is_ours = signal.getsignal(number_) in (self.take, self._take_doubtful)
+        if number_ in self._previous or is_ours:
+            previous = self._previous.pop(number_, signal.SIG_DFL)
+            if is_ours:
                 # None: a handler that was not set by Python.
                 signal.signal(number_, signal.SIG_DFL if previous is None else previous)
-            del self._previous[number_]
         elif number_ == signal.SIGUSR1:
             WATCH.give_notices(None)
 

@@ -78,6 +78,64 @@ if roles.task_type != "evaluator":
     WATCH.note(ranks.processes[1], "rank 1 of 4")
 """
 
+# The chief signals all processes of the job, the evaluator first, as Slurm does.
+SIGNALLED = """
+import os, signal, sys, time
+from pathlib import Path
+import mpidist
+from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
+
+folder, name, kind, has_handler = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "handler"
+
+def put(name):
+    (folder / f"new-{name}").write_text(str(os.getpid()))
+    (folder / f"new-{name}").rename(folder / name)
+
+def wait_for(name):
+    end = time.monotonic() + 30
+    while not (folder / name).exists():
+        assert time.monotonic() < end, name
+        time.sleep(0.01)
+    return int((folder / name).read_text())
+
+def tell():
+    # Called while it waits for a checkpoint.
+    if (signal.getsignal(signal.SIGTERM) != signal.SIG_DFL) == has_handler:
+        put("ready")
+
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=int(kind == "servers"), num_evaluators=1)
+put(f"rank-{resolver.task_type}-{resolver.task_id}")
+if kind == "servers":
+    options = mpidist.ServerOptions(heap_bytes=1 << 20)
+    strategy = mpidist.ParameterServerStrategy(resolver, options=options)
+else:
+    strategy = mpidist.MultiWorkerMirroredStrategy(resolver)
+with strategy.scope():
+    step = mpidist.Variable(0, aggregation=mpidist.VariableAggregation.ONLY_FIRST_REPLICA)
+checkpoint = mpidist.Checkpoint(step=step)
+
+if strategy.cluster_resolver.task_type == "evaluator":
+    seen = []
+    for path in mpidist.checkpoints_iterator(folder / "checkpoints", timeout=0.05, timeout_fn=tell):
+        checkpoint.restore(path)
+        seen.append(int(step.value()))
+    print("the evaluator ends by itself after", seen, flush=True)
+else:
+    config = TerminationConfig(exit_code=75)
+    manager = mpidist.CheckpointManager(checkpoint, folder / "checkpoints", max_to_keep=3)
+    handler = PreemptionCheckpointHandler(None, manager, termination_config=config) if has_handler else None
+    if resolver.task_type == "chief":
+        evaluator = wait_for("ready")
+        others = {int(path.read_text()) for path in folder.glob("rank-*")} - {evaluator, os.getpid()}
+        for process in (evaluator, *others, os.getpid()):
+            os.kill(process, getattr(signal, name))
+    end = time.monotonic() + 30
+    while time.monotonic() < end:
+        if handler is not None:
+            handler.run(step.assign_add, 1)
+        time.sleep(0.01)
+"""
+
 
 def evaluated(text: str) -> list[int]:
     return [int(number) for number in re.findall(r"evaluated (\d+)", text)]
@@ -144,3 +202,33 @@ def test_an_evaluator_on_another_host_ends_after_a_workers_death(
     assert text.count("no more") == 1, text
     assert time.monotonic() - begin < 50
     assert "Traceback" not in text
+
+
+@pytest.mark.parametrize(
+    ("kind", "name"),
+    [
+        ("all", "SIGTERM"), ("servers", "SIGUSR1"),
+        pytest.param("all", "SIGUSR1", marks=pytest.mark.long),
+        pytest.param("servers", "SIGTERM", marks=pytest.mark.long),
+    ],
+)
+def test_an_evaluator_lives_on_at_signals_until_the_chief_has_saved(tmp_path: Path, kind: str, name: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SIGNALLED)
+    result = run_program(4 if kind == "servers" else 3, program, tmp_path, name, kind, "handler")
+    text = result.stdout + result.stderr
+    assert result.returncode == 75, text
+    assert f"the job is about to end ({name}): saved" in text, text
+    assert "the job ends" not in text, text
+    steps = int(re.findall(r"after (\d+) steps", text)[0])
+    # It has seen what the chief has saved last.
+    found = re.findall(r"the evaluator ends by itself after \[([0-9, ]+)\]", text)
+    assert [int(one) for one in found[0].split(",")] == [steps], text
+
+
+def test_without_a_handler_signals_end_an_evaluator_as_any_rank(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(SIGNALLED)
+    result = run_program(3, program, tmp_path, "SIGTERM", "all", "none")
+    assert "ends by itself" not in result.stdout, result.stdout + result.stderr
+    assert result.returncode not in (0, 75), result.stdout + result.stderr

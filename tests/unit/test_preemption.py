@@ -21,6 +21,9 @@ from mpidist.cluster.signals import SIGNALS
 from mpidist.errors import LauncherError
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 
+# Where another test has loaded JAX, which warns of every fork.
+pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
+
 ENDINGS = (signal.SIGTERM, signal.SIGUSR1)
 
 
@@ -390,3 +393,22 @@ def test_there_is_time_for_the_functions_in_the_queue(tmp_path: Path) -> None:
     (count, _), seconds = train_on_servers(tmp_path, 100, time_limit=10.0)
     assert count == 100
     assert seconds < 5
+
+
+def test_a_handler_that_a_program_has_set_again_ends_nothing_else(tmp_path: Path) -> None:
+    """As code does that keeps the handlers it finds, and sets them again when it ends."""
+    first = Training(tmp_path / "first")
+    kept = signal.getsignal(signal.SIGTERM)
+    first.handler.close()
+    signal.signal(signal.SIGTERM, kept)
+    second = Training(tmp_path / "second")
+    # The signal ends it, and is not sent to itself for ever.
+    child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    child.start()
+    child.terminate()
+    child.join(10)
+    code = child.exitcode
+    child.kill()
+    assert code == -signal.SIGTERM
+    second.handler.close()
+    assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
