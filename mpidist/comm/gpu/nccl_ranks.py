@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import threading
@@ -135,8 +136,54 @@ def _open_new(communicator: Communicator, cuda: Any) -> NcclRanks:
     rank, size = communicator.rank, communicator.size
     unique = together(communicator, _STEP, lambda: cuda.load_nccl().get_unique_id() if rank == 0 else None)
     unique, identity = communicator.broadcast_object((unique, new_identity()))
-    ranks: Any = together(communicator, _STEP, lambda: _start(cuda, communicator, size, unique, rank))
+    start = _Start(functools.partial(_make, cuda, size, unique, rank))
+    try:
+        ranks: Any = together(communicator, _STEP, lambda: _begin(cuda, communicator, start))
+    except Exception:
+        # Where it has started it is of no use, without the others.
+        start.give_up()
+        raise
     return NcclRanks(communicator, cuda, identity, ranks)
+
+
+def _make(cuda: Any, size: int, unique: Any, rank: int) -> Any:
+    return cuda.load_nccl().NcclCommunicator(size, unique, rank)
+
+
+class _Start:
+    """NCCL's start on this rank. What it gives is aborted once the ranks have given it up, however late it comes.
+
+    Args:
+        make: Gives a communicator of NCCL.
+    """
+
+    def __init__(self, make: Callable[[], Any]) -> None:
+        self._make = make
+        self._lock = threading.Lock()
+        self._ranks: Any = None
+        self._is_given_up = False
+
+    def __call__(self) -> Any:
+        """Local. Make the communicator. On a thread of its own, since it may never return."""
+        ranks = self._make()
+        with self._lock:
+            self._ranks, is_late = ranks, self._is_given_up
+        if is_late:
+            _abort(ranks)
+        return ranks
+
+    def give_up(self) -> None:
+        """Local. Abort what was made, or will be."""
+        with self._lock:
+            self._is_given_up, ranks = True, self._ranks
+        if ranks is not None:
+            _abort(ranks)
+
+
+def _abort(ranks: Any) -> None:
+    # The error that all ranks raise says why; whatever NCCL adds must not take its place.
+    with contextlib.suppress(Exception):
+        ranks.abort()
 
 
 def _in_background(name: str, cuda: Any, work: Callable[[], Any], turn: Callable[[], bool]) -> tuple[bool, Any]:
@@ -168,15 +215,12 @@ def _in_background(name: str, cuda: Any, work: Callable[[], Any], turn: Callable
     return True, results[0]
 
 
-def _start(cuda: Any, communicator: Communicator, size: int, unique: Any, rank: int) -> Any:
+def _begin(cuda: Any, communicator: Communicator, start: _Start) -> Any:
     end = time.monotonic() + START_SECONDS
 
     def turn() -> bool:
         communicator.require_whole("the start of NCCL")
         return time.monotonic() < end
-
-    def start() -> Any:
-        return cuda.load_nccl().NcclCommunicator(size, unique, rank)
 
     is_done, ranks = _in_background("mpidist-nccl-start", cuda, start, turn)
     if not is_done:

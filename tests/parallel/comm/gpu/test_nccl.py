@@ -19,10 +19,10 @@ from mpidist.comm.communicator import Communicator
 from mpidist.comm.farewell import LAST
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.gpu import nccl_ranks
-from mpidist.comm.gpu.cuda_awareness import TRANSPORT
 from mpidist.comm.gpu.nccl import NcclBackend
 from mpidist.comm.gpu.nccl_ranks import end_all
 from mpidist.comm.gpu.staged import StagedBackend
+from mpidist.comm.gpu.transport import TRANSPORT
 from mpidist.errors import UnavailableError, is_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from tests.parallel.comm.gpu.simulated_nccl import SimulatedCuda
@@ -156,8 +156,31 @@ def test_a_rank_that_fails_at_the_start_does_not_keep_the_others(
     cuda.nccl.waits_at_start = None if communicator.rank == 0 else never
     with pytest.raises(OSError, match="has found no network") as caught:
         NcclBackend(communicator, cuda)
-    never.set()
     assert is_shared(caught.value)
+    # A start that ends after the ranks have given it up leaves nothing behind.
+    never.set()
+    for thread in threading.enumerate():
+        if thread.name == "mpidist-nccl-start":
+            thread.join(60)
+    assert [one.is_aborted for one in cuda.nccl.made] == [True] * (communicator.rank != 0)
+
+
+def test_where_one_rank_fails_the_others_abort_what_has_started(communicator: Communicator) -> None:
+    before = set(nccl_ranks._open)
+    cuda = SimulatedCuda(communicator)
+    for failing in range(communicator.size):
+        cuda.nccl.fails_at_start = communicator.rank == failing
+        with pytest.raises(OSError, match="has found no network") as caught:
+            NcclBackend(communicator, cuda)
+        assert is_shared(caught.value)
+    assert set(nccl_ranks._open) == before
+    assert len(cuda.nccl.made) == communicator.size - 1
+    assert all(one.is_aborted and not one.is_destroyed for one in cuda.nccl.made)
+    # The next one, with all ranks, lives and is destroyed as any other.
+    cuda.nccl.fails_at_start = False
+    CollectiveFront(NcclBackend(communicator, cuda), CommunicationOptions()).close()
+    assert cuda.nccl.made[-1].is_destroyed
+    assert not cuda.nccl.made[-1].is_aborted
 
 
 def test_where_nccl_does_not_start_the_next_way_is_taken(
@@ -175,6 +198,7 @@ def test_where_nccl_does_not_start_the_next_way_is_taken(
     monkeypatch.setenv(TRANSPORT, "nccl")
     with pytest.raises(OSError, match="has found no network"):
         device_selection.open_device(communicator, CommunicationOptions(), host)
+    assert [one.is_aborted for one in cuda.nccl.made] == [True, True] * (not cuda.nccl.fails_at_start)
 
 
 @pytest.mark.parametrize("uuid", ["the same", "another"])
