@@ -31,7 +31,7 @@ from mpidist.cluster.gpu import agree, bind, why_no_gpu
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator, open_communicator
-from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Transport
+from mpidist.comm.gpu.transport import TRANSPORT, Transport
 from mpidist.errors import UnavailableError
 from mpidist.optimizers.adam import Adam, AdamKernel
 from mpidist.options import CommunicationOptions

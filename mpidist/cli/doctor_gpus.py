@@ -14,7 +14,8 @@ from mpidist.cluster.devices import visible_gpus
 from mpidist.cluster.gpu import DEVICE, SHARE, choose_index
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.gpu.cuda_awareness import PACKAGES, find_out
+from mpidist.comm.gpu.cuda_awareness import find_out
+from mpidist.comm.gpu.transport import PACKAGES
 
 # In a process of its own: CUDA takes memory of a GPU, and a library that does not fit the driver may end the process.
 _ASK = """

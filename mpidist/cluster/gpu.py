@@ -19,7 +19,7 @@ from mpidist import launch
 from mpidist.cluster.devices import Device, parse_device, visible_gpus
 from mpidist.comm.agreement import name_ranks, together
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.gpu.cuda_awareness import PACKAGES, Transport, asked_transport, may_need_probe, start_probe
+from mpidist.comm.gpu.transport import PACKAGES, Transport, asked_transport, may_need_probe
 from mpidist.errors import UnavailableError
 
 _logger = logging.getLogger("mpidist")
@@ -76,7 +76,7 @@ def bind(devices: Sequence[str] | str | None = None, environment: Mapping[str, s
         index = choose_index(named, node_rank, cuda.device_count())
         # A child process on a GPU that takes one process at a time would take it from this one.
         if node_rank == 0 and _is_probe_wanted(environment) and not cuda.is_exclusive(index):
-            start_probe()
+            importlib.import_module("mpidist.comm.gpu.cuda_awareness").start_probe()
         return _use(cuda, index)
     except Exception as error:
         return Binding(error=error)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -154,13 +155,14 @@ def arrange(tasks: list[Task]) -> list[Placement]:
         tasks: The task of each rank; each task once.
     """
     order = _in_order(tasks)
+    keys = {task: key for key, task in enumerate(order)}
     as_launched = order == tasks and all(task.job != "evaluator" for task in tasks)
     return [
         Placement(
             task_type=task.job,
             task_id=task.index,
             group=EVALUATOR_GROUP if task.job == "evaluator" else TRAINING_GROUP,
-            replica_key=order.index(task),
+            replica_key=keys[task],
             as_launched=as_launched,
         )
         for task in tasks
@@ -192,7 +194,7 @@ def _in_order(tasks: list[Task]) -> list[Task]:
 def _find_problem(told: list[Task], size: int, expected: list[Task]) -> str:
     if told and len(told) < size:
         return f"only {len(told)} of {size} ranks were told their task"
-    duplicates = sorted({str(task) for task in told if told.count(task) > 1})
+    duplicates = sorted(str(task) for task, times in Counter(told).items() if times > 1)
     if duplicates:
         return f"several ranks were told the same task ({', '.join(duplicates)})"
     strangers = sorted(str(task) for task in set(told) - set(expected))

@@ -52,21 +52,23 @@ DEVICE_LIMITS: tuple[DeviceLimit, ...] = (
     DeviceLimit("MPICH", (), (3, 4), "it takes no GPU memory before version 3.4"),
 )
 
-_NAMES: tuple[tuple[str, str], ...] = (
-    # The order counts: Cray's and ParaStation's texts also contain the name MPICH.
-    ("Cray MPICH", r"CRAY MPICH version\s+([\d.]+)"),
-    ("ParaStation MPI", r"ParaStation ?MPI\D*([\d.]*)"),
-    ("MVAPICH", r"MVAPICH2?(?:-GDR)?\s+Version\s*:\s*([\d.]+)"),
-    ("Intel MPI", r"Intel\(R\) MPI Library\s+([\d.]+)"),
-    ("Open MPI", r"Open MPI v([\d.]+)"),
-    ("MPICH", r"MPICH Version:\s*([\d.]+)"),
+_NAMES: tuple[tuple[str, str, str], ...] = (
+    # The order counts: Cray's and ParaStation's texts also contain the name MPICH. Every rank asks at its start: a
+    # pattern is compiled only where its second column, in small letters, is in the text.
+    ("Cray MPICH", "cray mpich", r"CRAY MPICH version\s+([\d.]+)"),
+    ("ParaStation MPI", "parastation", r"ParaStation ?MPI\D*([\d.]*)"),
+    ("MVAPICH", "mvapich", r"MVAPICH2?(?:-GDR)?\s+Version\s*:\s*([\d.]+)"),
+    ("Intel MPI", "intel(r) mpi", r"Intel\(R\) MPI Library\s+([\d.]+)"),
+    ("Open MPI", "open mpi v", r"Open MPI v([\d.]+)"),
+    ("MPICH", "mpich version", r"MPICH Version:\s*([\d.]+)"),
 )
 
 
 def read_library(text: str) -> Library:
     """Local. The library whose `MPI_Get_library_version` gives this text."""
-    for name, pattern in _NAMES:
-        found = re.search(pattern, text, re.IGNORECASE)
+    lower = text.lower()
+    for name, mark, pattern in _NAMES:
+        found = re.search(pattern, text, re.IGNORECASE) if mark in lower else None
         if found is not None:
             return Library(name, tuple(int(part) for part in found[1].split(".") if part))
     return Library("unknown MPI", ())

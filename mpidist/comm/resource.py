@@ -8,7 +8,7 @@ give back what every rank of its group has dropped (`offered`, `give_back_offere
 from __future__ import annotations
 
 import itertools
-import secrets
+import os
 import weakref
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -73,7 +73,7 @@ _numbers = itertools.count()
 
 def new_identity() -> Identity:
     """Local. An identity, for the first rank of a group to tell the others."""
-    return next(_numbers), secrets.token_hex(4)
+    return next(_numbers), os.urandom(4).hex()
 
 
 def end_all(resources: Iterable[Resource], *, is_collective: bool) -> None:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -74,7 +73,7 @@ class SharedFile:
         else:
             self.descriptor = -1 if has_name else _open_nameless(folder)
         if folder is not None and self.descriptor < 0:
-            self._path = folder / f"mpidist-{secrets.token_hex(8)}"
+            self._path = folder / f"mpidist-{os.urandom(8).hex()}"
             self.descriptor = os.open(self._path, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o600)
         status = os.fstat(self.descriptor)
         through = f"/proc/{os.getpid()}/fd/{self.descriptor}"

@@ -24,6 +24,7 @@ logger = logging.getLogger("mpidist")
 
 # The limit of a message. What is larger goes through a heap.
 MAX_MESSAGE_BYTES = 1 << 30
+_LAST_ROW = (1 << 63) - 1
 
 
 class Window(Resource, Protocol):
@@ -215,6 +216,9 @@ def require_open(window: Window) -> None:
 
 def require_rank(window: Window, rank: int) -> None:
     """Local. Raise unless the window is open and has such a rank; see `Window.flush`."""
+    # Most calls pass the first look: these checks are made at each transfer.
+    if type(rank) is int and 0 <= rank < window.size and not window.is_closed:
+        return
     require_open(window)
     if whole("rank", rank) not in range(window.size):
         raise ValueError(f"`rank` must be from 0 to {window.size - 1}, the ranks of the window, got {rank}")
@@ -271,9 +275,11 @@ def rows_of_heap(window: Window, rank: int, offset: int, numbers: AnyArray, into
         _require_bytes(window, rank, offset, whole("offset", offset))
         return as_bytes(into).reshape(0, 0)
     row_bytes = into.nbytes // len(numbers)
-    if int(numbers.min()) < 0:
+    # A negative number is a huge one without its sign.
+    last = int(np.maximum.reduce(numbers.view(np.uint64)))
+    if last > _LAST_ROW:
         raise ValueError(f"`numbers` must not be negative, got {int(numbers.min())}")
-    _require_bytes(window, rank, offset, whole("offset", offset) + (int(numbers.max()) + 1) * row_bytes)
+    _require_bytes(window, rank, offset, whole("offset", offset) + (last + 1) * row_bytes)
     return as_bytes(into).reshape(len(numbers), row_bytes)
 
 
@@ -296,6 +302,8 @@ def _require_bytes(window: Window, rank: int, first: int, end: int) -> None:
 def checked_message(window: Window, rank: int, message: object) -> bytes:
     """Local. A message as bytes that do not change; raises as `Window.ring`."""
     require_rank(window, rank)
+    if type(message) is bytes and len(message) <= MAX_MESSAGE_BYTES:
+        return message
     if not isinstance(message, (bytes, bytearray, memoryview)):
         raise TypeError(f"`message` must be bytes, got {type(message).__name__}")
     if memoryview(message).nbytes > MAX_MESSAGE_BYTES:

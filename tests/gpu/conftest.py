@@ -15,7 +15,8 @@ from mpidist.comm.choice import device_selection
 from mpidist.comm.choice.selection import choose
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Answer
+from mpidist.comm.gpu.cuda_awareness import Answer
+from mpidist.comm.gpu.transport import TRANSPORT
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
 from tests.leaks import KEPT

@@ -128,3 +128,21 @@ def test_malformed_tf_config_is_said_at_detection(monkeypatch: pytest.MonkeyPatc
 def test_a_resolver_of_one_task_places_one_rank() -> None:
     resolver = SimpleClusterResolver(ClusterSpec({"chief": ["a:1"]}), task_type="chief", task_id=0)
     assert place(SoloCommunicator(), resolver) == Placement("chief", 0, TRAINING_GROUP, 0, as_launched=True)
+
+
+def test_the_work_grows_with_the_number_of_ranks_not_with_its_square(monkeypatch: pytest.MonkeyPatch) -> None:
+    ranks = 200
+    tasks: list[Task | None] = [Task("worker", rank) for rank in reversed(range(ranks))]
+    spec = ClusterSpec({"worker": [f"host:{rank}" for rank in range(ranks)]})
+    compared = 0
+    is_equal = Task.__eq__
+
+    def count(self: Task, other: object) -> bool:
+        nonlocal compared
+        compared += 1
+        return is_equal(self, other)
+
+    monkeypatch.setattr(Task, "__eq__", count)
+    placed = placements(assign_tasks(tasks, spec))
+    assert [placement.replica_key for placement in placed] == list(reversed(range(ranks)))
+    assert 0 < compared <= 8 * ranks

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from mpidist.comm.gpu import cuda_awareness
-from mpidist.comm.gpu.cuda_awareness import Probe, Transport, asked_transport, child_environment, decide, may_need_probe
+from mpidist.comm.gpu.cuda_awareness import Probe, child_environment, decide
+from mpidist.comm.gpu.transport import Transport, asked_transport, may_need_probe
 from mpidist.comm.mpi_library import Library
 
 MPICH, OPEN_MPI, CRAY = Library("MPICH", (5, 0)), Library("Open MPI", (5, 0, 11)), Library("Cray MPICH", (8, 1))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from mpidist.cluster import gpu
 from mpidist.cluster.devices import Device, node_device, visible_gpus
 from mpidist.cluster.gpu import Binding, agree, bind, choose_index
 from mpidist.comm.communicator import SoloCommunicator
-from mpidist.comm.gpu.cuda_awareness import PACKAGES
+from mpidist.comm.gpu import cuda_awareness
+from mpidist.comm.gpu.transport import PACKAGES
 from mpidist.errors import UnavailableError
 from tests.simulated_cuda import simulated_gpus
 
@@ -76,7 +76,7 @@ def test_ranks_share_a_gpu_where_it_is_said_to_be_meant(monkeypatch: pytest.Monk
 @pytest.mark.parametrize("mode", [0, 1, 3])
 def test_no_child_takes_the_gpu_that_takes_one_process(monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
     started = []
-    monkeypatch.setattr(gpu, "start_probe", lambda: started.append(mode))
+    monkeypatch.setattr(cuda_awareness, "start_probe", lambda: started.append(mode))
     monkeypatch.setattr("mpidist.launch.world_size", lambda: 2)
     with simulated_gpus() as cupy:
         monkeypatch.setattr(cupy.cuda.runtime, "deviceGetAttribute", lambda attribute, _: mode * (attribute == 20))

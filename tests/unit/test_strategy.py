@@ -195,7 +195,8 @@ before = set(sys.modules)
 import mpidist
 mpidist.MultiWorkerMirroredStrategy()
 heavy = ("mpidist.data", "mpidist.checkpoint", "mpidist.coordinator", "mpidist.serving", "h5py", "email",
-         "importlib.metadata", "multiprocessing", "mpi4py.MPI", "tqdm", "click")
+         "importlib.metadata", "multiprocessing", "mpi4py.MPI", "tqdm", "click", "hashlib", "random", "subprocess",
+         "mpidist.comm.choice.device_selection", "mpidist.comm.gpu.cuda_awareness")
 print(sorted(set(heavy) & (set(sys.modules) - before)))
 """
     result = run_python(code)

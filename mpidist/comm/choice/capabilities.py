@@ -6,7 +6,7 @@ import importlib
 
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.gpu.cuda_awareness import PACKAGES
+from mpidist.comm.gpu.transport import PACKAGES
 from mpidist.options import CommunicationImplementation
 
 

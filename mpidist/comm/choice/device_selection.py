@@ -12,10 +12,11 @@ from mpidist.comm.agreement import together
 from mpidist.comm.backend import Backend
 from mpidist.comm.choice import capabilities
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.gpu.cuda_awareness import TRANSPORT, Transport, asked_transport, find_out
+from mpidist.comm.gpu.cuda_awareness import find_out
 from mpidist.comm.gpu.nccl import NcclBackend
 from mpidist.comm.gpu.staged import StagedBackend
 from mpidist.comm.gpu.staging_copier import HostCopier, StagingCopier
+from mpidist.comm.gpu.transport import TRANSPORT, Transport, asked_transport
 from mpidist.errors import UnavailableError, is_shared, mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 

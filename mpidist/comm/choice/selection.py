@@ -6,7 +6,7 @@ import importlib
 import logging
 import os
 from dataclasses import replace
-from typing import cast
+from typing import Any, cast
 
 from mpidist.comm.agreement import name_ranks, require_same
 from mpidist.comm.backend import Backend
@@ -15,7 +15,6 @@ from mpidist.comm.backends.large_ring import LargeRing
 from mpidist.comm.backends.solo import SoloBackend
 from mpidist.comm.backends.tree import TreeBackend
 from mpidist.comm.choice import capabilities
-from mpidist.comm.choice.device_selection import open_device, open_nccl, open_staged
 from mpidist.comm.choice.measuring import find_tuning
 from mpidist.comm.choice.tuning import NEVER, Tuning
 from mpidist.comm.communicator import Communicator
@@ -148,9 +147,9 @@ def open_backend(
     """
     if implementation is CommunicationImplementation.STAGED:
         inside = _open_by_size(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
-        return open_staged(communicator, options, inside)
+        return cast(Backend, _on_devices().open_staged(communicator, options, inside))
     if implementation is CommunicationImplementation.NCCL:
-        return open_nccl(communicator)
+        return cast(Backend, _on_devices().open_nccl(communicator))
     module, name = BACKENDS[implementation]
     kind = getattr(importlib.import_module(module), name)
     if implementation is CommunicationImplementation.NODE:
@@ -160,10 +159,16 @@ def open_backend(
     return cast(Backend, kind(communicator, options))
 
 
+def _on_devices() -> Any:
+    # By name: a program without GPUs loads nothing of them.
+    return importlib.import_module("mpidist.comm.choice.device_selection")
+
+
 def _sizes_described(tuning: Tuning, *, shares: bool) -> str:
     begins, large = (tuning.node_from, "NODE") if shares else (tuning.ring_from, "RING")
     why = tuning.source + ("" if shares else "; no two ranks share memory")
-    mpi = f"MPI in chunks of {tuning.chunk_bytes} bytes"
+    # Where another way takes all that is larger than a chunk, there are none.
+    mpi = "MPI" if begins <= tuning.chunk_bytes else f"MPI in chunks of {tuning.chunk_bytes} bytes"
     if begins >= NEVER:
         return f"{mpi}, {why}"
     if begins == 0:
@@ -193,9 +198,10 @@ def _open_by_size(
             _log(communicator, "MPI for all sizes", str(error), level=logging.WARNING)
             return mpi
 
-    automatic = AutomaticBackend(
-        communicator, mpi, open_large, lambda: open_device(communicator, options, automatic), begins
-    )
+    def open_device() -> Backend:
+        return cast(Backend, _on_devices().open_device(communicator, options, automatic))
+
+    automatic = AutomaticBackend(communicator, mpi, open_large, open_device, begins)
     return automatic
 
 
@@ -230,4 +236,4 @@ def _log(communicator: Communicator, name: str, why: str, *, level: int = loggin
     # One line per job, not one per rank.
     if communicator.rank == 0:
         nodes = len(communicator.node_sizes)
-        logger.log(level, "backend %s: %s; %d ranks on %d nodes", name, why, communicator.size, nodes)
+        logger.log(level, "backend %s: %s; %d rank(s) on %d node(s)", name, why, communicator.size, nodes)

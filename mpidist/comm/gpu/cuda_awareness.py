@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import enum
 import functools
 import hashlib
 import importlib
@@ -27,51 +26,12 @@ from typing import Any
 
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.gpu.transport import OFF, ON, SWITCHES
 from mpidist.comm.mpi_library import Library, device_limit, loaded_library
 from mpidist.comm.user_cache import cache_folder, write_whole
-from mpidist.options import parse_enum
 
-TRANSPORT = "MPIDIST_GPU_TRANSPORT"
-# The way out where something of CUDA is missing.
-PACKAGES = "pip install 'mpidist[cuda12]', or 'mpidist[cuda13]' for a driver of CUDA 13"
 PROBE_SECONDS = 120.0
 
-_ON, _OFF = ("1", "true", "yes", "on"), ("0", "false", "no", "off")
-
-
-class Transport(enum.Enum):
-    """Ways to combine arrays in GPU memory. `MPIDIST_GPU_TRANSPORT` has these values."""
-
-    # In the order in which they are tried.
-    AUTO = "auto"
-    NCCL = "nccl"
-    CUDA_AWARE = "cuda-aware"
-    STAGED = "staged"
-
-
-@dataclass(frozen=True)
-class Switch:
-    """An environment variable that switches a library's use of GPU memory on or off.
-
-    Attributes:
-        library: The name of the library.
-        variable: The name of the variable.
-        needed: Whether the library takes GPU memory only if the switch is on.
-    """
-
-    library: str
-    variable: str
-    needed: bool
-
-
-SWITCHES: tuple[Switch, ...] = (
-    Switch("Cray MPICH", "MPICH_GPU_SUPPORT_ENABLED", needed=True),
-    Switch("MVAPICH", "MV2_USE_CUDA", needed=True),
-    Switch("ParaStation MPI", "PSP_CUDA", needed=True),
-    Switch("Intel MPI", "I_MPI_OFFLOAD", needed=True),
-    Switch("MPICH", "MPIR_CVAR_ENABLE_GPU", needed=False),
-    Switch("Open MPI", "OMPI_MCA_opal_cuda_support", needed=False),
-)
 
 # Variables that a launcher sets for its ranks. Settings of the user (OMPI_MCA_pml, UCX_TLS, ...) are not among them,
 # since the answer depends on them.
@@ -91,16 +51,6 @@ class Answer:
 
     is_aware: bool | None
     why: str
-
-
-def asked_transport(environment: Mapping[str, str] | None = None) -> Transport:
-    """Local. The transport that `MPIDIST_GPU_TRANSPORT` asks for.
-
-    Raises:
-        ValueError: The variable names no transport.
-    """
-    text = (os.environ if environment is None else environment).get(TRANSPORT) or "auto"
-    return parse_enum(Transport, text.replace("-", "_"), TRANSPORT)
 
 
 def find_out(communicator: Communicator) -> Answer:
@@ -143,9 +93,9 @@ def decide(library: Library, environment: Mapping[str, str], queried: bool | Non
     is_on = False
     for switch in (switch for switch in SWITCHES if switch.library == library.name):
         value = environment.get(switch.variable, "").strip().lower()
-        if value in _OFF:
+        if value in OFF:
             return Answer(False, f"{switch.variable}={value}")
-        is_on = is_on or value in _ON
+        is_on = is_on or value in ON
         if switch.needed and not is_on:
             return Answer(False, f"{library} takes GPU memory under {switch.variable}=1, which is not set")
     if queried:
@@ -153,12 +103,6 @@ def decide(library: Library, environment: Mapping[str, str], queried: bool | Non
     if queried is False and not is_on:
         return Answer(False, f"{library} denies it")
     return Answer(None, f"{library} does not say")
-
-
-def may_need_probe(environment: Mapping[str, str] | None = None) -> bool:
-    """Local. Whether a switch is on, so that the library's own answer may not be final."""
-    environment = os.environ if environment is None else environment
-    return any(environment.get(switch.variable, "").strip().lower() in _ON for switch in SWITCHES)
 
 
 def query() -> bool | None:

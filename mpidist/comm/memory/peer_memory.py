@@ -10,7 +10,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import secrets
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -157,7 +156,7 @@ def open_peer_memory(
     why = _why_not()
     # In different containers one process number may name different processes. Each rank therefore writes a random token
     # into its memory, and the others must find it there.
-    token = np.frombuffer(secrets.token_bytes(16), np.uint8)
+    token = np.frombuffer(os.urandom(16), np.uint8)
     shown = node.all_gather_object((os.getpid(), address_of(token), token.tobytes()))
     peers = PeerMemory([process for process, _, _ in shown], node.rank, table, barrier)
     if not why:

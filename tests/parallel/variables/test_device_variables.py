@@ -15,7 +15,7 @@ import pytest
 from mpidist.arrays import AnyArray
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.comm.backend import Backend
-from mpidist.comm.choice import selection
+from mpidist.comm.choice import device_selection
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.compression.top_k import TopK
 from mpidist.comm.gpu.staged import StagedBackend
@@ -49,7 +49,7 @@ def xp(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     def open_device(communicator: Communicator, options: CommunicationOptions, host: Backend) -> Backend:
         return StagedBackend(communicator, options, host, lambda _: SimulatedCopier())
 
-    monkeypatch.setattr(selection, "open_device", open_device)
+    monkeypatch.setattr(device_selection, "open_device", open_device)
     # Without CUDA there is no kernel to compile: updates run function by function.
     monkeypatch.setattr("mpidist.variables.update.fused.record", _cannot)
     with simulated_cupy() as module:
