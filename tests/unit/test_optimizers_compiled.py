@@ -429,3 +429,28 @@ def test_pairs_name_places_that_still_hold_a_sum() -> None:
             assert not {left, right} & gone
             gone.add(right)
         assert gone == set(range(1, count))
+
+
+def test_compiled_code_lives_as_long_as_the_update_that_runs_it() -> None:
+    """However many others were compiled since, of which only some are kept for later updates."""
+    program = """
+import gc
+import numpy as np
+from mpidist.variables.update import compiled
+compiled.LEAST_BLOCK_BYTES = 0
+update = compiled.CompiledUpdate(lambda p, g, slots, scratch: np.add(p, g, out=p), 0, 0)
+zeros = [np.zeros(1000, "float32") for _ in range(2)]
+update(zeros[0], zeros[1], [], [])
+assert any(function is not None for function in update._functions.values()), "the update was left to NumPy"
+compiled._compile.cache_clear()
+gc.collect()
+for _ in range(20):
+    others = [compiled.CompiledUpdate(lambda p, g, slots, scratch: np.subtract(p, g, out=p), 0, 0)]
+    others[0](zeros[0], zeros[1], [], [])
+    parameter = np.zeros(1000, "float32")
+    update(parameter, np.ones(1000, "float32"), [], [])
+    assert (parameter == 1).all(), parameter
+print("alive")
+"""
+    result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
+    assert (result.returncode, result.stdout) == (0, "alive\n"), result.stderr

@@ -34,8 +34,16 @@ MOST_GRADIENTS = 8
 
 _CTYPES: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}
 Pairs = tuple[tuple[int, int], ...]
-# The function of a loop, and the names of its arrays as in `Loop`.
-_Function = tuple[Callable[..., None], tuple[str, ...]]
+
+
+class _Code(Protocol):
+    """What owns the machine code of a loop: calls need it alive."""
+
+    call: Callable[..., None]
+
+
+# The code of a loop, and the names of its arrays as in `Loop`.
+_Function = tuple[_Code, tuple[str, ...]]
 
 
 class Block(Protocol):
@@ -155,10 +163,10 @@ class CompiledUpdate:
         function = self._function(runs.dtype, pairs, is_aside=False)
         if function is None:
             return False
-        call, names = function
+        code, names = function
         scalars = self._scalars(runs.dtype)
         for arguments in runs.arguments(names):
-            call(*arguments, *scalars)
+            code.call(*arguments, *scalars)
         return True
 
     def _run(self, parameter: AnyArray, new: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray]) -> bool:
@@ -167,9 +175,9 @@ class CompiledUpdate:
         arrays = (parameter, new, gradient, *slots)
         if function is None or not all(map(_is_plain, arrays)):
             return False
-        call, names = function
+        code, names = function
         places = dict(zip(("p", "q", "g", *(f"s{number}" for number in range(len(slots)))), arrays, strict=True))
-        call(
+        code.call(
             parameter.size, *((new.ctypes.data,) if is_aside else ()), *(places[name].ctypes.data for name in names),
             *self._scalars(parameter.dtype),
         )
@@ -197,7 +205,7 @@ class CompiledUpdate:
             code = _compile(loop_of(program, dtype, pairs, is_aside=is_aside))
         except UnknownOperationError:
             return None
-        return None if code is None else (code.call, program.names)
+        return None if code is None else (code, program.names)
 
     def _record(self, dtype: np.dtype[Any]) -> Program | None:
         try:
