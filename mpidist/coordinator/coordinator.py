@@ -348,9 +348,9 @@ class ClusterCoordinator:
             self._failure = error
 
     def _look_for_losses(self) -> None:
-        now = time.monotonic()
-        gone = self._station.window.lost() | self._station.left.keys()
-        lost = (gone & self._closures.workers.keys()) | set(self._closures.overdue(now))
+        now, workers = time.monotonic(), self._closures.workers
+        lost = {rank for gone in (self._station.window.lost(), self._station.left) for rank in gone if rank in workers}
+        lost.update(self._closures.overdue(now))
         for rank in sorted(lost):
             (name, (host, process, _)), left = self._place_of(rank), len(self._closures.workers) - 1
             logger.warning(

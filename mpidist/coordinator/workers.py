@@ -146,7 +146,9 @@ class Workers:
     def start(self, now: float, versions: Versions) -> list[Start]:
         """Local. Give waiting closures to free workers: first to those that run none, who is free longest first."""
         starts: list[Start] = []
-        for running in range(1 + self.prefetch) if self.waiting else ():
+        if not self.waiting:
+            return starts
+        for running in range(1 + self.prefetch):
             for rank in self._free.ranks(running):
                 worker = self.by_rank[rank]
                 if not versions.may_begin(is_owing=bool(worker.finished)):

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from typing import NamedTuple
 
 from mpidist.observe.output import flush, say
@@ -35,36 +34,49 @@ class _Wait(NamedTuple):
     since: float
 
 
+class _During:
+    """`with` surrounds a wait. A class of its own: a generator takes several times as long."""
+
+    __slots__ = ("_awaited", "_before", "_wait")
+
+    def __init__(self, awaited: Awaited, wait: _Wait) -> None:
+        self._awaited = awaited
+        self._wait = wait
+
+    def __enter__(self) -> None:
+        self._before, self._awaited.wait = self._awaited.wait, self._wait
+
+    def __exit__(self, *_: object) -> None:
+        self._awaited.wait = self._before
+
+
 class Awaited:
     """The waits of this process: `with awaited(ranks, what)` surrounds each one.
 
     Args:
         name_of: What to call a rank: "ps 1".
         key_of: The process of a rank.
+
+    Attributes:
+        wait: The one that goes on, if there is one. Read by the watchdog's thread.
     """
 
     def __init__(self, name_of: Callable[[int], str], key_of: Callable[[int], Key]) -> None:
         self._name_of = name_of
         self._key_of = key_of
-        # Read by the watchdog's thread.
-        self._wait: _Wait | None = None
+        self.wait: _Wait | None = None
         # The wait that was told of, and when to tell of it again.
         self._told: tuple[_Wait | None, float] = (None, 0.0)
         WATCHDOG.look_also(self.look)
 
-    @contextmanager
-    def __call__(self, ranks: Collection[int], what: str) -> Iterator[None]:
+    def __call__(self, ranks: Collection[int], what: str) -> _During:
         """Local. Surround a wait for some ranks.
 
         Args:
             ranks: For whom; a set may become smaller meanwhile.
             what: What they are to do.
         """
-        before, self._wait = self._wait, _Wait(ranks, what, time.monotonic())
-        try:
-            yield
-        finally:
-            self._wait = before
+        return _During(self, _Wait(ranks, what, time.monotonic()))
 
     def look(self, now: float) -> None:
         """Local. Report a long wait, and end the job where a limit is set. Called in the watchdog's thread.
@@ -72,7 +84,7 @@ class Awaited:
         Args:
             now: The time.
         """
-        wait, limit = self._wait, limit_seconds() if WATCHDOG.end is not None else 0.0
+        wait, limit = self.wait, limit_seconds() if WATCHDOG.end is not None else 0.0
         if wait is None:
             return
         seconds = now - wait.since
@@ -83,7 +95,7 @@ class Awaited:
         self._told = wait, now + 2 * seconds
         ranks = sorted(wait.ranks)
         lines = self._tell(ranks)
-        if self._wait is not wait or not wait.ranks:
+        if self.wait is not wait or not wait.ranks:
             return
         names = ", ".join(map(self._name_of, ranks[:_LISTED])) + (", ..." if len(ranks) > _LISTED else "")
         end = f", the limit is {limit:g} s, the job ends" if ends else ""

@@ -6,11 +6,12 @@ import contextlib
 import io
 import pickle
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import FunctionType
-from typing import Any
+from typing import Any, cast
 
 import cloudpickle
+import numpy as np
 
 from mpidist.variables.served import Place, ServedHome, ServedSum, ServedVariable
 from mpidist.variables.sharded import ShardedVariable
@@ -18,6 +19,13 @@ from mpidist.variables.sharded import ShardedVariable
 # A picklable name of an object, None for an object that is sent by its content.
 HandleOf = Callable[[object], tuple[Any, ...] | None]
 
+
+# Nothing in them has a handle.
+_PLAIN = frozenset({
+    type(None), bool, int, float, complex, str, bytes, np.bool_, np.int32, np.int64, np.float32, np.float64,
+})
+# Deeper nests are looked at by the pickler, which knows circles.
+_DEPTH = 8
 
 # Those that were sent, by identity.
 _CLASSES: weakref.WeakValueDictionary[int, type] = weakref.WeakValueDictionary()
@@ -127,12 +135,28 @@ def dump_function(function: Callable[..., Any], handle_of: HandleOf) -> bytes:
     return file.getvalue()
 
 
+def _is_plain(given: object, depth: int = _DEPTH) -> bool:
+    """Whether nothing in an object has a handle, or is the program's own: numbers, texts, arrays and nests of them."""
+    kind = type(given)
+    if kind in _PLAIN:
+        return True
+    if isinstance(given, np.ndarray):
+        return kind is np.ndarray and given.dtype.kind in "biufc" and not given.dtype.metadata
+    if kind is tuple or kind is list or kind is dict:
+        inner: Iterable[object] = given.items() if isinstance(given, dict) else cast(Iterable[object], given)
+        return depth > 0 and all(_is_plain(one, depth - 1) for one in inner)
+    return False
+
+
 def dump_arguments(arguments: object, handle_of: HandleOf) -> bytes:
     """Local. Arguments, by plain pickle where that is possible.
 
     Raises:
         TypeError: Something cannot be sent.
     """
+    if _is_plain(arguments):
+        # A call of Python for each object would take most of the time.
+        return pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)
     file = io.BytesIO()
     try:
         _PlainPickler(file, handle_of).dump(arguments)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.window import Window
 from mpidist.serving.heap import ALIGNMENT, FIRST_BYTES
 from mpidist.serving.station import Station
@@ -16,6 +16,8 @@ from mpidist.serving.station import Station
 # A slot begins with the place and the size of the table of its changes, which stands behind the arrays. The server sets
 # the place to 0 when the changes are applied.
 _HEAD_BYTES = 16
+# Changes within so many bytes of a slot are written all at once, with their table: most closures make no others.
+_GATHERED_BYTES = 1 << 15
 # A server that is waited for is to do this.
 _TAKE = "take an update"
 
@@ -59,6 +61,8 @@ class Pushed:
         self._slot_bytes = slot_bytes
         self._end = _HEAD_BYTES
         self._changes: list[Change] = []
+        # The beginning of the slot, as long as nothing is written there.
+        self._gathered: AnyArray | None = None if slot_bytes < _GATHERED_BYTES else np.empty(_GATHERED_BYTES, np.uint8)
 
     def add(self, kind: str, variable: int, array: AnyArray, *, step: int = -1, factor: float = 1.0) -> int:
         """Local. Write a change; the array may be changed afterwards. Returns where in the heap it lies.
@@ -75,17 +79,35 @@ class Pushed:
         """
         array = np.ascontiguousarray(array)
         begin = -(-self._end // ALIGNMENT) * ALIGNMENT
-        self._require(begin + array.nbytes)
-        self._put((begin, array.reshape(-1)))
-        self._end = begin + array.nbytes
+        end = begin + array.nbytes
+        self._require(end)
+        if self._gathered is not None and end <= _GATHERED_BYTES:
+            self._gathered[begin:end] = as_bytes(array)
+        else:
+            self.write()
+            self._put((begin, array.reshape(-1)))
+        self._end = end
         self._changes.append(Change(kind, variable, begin, array.dtype.str, array.size, step, factor))
         return self._offset + begin
+
+    def write(self) -> None:
+        """Local. Write the changes that are gathered so far: they can be read. Later ones are written one by one."""
+        gathered, self._gathered = self._gathered, None
+        if gathered is not None and self._end > _HEAD_BYTES:
+            self._put((_HEAD_BYTES, gathered[_HEAD_BYTES : self._end]))
 
     def close(self) -> None:
         """Local. Write the table: the server can read it all."""
         table = np.frombuffer(pickle.dumps([tuple(change) for change in self._changes]), np.uint8)
-        self._require(self._end + table.size)
-        self._put((0, np.array([self._end, table.size], np.uint64)), (self._end, table))
+        head, end = np.array([self._end, table.size], np.uint64), self._end + table.size
+        self._require(end)
+        if self._gathered is not None and end <= _GATHERED_BYTES:
+            self._gathered[:_HEAD_BYTES] = as_bytes(head)
+            self._gathered[self._end : end] = table
+            self._put((0, self._gathered[:end]))
+        else:
+            self.write()
+            self._put((0, head), (self._end, table))
 
     def _put(self, *parts: tuple[int, AnyArray]) -> None:
         window = self._station.window

@@ -103,14 +103,17 @@ def overlay(rows: AnyArray, values: AnyArray, changes: Iterable[RowChange]) -> N
         values: Of shape (n, width).
         changes: In their order.
     """
+    wanted = set(rows.tolist())
+    # Most functions read other rows than they have changed.
+    met = [change for change in changes if not wanted.isdisjoint(change[1].tolist())]
+    if not met:
+        return
     order = np.argsort(rows, kind="stable")
     ordered = rows[order]
-    for kind, numbers, given in changes:
+    for kind, numbers, given in met:
         # A row that was read several times changes everywhere, and by all of its changes in their order.
         low, high = np.searchsorted(ordered, numbers), np.searchsorted(ordered, numbers, "right")
         counts = high - low
-        if not counts.any():
-            continue
         places = np.concatenate([order[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True)])
         apply_rows(kind, values, np.repeat(given, counts, axis=0), places)
 

@@ -130,19 +130,23 @@ class Station:
             if message.call in self._answers:
                 self._answers[message.call] = message
             return True
-        if not any(role.take(sender, message) for role in self.roles):
-            raise RuntimeError(f"{self.name_of(sender)} sends {message!r}, for which this process has no role")
-        return True
+        for role in self.roles:
+            if role.take(sender, message):
+                return True
+        raise RuntimeError(f"{self.name_of(sender)} sends {message!r}, for which this process has no role")
 
     def require_needed(self) -> None:
         """Local. Raise DeadRankError if the coordinator or a server is dead, or has left."""
+        lost = self.window.lost()
+        if not lost and not self.left:
+            return
         for rank in self._needed & self.left.keys():
             raise DeadRankError(
                 f"{self.name_of(rank)} (rank {rank}), without which no training goes on, lives and serves no more, "
                 f"after an error of its own: {self.left[rank]}. Start the job again: a program that saves checkpoints "
                 "goes on from the last one"
             )
-        dead = self.window.lost() & self._needed
+        dead = lost & self._needed
         if dead:
             # The program gets time to handle the error.
             WATCH.was_raised = WATCH.was_raised or threading.current_thread() is threading.main_thread()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import threading
+from threading import get_ident, main_thread
 from types import TracebackType
 
 from mpidist.comm.call_order import CallOrder
@@ -20,11 +20,11 @@ class Whole:
         self._order = order
 
     def __enter__(self) -> None:
-        if threading.current_thread() is threading.main_thread():
+        if get_ident() == main_thread().ident:
             self._order.during("a message of parameter servers")
 
     def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
-        if threading.current_thread() is not threading.main_thread():
+        if get_ident() != main_thread().ident:
             return
         self._order.__exit__(kind, error, trace)
         if error is None and self._order.is_asked and not self._order.is_inside:

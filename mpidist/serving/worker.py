@@ -291,6 +291,7 @@ class Worker(ServedHome, OwnThreads):
         for change in closure.added.pop(place.number, ()):
             before = closure.values[place.number]
             if isinstance(change, int):
+                closure.pushed[place.server].write()
                 delta = np.empty(place.shape, place.dtype)
                 with self._station.awaited((place.server,), READ):
                     self._station.window.get(place.server, change, delta.reshape(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
@@ -158,6 +159,6 @@ def _norm(arrays: Sequence[AnyArray]) -> float:
 def _merged(variable: Variable, gradient: Gradient) -> IndexedSlices:
     """The gradient of a table, each row once."""
     indices, values = take_rows(gradient, variable)
-    width = int(np.prod(variable.shape[1:], dtype=np.int64))
+    width = int(math.prod(variable.shape[1:]))
     numbers, sums = merge_rows(indices.astype(np.int64, copy=False), values.reshape(len(indices), width))
     return IndexedSlices(sums, numbers)

@@ -108,6 +108,14 @@ _APPLY: dict[str, Apply] = {
     "min": np.minimum.at,
     "max": np.maximum.at,
 }
+_ONCE: dict[str, Callable[[AnyArray, AnyArray], AnyArray]] = {
+    "add": np.add,
+    "sub": np.subtract,
+    "mul": np.multiply,
+    "div": np.true_divide,
+    "min": np.minimum,
+    "max": np.maximum,
+}
 _ARITHMETIC = frozenset(("add", "sub", "mul", "div"))
 # Under these kinds, rows of several replicas have no common value.
 ONE_WRITER = frozenset(("min", "max", "update"))
@@ -132,6 +140,9 @@ def apply_rows(kind: str, target: AnyArray, values: AnyArray, indices: AnyArray)
         target[there] = arrays.move(block, arrays.namespace(target))
     elif kind == "update":
         target[indices] = values
+    elif len(set(indices.tolist())) == len(indices):
+        # `at` counts a row as often as it occurs, and takes several times as long.
+        target[indices] = _ONCE[kind](target[indices], values)
     else:
         _APPLY[kind](target, indices, values)
 
@@ -168,12 +179,20 @@ def row_numbers(variable: Scatter, indices: npt.ArrayLike) -> AnyArray:
         )
     if not variable.shape:
         raise ValueError(f"variable {variable.name!r} is a scalar, which has no rows: read it by `value()`")
-    if given.size and not 0 <= int(given.min()) <= int(given.max()) < variable.shape[0]:
+    if not are_below(given, variable.shape[0]):
         raise ValueError(
             f"variable {variable.name!r} of shape {variable.shape}: expected numbers of rows from 0 to "
             f"{variable.shape[0] - 1}, got {int(given.min())} to {int(given.max())}"
         )
     return given.astype(np.int64, copy=False)
+
+
+def are_below(numbers: AnyArray, end: int) -> bool:
+    """Local. Whether integers are from 0 to `end` - 1, all of them."""
+    if numbers.dtype == np.int64:
+        # A negative number is a huge one without its sign: one look is enough.
+        return not numbers.size or int(np.maximum.reduce(numbers.view(np.uint64), None)) < end
+    return not numbers.size or 0 <= int(numbers.min()) <= int(numbers.max()) < end
 
 
 def require_rows(variable: Scatter, rows: IndexedSlices) -> None:
@@ -189,7 +208,7 @@ def require_rows(variable: Scatter, rows: IndexedSlices) -> None:
             f"variable {variable.name!r}: expected rows of an array of shape {variable.shape}, got IndexedSlices with "
             f"values of shape {values.shape}"
         )
-    if indices.size and not 0 <= int(indices.min()) <= int(indices.max()) < variable.shape[0]:
+    if not are_below(indices, variable.shape[0]):
         raise ValueError(
             f"variable {variable.name!r}: expected indices from 0 to {variable.shape[0] - 1}, got "
             f"{int(indices.min())} to {int(indices.max())}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
@@ -50,7 +51,7 @@ class Place(NamedTuple):
     @property
     def size(self) -> int:
         """Local. The number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return int(math.prod(self.shape))
 
     @property
     def bytes(self) -> int:
@@ -60,7 +61,7 @@ class Place(NamedTuple):
     @property
     def width(self) -> int:
         """Local. The number of elements in a row."""
-        return int(np.prod(self.shape[1:], dtype=np.int64))
+        return int(math.prod(self.shape[1:]))
 
 
 class ServedHome(Home, Protocol):

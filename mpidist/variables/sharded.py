@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Iterator, Sequence
 from typing import Any, TypeVar
@@ -188,7 +189,7 @@ class ShardedVariable(Variable):
 
     @property
     def _width(self) -> int:
-        return int(np.prod(self.shape[1:], dtype=np.int64))
+        return int(math.prod(self.shape[1:]))
 
     def __repr__(self) -> str:
         return (

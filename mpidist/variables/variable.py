@@ -5,6 +5,7 @@ Both are interfaces that name each other. The arena is the home of the variables
 
 from __future__ import annotations
 
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -214,7 +215,7 @@ class Variable(ArrayLike, Scatter, ABC):
     @property
     def size(self) -> int:
         """Local. Number of elements."""
-        return int(np.prod(self.shape, dtype=np.int64))
+        return int(math.prod(self.shape))
 
     def coerce(self, value: npt.ArrayLike) -> AnyArray:
         """Local. `value` as an array of this variable's shape and dtype.

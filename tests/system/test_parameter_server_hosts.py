@@ -13,7 +13,7 @@ import pytest
 from tests.amounts import amount
 from tests.hosts.virtual_hosts import VirtualHosts
 from tests.launching import find_mpirun, finish, is_open_mpi, run_program
-from tests.parallel.serving.test_traffic import Cost, require_few_bytes
+from tests.parallel.serving.test_traffic import Cost, require_bytes_of_the_wire, require_few_bytes
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
@@ -115,21 +115,29 @@ from mpidist.comm.communicator import open_communicator
 from tests.parallel.serving.test_traffic import cost_of_closures
 
 communicator = open_communicator()
-cost = cost_of_closures(communicator, 2)
+cost = cost_of_closures(communicator, int(sys.argv[2]), int(sys.argv[3]))
 if communicator.rank == 0:
     json.dump({**cost._asdict(), "nodes": communicator.node_sizes}, open(sys.argv[1], "w"))
 """
 
 
-def test_a_closure_takes_few_bytes_between_hosts(virtual_hosts: Open, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("servers", "steps"), [
+    (2, 1), (7, 1), pytest.param(3, 1, marks=pytest.mark.long), pytest.param(5, 2, marks=pytest.mark.long),
+])
+def test_a_closure_takes_few_bytes_between_hosts(
+    virtual_hosts: Open, tmp_path: Path, servers: int, steps: int
+) -> None:
     program, out = tmp_path / "program.py", tmp_path / "cost.json"
     program.write_text(TRAFFIC)
-    result = virtual_hosts(2).run([2, 2], program, out)
+    result = virtual_hosts(2).run([2, servers], program, out, servers, steps)
     assert result.returncode == 0, result.stdout + result.stderr
     cost = json.loads(out.read_text())
-    # Chief and worker are on the one, both servers on the other.
-    assert cost.pop("nodes") == [2, 2]
-    require_few_bytes(Cost(**cost), 2)
+    # Chief and worker are on the one, all servers on the other.
+    assert cost.pop("nodes") == [2, servers]
+    require_bytes_of_the_wire(Cost(**cost), servers, steps)
+    if servers <= 3:
+        # With the result, too.
+        require_few_bytes(Cost(**cost), servers)
 
 
 BUSY = HEAD + """

@@ -38,6 +38,22 @@ def test_rows_are_applied_one_after_another(kind: str, indices: list[int], colum
     np.testing.assert_allclose(variable.numpy(), one_by_one(kind, start, indices, values))
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@pytest.mark.parametrize(
+    ("kind", "ufunc"),
+    [("add", np.add), ("sub", np.subtract), ("mul", np.multiply), ("div", np.true_divide), ("min", np.minimum),
+     ("max", np.maximum)],
+)
+def test_rows_that_are_named_once_have_the_bits_of_any_others(kind: str, ufunc: Any, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    start, values = (rng.uniform(1, 100, (9, 5)).astype(dtype) for _ in range(2))
+    indices = rng.permutation(9)[:6]
+    variable, expected = mpidist.Variable(start), start.copy()
+    getattr(variable, f"scatter_{kind}")(IndexedSlices(values[:6], indices))
+    ufunc.at(expected, indices, values[:6])
+    assert variable.numpy().tobytes() == expected.tobytes()
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32", "int8", "int64", "complex64"])
 def test_dtypes(dtype: str) -> None:
     variable = mpidist.Variable(np.ones(3, dtype))

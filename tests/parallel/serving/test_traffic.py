@@ -43,8 +43,8 @@ class Cost(NamedTuple):
     arguments: int
 
 
-def cost_of_closures(communicator: Communicator, servers: int) -> Cost:
-    """Collective. Count the messages of a function that reads data of its worker, and steps an optimizer.
+def cost_of_closures(communicator: Communicator, servers: int, steps: int = 1) -> Cost:
+    """Collective. Count the messages of a function that reads data of its worker, and steps optimizers.
 
     They are those that the recorders of all ranks hold.
     """
@@ -53,13 +53,16 @@ def cost_of_closures(communicator: Communicator, servers: int) -> Cost:
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
         with strategy.scope():
             weights = [mpidist.Variable(np.zeros(5)) for _ in range(servers)]
-            count, steps = mpidist.Variable(0, dtype="int64"), mpidist.optimizers.Adam(0.1)
-        steps.build(weights)
+            count = mpidist.Variable(0, dtype="int64")
+            optimizers = [mpidist.optimizers.Adam(lambda step: 0.1 / (3 + step)) for _ in range(steps)]
+        for optimizer in optimizers:
+            optimizer.build(weights)
         numbers = iter(coordinator.create_per_worker_dataset(mpidist.data.Dataset.range(4 * CLOSURES).shuffle(9)))
 
         def step(numbers: Any, factor: float) -> float:
             gradient = np.full(5, factor * next(numbers))
-            steps.apply_gradients([(gradient, weight) for weight in weights])
+            for optimizer in optimizers:
+                optimizer.apply_gradients([(gradient, weight) for weight in weights])
             count.assign_add(1)
             return factor
 
@@ -97,13 +100,31 @@ def require_few_bytes(cost: Cost, servers: int) -> None:
     assert 0 < cost.given <= cost.closures * 2 * 64, cost
 
 
-@pytest.mark.parametrize("servers", [1, pytest.param(2, marks=pytest.mark.mpi(min_size=4))])
+def require_bytes_of_the_wire(cost: Cost, servers: int, steps: int) -> None:
+    """Fail where messages take more bytes beyond the arguments and results in them than the documentation says."""
+    beyond = (cost.bytes - cost.given) / cost.closures
+    assert beyond == 24 + steps + servers * (21 + 12 * steps), cost
+    assert beyond <= 256
+
+
+@pytest.mark.parametrize(("servers", "steps"), [
+    (1, 1),
+    pytest.param(2, 1, marks=pytest.mark.mpi(min_size=4)),
+    pytest.param(2, 3, marks=pytest.mark.mpi(min_size=4)),
+    pytest.param(3, 1, marks=pytest.mark.mpi(min_size=5)),
+    pytest.param(5, 1, marks=pytest.mark.mpi(min_size=7)),
+    pytest.param(5, 2, marks=pytest.mark.mpi(min_size=7)),
+    pytest.param(7, 1, marks=pytest.mark.mpi(min_size=9)),
+])
 def test_a_closure_takes_few_bytes_on_all_ranks_together(
-    communicator: Communicator, servers: int, monkeypatch: pytest.MonkeyPatch
+    communicator: Communicator, servers: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RECORDER, "traffic", Traffic())
-    cost = cost_of_closures(communicator, servers)
-    require_few_bytes(cost, servers)
+    cost = cost_of_closures(communicator, servers, steps)
+    require_bytes_of_the_wire(cost, servers, steps)
+    if servers <= 5 and (servers, steps) != (5, 2):
+        # With the result, too.
+        require_few_bytes(cost, servers)
 
 
 @pytest.mark.parametrize("consistency", ["whole", "relaxed"])
