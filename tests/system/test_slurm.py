@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -164,3 +165,54 @@ def test_parallel_tests_of_the_library(slurm: PrivateSlurm, tmp_path: Path) -> N
     assert re.search(r"size: 3\b", job.output), job.output
     assert re.search(r"\b[1-9]\d* passed", job.output), job.output
     assert "failed" not in job.output
+
+
+# In Apptainer's place: it takes the script's arguments and variables as Apptainer does, and like it leaves /dev/shm and
+# processes shared. Mounts are its own, and of its environment only what Apptainer would give to the command is new.
+STAND_IN = """#!/bin/bash
+set -eu
+[ "$1" = exec ] && [ -e "$2" ] || { echo "apptainer exec IMAGE COMMAND, got: $*" >&2; exit 64; }
+image=$2
+shift 2
+IFS=, read -ra folders <<< "$APPTAINER_BIND"
+for folder in "${folders[@]}"; do [ -d "$folder" ] || { echo "no folder $folder" >&2; exit 65; }; done
+for name in "${!APPTAINERENV_@}"; do export "${name#APPTAINERENV_}=${!name}"; done
+echo "contained $image $APPTAINER_BIND $MPI4PY_LIBMPI $*" >&2
+exec unshare --mount "$@"
+"""
+
+
+@starts_again
+def test_each_rank_trains_in_a_container(
+    slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
+) -> None:
+    """Apptainer itself is not run: a program of its name stands in for it."""
+    folder = copy_tree(tmp_path)
+    place = folder / "bin"
+    place.mkdir()
+    (place / "apptainer").write_text(STAND_IN)
+    (place / "apptainer").chmod(0o755)
+    (folder / "image.sif").touch()
+    mpi, other = folder / "mpi", folder / "other"
+    (mpi / "lib").mkdir(parents=True)
+    libraries = sorted((Path(sys.prefix) / "lib").iterdir())
+    for one in libraries:
+        (mpi / "lib" / one.name).symlink_to(one)
+    # In Python's packages that name is a text for linkers; at a site it is the library.
+    numbered = [one for one in libraries if one.name.startswith("libmpi.so.")]
+    if not numbered:
+        pytest.skip(f"no libmpi.so in {sys.prefix}/lib: MPI is not that of Python's packages")
+    (mpi / "lib" / "libmpi.so").unlink(missing_ok=True)
+    (mpi / "lib" / "libmpi.so").symlink_to(numbered[0])
+    other.mkdir()
+    number = slurm.submit(
+        "slurm/container.sbatch", "--data", data, "--epochs", EPOCHS, folder=folder,
+        PATH=f"{place}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
+        IMAGE="image.sif", MPI_DIR=str(mpi), BIND=str(other),
+    )
+    job = slurm.wait(number)
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    line = f"contained image.sif {mpi},{other} {mpi}/lib/libmpi.so python examples/train.py "
+    assert job.output.count(line) == 4, job.output
+    assert "MultiWorkerMirroredStrategy: 4 replica(s)" in job.output
+    np.testing.assert_allclose(losses(folder / f"checkpoints-{number}"), losses_alone, rtol=2e-5)
