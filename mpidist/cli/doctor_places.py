@@ -46,7 +46,7 @@ def look_at_places(communicator: Communicator) -> Iterator[Finding]:
     ))
     sizes = communicator.node_sizes
     hosts = dict.fromkeys(one.host for one in told)
-    text = f"{communicator.size} on {len(sizes)} node(s) of {min(sizes)} to {max(sizes)}, {len(hosts)} host(s)"
+    text = f"{communicator.size} on {len(sizes)} node(s), {_span(sizes)} on each, {len(hosts)} host(s)"
     data: dict[str, object] = {"ranks": len(told), "nodes": list(sizes), "hosts": list(hosts)}
     if len(sizes) > len(hosts):
         yield Finding(
@@ -81,6 +81,10 @@ def look_at_hosts(communicator: Communicator, own: Sequence[Finding]) -> Iterato
         yield Finding(subject, state, f"on {names}: {found[0][1].text}", found[0][1].mend, found[0][1].data)
 
 
+def _span(numbers: Sequence[int]) -> str:
+    return f"{min(numbers)}" if min(numbers) == max(numbers) else f"{min(numbers)} to {max(numbers)}"
+
+
 def find_cores(node: int, here: Mapping[int, Place]) -> Finding:
     """Local. Find out whether the ranks of a node have cores enough for themselves and for their threads.
 
@@ -96,7 +100,7 @@ def find_cores(node: int, here: Mapping[int, Place]) -> Finding:
     )
     is_bound = sum(len(cores.allowed) for cores in claims) == len(frozenset().union(*(one.allowed for one in claims)))
     host = next(iter(here.values())).host
-    bound = "each bound to its own" if is_bound and len(here) > 1 else f"{min(own)} to {max(own)} each"
+    bound = "each bound to its own" if is_bound and len(here) > 1 else f"each may use {_span(own)}"
     text = f"node {node} ({host}): {len(here)} rank(s) on {count} core(s), {bound}, {wanted} thread(s)"
     data: dict[str, object] = {"host": host, "cores": {rank: _numbers(one.cores.allowed) for rank, one in here.items()}}
     crowd, place = find_crowd({rank: one.cores.allowed for rank, one in here.items()})

@@ -48,8 +48,10 @@ def test_ranks_are_looked_at_together(tmp_path: Path) -> None:
     # One page, of rank 0.
     found = read_page(result.stdout)
     assert result.returncode == int(any(one["state"] == "wrong" for one in found.values())), result.stderr
-    assert found["ranks"]["text"].startswith("2 on 1 node(s) of 2 to 2")
+    assert found["ranks"]["text"].startswith("2 on 1 node(s), 2 on each, 1 host(s)")
     assert "backend" in found["collective"]["text"], found
+    # NODE, which takes larger arrays, needs no chunks.
+    assert "in chunks" not in found["collective"]["text"], found
     assert found["threads in MPI"]["state"] == "ok"
     # Both of Open MPI's and of MPICH's lines say how ranks live on.
     assert "if it is started by" in found["death of a rank"]["text"]
@@ -131,7 +133,7 @@ def test_hosts_have_a_table_of_times(virtual_hosts: Callable[[int], VirtualHosts
     hosts, program = virtual_hosts(2), tmp_path / "program.py"
     program.write_text(PROGRAM)
     found = read_page(hosts.run([1, 1], program, "doctor", "--json", "--seconds", 2, timeout_seconds=100).stdout)
-    assert found["ranks"]["text"] == "2 on 2 node(s) of 1 to 1, 2 host(s)"
+    assert found["ranks"]["text"] == "2 on 2 node(s), 1 on each, 2 host(s)"
     assert found["sum of 8 B"]["data"]["mpi_us"] > 0
     assert found["between hosts"]["data"]["hosts"] == ["n1", "n2"]
     assert found["between hosts"]["text"].startswith("n1 - n2: ")

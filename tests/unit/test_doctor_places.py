@@ -32,7 +32,8 @@ def test_a_crowd_is_found_wherever_cores_cannot_be_dealt() -> None:
 
 @pytest.mark.parametrize(("here", "state", "text", "mend"), [
     ([place(0), place(1)], "ok", "2 rank(s) on 2 core(s), each bound to its own, 2 thread(s)", ""),
-    ([place(0, 1), place(0, 1)], "ok", "2 rank(s) on 2 core(s), 2 to 2 each", ""),
+    ([place(0, 1), place(0, 1)], "ok", "2 rank(s) on 2 core(s), each may use 2, ", ""),
+    ([place(0, 1), place(0)], "ok", "2 rank(s) on 2 core(s), each may use 1 to 2, 2 thread(s)", ""),
     ([place(0, 1)] * 3, "note", "ranks wait for each other's cores", "mpirun -n 2 on each host"),
     ([place(0), place(0), place(1, 2, 3)], "note", "ranks 0-1 have only core(s) 0 together", "mpirun --bind-to core"),
     ([place(0, 1, threads="4"), place(2, 3)], "note", "threads wait", "export OMP_NUM_THREADS=2"),
