@@ -1,8 +1,9 @@
 """TensorFlow's side of parameter_servers.py and tables.py: a local cluster of gRPC, and the same closures.
 
-    python benchmarks/parameter_servers_peer.py WORKERS CLOSURES ROUNDS BYTES... [--rows=COUNTxWIDTH]
+    python benchmarks/parameter_servers_peer.py WORKERS CLOSURES ROUNDS BYTES... [--rows=COUNTxWIDTHxATONCExQUEUED]
 
-With `--rows` it reads and changes so many rows of tables of so many bytes. Prints its figures as a line of JSON.
+With `--rows` it reads and changes so many rows of tables of so many bytes, once in a closure and ATONCE times in one,
+and has QUEUED closures scheduled before it waits for them. Prints its figures as a line of JSON.
 """
 
 from __future__ import annotations
@@ -68,8 +69,8 @@ def functions(tf: Any, weight: Any) -> tuple[Any, Any]:
     return tf.function(pull), tf.function(add)
 
 
-def row_functions(tf: Any, table: Any, count: int) -> tuple[Any, Any]:
-    """What workers do with rows of a table."""
+def row_functions(tf: Any, table: Any, count: int, at_once: int) -> tuple[Any, Any, Any]:
+    """What workers do with rows of a table; the last one does it several times, unrolled."""
     def fetch(ids: Any) -> Any:
         # TensorFlow gathers them on the server, where the table is.
         with tf.device("/job:worker/task:0"):
@@ -81,8 +82,16 @@ def row_functions(tf: Any, table: Any, count: int) -> tuple[Any, Any]:
     def add(ids: Any) -> None:
         table.scatter_add(tf.IndexedSlices(tf.ones_like(fetch(ids)), ids))
 
+    def add_often(ids: Any) -> None:
+        for number in range(at_once):
+            add(ids[number])
+
     signature = [tf.TensorSpec((count,), tf.int32)]
-    return tf.function(pull, input_signature=signature), tf.function(add, input_signature=signature)
+    often = [tf.TensorSpec((at_once, count), tf.int32)]
+    return (
+        tf.function(pull, input_signature=signature), tf.function(add, input_signature=signature),
+        tf.function(add_often, input_signature=often),
+    )
 
 
 def cluster_of(cluster: dict[str, list[str]]) -> tuple[Any, Any, Any]:
@@ -96,9 +105,10 @@ def cluster_of(cluster: dict[str, list[str]]) -> tuple[Any, Any, Any]:
 
 
 def measure_rows(
-    cluster: dict[str, list[str]], count: int, width: int, rounds: int, sizes: list[int]
+    cluster: dict[str, list[str]], rows: tuple[int, int, int, int], rounds: int, sizes: list[int]
 ) -> dict[str, Any]:
     """Figures of tables, with the names that mpidist's have."""
+    count, width, at_once, queued = rows
     tf, strategy, coordinator = cluster_of(cluster)
     found = {}
     for size in sizes:
@@ -107,13 +117,20 @@ def measure_rows(
             table = tf.Variable(tf.zeros((length, width)))
         draws = itertools.cycle([tf.constant(random.Random(seed).sample(range(length), count)) for seed in range(50)])
 
-        def run(function: Any, draws: Any = draws) -> None:
-            coordinator.schedule(function, (next(draws),))
+        some = itertools.repeat(tf.stack([next(draws) for _ in range(at_once)]))
+
+        def run(function: Any, given: Any, times: int = 1) -> None:
+            for _ in range(times):
+                coordinator.schedule(function, (next(given),))
             coordinator.join()
 
+        pull, add, often = row_functions(tf, table, count, at_once)
         found[f"{size >> 20} MB"] = {
-            name: timed(functools.partial(run, one), rounds)
-            for name, one in zip(("pull", "pull and add"), row_functions(tf, table, count), strict=True)
+            "pull": timed(functools.partial(run, pull, draws), rounds),
+            "pull and add": timed(functools.partial(run, add, draws), rounds),
+            "pull and add within a function": timed(functools.partial(run, often, some), rounds) / at_once,
+            "pull and add, queued": timed(functools.partial(run, add, draws, queued), 1) / queued,
+            "within a function, queued": timed(functools.partial(run, often, some, queued), 1, 0) / queued / at_once,
         }
     return found
 
@@ -159,8 +176,8 @@ def main() -> None:
     code = 1
     try:
         if rows:
-            count, width = map(int, rows[0].split("x"))
-            print(json.dumps(measure_rows(cluster, count, width, rounds, sizes)), flush=True)
+            count, width, at_once, queued = map(int, rows[0].split("x"))
+            print(json.dumps(measure_rows(cluster, (count, width, at_once, queued), rounds, sizes)), flush=True)
         else:
             print(json.dumps(measure(cluster, closures, rounds, sizes)), flush=True)
         code = 0

@@ -14,7 +14,7 @@ import itertools
 import json
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import click
@@ -34,6 +34,8 @@ ROW_BYTES = 4 * WIDTH
 _SLOT_BYTES = 16 << 20
 # Within one function, so that its own way to the worker and back does not count.
 _AT_ONCE = 20
+# Scheduled one after another, before the first has ended.
+_QUEUED = 200
 
 
 def drawn(size: int, count: int, rounds: int) -> list[Any]:
@@ -97,6 +99,17 @@ def training(way: str, sizes: Sequence[int], count: int, rounds: int) -> dict[st
     return found
 
 
+def queued(
+    coordinator: mpidist.coordinator.ClusterCoordinator, function: Callable[[Any], object], given: Iterator[Any]
+) -> float:
+    """Microseconds of a function where many are scheduled before the first has ended."""
+    begin = time.perf_counter()
+    for _ in range(_QUEUED):
+        coordinator.schedule(function, (next(given),))
+    coordinator.join()
+    return (time.perf_counter() - begin) / _QUEUED * 1e6
+
+
 def sparse(
     strategy: ParameterServerStrategy, coordinator: mpidist.coordinator.ClusterCoordinator, size: int, count: int,
     rounds: int,
@@ -118,6 +131,10 @@ def sparse(
     def add(ids: Any) -> None:
         table.sparse_read(ids)
         table.scatter_add(mpidist.IndexedSlices(ones, ids))
+
+    def add_often(ids: Sequence[Any]) -> None:
+        for one in ids:
+            add(one)
 
     def step(ids: Any) -> None:
         found = mpidist.embedding_lookup(table, ids)
@@ -141,6 +158,10 @@ def sparse(
         "pull": timed(ran(pull), rounds), "pull and add": timed(ran(add), rounds),
         "pull and SGD": timed(ran(step), rounds), "add to a scalar": timed(ran(least), rounds),
         "pull within a function": float(alone[len(alone) // 2]),
+        "pull and add within a function":
+            timed(lambda: coordinator.schedule(add_often, (some,)).get(), rounds) / _AT_ONCE,
+        "pull and add, queued": queued(coordinator, add, rows),
+        "within a function, queued": queued(coordinator, add_often, itertools.repeat(some)) / _AT_ONCE,
     }
 
 
@@ -148,7 +169,8 @@ def peer(python: str | None, sizes: Sequence[int], count: int, rounds: int) -> d
     """TensorFlow's figures, measured by a process of its own."""
     if python is None or WORLD.rank:
         return {}
-    command = [python, str(PEER), "1", "1", str(rounds), *map(str, sizes), f"--rows={count}x{WIDTH}"]
+    case = f"--rows={count}x{WIDTH}x{_AT_ONCE}x{_QUEUED}"
+    command = [python, str(PEER), "1", "1", str(rounds), *map(str, sizes), case]
     done = subprocess.run(command, stdout=subprocess.PIPE, check=True, timeout=600)
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found

@@ -180,7 +180,8 @@ def test_rows_of_tables_are_measured_by_both_ways(tmp_path: Path) -> None:
         assert set(content["raw, us"][size]) == {"Get", "Put", "Get of rows", "Put of rows"}
         for way in ("RMA", "SOCKETS"):
             assert set(content[way][size]) == {
-                "pull", "pull and add", "pull and SGD", "pull within a function", "add to a scalar"
+                "pull", "pull and add", "pull and SGD", "pull within a function", "add to a scalar",
+                "pull and add within a function", "pull and add, queued", "within a function, queued",
             }
             assert all(0 < time < 1e6 for time in content[way][size].values())
     assert "2 MB / 1 MB" in result.stdout
