@@ -248,6 +248,14 @@ COMM = (
         "if self.user_count == 0:", "if self.user_count >= 0:", NCCL + "backends_over_one_communicator_share_one", 2,
     ),
     Fault(
+        "NCCL stays open on the ranks where it has started, when another fails", "comm/gpu/nccl_ranks.py",
+        "        start.give_up()\n", "", NCCL + "where_one_rank_fails_the_others_abort_what_has_started", 2,
+    ),
+    Fault(
+        "NCCL that starts too late stays open", "comm/gpu/nccl_ranks.py",
+        "if is_late:", "if False:", NCCL + "a_rank_that_fails_at_the_start_does_not_keep_the_others", 2,
+    ),
+    Fault(
         "NCCL's communicator of another GPU is shared", "comm/gpu/nccl_ranks.py",
         " or self.device != cuda.current_device()", "", NCCL + "each_gpu_has_one_and_another_gpu_is_refused", 2,
     ),
@@ -289,7 +297,7 @@ CLUSTER = (
     ),
     Fault(
         "replicas in the order of the ranks", "cluster/placement.py",
-        "replica_key=order.index(task),", "replica_key=0,",
+        "replica_key=keys[task],", "replica_key=0,",
         "parallel/cluster/test_cluster.py::test_told_tasks_order_the_replicas", 3,
     ),
     Fault(
@@ -309,8 +317,13 @@ CLUSTER = (
         "system/test_evaluator.py::test_an_evaluator_follows_and_ends_with_the_job",
     ),
     Fault(
+        "an evaluator dies of the signals that the chief takes", "cluster/groups.py",
+        "                self._listen(said)\n", "                pass\n",
+        "system/test_evaluator.py::test_an_evaluator_lives_on_at_signals_until_the_chief_has_saved",
+    ),
+    Fault(
         "an evaluator waits at its end for the dead", "cluster/groups.py",
-        "mpi.isend(dead, rank, tag)", "mpi.isend([], rank, tag)",
+        "mpi.isend((_END, dead), rank, tag)", "mpi.isend((_END, []), rank, tag)",
         "parallel/cluster/test_groups.py::test_an_evaluator_hears_of_the_end_and_of_the_dead", 2,
     ),
     Fault(
@@ -1171,6 +1184,11 @@ SERVING = (
         "system/test_forked_children.py::test_they_take_part_in_nothing",
     ),
     Fault(
+        "arguments are sent with what they name", "serving/handles.py",
+        "all(_is_plain(one, depth - 1) for one in inner)", "True",
+        "unit/test_serving_handles.py::test_what_is_named_comes_back_as_itself",
+    ),
+    Fault(
         "an exit of a function ends the program well", "serving/handles.py",
         "    if isinstance(error, SystemExit):\n", "    if False:\n",
         "parallel/serving/test_what_users_write.py::"
@@ -1286,7 +1304,7 @@ WINDOWS = (
     ),
     Fault(
         "a joiner that leaves before it has joined keeps its place", "comm/windows/joined.py",
-        "if not self.has_joined:", "if self.is_closed:",
+        "if not self.has_joined:", "if self.has_joined:",
         "system/test_joining_hosts.py::test_workers_join_from_another_host",
     ),
     Fault(
@@ -1328,6 +1346,11 @@ WINDOWS = (
     Fault(
         "a server does not look at what is free", "serving/memory.py", "missing > _free_bytes()", "missing < 0",
         "system/test_full_memory.py::test_memory_that_is_full_is_an_error_and_nothing_is_lost",
+    ),
+    Fault(
+        "a function reads what it has not written yet", "serving/worker.py",
+        "                closure.pushed[place.server].write()\n", "",
+        "unit/test_serving_push.py::test_a_function_reads_what_it_has_added_itself",
     ),
     Fault(
         "a push is written where there is no memory", "serving/push.py", "        if byte_count > have:\n",
