@@ -349,9 +349,18 @@ class PreemptionCheckpointHandler:
         """The end of the job, in seconds since 1970, on rank 0."""
         if self._group.rank > 0:
             return None
-        if self._config.time_limit is not None:
-            return time.time() + self._config.time_limit
-        return slurm_job.end_time()
+        limit = self._config.time_limit
+        ends_at = slurm_job.end_time() if limit is None else time.time() + limit
+        factor, save = self._config.save_factor, self._save_seconds()
+        if ends_at is not None and (left := ends_at - time.time()) <= factor * save:
+            # With `requeue` a job would come back again and again, for a step or two each time.
+            logger.warning(
+                "the job ends in %.0f s, and %.0f s are kept for saving (`save_factor` %g times %.1f s): it saves and "
+                "ends after its first steps. Give the job more time; or, if a save takes less, say how long by "
+                "`TerminationConfig(save_seconds=...)`",
+                left, factor * save, factor, save,
+            )
+        return ends_at
 
 
 def _others(found: Found) -> Others | None:

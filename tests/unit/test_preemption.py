@@ -169,6 +169,17 @@ def test_slurms_end_of_the_job_counts(tmp_path: Path, monkeypatch: pytest.Monkey
         Training(tmp_path)
 
 
+def test_less_time_than_a_save_may_take_is_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    Training(tmp_path, time_limit=91, save_seconds=30.0)
+    assert not caplog.records
+    short = Training(tmp_path, time_limit=60, save_seconds=30.0)
+    assert "ends in 60 s, and 90 s are kept for saving (`save_factor` 3 times 30.0 s" in caplog.text
+    assert "`TerminationConfig(save_seconds=...)`" in caplog.text
+    for _ in range(5):
+        short.handler.run(short.step)
+    assert short.ended == [1]
+
+
 def test_a_function_tells_of_the_end(tmp_path: Path) -> None:
     ends = [False]
     training = Training(tmp_path, termination_watcher_fn=lambda: ends[0])
