@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.private_slurm import ENDS, JOB_SECONDS, PrivateSlurm, copy_tree, starts_again
+from tests.slurm.private_slurm import ENDS, JOB_SECONDS, Job, PrivateSlurm, copy_tree, starts_again
 
 pytestmark = pytest.mark.timeout_seconds(240)
 
@@ -20,7 +20,8 @@ import mpidist
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 
 MOST = 20_000
-strategy = mpidist.ParameterServerStrategy(options=mpidist.ServerOptions(heap_bytes=1 << 22))
+dealt = mpidist.cluster_resolver.MPIClusterResolver(num_ps=int(sys.argv[2])) if len(sys.argv) > 2 else None
+strategy = mpidist.ParameterServerStrategy(dealt, options=mpidist.ServerOptions(heap_bytes=1 << 22))
 coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():
     made = mpidist.Variable(np.zeros(MOST, "int64"), name="made")
@@ -60,6 +61,19 @@ print("exact after", last, flush=True)
 """
 
 
+def require_two_lives(job: Job, number: int, reason: str) -> None:
+    """The job was told of its end and saved; the second life began at the step that was saved, and ended well."""
+    assert (job.state, job.code, job.restarts) == ("COMPLETED", 0, 1), job
+    assert job.output.count(f"the job is about to end ({reason}): saved checkpoints/ckpt-") == 1, job
+    assert f"the job {number} is queued again" in job.output, job
+    assert "the job ends" not in job.output, job
+    begins = [int(count) for count in re.findall(r"life 1 begins at (\d+)", job.output)]
+    saved = [int(count) for count in re.findall(r"after (\d+) steps", job.output)]
+    assert "life 0 begins at 0" in job.output, job
+    assert begins == saved, job
+    assert f"exact after {begins[0] + 50}" in job.output, job
+
+
 @starts_again
 def test_a_heterogeneous_job_saves_and_goes_on(slurm: PrivateSlurm, tmp_path: Path) -> None:
     folder = copy_tree(tmp_path)
@@ -75,13 +89,23 @@ def test_a_heterogeneous_job_saves_and_goes_on(slurm: PrivateSlurm, tmp_path: Pa
         # where nothing else happens the job would wait for ever.
         slurm.ask("scontrol", "update", f"jobid={number}", f"comment={time.monotonic()}")
         time.sleep(0.5)
-    job = slurm.wait(number)
-    assert (job.state, job.code, job.restarts) == ("COMPLETED", 0, 1), job
-    assert job.output.count("the job is about to end (SIGUSR1): saved checkpoints/ckpt-") == 1, job
-    assert f"the job {number} is queued again" in job.output, job
-    assert "the job ends" not in job.output, job
-    begins = [int(count) for count in re.findall(r"life 1 begins at (\d+)", job.output)]
-    saved = [int(count) for count in re.findall(r"after (\d+) steps", job.output)]
-    assert "life 0 begins at 0" in job.output, job
-    assert begins == saved, job
-    assert f"exact after {begins[0] + 50}" in job.output, job
+    require_two_lives(slurm.wait(number), number, "SIGUSR1")
+
+
+@pytest.mark.parametrize("reason", ["SIGUSR1", "SIGTERM"])
+@starts_again
+def test_a_job_of_equal_tasks_saves_and_goes_on(slurm: PrivateSlurm, tmp_path: Path, reason: str) -> None:
+    """Where it is signalled, and where Slurm preempts it; all tasks hear of it, and the chief asks for the requeue."""
+    folder = copy_tree(tmp_path)
+    (folder / "program.py").write_text(TRAINING)
+    text = Path(folder / "slurm" / "requeue.sbatch").read_text()
+    script = text[text.index("set -euo") :].partition("examples/train.py")[0] + "program.py checkpoints 1"
+    options = ["--nodes=2", "--ntasks=4", "--nodelist=n1,n2", "--requeue", "--open-mode=append"]
+    number = slurm.submit_command(script, folder=folder, options=options)
+    slurm.wait_for(number, "trains")
+    if reason == "SIGUSR1":
+        slurm.ask("scancel", "--signal=USR1", number)
+    else:
+        urgent = ["--partition=urgent", "--nodelist=n1,n2", "--exclusive"]
+        assert slurm.wait(slurm.submit_command("true", folder=folder, options=urgent)).state == "COMPLETED"
+    require_two_lives(slurm.wait(number), number, reason)
