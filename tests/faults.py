@@ -1139,7 +1139,13 @@ SERVING = (
     ),
     Fault(
         "a function does not read the rows that it has written", "serving/worker.py",
-        "        overlay(rows, found, mine)\n", "", "unit/test_sharded.py::test_writes_of_rows_in_any_order",
+        "                change.overlay(rows, found)\n", "                pass\n",
+        "unit/test_sharded.py::test_writes_of_rows_in_any_order",
+    ),
+    Fault(
+        "a function does not read the rows that it has written since it read some", "serving/rows.py",
+        "in self._changes[self._known :]:", "in self._changes[: -self._known or None]:",
+        "unit/test_sharded.py::test_writes_of_rows_in_any_order",
     ),
     Fault(
         "a step is counted that is not made", "serving/commits.py",

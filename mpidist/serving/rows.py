@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 
@@ -95,35 +95,54 @@ def _read(station: Station, place: Place, rows: AnyArray) -> tuple[AnyArray, Any
     return found, (before == after) & (before % 2 == 0)
 
 
-def overlay(rows: AnyArray, values: AnyArray, changes: Iterable[RowChange]) -> None:
-    """Local. Apply to rows that were read what a closure has changed, in place.
+class RowChanges:
+    """The changes of some rows of a variable that a closure has made, in their order."""
 
-    Args:
-        rows: Their numbers, of shape (n,).
-        values: Of shape (n, width).
-        changes: In their order.
-    """
-    wanted = set(rows.tolist())
-    # Most functions read other rows than they have changed.
-    met = [change for change in changes if not wanted.isdisjoint(change[1].tolist())]
-    if not met:
-        return
-    order = np.argsort(rows, kind="stable")
-    ordered = rows[order]
-    for kind, numbers, given in met:
-        # A row that was read several times changes everywhere, and by all of its changes in their order.
-        low, high = np.searchsorted(ordered, numbers), np.searchsorted(ordered, numbers, "right")
-        counts = high - low
-        places = np.concatenate([order[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True)])
-        apply_rows(kind, values, np.repeat(given, counts, axis=0), places)
+    def __init__(self) -> None:
+        self._changes: list[RowChange] = []
+        # The rows of the first changes, as far as they were looked at.
+        self._rows: set[int] = set()
+        self._known = 0
 
+    def add(self, kind: str, numbers: AnyArray, values: AnyArray) -> None:
+        """Local. Note a change.
 
-def changed(value: AnyArray, change: RowChange) -> AnyArray:
-    """Local. A copy of a whole value with some rows changed."""
-    kind, numbers, given = change
-    copy = np.array(value)
-    apply_rows(kind, copy.reshape(len(copy), -1), given, numbers)
-    return copy
+        Args:
+            kind: Without `SCATTER`.
+            numbers: Of the rows, of shape (n,); they are not changed afterwards.
+            values: Of shape (n, width), likewise.
+        """
+        self._changes.append((kind, numbers, values))
+
+    def overlay(self, rows: AnyArray, values: AnyArray) -> None:
+        """Local. Apply the changes to rows that were read, in place.
+
+        Args:
+            rows: Their numbers, of shape (n,).
+            values: Of shape (n, width).
+        """
+        for _, numbers, _ in self._changes[self._known :]:
+            self._rows.update(numbers.tolist())
+        self._known = len(self._changes)
+        # Most functions read other rows than they have changed.
+        if self._rows.isdisjoint(rows.tolist()):
+            return
+        order = np.argsort(rows, kind="stable")
+        ordered = rows[order]
+        for kind, numbers, given in self._changes:
+            # A row that was read several times changes everywhere, and by all of its changes in their order.
+            low, high = np.searchsorted(ordered, numbers), np.searchsorted(ordered, numbers, "right")
+            counts = high - low
+            if counts.any():
+                places = np.concatenate([order[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True)])
+                apply_rows(kind, values, np.repeat(given, counts, axis=0), places)
+
+    def applied(self, value: AnyArray) -> AnyArray:
+        """Local. A copy of a whole value, with the changes."""
+        copy = np.array(value)
+        for kind, numbers, given in self._changes:
+            apply_rows(kind, copy.reshape(len(copy), -1), given, numbers)
+        return copy
 
 
 def written(place: Place, kind: str, packed: AnyArray) -> Callable[[AnyArray, AnyArray], None]:

@@ -38,7 +38,7 @@ from mpidist.serving.own_threads import OwnThreads, one_at_a_time
 from mpidist.serving.own_updates import OwnUpdates
 from mpidist.serving.push import Pushed
 from mpidist.serving.reading import READ, Value, read_whole
-from mpidist.serving.rows import SCATTER, RowChange, changed, overlay, pack, read_rows
+from mpidist.serving.rows import SCATTER, RowChanges, pack, read_rows
 from mpidist.serving.station import Station
 from mpidist.serving.worker_optimizer import WorkerOptimizer
 from mpidist.serving.worker_plan import WorkerPlan
@@ -66,7 +66,7 @@ class _Closure:
         self.values: dict[int, AnyArray] = {}
         # What was changed and is not in `values`: most closures never read it. Rows, or where on a server lies what
         # was added.
-        self.added: dict[int, list[int | RowChange]] = {}
+        self.added: dict[int, list[int | RowChanges]] = {}
         self.stepped: dict[int, str] = {}
 
 
@@ -298,22 +298,23 @@ class Worker(ServedHome, OwnThreads):
                     self._station.window.flush(place.server)
                 closure.values[place.number] = np.asarray(before + delta)
             else:
-                closure.values[place.number] = changed(before, change)
+                closure.values[place.number] = change.applied(before)
         return closure.values[place.number]
 
     @one_at_a_time
     def pull_rows(self, place: Place, rows: AnyArray) -> AnyArray:
         """Local. See `ServedHome.pull_rows`."""
         closure = self._closure
-        changes = () if closure is None else closure.added.get(place.number, ())
-        mine = [change for change in changes if not isinstance(change, int)]
+        changes = [] if closure is None else closure.added.get(place.number, [])
         is_here = closure is not None and (place.number in closure.values or place.number in closure.stepped)
-        if not place.block_rows or is_here or len(mine) < len(changes):
+        if not place.block_rows or is_here or any(isinstance(change, int) for change in changes):
             return np.asarray(self.pull(place).reshape(place.shape[0], place.width)[rows])
         if closure is not None:
             self._own_updates.wait(place.server)
         found = read_rows(self._station, place, rows)
-        overlay(rows, found, mine)
+        for change in changes:
+            if isinstance(change, RowChanges):
+                change.overlay(rows, found)
         return found
 
     @one_at_a_time
@@ -323,7 +324,12 @@ class Worker(ServedHome, OwnThreads):
         self._ahead.note_change(place.number)
         self._pushed(closure, place.server).add(SCATTER + kind, place.number, pack(rows))
         values = rows.values.reshape(len(rows.indices), place.width)
-        closure.added.setdefault(place.number, []).append((kind, rows.indices, np.array(values)))
+        added = closure.added.setdefault(place.number, [])
+        last = added[-1] if added else None
+        if not isinstance(last, RowChanges):
+            last = RowChanges()
+            added.append(last)
+        last.add(kind, rows.indices, np.array(values))
 
     @one_at_a_time
     def push(self, kind: str, place: Place, array: AnyArray) -> None:

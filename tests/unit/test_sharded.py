@@ -109,6 +109,8 @@ def test_indices_that_are_none(servers: Partitioned) -> None:
 )
 @example(2, True, True, [("add", [1, 5]), ("read", [5, 1, 2])])
 @example(2, True, True, [("update", [1, 5]), ("add", [5]), ("read", [5, 1, 2])])
+@example(1, True, True, [("add", [1]), ("read", [2]), ("add", [5]), ("read", [5]), ("update", [1]), ("read", [1])])
+@example(1, True, True, [("add", [1]), ("assign_add", []), ("update", [5]), ("add", [5]), ("read", [5, 1])])
 def test_writes_of_rows_in_any_order(
     servers: Partitioned, shards: int, is_table: bool, in_function: bool, writes: list[tuple[str, list[int]]]
 ) -> None:
