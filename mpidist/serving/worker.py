@@ -39,6 +39,7 @@ from mpidist.serving.own_updates import OwnUpdates
 from mpidist.serving.push import Pushed
 from mpidist.serving.reading import READ, Value, read_whole
 from mpidist.serving.rows import SCATTER, RowChanges, pack, read_rows
+from mpidist.serving.running import RunningClosure
 from mpidist.serving.station import Station
 from mpidist.serving.worker_optimizer import WorkerOptimizer
 from mpidist.serving.worker_plan import WorkerPlan
@@ -53,21 +54,6 @@ class _NotMade(NamedTuple):
     """Stands for a resource that could not be made."""
 
     error: BaseException
-
-
-class _Closure:
-    """The reads and changes of a running closure."""
-
-    def __init__(self, do: Do) -> None:
-        self.do = do
-        self.pushed: dict[int, Pushed] = {}
-        self.optimizers: list[int] = []
-        # By the numbers of variables: their values here, and those that an optimizer changes later.
-        self.values: dict[int, AnyArray] = {}
-        # What was changed and is not in `values`: most closures never read it. Rows, or where on a server lies what
-        # was added.
-        self.added: dict[int, list[int | RowChanges]] = {}
-        self.stepped: dict[int, str] = {}
 
 
 class Worker(ServedHome, OwnThreads):
@@ -112,7 +98,7 @@ class Worker(ServedHome, OwnThreads):
         self._own: dict[int, OwnIterator] = {}
         # The number and the name of the optimizer that is built.
         self._planned = (0, "")
-        self._closure: _Closure | None = None
+        self._closure: RunningClosure | None = None
         # What was read last of each variable.
         self._known: dict[int, Value] = {}
         self._own_updates = OwnUpdates(station, servers, lambda: self.is_fenced)
@@ -165,7 +151,7 @@ class Worker(ServedHome, OwnThreads):
         self._station.send(Send(self._coordinator, message))
 
     def _run(self, do: Do) -> Message:
-        closure = self._closure = _Closure(do)
+        closure = self._closure = RunningClosure(do)
         slot = self._slots.offset(self._rank, do.slot)
         self._own_updates.begin(slot)
         try:
@@ -324,12 +310,7 @@ class Worker(ServedHome, OwnThreads):
         self._ahead.note_change(place.number)
         self._pushed(closure, place.server).add(SCATTER + kind, place.number, pack(rows))
         values = rows.values.reshape(len(rows.indices), place.width)
-        added = closure.added.setdefault(place.number, [])
-        last = added[-1] if added else None
-        if not isinstance(last, RowChanges):
-            last = RowChanges()
-            added.append(last)
-        last.add(kind, rows.indices, np.array(values))
+        closure.add_rows(kind, place.number, rows.indices, np.array(values))
 
     @one_at_a_time
     def push(self, kind: str, place: Place, array: AnyArray) -> None:
@@ -386,12 +367,12 @@ class Worker(ServedHome, OwnThreads):
             self._pushed(closure, place.server).add("step", place.number, gradient, step=step, factor=factor)
             closure.stepped[place.number] = name
 
-    def _require_closure(self, what: str) -> _Closure:
+    def _require_closure(self, what: str) -> RunningClosure:
         if self._closure is None:
             raise RuntimeError(f"{what} outside a closure, where a value or a data set of a worker is made")
         return self._closure
 
-    def _pushed(self, closure: _Closure, server: int) -> Pushed:
+    def _pushed(self, closure: RunningClosure, server: int) -> Pushed:
         if server not in closure.pushed:
             offset = self._slots.offset(self._rank, closure.do.slot)
             closure.pushed[server] = Pushed(self._station, server, offset, self._slots.slot_bytes)

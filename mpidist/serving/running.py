@@ -1,0 +1,49 @@
+"""The reads and changes of a closure while it runs."""
+
+from __future__ import annotations
+
+from mpidist.arrays import AnyArray
+from mpidist.serving.messages import Do
+from mpidist.serving.push import Pushed
+from mpidist.serving.rows import RowChanges
+
+
+class RunningClosure:
+    """What a running closure has read and changed.
+
+    Args:
+        do: Its message.
+
+    Attributes:
+        do: The same.
+        pushed: What it sends to servers, by their ranks.
+        optimizers: The numbers of those whose steps it makes, in their order.
+        values: Of variables, by number, as this closure sees them.
+        added: By the numbers of variables, what was changed and is not in `values`, since most closures never read it:
+            rows, or where on a server lies what was added.
+        stepped: The names of optimizers, by the numbers of the variables that they will change on the servers.
+    """
+
+    def __init__(self, do: Do) -> None:
+        self.do = do
+        self.pushed: dict[int, Pushed] = {}
+        self.optimizers: list[int] = []
+        self.values: dict[int, AnyArray] = {}
+        self.added: dict[int, list[int | RowChanges]] = {}
+        self.stepped: dict[int, str] = {}
+
+    def add_rows(self, kind: str, number: int, numbers: AnyArray, values: AnyArray) -> None:
+        """Local. Note a change of rows; neighbouring changes of one variable are kept together.
+
+        Args:
+            kind: As of `RowChanges.add`.
+            number: Of the variable.
+            numbers: As of `RowChanges.add`.
+            values: Likewise.
+        """
+        added = self.added.setdefault(number, [])
+        last = added[-1] if added else None
+        if not isinstance(last, RowChanges):
+            last = RowChanges()
+            added.append(last)
+        last.add(kind, numbers, values)
