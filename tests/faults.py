@@ -1190,6 +1190,11 @@ SERVING = (
         "system/test_forked_children.py::test_they_take_part_in_nothing",
     ),
     Fault(
+        "functions lose the names of their files", "serving/handles.py",
+        ".replace(co_filename=file)", "",
+        "unit/test_serving_handles.py::test_functions_sent_by_their_code_know_their_lines",
+    ),
+    Fault(
         "arguments are sent with what they name", "serving/handles.py",
         "all(_is_plain(one, depth - 1) for one in inner)", "True",
         "unit/test_serving_handles.py::test_what_is_named_comes_back_as_itself",

@@ -7,7 +7,7 @@ import io
 import pickle
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from types import FunctionType
+from types import CodeType, FunctionType
 from typing import Any, cast
 
 import cloudpickle
@@ -31,8 +31,20 @@ _DEPTH = 8
 _CLASSES: weakref.WeakValueDictionary[int, type] = weakref.WeakValueDictionary()
 
 
+def _code_of(file: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    """The code of a function, with the file that tracebacks and reports name."""
+    return make(*arguments).replace(co_filename=file)
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    # Since version 3.1.3 cloudpickle calls every file <dynamic-code>.
+    return _code_of, (code.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](code))
+
+
 class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
     """Sends functions by their code where they cannot be imported."""
+
+    dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({CodeType: _reduce_code})
 
     def __init__(self, file: io.BytesIO, handle_of: HandleOf) -> None:
         super().__init__(file)

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from mpidist.serving.handles import dump_arguments, load
+from mpidist.serving.handles import dump_arguments, dump_function, load
 
 
 class Named:
@@ -67,3 +67,15 @@ def test_a_list_that_holds_itself() -> None:
     loaded = load(dump_arguments(circle, handle_of), find)
     assert loaded[0] == 1
     assert loaded[1] is loaded
+
+
+def test_functions_sent_by_their_code_know_their_lines() -> None:
+    """Reports and tracebacks of workers name them."""
+    program = "def outer():\n    def inner():\n        return 1\n    return inner\n"
+    space: dict[str, Any] = {"__name__": "__main__"}
+    exec(compile(program, "/home/me/program.py", "exec"), space)
+    loaded = load(dump_function(space["outer"], handle_of), find)
+    assert loaded is not space["outer"]
+    for function, line in ((loaded, 1), (loaded(), 2)):
+        assert (function.__code__.co_filename, function.__code__.co_firstlineno) == ("/home/me/program.py", line)
+    assert loaded()() == 1
