@@ -310,7 +310,7 @@ def check_count(subject: str, value: int, least: int | None = None) -> int:
 
 
 def _opened(reader: Callable[[str], Any], name: Any) -> Pipeline:
-    return pipeline_of(reader(str(name)))
+    return pipeline_of(elements.plain_call(reader, str(name)))
 
 
 def _called(function: Callable[[], Iterable[Any]]) -> Iterator[Any]:

@@ -380,3 +380,71 @@ def test_positions_from_before_inner_seeds_can_be_loaded() -> None:
     assert len(list(iterator)) == 4
     with pytest.raises(ValueError, match="does not fit"):
         iterator.load_state({"iteration": 1, "batch": 2, "inner_seed_0": 5})
+
+
+class _Stops:
+    """Eight numbers, of which one cannot be given."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, number: int) -> np.int64:
+        if number == 2:
+            raise StopIteration
+        return np.int64(number)
+
+
+def _stops(x: Any) -> Any:
+    return next(iter(())) if x == 2 else x
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: Dataset.range(8).map(_stops),
+        lambda: Dataset.range(8).map(_stops, num_parallel_calls=2),
+        lambda: Dataset.range(8).map(_stops).batch(4),
+        lambda: Dataset.range(8).batch(1).map(lambda x: _stops(x[0])),
+        lambda: Dataset.range(8).filter(lambda x: _stops(x) >= 0),
+        lambda: Dataset.range(8).take_while(lambda x: _stops(x) >= 0),
+        lambda: Dataset.range(8).scan(np.int64(0), lambda total, x: (total, _stops(x))),
+        lambda: Dataset.range(8).interleave(lambda x: Dataset.from_tensors(_stops(x))),
+        lambda: Dataset.from_indexable(_Stops()),
+        lambda: Dataset.from_indexable(_Stops()).batch(4),
+    ],
+)
+def test_a_stop_of_a_users_function_is_no_end_of_the_data(make: Callable[[], Dataset]) -> None:
+    with pytest.raises(RuntimeError, match="raised StopIteration"):
+        list(make())
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_finite_repetition_goes_on_behind_an_empty_pass(seed: int) -> None:
+    read: list[int] = []
+
+    def is_small(x: Any) -> Any:
+        read.append(int(x))
+        return x < 5
+
+    repeated = Dataset.range(10).shuffle(10, seed=seed).take(1).filter(is_small).repeat(8)
+    kept = [int(x) for x in repeated]
+    assert max(read) >= 5, "no pass was empty"
+    assert kept == [x for x in read if x < 5]
+    assert len(read) == 8
+    iterator = iter(repeated)
+    next(iterator)
+    resumed = iter(repeated)
+    resumed.load_state(iterator.state())
+    assert [int(x) for x in resumed] == [int(x) for x in iterator]
+
+
+def test_an_endless_repetition_of_nothing_ends_with_an_error() -> None:
+    with pytest.raises(ValueError, match="got no element in a pass"):
+        list(Dataset.range(3).filter(lambda x: x > 3).repeat())
+
+
+@pytest.mark.parametrize("first", [1, 2, 3, 5])
+def test_parts_of_different_dtypes_make_no_batch(first: int) -> None:
+    halves = Dataset.from_tensor_slices(np.arange(3, dtype="float32") + 0.5)
+    with pytest.raises(ValueError, match=r"the same shape and dtype, got .* float32 and .* int64"):
+        list(Dataset.range(first).concatenate(halves).batch(first + 2))

@@ -255,7 +255,8 @@ class Repeat:
             for block in self.parent.blocks(epoch.repetition(number), start):
                 is_empty = is_empty and len(block) == 0
                 yield block
-            if is_empty:
+            # The next pass of a finite repetition may have items again, after a filter that sees other ones.
+            if is_empty and (self.count is None or length == 0):
                 break
             start = 0
         else:
@@ -263,8 +264,8 @@ class Repeat:
         if self.count is None and self.parent.cardinality() == UNKNOWN:
             # All ranks count on a stream that never ends. To end quietly here would leave the others waiting.
             raise ValueError(
-                "repeat: expected an iterable with at least one element to repeat without end, got no element. Check "
-                "the source"
+                "repeat: expected an iterable with at least one element to repeat without end, got no element in a "
+                "pass. Check the source, or what filters it"
             )
 
     def seeds(self) -> list[Seed]:

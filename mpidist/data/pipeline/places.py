@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpidist import tree
 from mpidist.data.items.position import INNER_SEED
 from mpidist.data.items.shuffle import ShuffleSeed, is_steady
 from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, drop_items
@@ -65,7 +64,7 @@ class PlaceSource:
             return batches[0]
         # The rows stand in the order of the pipelines; `order` puts each row where its item stood.
         order = np.argsort(np.concatenate(list(numbers.values())))
-        return tree.map_leaves(lambda *leaves: np.concatenate(leaves)[order], *batches)
+        return elements.concatenate(batches, order)
 
     def each(self, items: Items) -> Iterator[Any]:
         """Local. Read the elements one by one."""

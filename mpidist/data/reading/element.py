@@ -91,8 +91,27 @@ def call(function: Callable[..., Any], element: Any) -> Any:
 
 
 def plain_call(function: Callable[..., Any], element: Any) -> Any:
-    """Local. Call a user's function with an element as `call` does, and return the result unconverted."""
-    return function(*element) if type(element) is tuple else function(element)
+    """Local. Call a user's function with an element as `call` does, and return the result unconverted.
+
+    Raises:
+        RuntimeError: It raised StopIteration.
+    """
+    try:
+        return function(*element) if type(element) is tuple else function(element)
+    except StopIteration as error:
+        raise stopped(f"the function {getattr(function, '__qualname__', type(function).__name__)!r}") from error
+
+
+def stopped(what: str) -> RuntimeError:
+    """Local. The error for a StopIteration of the user's, which the iterators around it would take for the end.
+
+    Args:
+        what: The thing that raised it.
+    """
+    return RuntimeError(
+        f"{what} raised StopIteration, expected an element. It comes from a `next` without more to give: end the data "
+        "with take or take_while"
+    )
 
 
 def stack(elements: Sequence[Any]) -> Any:
@@ -112,6 +131,24 @@ def stack(elements: Sequence[Any]) -> Any:
                 "structure in a map before batch"
             )
     return tree.unflatten(spec, [_stack_leaf(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)])
+
+
+def concatenate(batches: Sequence[Any], order: Sequence[int]) -> Any:
+    """Local. Put the rows of batches of the same structure into one batch.
+
+    Args:
+        batches: At least one.
+        order: Of the rows, numbered through all batches.
+
+    Raises:
+        ValueError: Shapes of rows, or dtypes, differ.
+    """
+
+    def join(*leaves: Any) -> Any:
+        _require_alike({(tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves})
+        return np.concatenate(leaves)[order]
+
+    return tree.map_leaves(join, *batches)
 
 
 def split(batch: Any) -> Iterator[Any]:
@@ -218,11 +255,15 @@ def _is_python_number(value: Any) -> bool:
 
 
 def _stack_leaf(leaves: Sequence[Any]) -> Any:
-    kinds = {(tuple(leaf.shape), leaf.dtype) for leaf in leaves}
+    _require_alike({(tuple(leaf.shape), leaf.dtype) for leaf in leaves})
+    return np.stack(leaves)
+
+
+def _require_alike(kinds: set[tuple[tuple[int, ...], np.dtype[Any]]]) -> None:
+    """Raise unless there is one shape and dtype: NumPy would find a dtype for all, and digits may be lost there."""
     if len(kinds) > 1:
         (first, first_dtype), (second, second_dtype) = sorted(kinds, key=str)[:2]
         raise ValueError(
             f"batch: all elements must have the same shape and dtype, got {first!r} {first_dtype} and {second!r} "
-            f"{second_dtype}. Pad or cut them in a map before batch, or use padded_batch"
+            f"{second_dtype}. Pad, cut or convert them in a map before batch, or use padded_batch"
         )
-    return np.stack(leaves)

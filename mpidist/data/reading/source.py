@@ -132,8 +132,16 @@ class IndexableSource:
         return False
 
     def row(self, item: Any) -> Any:
-        """Local. Ask the object for one element."""
-        return elements.convert_loaded(self.items[int(item)])
+        """Local. Ask the object for one element.
+
+        Raises:
+            RuntimeError: It raised StopIteration.
+        """
+        try:
+            found = self.items[int(item)]
+        except StopIteration as error:
+            raise elements.stopped(f"{type(self.items).__name__}[{int(item)}]") from error
+        return elements.convert_loaded(found)
 
     def rows(self, items: Items) -> Any:
         """Local. Ask for the elements and stack them."""

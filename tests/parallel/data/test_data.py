@@ -492,7 +492,7 @@ def test_files_without_examples_end_at_once_on_every_rank(communicator: Communic
 def test_an_endless_repetition_of_nothing_is_an_error_on_every_rank(communicator: Communicator, name: str) -> None:
     # Whether there is something is known only after reading to the end.
     dataset = Dataset.range(5).filter(lambda x: x > 9).repeat().batch(2).with_options(policy(name))
-    with pytest.raises(ValueError, match="to repeat without end, got no element"):
+    with pytest.raises(ValueError, match="to repeat without end, got no element in a pass"):
         list(DistributedDataset(dataset, communicator))
 
 
