@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import time
@@ -47,6 +48,7 @@ def checkpoints_iterator(
         TypeError: `checkpoint_dir` is no path, `timeout_fn` no function, or another argument no number.
         ValueError: A number is negative. While iterating: the state file is empty.
         CheckpointError: While iterating: the state file names files outside the directory.
+        NotADirectoryError: While iterating: `checkpoint_dir` is a file.
 
     Example:
         >>> for path in checkpoints_iterator("checkpoints"):    # doctest: +SKIP
@@ -93,6 +95,11 @@ def _follow(
 def _look(directory: str) -> tuple[str | None, object]:
     """The path of the latest checkpoint, None if there is none, and what tells it from another one of that name."""
     path = latest_checkpoint(directory)
+    if path is None and os.path.exists(directory) and not os.path.isdir(directory):
+        raise NotADirectoryError(
+            errno.ENOTDIR, "no checkpoint can come to a file: expected the directory to which they are saved, or where "
+            "it will be made; one checkpoint is read by Checkpoint.restore", directory
+        )
     if path is None:
         return None, None
     try:

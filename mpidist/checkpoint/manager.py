@@ -62,7 +62,7 @@ class CheckpointManager:
 
     Raises:
         ValueError: An impossible argument, or an empty state file.
-        TypeError: `checkpoint` is no `Checkpoint`, or `directory` no path.
+        TypeError: `checkpoint` is no `Checkpoint`, `directory` no path, or another argument of a wrong type.
         CheckpointError: The state file names files outside the directory.
     """
 
@@ -89,6 +89,10 @@ class CheckpointManager:
         for argument, value in steps.items():
             if value is not None and step_counter is None:
                 raise ValueError(f"`{argument}={value!r}` needs a `step_counter`, got None")
+        if step_counter is not None and not callable(getattr(step_counter, "value", None)):
+            raise TypeError(f"`step_counter` must be a variable that counts steps, got {described(step_counter)}")
+        if not isinstance(checkpoint_name, str):
+            raise TypeError(f"`checkpoint_name` must be a text, got {described(checkpoint_name)}")
         if os.sep in checkpoint_name or not checkpoint_name:
             raise ValueError(
                 f"`checkpoint_name` must be a plain file name, got {checkpoint_name!r}. A directory is for `directory`"
@@ -102,7 +106,9 @@ class CheckpointManager:
         ) * SECONDS_PER_HOUR
         self._name = checkpoint_name
         self._step_counter = step_counter
-        self._interval = checkpoint_interval
+        self._interval = None if checkpoint_interval is None else whole(
+            "checkpoint_interval", checkpoint_interval, least=0
+        )
         self._init_fn = init_fn
         self._last_step = None if last_checkpoint_step is None else whole("last_checkpoint_step", last_checkpoint_step)
         self._lock = DirectoryLock(self._directory)

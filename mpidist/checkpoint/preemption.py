@@ -219,6 +219,7 @@ class PreemptionCheckpointHandler:
 
         Where it was given a `Checkpoint`, another job may save to the directory from now on.
         """
+        self._notice.is_closed = True
         SIGNALS.silence(self._notice)
         tell_evaluators_of_signals()
         if self._others is not None:

@@ -104,7 +104,7 @@ def watch(function: Callable[[], Any], notice: Notice) -> None:
 
 def _work(function: Callable[[], Any], reference: weakref.ref[Notice]) -> None:
     pause = threading.Event()
-    while (notice := reference()) is not None and not notice.reason:
+    while (notice := reference()) is not None and not notice.reason and not notice.is_closed:
         try:
             if function():
                 notice.note(WATCHED)

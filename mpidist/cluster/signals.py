@@ -29,12 +29,14 @@ class Notice:
         reason: As `checkpoint.termination` names them, `SIGNALLED` and more; 0 as long as there is nothing.
         since: When that was known first, by the monotonic clock.
         error: Of the user's function.
+        is_closed: Whether nobody wants to know any more.
     """
 
     def __init__(self) -> None:
         self.reason = 0
         self.since = 0.0
         self.error: BaseException | None = None
+        self.is_closed = False
 
     def note(self, reason: int) -> None:
         """Local. Take note of a reason; the first one counts."""

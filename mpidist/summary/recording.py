@@ -6,13 +6,15 @@ may be a collective call, and a wrong argument must raise an error on every rank
 
 from __future__ import annotations
 
+import math
+import sys
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mpidist.arguments import whole
+from mpidist.arguments import described, whole
 from mpidist.summary.png import encode_png, to_pixels
 from mpidist.summary.step import Step, require_step
 from mpidist.summary.wav import encode_wav, fits_wav
@@ -55,7 +57,7 @@ def scalar(name: str, data: npt.ArrayLike, step: Step | None = None, description
             )
         return lambda file, number: file.add_number(name, number, float(array), description or "")
 
-    return _record(data, step, prepare)
+    return _record(name, data, step, prepare)
 
 
 def histogram(
@@ -97,7 +99,7 @@ def histogram(
 
         return write
 
-    return _record(data, step, prepare)
+    return _record(name, data, step, prepare)
 
 
 def image(
@@ -145,7 +147,7 @@ def image(
 
         return write
 
-    return _record(data, step, prepare)
+    return _record(name, data, step, prepare)
 
 
 def audio(
@@ -197,7 +199,7 @@ def audio(
 
         return write
 
-    return _record(data, step, prepare)
+    return _record(name, data, step, prepare)
 
 
 def text(name: str, data: npt.ArrayLike, step: Step | None = None, description: str | None = None) -> bool:
@@ -228,13 +230,16 @@ def text(name: str, data: npt.ArrayLike, step: Step | None = None, description: 
 
         return write
 
-    return _record(data, step, prepare)
+    return _record(name, data, step, prepare)
 
 
-def _record(data: npt.ArrayLike, step: Step | None, prepare: Callable[[npt.NDArray[Any]], _Write]) -> bool:
+def _record(
+    name: str, data: npt.ArrayLike, step: Step | None, prepare: Callable[[npt.NDArray[Any]], _Write]
+) -> bool:
     """Check a summary on every rank and write it on the chief.
 
     Args:
+        name: The user's name.
         data: The user's data.
         step: The user's step.
         prepare: Checks the array and returns the function that writes it. Only the chief calls that function, so it
@@ -246,6 +251,8 @@ def _record(data: npt.ArrayLike, step: Step | None, prepare: Callable[[npt.NDArr
     writer = recording_writer()
     if writer is None:
         return False
+    if not isinstance(name, str):
+        raise TypeError(f"`name` of a summary must be a text, got {described(name)}")
     array, number = np.asarray(data), require_step(step)
     write = prepare(array)
     with writer.writing() as file:
@@ -264,5 +271,13 @@ def _count(array: npt.NDArray[Any], buckets: int) -> npt.NDArray[np.float64]:
     values = values[np.isfinite(values)]
     if not values.size:
         return np.zeros((buckets, 3))
-    counts, edges = np.histogram(values, buckets)
+    low, high = float(values.min()), float(values.max())
+    # The distance of two numbers may be more than the largest number: that of their halves is not.
+    scale = 1.0 if math.isfinite(high - low) else 0.5
+    # Between two numbers there may be fewer others than buckets.
+    least = 2 * buckets * math.ulp(max(abs(low), abs(high)))
+    if 0 < high - low < least:
+        low, high = max(low - least, -sys.float_info.max), min(high + least, sys.float_info.max)
+    counts, edges = np.histogram(values * scale, buckets, (low * scale, high * scale))
+    edges /= scale
     return np.stack([edges[:-1], edges[1:], counts.astype(np.float64)], axis=1)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import threading
 from typing import SupportsIndex, SupportsInt
 
@@ -44,6 +45,9 @@ def require_step(step: Step | None) -> int:
             "mpidist.summary.experimental.set_step() or writer.as_default(step)"
         )
     try:
+        # Neither a text nor a part of a step counts as a number of steps.
+        if isinstance(chosen, (str, bytes)) or (isinstance(chosen, numbers.Real) and chosen != int(chosen)):
+            raise TypeError
         return int(chosen)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(

@@ -330,3 +330,22 @@ def test_a_forged_lock_is_a_clear_error(tmp_path: Path, text: str) -> None:
     (tmp_path / LOCK_FILE).write_text(json.dumps(odd))
     with pytest.raises(CheckpointError, match="cannot be understood as a lock"):
         DirectoryLock(str(tmp_path)).acquire()
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "text"),
+    [
+        ({"checkpoint_interval": "2"}, TypeError, "`checkpoint_interval` must be an integer of at least 0"),
+        ({"checkpoint_interval": 1.5}, TypeError, "`checkpoint_interval` must be an integer of at least 0"),
+        ({"checkpoint_interval": True}, TypeError, "`checkpoint_interval` must be an integer of at least 0"),
+        ({"checkpoint_interval": -3}, ValueError, "`checkpoint_interval` must be an integer of at least 0"),
+        ({"step_counter": 3}, TypeError, "`step_counter` must be a variable that counts steps, got 3"),
+        ({"checkpoint_name": 3}, TypeError, "`checkpoint_name` must be a text, got 3"),
+    ],
+)
+def test_arguments_of_wrong_kinds(
+    tmp_path: Path, arguments: dict[str, Any], error: type[Exception], text: str
+) -> None:
+    step = variable(10)
+    with pytest.raises(error, match=text):
+        CheckpointManager(Checkpoint(s=step), tmp_path, 1, **{"step_counter": step, **arguments})

@@ -120,3 +120,9 @@ def test_it_ends_with_the_training_after_the_last_checkpoint(tmp_path: Path) -> 
 def test_wrong_arguments_are_said_at_once(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         checkpoints_iterator(**{"checkpoint_dir": ".", **arguments})
+
+
+def test_a_file_is_no_directory(tmp_path: Path) -> None:
+    (tmp_path / "c").write_text("")
+    with pytest.raises(NotADirectoryError, match="no checkpoint can come to a file"):
+        next(checkpoints_iterator(tmp_path / "c"))

@@ -388,7 +388,7 @@ class _Stops:
     def __len__(self) -> int:
         return 8
 
-    def __getitem__(self, number: int) -> np.int64:
+    def __getitem__(self, number: int) -> Any:
         if number == 2:
             raise StopIteration
         return np.int64(number)

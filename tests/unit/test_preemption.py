@@ -7,6 +7,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +17,7 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.checkpoint import termination
 from mpidist.cluster import slurm_job
 from mpidist.cluster.signals import SIGNALS
 from mpidist.errors import LauncherError
@@ -204,6 +206,18 @@ def test_an_error_of_the_function_is_raised(tmp_path: Path) -> None:
 
     with pytest.raises(ZeroDivisionError, match="by a function"):
         train()
+
+
+def test_a_function_is_asked_no_more_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(termination, "WATCHER_SECONDS", 0.01)
+    asked: list[int] = []
+    before = set(threading.enumerate())
+    training = Training(tmp_path, termination_watcher_fn=lambda: asked.append(1))
+    (watcher,) = set(threading.enumerate()) - before
+    training.handler.close()
+    watcher.join(10)
+    assert not watcher.is_alive()
+    assert asked
 
 
 def test_signals_are_given_back(tmp_path: Path) -> None:

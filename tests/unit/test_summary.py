@@ -337,3 +337,35 @@ def test_without_tensorboardx(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(UnavailableError, match=r"not installed here\. pip install 'mpidist\[tensorboard\]'"):
         summary.create_file_writer(tmp_path / "logs")
     assert not (tmp_path / "logs").exists()
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        [0.1 + 0.2, 0.3], [1e17, 1e17 + 16], [-1e308, 1e308], [-1.7e308, 1.7e308, 0.0], [5e-324, 1e-323],
+        [1.7976931348623157e308, 1.7976931348623155e308],
+    ],
+)
+def test_a_histogram_of_numbers_close_together_or_far_apart(tmp_path: Path, data: list[float]) -> None:
+    with summary.create_file_writer(tmp_path).as_default(step=1):
+        summary.histogram("h", np.array(data), buckets=30)
+    ((_, value),) = read_values(tmp_path)
+    table = np.reshape(value.tensor.double_val, (30, 3))
+    assert np.isfinite(table).all()
+    assert table[:, 2].sum() == len(data)
+    assert (table[:, 0] < table[:, 1]).all()
+    assert table[0, 0] <= min(data)
+    assert table[-1, 1] >= max(data)
+
+
+def test_steps_and_names_of_wrong_kinds(tmp_path: Path) -> None:
+    wrong: Any
+    with summary.create_file_writer(tmp_path).as_default():
+        for wrong in (1.5, "1", b"1", np.float32(0.5), np.nan):
+            with pytest.raises(TypeError, match="`step` of a summary must be an integer"):
+                summary.scalar("s", 1.0, step=wrong)
+        for wrong in (3, None, b"s"):
+            with pytest.raises(TypeError, match="`name` of a summary must be a text"):
+                summary.scalar(wrong, 1.0, step=1)
+        summary.scalar("s", 1.0, step=np.int64(2**53 + 1))
+    assert [step for step, _ in read_values(tmp_path)] == [2**53 + 1]

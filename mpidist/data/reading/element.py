@@ -13,6 +13,7 @@ import numpy as np
 
 from mpidist import tree
 from mpidist.arguments import described
+from mpidist.arrays import AnyArray
 
 
 @dataclass(frozen=True)
@@ -133,7 +134,7 @@ def stack(elements: Sequence[Any]) -> Any:
     return tree.unflatten(spec, [_stack_leaf(column) for column in zip(*(leaves for leaves, _ in flat), strict=True)])
 
 
-def concatenate(batches: Sequence[Any], order: Sequence[int]) -> Any:
+def concatenate(batches: Sequence[Any], order: AnyArray) -> Any:
     """Local. Put the rows of batches of the same structure into one batch.
 
     Args:
