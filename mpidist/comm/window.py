@@ -41,6 +41,7 @@ class Window(Resource, Protocol):
         memory: This rank's heap: uint8, writable, of shape `(heap_sizes[rank],)`. Its first content is undefined. No
             view of it may be used after `close`.
         is_for_threads: Whether it may be used by one thread and then by another.
+        closed: The text of the error after its end.
     """
 
     rank: int
@@ -48,6 +49,7 @@ class Window(Resource, Protocol):
     heap_sizes: tuple[int, ...]
     memory: AnyArray
     is_for_threads: bool = True
+    closed: str = "this window is closed: open another one, on all ranks"
 
     def get(self, rank: int, offset: int, into: AnyArray) -> None:
         """Local. Begin to read a rank's heap.
@@ -211,7 +213,7 @@ class SoloWindow(Window):
 def require_open(window: Window) -> None:
     """Local. Raise RuntimeError if the window is closed."""
     if window.is_closed:
-        raise RuntimeError("this window is closed: open another one, on all ranks")
+        raise RuntimeError(window.closed)
 
 
 def require_rank(window: Window, rank: int) -> None:

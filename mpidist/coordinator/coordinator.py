@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, cast
 
 from mpidist import tree
-from mpidist.arguments import described, flag, number, whole
+from mpidist.arguments import flag, number, whole
 from mpidist.coordinator.closures import QUEUE_SIZE, Action, Closures
 from mpidist.coordinator.data_sets import DataSets
-from mpidist.coordinator.functions import Functions, Naming, arguments_of
+from mpidist.coordinator.functions import Functions, Naming, arguments_of, require_function
 from mpidist.coordinator.iterations import Iterations
 from mpidist.coordinator.joining import Joining
 from mpidist.coordinator.keeping import keep_going
@@ -146,7 +146,7 @@ class ClusterCoordinator:
             TypeError: `fn` cannot be called, or something cannot be sent.
             ValueError: An option out of range.
         """
-        _require_function(fn)
+        require_function(fn)
         arguments = arguments_of(args, kwargs)
         rules = rules_of(self.strategy.places.ranks, worker, priority, retries, on_error)
         with self._chief.lock:
@@ -160,12 +160,12 @@ class ClusterCoordinator:
                 work, inputs = self._functions.work(fn, *arguments)
             except EndOfDataError as error:
                 # Of a value that it takes: as if that had not been there yet.
-                value = RemoteValue(0, self._wait_for, self._find)
+                value = RemoteValue(0, self._wait_for, self._find, self._look)
                 value.set(ClosureEnd(0, End.AT_END, portable(error)))
                 return value
             with self._station.whole:
                 number, actions = self._closures.schedule(work, rules, time.monotonic(), inputs)
-                value = self._values[number] = RemoteValue(number, self._wait_for, self._find)
+                value = self._values[number] = RemoteValue(number, self._wait_for, self._find, self._look)
                 self._do(actions)
             return value
 
@@ -257,7 +257,7 @@ class ClusterCoordinator:
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         values: Callable[[int], PerWorkerValues] = PerWorkerValues,
     ) -> PerWorkerValues:
-        _require_function(fn)
+        require_function(fn)
         with self._chief.lock:
             self._chief.settle()
             work, inputs = self._functions.work(fn, args, kwargs)
@@ -365,6 +365,11 @@ class ClusterCoordinator:
         if self.strategy.invitation is not None:
             self._joining.look(self.strategy.invitation, now)
 
+    def _look(self) -> None:
+        """Go on where no thread does while the program does something else, and no function runs."""
+        if self.strategy.roles.is_one_process and self._chief.here() is self._chief and not self.strategy.is_closed:
+            self._act()
+
     def _wait_for(self, value: RemoteValue) -> None:
         with self._chief.lock, self._waits:
             while not value.is_done:
@@ -393,8 +398,3 @@ class ClusterCoordinator:
 
     def __repr__(self) -> str:
         return f"<mpidist.coordinator.ClusterCoordinator of {len(self._closures.workers)} workers>"
-
-
-def _require_function(given: object) -> None:
-    if not callable(given):
-        raise TypeError(f"`fn` must be a function, got {described(given)}")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dis
-import functools
 import io
 import sys
-import types
 import warnings
 import weakref
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpidist.arguments import described
 from mpidist.comm.resource import Resource
+from mpidist.coordinator.captured import Use, Uses, captured, identity
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue
 from mpidist.coordinator.work import Name, Work
 from mpidist.data.dataset import Dataset
@@ -49,15 +47,6 @@ class _NoValueError(Exception):
         self.error = error
 
 
-class _Global(NamedTuple):
-    """A global variable that a function uses, or an attribute of the object whose method it is."""
-
-    space: Mapping[str, Any]
-    name: str
-    value: object
-    kind: str = "global"
-
-
 class _SentDataset(NamedTuple):
     """A data set that was sent.
 
@@ -84,14 +73,13 @@ class _Function:
         self.name = name
         self.captured = captured
         self.held = held
-        self.globals = [*_globals_of(fn, set()), *_attributes_of(fn)]
+        self.uses = Uses(fn)
 
-    def changed(self) -> _Global | None:
-        """The names that are bound to something else by now."""
-        for one in self.globals:
-            if one.space.get(one.name, one.value) is not one.value:
-                return one
-        return None
+
+def require_function(given: object) -> None:
+    """Local. Raise TypeError unless this can be called."""
+    if not callable(given):
+        raise TypeError(f"`fn` must be a function, got {described(given)}")
 
 
 def arguments_of(
@@ -163,10 +151,10 @@ class Functions:
         self._bytes = 0
 
     def _function(self, fn: Callable[..., Any]) -> _Function:
-        key, parts = _identity(fn)
+        key, parts = identity(fn)
         function = self._kept.get(key)
         if function is not None:
-            changed = function.changed()
+            changed = function.uses.changed()
             if changed is None:
                 self._kept.move_to_end(key)
                 return function
@@ -188,7 +176,7 @@ class Functions:
         except _NoValueError as error:
             raise error.error from None
         except Exception as error:
-            raise self._blame(fn, list(_captured(fn, set())), "captures", error) from error
+            raise self._blame(fn, list(captured(fn)), "captures", error) from error
         self._count += 1
         function = _Function(fn, Name("function", self._count, code), self._names(held), held, parts)
         self._naming.note_drop(function, "function", self._count)
@@ -253,7 +241,7 @@ class Functions:
                 )
         return TypeError(f"{owner} cannot be sent to a worker: {error}")
 
-    def _say_changed(self, fn: Callable[..., Any], changed: _Global) -> None:
+    def _say_changed(self, fn: Callable[..., Any], changed: Use) -> None:
         name = name_of_function(fn)
         if (name, changed.name) in self._said:
             return
@@ -271,93 +259,6 @@ def _depth_of_caller() -> int:
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("mpidist."):
         depth, frame = depth + 1, frame.f_back
     return depth
-
-
-def _identity(fn: Callable[..., Any]) -> tuple[tuple[Any, ...], list[object]]:
-    """The marks of a function: its code, what it captures and whose method it is; and the objects in them."""
-    if isinstance(fn, functools.partial):
-        key, parts = _identity(fn.func)
-        given = [*fn.args, *fn.keywords.values()]
-        return (key, tuple(map(id, given)), tuple(fn.keywords)), [*parts, *given]
-    function = getattr(fn, "__func__", fn)
-    cells = dict(_cells(function))
-    parts = [
-        getattr(function, "__code__", function), getattr(fn, "__self__", None), *cells.values(),
-        getattr(function, "__defaults__", None), *(getattr(function, "__kwdefaults__", None) or {}).values(),
-    ]
-    return (tuple(map(id, parts)), tuple(cells)), parts
-
-
-def _cells(function: object) -> Iterator[tuple[str, object]]:
-    """The variables of the surrounding functions that a function uses."""
-    names = getattr(getattr(function, "__code__", None), "co_freevars", ())
-    for name, cell in zip(names, getattr(function, "__closure__", None) or (), strict=False):
-        try:
-            yield name, cell.cell_contents
-        except ValueError:
-            # The function names what does not exist yet.
-            continue
-
-
-def _captured(fn: Callable[..., Any], seen: set[int]) -> Iterator[tuple[str, object]]:
-    """The things that a function is sent with, by its names."""
-    if isinstance(fn, functools.partial):
-        yield from _captured(fn.func, seen)
-        yield from ((f"its argument {number}", value) for number, value in enumerate(fn.args))
-        yield from ((f"its argument {name!r}", value) for name, value in fn.keywords.items())
-        return
-    function = getattr(fn, "__func__", fn)
-    if hasattr(fn, "__self__"):
-        yield "`self`", fn.__self__
-    for name, value in [*_cells(function), *((name, value) for _, name, value, _ in _globals_of(fn, seen))]:
-        yield repr(name), value
-
-
-def _globals_of(fn: object, seen: set[int]) -> Iterator[_Global]:
-    """The globals that a function is sent with, also those of the functions that it calls."""
-    if isinstance(fn, functools.partial):
-        for one in (fn.func, *fn.args, *fn.keywords.values()):
-            yield from _globals_of(one, seen)
-    function = getattr(fn, "__func__", fn)
-    if not isinstance(function, types.FunctionType) or id(function) in seen or _has_a_name(function):
-        return
-    seen.add(id(function))
-    space = function.__globals__
-    for name in _global_names(function.__code__):
-        if name in space:
-            yield _Global(space, name, space[name])
-            yield from _globals_of(space[name], seen)
-    for _, value in _cells(function):
-        yield from _globals_of(value, seen)
-
-
-def _attributes_of(fn: object) -> Iterator[_Global]:
-    """The attributes of the object whose method a function is, or that is called itself."""
-    while isinstance(fn, functools.partial):
-        fn = fn.func
-    owner = getattr(fn, "__self__", fn)
-    if isinstance(owner, (type, types.ModuleType, types.FunctionType)):
-        return
-    attributes = getattr(owner, "__dict__", {})
-    for name, value in attributes.items():
-        yield _Global(attributes, name, value, "attribute")
-
-
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
-
-
-def _has_a_name(function: types.FunctionType) -> bool:
-    """Whether a worker imports the function, and so has globals of its own."""
-    found: object = None if function.__module__ == "__main__" else sys.modules.get(function.__module__)
-    for part in function.__qualname__.split("."):
-        found = getattr(found, part, None)
-    return found is function
 
 
 def is_of_this_process(given: object) -> bool:

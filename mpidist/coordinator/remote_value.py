@@ -22,20 +22,25 @@ class RemoteValue:
         number: Of the closure.
         wait: Returns when the function has ended.
         find: Gives the object of a handle in the result.
+        look: Lets functions go on, where nothing else does.
     """
 
     def __init__(
-        self, number: int, wait: Callable[[RemoteValue], None], find: Callable[[tuple[Any, ...]], Any]
+        self, number: int, wait: Callable[[RemoteValue], None], find: Callable[[tuple[Any, ...]], Any],
+        look: Callable[[], None],
     ) -> None:
         self.number = number
         self._wait = wait
         self._find = find
+        self._look = look
         self._end: ClosureEnd | None = None
         self._kept: object = None
 
     @property
     def is_done(self) -> bool:
-        """Local. Whether the function has ended."""
+        """Local. Whether the function has ended. Where one process is all of the job, functions run meanwhile."""
+        if self._end is None:
+            self._look()
         return self._end is not None
 
     @property

@@ -9,7 +9,7 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.serving.messages import Step
 from mpidist.variables.served import Place
-from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
+from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings, widened
 from mpidist.variables.update.compiled import CompiledUpdate, is_wanted
 from mpidist.variables.update.kernel import BLOCK_BYTES, Kernel, LayerKernel, Update
 from mpidist.variables.update.options import OptimizerOptions
@@ -134,7 +134,7 @@ class Updates:
             # It leaves the parameter alone.
             direct(current[low:high], gradient[low:high], pieces, scratch)
         keep = 1 - step.rate * arithmetic.decay
-        norms = [float(np.sqrt(np.dot(wide, wide))) for wide in (current.astype(float), gradient.astype(float))]
+        norms = [float(np.sqrt(np.dot(wide, wide))) for wide in (widened(current), widened(gradient))]
         return arithmetic.surround(kernel.prepare(number, step.rate, keep * norms[0], norms[1]), keep=keep, clips=False)
 
 

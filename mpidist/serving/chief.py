@@ -9,14 +9,16 @@ import pickle
 import time
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from mpidist import context
 from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.window import require_open
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
@@ -68,6 +70,7 @@ class Chief(ServedHome):
         partitioner: Says into how many shards a variable is cut.
         discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
         forget_unused: Lets go of functions that are kept for their next use.
+        worker: The home of variables as functions see it, where they run in this process.
     """
 
     def __init__(
@@ -79,12 +82,13 @@ class Chief(ServedHome):
         self.station = station
         self.lock = OwnersLock(is_alone=is_one_process)
         self.closures: Callable[[int, Message], bool] | None = None
-        self.watch: Callable[[], None] = _leave
+        self.watch: Callable[[], None] = lambda: None
         self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
         self.variables: weakref.WeakValueDictionary[tuple[str, int], Variable] = weakref.WeakValueDictionary()
         self.partitioner: Partitioner | None = None
-        self.discard: Callable[[str, int], Sequence[Send]] = _nobody
-        self.forget_unused: Callable[[], None] = _leave
+        self.discard: Callable[[str, int], Sequence[Send]] = lambda _, __: ()
+        self.forget_unused: Callable[[], None] = lambda: None
+        self.worker: ServedHome | None = None
         self.commits = Commits(rank, servers, self._rate)
         self._rank = rank
         self._slots = slots
@@ -222,8 +226,12 @@ class Chief(ServedHome):
 
     def settle(self) -> None:
         """Local. Before workers get more to do, forget what was dropped, and wait until all own writes can be read."""
+        require_open(self.station.window)
         self.let_go()
-        for server in filter(self.commits.unwritten, self.commits.servers):
+        self._wait_for_writes(self.commits.servers)
+
+    def _wait_for_writes(self, servers: Iterable[int]) -> None:
+        for server in filter(self.commits.unwritten, servers):
             with self.station.awaited((server,), _WRITE):
                 while self.commits.unwritten(server):
                     self.station.step(_WAIT_SECONDS)
@@ -281,21 +289,22 @@ class Chief(ServedHome):
             self.note_drop(plan, "optimizer", plan.number)
         return plan
 
+    def here(self) -> ServedHome:
+        """Local. See `ServedHome.here`: by a class or a module functions name variables of this one."""
+        entry = context.innermost()
+        return self if self.worker is None or entry is None or entry.home is not self.worker else self.worker
+
     def pull(self, place: Place) -> AnyArray:
         """Local. See `ServedHome.pull`; with all that this process has written."""
         with self.lock:
-            if self.commits.unwritten(place.server):
-                with self.station.awaited((place.server,), _WRITE):
-                    while self.commits.unwritten(place.server):
-                        self.station.step(0.05)
+            self._wait_for_writes((place.server,))
             return read_whole(self.station, place).array
 
     def push(self, kind: str, place: Place, array: AnyArray) -> None:
         """Local. See `ServedHome.push`."""
         with self.lock:
             while self._is_one_process and self.station.step():
-                # Its own worker uses the same slots.
-                pass
+                pass  # its own worker uses the same slots
             with self.station.awaited([*filter(self.commits.unwritten, self.commits.servers)], _WRITE):
                 while (slot := self.commits.free_slot()) is None:
                     self.station.step(0.05)
@@ -312,8 +321,7 @@ class Chief(ServedHome):
         if not place.block_rows:
             return np.asarray(self.pull(place).reshape(place.shape[0], place.width)[rows])
         with self.lock:
-            while self.commits.unwritten(place.server):
-                self.station.step(0.05)
+            self._wait_for_writes((place.server,))
             return read_rows(self.station, place, rows)
 
     def push_rows(self, kind: str, place: Place, rows: IndexedSlices) -> None:
@@ -390,11 +398,3 @@ class Chief(ServedHome):
 
     def _end(self, *, is_collective: bool) -> None:
         """Local. Nothing: the strategy ends the window."""
-
-
-def _leave() -> None:
-    """Nobody is to be looked after, and nothing is kept."""
-
-
-def _nobody(_: str, __: int) -> Sequence[Send]:
-    return ()

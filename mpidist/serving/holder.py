@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.serving.block import BEGUN, VERSION, HeapVariable
 from mpidist.serving.cut import Cutting, Rows, Saver
 from mpidist.serving.heap import FIRST_BYTES, HeapFullError, Slots
@@ -165,6 +166,8 @@ class Holder:
 
     def _create(self, place: Place, fill: float) -> None:
         """Make a variable whose value is everywhere the same number."""
+        # A program may load what brings a dtype below the line at which this process serves.
+        named_dtype(place.dtype)
         # All of its pages are touched now, so that a machine without memory says so before training begins.
         end = place.versions + 8 * block_count(place) if place.block_rows else place.buffers[1] + place.bytes
         what = f"a variable of shape {place.shape} and dtype {place.dtype}"

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpidist.arrays import AnyArray, as_bytes
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.window import Window
 from mpidist.serving.heap import ALIGNMENT, FIRST_BYTES
 from mpidist.serving.station import Station
@@ -87,7 +88,9 @@ class Pushed:
             self.write()
             self._put((begin, array.reshape(-1)))
         self._end = end
-        self._changes.append(Change(kind, variable, begin, array.dtype.str, array.size, step, factor))
+        # The text of a dtype of ml_dtypes says only how many bytes it has.
+        dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.str
+        self._changes.append(Change(kind, variable, begin, dtype, array.size, step, factor))
         return self._offset + begin
 
     def write(self) -> None:
@@ -175,6 +178,6 @@ def read_pushed(memory: AnyArray, offset: int) -> Iterator[tuple[Change, AnyArra
         offset: Of the slot.
     """
     for change in changes_in(memory, offset):
-        dtype = np.dtype(change.dtype)
+        dtype = named_dtype(change.dtype)
         start = offset + change.begin
         yield change, memory[start : start + change.size * dtype.itemsize].view(dtype)

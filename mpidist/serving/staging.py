@@ -121,7 +121,8 @@ class Staging:
             return []
         if isinstance(message, Push):
             return self._push(sender, message)
-        if isinstance(message, Drop) and sender == message.worker:
+        # Where one process is all of a job, the coordinator is the worker, and waits to hear of its own messages.
+        if isinstance(message, Drop) and sender == message.worker != self.coordinator:
             # It marks its slot as free by itself.
             self._unstage(message)
             return []

@@ -25,6 +25,10 @@ from mpidist.serving.wire import decode, encode
 _BACKGROUND_SECONDS = 0.001
 # Messages of the end get so long to leave this process.
 _LAST_SECONDS = 0.2
+_CLOSED = (
+    "this ParameterServerStrategy is closed: its servers have ended, and its variables with them. Read them before, "
+    "save a checkpoint, or close the strategy at the end of the program"
+)
 
 
 class Role(Protocol):
@@ -67,6 +71,7 @@ class Station:
         self, window: Window, name_of: Callable[[int], str], key_of: Callable[[int], Key], needed: frozenset[int]
     ) -> None:
         self.window = window
+        window.closed = _CLOSED
         self.name_of = name_of
         self.roles: list[Role] = []
         self.lost: set[int] = set()

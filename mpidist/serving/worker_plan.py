@@ -15,7 +15,7 @@ from mpidist.serving.rows import pack
 from mpidist.variables.served import ServedVariable
 from mpidist.variables.sharded import ShardedVariable, rows_within, served_parts
 from mpidist.variables.step.gradient import take_rows
-from mpidist.variables.update.arithmetic import UpdateSettings
+from mpidist.variables.update.arithmetic import UpdateSettings, widened
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import Gradient, Variable
 
@@ -152,7 +152,7 @@ def _cut(variable: Variable, gradient: Gradient) -> _Cut:
 
 
 def _norm(arrays: Sequence[AnyArray]) -> float:
-    norms = [np.linalg.norm(array.astype(np.float64).reshape(-1)) for array in arrays]
+    norms = [np.linalg.norm(widened(array).reshape(-1)) for array in arrays]
     return float(norms[0] if len(norms) == 1 else np.linalg.norm(norms))
 
 

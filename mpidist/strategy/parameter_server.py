@@ -195,7 +195,7 @@ class ParameterServerStrategy(Strategy):
             self._worker.strategy = self
         if rank == roles.chief:
             home = self.chief = Chief(station, rank, roles.servers, slots, is_one_process=group.size == 1)
-            self.chief.strategy = self
+            self.chief.strategy, self.chief.worker = self, self._worker
             self.chief.partitioner = self._partitioner
             station.whole = Whole(self.communicator.order)
             station.roles.append(self.chief)

@@ -21,7 +21,7 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import require_same
-from mpidist.comm.arithmetic.combine import half_dtype
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.arrival import Arrival
 from mpidist.comm.call_text import AT_ONCE
 from mpidist.comm.choice import selection
@@ -115,7 +115,7 @@ class ArenaMemory(Home, ABC):
         self.plan_count = 0
         given = take_collective(cross_device_ops, communicator, self.options)
         self.has_user_collective = given is not None
-        self.wire_dtype = None if self.options.wire_dtype is None else half_dtype(self.options.wire_dtype)
+        self.wire_dtype = None if self.options.wire_dtype is None else named_dtype(self.options.wire_dtype)
         # Norms, metrics and what users reduce are not rounded.
         exact = replace(self.options, wire_dtype=None)
         self.collective: CollectiveFront = given or selection.choose(communicator, exact)

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.on_read import OnReadVariable
@@ -66,6 +67,10 @@ class Place(NamedTuple):
 
 class ServedHome(Home, Protocol):
     """The home of served variables, as the coordinator or a worker has it."""
+
+    def here(self) -> ServedHome:
+        """Local. The home that reads and writes for the code that runs: itself but for functions in one process."""
+        return self
 
     def pull(self, place: Place) -> AnyArray:
         """Local. The value of a variable, in an array that the caller does not change."""
@@ -162,7 +167,7 @@ class ServedVariable(Variable):
         self.home = self.served = home
         self.place = place
         self.shape = place.shape
-        self.dtype: np.dtype[Any] = np.dtype(place.dtype)
+        self.dtype: np.dtype[Any] = named_dtype(place.dtype)
         self.name = name
         self.trainable = trainable
         self.aggregation = aggregation
@@ -182,26 +187,26 @@ class ServedVariable(Variable):
 
     def value(self) -> AnyArray:
         """Local. A copy of the value, read-only. In a closure it is fetched once, and has the closure's own writes."""
-        view: AnyArray = self.served.pull(self.place).view()
+        view: AnyArray = self.served.here().pull(self.place).view()
         view.flags.writeable = False
         return view
 
     def write_array(self, array: AnyArray) -> None:
         """Local. See `Variable.write_array`; in a closure it counts when the closure is applied."""
-        self.served.push("assign", self.place, array)
+        self.served.here().push("assign", self.place, array)
 
     def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Local. See `Variable.add_array`; in a closure it counts when the closure is applied."""
         del method  # nothing is refused
-        self.served.push("add", self.place, array)
+        self.served.here().push("add", self.place, array)
 
     def read_rows(self, rows: AnyArray) -> AnyArray:
         """Local. See `Variable.read_rows`. Each row is of one version; they need not be of the same one."""
-        return self.served.pull_rows(self.place, rows).reshape(len(rows), *self.shape[1:])
+        return self.served.here().pull_rows(self.place, rows).reshape(len(rows), *self.shape[1:])
 
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
         """Local. See `Scatter.scatter`; in a closure it counts when the closure is applied."""
-        self.served.push_rows(kind, self.place, checked_rows(self, kind, sparse_delta))
+        self.served.here().push_rows(kind, self.place, checked_rows(self, kind, sparse_delta))
         return self
 
     def reader(self) -> Read:
@@ -211,7 +216,7 @@ class ServedVariable(Variable):
 
     def load(self, read: Callable[[int, int], AnyArray]) -> None:
         """Local. See `Variable.load`."""
-        self.served.load(self.place, read)
+        self.served.here().load(self.place, read)
 
     def __repr__(self) -> str:
         return (

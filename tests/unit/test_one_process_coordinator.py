@@ -19,6 +19,7 @@ from mpidist.comm.communicator import SoloCommunicator
 from mpidist.coordinator import experimental_get_current_worker_index
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.errors import CancelledError
+from mpidist.serving.commits import RateError
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.strategy.server_options import ServerOptions
 
@@ -344,3 +345,95 @@ def test_a_thread_that_outlives_its_function_is_refused(strategy: ParameterServe
     assert len(REFUSED) == 3, REFUSED
     assert all("while no function runs here: join the threads" in text for text in REFUSED[:2]), REFUSED
     assert int(count) == 0
+
+
+@pytest.mark.parametrize("rate", [lambda _: np.nan, lambda _: "fast", lambda _: 1 / 0])
+def test_a_step_without_a_learning_rate_ends(strategy: ParameterServerStrategy, rate: Callable[[int], Any]) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight, count = mpidist.Variable(np.ones(3)), mpidist.Variable(0)
+    optimizer = mpidist.optimizers.SGD(rate)
+    optimizer.build([weight])
+
+    def step() -> None:
+        count.assign_add(1)
+        optimizer.apply_gradients([(np.ones(3), weight)])
+
+    with pytest.raises(RateError, match="The update is not applied"):
+        coordinator.schedule(step, on_error="keep").fetch()
+    coordinator.schedule(step)
+    with pytest.raises(RateError, match="The update is not applied"):
+        coordinator.join()
+    assert (weight.numpy().tolist(), int(count)) == ([1] * 3, 0)
+    optimizer.learning_rate = 0.5
+    # More than there are slots.
+    for _ in range(8):
+        coordinator.schedule(step)
+    coordinator.join()
+    assert (weight.numpy().tolist(), int(count)) == ([-3] * 3, 8)
+
+
+class Named:
+    """Names a variable for functions that do not capture it."""
+
+    weight: Any = None
+
+
+def test_what_a_class_names_is_changed_with_the_function(strategy: ParameterServerStrategy) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        Named.weight = mpidist.Variable(np.zeros((3, 2)))
+        table = mpidist.Variable(np.zeros((3, 2)), sparse_gradient=True)
+    rows = mpidist.IndexedSlices(np.ones((1, 2)), np.array([1]))
+
+    def change(fails: bool) -> list[Any]:
+        Named.weight.assign_add(np.ones((3, 2)))
+        Named.weight.scatter_add(rows)
+        seen = [Named.weight.numpy().tolist(), Named.weight.sparse_read([1]).tolist()]
+        Named.weight.assign(Named.weight.value() + 1)
+        if fails:
+            raise ZeroDivisionError
+        return seen
+
+    try:
+        for _ in range(3):
+            with pytest.raises(ZeroDivisionError):
+                coordinator.schedule(change, (True,), on_error="keep").fetch()
+        assert Named.weight.numpy().tolist() == [[0, 0]] * 3
+        assert coordinator.schedule(change, (False,)).fetch() == [[[1, 1], [2, 2], [1, 1]], [[2, 2]]]
+        assert Named.weight.numpy().tolist() == [[2, 2], [3, 3], [2, 2]]
+        # Outside functions it is changed at once.
+        Named.weight.assign_add(np.ones((3, 2)))
+        table.scatter_add(rows)
+        assert Named.weight.sparse_read([0, 1]).tolist() == [[3, 3], [4, 4]]
+    finally:
+        Named.weight = None
+
+
+def test_who_only_looks_lets_functions_run(strategy: ParameterServerStrategy) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        count = mpidist.Variable(0)
+    values = [coordinator.schedule(lambda: count.assign_add(1)) for _ in range(3)]
+    end = time.monotonic() + 10
+    while not all(value.is_done for value in values) and time.monotonic() < end:
+        time.sleep(0.001)
+    assert [value.is_done for value in values] == [True] * 3
+    assert int(count) == 3
+
+
+def test_after_its_end_the_strategy_says_so() -> None:
+    strategy = ParameterServerStrategy(options=ServerOptions(heap_bytes=1 << 22))
+    coordinator = ClusterCoordinator(strategy)
+    with strategy.scope():
+        weight = mpidist.Variable(1.0)
+    late = coordinator.schedule(lambda: 1)
+    strategy.close()
+    acts: list[Callable[[], object]] = [
+        weight.numpy, lambda: weight.assign(2.0), lambda: coordinator.schedule(lambda: 1), late.fetch,
+        coordinator.join, lambda: coordinator.create_per_worker_value(lambda: 1),
+    ]
+    for act in acts:
+        with pytest.raises(RuntimeError, match="this ParameterServerStrategy is closed: its servers have ended"):
+            act()
+    assert not late.is_done

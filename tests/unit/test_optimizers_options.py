@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist import optimizers
-from mpidist.comm.arithmetic.combine import half_dtype
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import SGD, Adadelta, Adagrad, Ftrl, Lion, LossScaleOptimizer, Optimizer, RMSprop
 
@@ -184,9 +184,9 @@ def test_rows_given_twice_count_twice() -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_rows_in_half_precision_are_added_in_float32(dtype: str) -> None:
-    ones = IndexedSlices(np.ones((4000, 2), half_dtype(dtype)), np.zeros(4000, np.int64))
+    ones = IndexedSlices(np.ones((4000, 2), named_dtype(dtype)), np.zeros(4000, np.int64))
     for sparse_gradient in (False, True):
-        variable = mpidist.Variable(np.zeros((3, 2), half_dtype(dtype)), sparse_gradient=sparse_gradient)
+        variable = mpidist.Variable(np.zeros((3, 2), named_dtype(dtype)), sparse_gradient=sparse_gradient)
         SGD(1.0).apply_gradients([(ones, variable)])
         assert variable.numpy().tolist() == [[-4000, -4000], [0, 0], [0, 0]]
 

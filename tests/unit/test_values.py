@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.arithmetic.combine import half_dtype
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.strategy.values import ValueContext, as_array, compute_average_loss, scale_regularization_loss
 
 
@@ -47,7 +47,7 @@ def test_average_loss_keeps_the_dtype() -> None:
 
 def test_average_loss_of_halves_is_rounded_once() -> None:
     assert compute_average_loss(np.full(1000, 100, "float16")) == 100
-    assert compute_average_loss(np.ones(4000, half_dtype("bfloat16"))) == 1
+    assert compute_average_loss(np.ones(4000, named_dtype("bfloat16"))) == 1
 
 
 @pytest.mark.parametrize(

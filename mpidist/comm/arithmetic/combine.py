@@ -33,8 +33,8 @@ def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
-def half_dtype(name: str) -> np.dtype[Any]:
-    """Local. The dtype "float16" or "bfloat16".
+def named_dtype(name: str) -> np.dtype[Any]:
+    """Local. The dtype of a name of NumPy's, or "bfloat16".
 
     Raises:
         UnavailableError: bfloat16 was asked for, and the package ml_dtypes is not installed.

@@ -10,7 +10,7 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import require_same
-from mpidist.comm.arithmetic.combine import combined_dtype, half_dtype
+from mpidist.comm.arithmetic.combine import combined_dtype, named_dtype
 from mpidist.comm.arithmetic.slices import even_sizes, in_bytes, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.call_text import AT_ONCE, HINT
@@ -67,7 +67,7 @@ class CollectiveFront(Resource):
         self._smalls: dict[tuple[Any, ...], Callable[[AnyArray], AnyArray] | None] = {}
         self._small_key: tuple[Any, ...] = ()
         self._small: Callable[[AnyArray], AnyArray] = np.copy
-        self._wire_dtype = None if options.wire_dtype is None else half_dtype(options.wire_dtype)
+        self._wire_dtype = None if options.wire_dtype is None else named_dtype(options.wire_dtype)
 
     def _is_whole(self) -> bool:
         return self.communicator.is_whole() and not self.log.is_broken()

@@ -6,6 +6,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.variables.step.variable_pass import VariablePass
+from mpidist.variables.update.arithmetic import widened
 from mpidist.variables.update.options import OptimizerOptions
 
 
@@ -58,7 +59,7 @@ def _limit(norms: AnyArray, limit: float) -> AnyArray:
 def sum_of_squares(array: AnyArray, variable_pass: VariablePass) -> float:
     """Local. The sum of squares, in double precision."""
     with np.errstate(over="ignore", invalid="ignore"):
-        wide = np.abs(array).astype(np.float64, copy=False) if array.dtype.kind == "c" else array.astype(np.float64)
+        wide = widened(array)
         if variable_pass.is_in_order:
             # BLAS adds in an order that depends on its threads, and these on how many ranks share the cores.
             return float(np.multiply(wide, wide).sum())

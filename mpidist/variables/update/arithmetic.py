@@ -46,6 +46,11 @@ def slots_of(kernel: Kernel | LayerKernel, options: OptimizerOptions) -> dict[st
     return {**kernel.slots, **({AVERAGE: 0.0} if options.use_ema else {})}
 
 
+def widened(array: AnyArray) -> AnyArray:
+    """Local. The numbers in double precision, of complex ones the magnitudes: for a norm."""
+    return np.abs(array).astype(np.float64, copy=False) if array.dtype.kind == "c" else array.astype(np.float64)
+
+
 class UpdateArithmetic:
     """A kernel with the element-wise work around it.
 

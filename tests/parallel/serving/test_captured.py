@@ -37,6 +37,34 @@ class Step:
 
     def __call__(self):
         return self.run()
+
+class Later:
+    rate = 1.0
+    __slots__ = ("__dict__", "slot")
+
+    def over_the_class(self):
+        return self.rate
+
+    def set_later(self):
+        return getattr(self, "mask", None)
+
+    def in_a_slot(self):
+        return getattr(self, "slot", None)
+
+    @classmethod
+    def of_the_class(cls):
+        return cls.rate
+
+def made_later():
+    try:
+        return LATER
+    except NameError:
+        return None
+
+def of_the_function():
+    return of_the_function.count
+
+of_the_function.count = None
 """, SPACE)
 
 
@@ -121,6 +149,47 @@ def test_what_is_bound_to_something_else_is_noticed(communicator: Communicator) 
         assert coordinator.schedule(inside, worker=0).fetch() == 1
         kept[0] = 2.0
         assert coordinator.schedule(inside, worker=0).fetch() == 1
+
+    on_chief(communicator, program)
+
+
+def test_names_that_come_later_are_noticed(communicator: Communicator) -> None:
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        del strategy
+        kind = SPACE["Later"]
+        later, scale = kind(), 1.0
+
+        def inner() -> float:
+            return scale
+
+        def outer() -> float:
+            return inner()
+
+        def rescale() -> None:
+            nonlocal scale
+            scale = 7.0
+
+        cases: list[tuple[Callable[[], Any], Callable[[], object], object]] = [
+            (later.over_the_class, lambda: setattr(later, "rate", 7.0), 1.0),
+            (later.set_later, lambda: setattr(later, "mask", 7.0), None),
+            (later.in_a_slot, lambda: setattr(later, "slot", 7.0), None),
+            (kind.of_the_class, lambda: setattr(kind, "rate", 7.0), 1.0),
+            (SPACE["made_later"], lambda: SPACE.update(LATER=7.0), None),
+            (SPACE["of_the_function"], lambda: setattr(SPACE["of_the_function"], "count", 7.0), None),
+            (outer, rescale, 1.0),
+        ]
+        try:
+            for function, change, before in cases:
+                assert coordinator.schedule(function, worker=0).fetch() == before
+                change()
+                with pytest.warns(RuntimeWarning, match="which has changed since the function was sent"):
+                    assert coordinator.schedule(function, worker=0).fetch() == 7.0
+                with warnings.catch_warnings():
+                    warnings.simplefilter("error")
+                    assert coordinator.schedule(function, worker=0).fetch() == 7.0
+        finally:
+            kind.rate, SPACE["of_the_function"].count = 1.0, None
+            SPACE.pop("LATER", None)
 
     on_chief(communicator, program)
 

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist.comm.arithmetic.combine import half_dtype
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
@@ -154,7 +154,7 @@ def test_the_mean_of_halves_does_not_overflow(strategy: Strategy) -> None:
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
 def test_sums_of_halves_along_an_axis_are_rounded_once(strategy: Strategy, dtype: str) -> None:
-    half = half_dtype(dtype)
+    half = named_dtype(dtype)
     n = strategy.num_replicas_in_sync
     # 2048 + 1 is 2048 in float16, and 256 + 1 is 256 in bfloat16.
     for shape in [(4000,), (4000, 1), (2, 2000)]:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.arithmetic.combine import half_dtype
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.backends.direct_copies import DIRECT_FROM
 from mpidist.comm.backends.node import NodeBackend
 from mpidist.comm.call_page import PAGE_BYTES, CallPage
@@ -114,7 +114,7 @@ def test_a_sum_of_halves_is_rounded_once(
     """In half precision the ones would be lost, one after another."""
     collective = open_node(communicator, CommunicationOptions(reproducible=reproducible))
     large = 2048 if dtype == "float16" else 256
-    mine = np.full(count, large if communicator.rank == 0 else 1).astype(half_dtype(dtype))
+    mine = np.full(count, large if communicator.rank == 0 else 1).astype(named_dtype(dtype))
     expected = np.array(large + communicator.size - 1, np.float32).astype(mine.dtype)
     np.testing.assert_array_equal(collective.all_reduce(mine), expected)
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.arithmetic.combine import half_dtype
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.communicator import Communicator
@@ -29,7 +29,7 @@ SIZE = LEAST + 1
 def wire(request: pytest.FixtureRequest) -> np.dtype[Any]:
     if request.param == "bfloat16":
         pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes")
-    return half_dtype(request.param)
+    return named_dtype(request.param)
 
 
 @pytest.fixture(params=["AUTO", "MPI", "RING", "NODE"])
