@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
@@ -14,8 +13,8 @@ from mpidist.coordinator.closures import QUEUE_SIZE, Action, Closures
 from mpidist.coordinator.data_sets import DataSets
 from mpidist.coordinator.functions import Functions, Naming, arguments_of, require_function
 from mpidist.coordinator.iterations import Iterations
-from mpidist.coordinator.joining import Joining
 from mpidist.coordinator.keeping import keep_going
+from mpidist.coordinator.membership import Membership
 from mpidist.coordinator.names import Names
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
 from mpidist.coordinator.rounds import versions_of
@@ -23,16 +22,12 @@ from mpidist.coordinator.waits import Waits
 from mpidist.coordinator.work import ClosureEnd, End, rules_of
 from mpidist.data.dataset import Dataset
 from mpidist.errors import DeadRankError, EndOfDataError
-from mpidist.observe.peers import Key
 from mpidist.serving.chief import Chief
 from mpidist.serving.handles import portable
 from mpidist.serving.messages import Message, Send
 from mpidist.serving.signals import others_of
-from mpidist.strategy.joining import require_more
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.variables.variable import Variable
-
-logger = logging.getLogger("mpidist")
 
 _WAIT_SECONDS = 0.05
 
@@ -94,19 +89,19 @@ class ClusterCoordinator:
         self._closures = Closures(self._chief.commits, queue_size, closure_timeout, prefetch, self._versions)
         self._values: dict[int, RemoteValue] = {}
         self._names = Names(strategy, self._chief, self._values)
-        self._functions = Functions(Naming(self._names.handle_of, self._names.name_of, self._chief.note_drop))
+        self._functions = Functions(Naming(self._names.handle_of, self._names.name_of, self._chief.dropped.note))
         self._failure: BaseException | None = None
-        self._waits = Waits(self._closures, self._place_of, strategy.invitation)
         self._data_sets = DataSets(
             self._resource, self._make_again, self._wait_for_made, self._closures, self._is_at_end,
             strategy.places.ranks, lambda fn, args: self._functions.work(fn, args, {})[0],
         )
-        self._joining = Joining(self._closures, self._data_sets, self._station, self._do)
+        self._membership = Membership(strategy, self._closures, self._data_sets, self._station, self._do)
+        self._waits = Waits(self._closures, self._membership.place_of, strategy.invitation)
         self._chief.closures = self._take
         self._chief.watch = self._watch
         others_of(self._station).follow(self.join, self._closures.counts)
-        self._chief.discard = self._discard
-        self._chief.forget_unused = self._functions.forget
+        self._chief.dropped.discard = self._discard
+        self._chief.dropped.forget_unused = self._functions.forget
         now = time.monotonic()
         for worker in strategy.places.ranks:
             self._do(self._closures.joined(worker, now))
@@ -188,7 +183,7 @@ class ClusterCoordinator:
             # After an error nothing more begins.
             while self._closures.error is None and (self._act() or self._end_round()):
                 pass
-            self._look_for_losses()
+            self._membership.look()
             self._raise_error()
             return self._closures.is_done
 
@@ -250,9 +245,6 @@ class ClusterCoordinator:
 
     # ------------------------------------------------------------------ inside
 
-    def _place_of(self, rank: int) -> tuple[str, Key]:
-        return self._station.name_of(rank), Key(*self.strategy.places.process_of(rank))
-
     def _resource(
         self, fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any],
         values: Callable[[int], PerWorkerValues] = PerWorkerValues,
@@ -268,7 +260,7 @@ class ClusterCoordinator:
                 number, sends = self._closures.resources.build(work)
                 self._do(list(sends))
                 made = values(number)
-                self._chief.note_drop(made, "resource", number)
+                self._chief.dropped.note(made, "resource", number)
         return made
 
     def _make_again(self, number: int, fn: Callable[..., Any], args: tuple[Any, ...]) -> None:
@@ -279,7 +271,7 @@ class ClusterCoordinator:
                 self._do(self._closures.resources.build_again(number, work))
 
     def _discard(self, kind: str, number: int) -> list[Send]:
-        """See `Chief.discard`."""
+        """See `Dropped.discard`."""
         self._names.discard(kind, number)
         return self._closures.discard(kind, number)
 
@@ -312,7 +304,7 @@ class ClusterCoordinator:
         self._waits.show()
         if not self._act() and not self._end_round():
             self._station.step(0.0 if self.strategy.roles.is_one_process else _WAIT_SECONDS)
-        self._look_for_losses()
+        self._membership.look()
 
     def _act(self) -> bool:
         """Take a message that is there, or run a function where this process is the worker; whether there was one."""
@@ -330,40 +322,22 @@ class ClusterCoordinator:
         """Take what has come, without waiting."""
         while self._act():
             pass
-        self._look_for_losses()
+        self._membership.look()
 
     def go_on(self) -> None:
         """Local. Take what has come, in a thread of ours, while the program does something else."""
         try:
             while self._station.step():
                 pass
-            self._look_for_losses()
+            self._membership.look()
         except BaseException as error:  # the program's own thread raises it
             self._failure = error
 
     def _watch(self) -> None:
         try:
-            self._look_for_losses()
+            self._membership.look()
         except DeadRankError as error:  # `join` raises it: all workers are dead, and a checkpoint is saved
             self._failure = error
-
-    def _look_for_losses(self) -> None:
-        now, workers = time.monotonic(), self._closures.workers
-        lost = {rank for gone in (self._station.window.lost(), self._station.left) for rank in gone if rank in workers}
-        lost.update(self._closures.overdue(now))
-        for rank in sorted(lost):
-            (name, (host, process, _)), left = self._place_of(rank), len(self._closures.workers) - 1
-            logger.warning(
-                "%s (rank %d, process %d on %s) is lost; its work goes to the other %d worker%s",
-                name, rank, process, host, left, "s" * (left != 1),
-            )
-            with self._station.whole:
-                self._do(self._closures.lost(rank, now))
-                self.strategy.give_up(rank)
-        if lost and not self._closures.workers:
-            require_more(self.strategy.invitation)
-        if self.strategy.invitation is not None:
-            self._joining.look(self.strategy.invitation, now)
 
     def _look(self) -> None:
         """Go on where no thread does while the program does something else, and no function runs."""

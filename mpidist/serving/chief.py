@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import gc
 import pickle
 import time
 import weakref
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -23,9 +22,10 @@ from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
 from mpidist.serving.commits import Commits
+from mpidist.serving.dropped import Dropped
 from mpidist.serving.exit_code import ExitCodeFile
 from mpidist.serving.heap import Heaps, Slots
-from mpidist.serving.messages import OWN_WRITE, Applied, CutDone, Discard, Message, Send
+from mpidist.serving.messages import OWN_WRITE, Applied, CutDone, Message
 from mpidist.serving.own_threads import OwnersLock
 from mpidist.serving.plan import ServedPlan, require_plannable
 from mpidist.serving.push import Pushed
@@ -68,8 +68,7 @@ class Chief(ServedHome):
         exit_code_file: Beside the first checkpoint of its variables.
         variables: The variables by the kind and the number of their handles.
         partitioner: Says into how many shards a variable is cut.
-        discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
-        forget_unused: Lets go of functions that are kept for their next use.
+        dropped: Gives back what the program has dropped.
         worker: The home of variables as functions see it, where they run in this process.
     """
 
@@ -86,8 +85,6 @@ class Chief(ServedHome):
         self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
         self.variables: weakref.WeakValueDictionary[tuple[str, int], Variable] = weakref.WeakValueDictionary()
         self.partitioner: Partitioner | None = None
-        self.discard: Callable[[str, int], Sequence[Send]] = lambda _, __: ()
-        self.forget_unused: Callable[[], None] = lambda: None
         self.worker: ServedHome | None = None
         self.commits = Commits(rank, servers, self._rate)
         self._rank = rank
@@ -98,8 +95,7 @@ class Chief(ServedHome):
         # What came about closures in a pause.
         self._held: list[tuple[int, Message]] | None = None
         self._plans = 0
-        # The kind, the number and the place of what the program has dropped.
-        self._dropped: deque[tuple[str, int, Place | None]] = deque()
+        self.dropped = Dropped(station, self.commits, self._heaps.give)
 
     def take(self, sender: int, message: Message) -> bool:
         """Local. See `Role.take`."""
@@ -164,7 +160,7 @@ class Chief(ServedHome):
         """One variable of several shards."""
         whole = ShardedVariable(shards, name)
         self.variables["sharded", whole.key] = whole
-        self.note_drop(whole, "sharded", whole.key)
+        self.dropped.note(whole, "sharded", whole.key)
         return whole
 
     def variable_of(self, kind: str, number: int) -> Variable | None:
@@ -187,17 +183,15 @@ class Chief(ServedHome):
         beside: Mapping[int, int] | None = None, **described: Any,
     ) -> ServedVariable:
         """Make a variable whose value is everywhere the same number."""
-        self.let_go()
+        self.dropped.let_go()
         take = functools.partial(
             self._heaps.take, shape, dtype, buffers=buffers, server=server, is_table=is_table, beside=beside
         )
         place = take()
         if place is None:
-            # What stands in circles, or in functions that may be used again, is dropped now.
-            self.forget_unused()
-            gc.collect()
+            self.dropped.collect()
             self._wait_for_cut()
-            self.let_go()
+            self.dropped.let_go()
             place = take()
         if place is None:
             raise self._heaps.full(shape, dtype, name, buffers=buffers, is_table=is_table)
@@ -209,25 +203,13 @@ class Chief(ServedHome):
             raise
         variable = kind(self, place, name=name, **described)
         self.variables["variable", place.number] = variable
-        self.note_drop(variable, "variable", place.number, place)
+        self.dropped.note(variable, "variable", place.number, place)
         return variable
-
-    def note_drop(self, given: object, kind: str, number: int, place: Place | None = None) -> None:
-        """Local. Let `let_go` know when the program has dropped an object.
-
-        Args:
-            given: The object. It must not be dropped while something in flight uses it.
-            kind: As of `Discard`, for workers.
-            number: Of this kind.
-            place: Of a variable.
-        """
-        # Called in any thread, in the middle of anything.
-        weakref.finalize(given, self._dropped.append, (kind, number, place)).atexit = False
 
     def settle(self) -> None:
         """Local. Before workers get more to do, forget what was dropped, and wait until all own writes can be read."""
         require_open(self.station.window)
-        self.let_go()
+        self.dropped.let_go()
         self._wait_for_writes(self.commits.servers)
 
     def _wait_for_writes(self, servers: Iterable[int]) -> None:
@@ -236,23 +218,6 @@ class Chief(ServedHome):
                 while self.commits.unwritten(server):
                     self.station.step(_WAIT_SECONDS)
                     self.watch()
-
-    def let_go(self) -> None:
-        """Local. Let servers and workers forget what the program has dropped; its memory can be used again."""
-        # A cut may still read the memory, and servers may keep back what changes it.
-        while self._dropped and not self.commits.saving:
-            with self.station.whole:
-                self._let_go(*self._dropped.popleft())
-
-    def _let_go(self, kind: str, number: int, place: Place | None) -> None:
-        if place is not None:
-            self._heaps.give(place)
-            self.station.send(Send(place.server, Discard("memory", number)))
-        elif kind == "optimizer":
-            for server in self.commits.servers:
-                self.station.send(Send(server, Discard("plan", number)))
-        for send in self.discard(kind, number):
-            self.station.send(send)
 
     def plan(
         self, variables: Sequence[Variable], kernel: Kernel | LayerKernel, options: OptimizerOptions
@@ -286,7 +251,7 @@ class Chief(ServedHome):
             for server, by_number in numbers.items():
                 self.station.call(server, "plan", self._plans, kernel, options, by_number)
             plan = ServedPlan(self._plans, variables, state, kernel, options)
-            self.note_drop(plan, "optimizer", plan.number)
+            self.dropped.note(plan, "optimizer", plan.number)
         return plan
 
     def here(self) -> ServedHome:

@@ -9,7 +9,7 @@ from mpidist.serving.rows import RowChanges
 
 
 class RunningClosure:
-    """What a running closure has read and changed.
+    """The reads and the changes of a running closure.
 
     Args:
         do: Its message.

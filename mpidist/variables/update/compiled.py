@@ -37,7 +37,7 @@ Pairs = tuple[tuple[int, int], ...]
 
 
 class _Code(Protocol):
-    """What owns the machine code of a loop: calls need it alive."""
+    """The owner of the machine code of a loop: calls need it alive."""
 
     call: Callable[..., None]
 
