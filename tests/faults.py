@@ -599,6 +599,21 @@ COUPLED = "system/test_coupled.py::test_"
 
 INPUT = (
     Fault(
+        "a StopIteration of a user's function ends the data", "data/reading/element.py",
+        '        raise stopped(f"the function', '        raise error or stopped(f"the function',
+        "unit/test_data_transformations.py::test_a_stop_of_a_users_function_is_no_end_of_the_data",
+    ),
+    Fault(
+        "a finite repetition ends at an empty pass", "data/items/stream.py",
+        "if is_empty and (self.count is None or length == 0):", "if is_empty:",
+        "unit/test_data_transformations.py::test_a_finite_repetition_goes_on_behind_an_empty_pass",
+    ),
+    Fault(
+        "parts of other dtypes become a batch", "data/reading/element.py",
+        "        _require_alike({(tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves})\n", "",
+        "unit/test_data_transformations.py::test_parts_of_different_dtypes_make_no_batch",
+    ),
+    Fault(
         "a sample of another size is taken", "comm/incoming.py", "if size in (expected, 0):", "if size >= 0:",
         COUPLED + "messages_that_are_no_samples_are_errors",
     ),
@@ -1003,6 +1018,36 @@ ENDINGS = (
 HOLDS = "unit/test_protocol.py::test_rules_hold_in_every_state"
 
 SERVING = (
+    Fault(
+        "norms of complex gradients miss a part of them", "variables/update/arithmetic.py",
+        'if array.dtype.kind == "c" else', 'if array.dtype.kind == "C" else',
+        "parallel/serving/test_optimizers_of_servers.py::test_other_dtypes_have_the_bits_of_one_process", 3,
+    ),
+    Fault(
+        "a server takes bfloat16 for bytes", "serving/push.py", 'array.dtype.name if array.dtype.kind == "V" else ', "",
+        "parallel/serving/test_optimizers_of_servers.py::test_other_dtypes_have_the_bits_of_one_process", 3,
+    ),
+    Fault(
+        "in one process the coordinator does not hear of an update that it drops", "serving/staging.py",
+        "sender == message.worker != self.coordinator", "sender == message.worker",
+        "unit/test_one_process_coordinator.py::test_a_step_without_a_learning_rate_ends",
+    ),
+    Fault(
+        "in one process what a class names is changed at once", "serving/chief.py",
+        "entry.home is not self.worker else self.worker", "entry.home is not self.worker else self",
+        "unit/test_one_process_coordinator.py::test_what_a_class_names_is_changed_with_the_function",
+    ),
+    Fault(
+        "a function does not notice a name that came later", "coordinator/captured.py",
+        "        yield Use(space, name, space.get(name, _NOT_YET))\n",
+        "        if name in space:\n            yield Use(space, name, space[name])\n",
+        "parallel/serving/test_captured.py::test_names_that_come_later_are_noticed", 3,
+    ),
+    Fault(
+        "a function does not notice a new attribute", "coordinator/captured.py",
+        "            if space.keys() != known:", "            if not known and space:",
+        "parallel/serving/test_captured.py::test_names_that_come_later_are_noticed", 3,
+    ),
     Fault(
         "an update changes what a cut has not saved", "serving/cut.py",
         "if isinstance(action, Apply | ApplyRound) and self.live:",
