@@ -721,6 +721,11 @@ CHECKPOINT = (
         "unit/test_preemption.py::test_a_job_that_was_cancelled_is_not_queued_again",
     ),
     Fault(
+        "a job whose name looks like a restart is not queued again", "cluster/slurm_job.py",
+        ".splitlines() if _LINES.match(line)]", ".splitlines()]",
+        "unit/test_preemption.py::test_a_job_is_queued_again_whatever_slurm_shows_of_it",
+    ),
+    Fault(
         "a signal ends the command that queues a job again", "cluster/slurm_job.py",
         "[signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]", "[]",
         "unit/test_preemption.py::test_a_job_is_queued_again",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import sys
@@ -31,7 +30,6 @@ from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.agreement import on_first_rank
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.ending import agree_on_exit
-from mpidist.errors import LauncherError
 from mpidist.serving.chief import Chief
 from mpidist.serving.signals import Others, others_of
 
@@ -294,8 +292,7 @@ class PreemptionCheckpointHandler:
         """Collective. Have the job queued again, if that is wanted; what speaks against it is a warning of rank 0."""
         if not self._config.requeue:
             return
-        with contextlib.suppress(LauncherError):
-            on_first_rank(self._group, "queueing the job again", lambda: self._requeue_once(saved))
+        on_first_rank(self._group, "queueing the job again", lambda: self._requeue_once(saved))
 
     def _requeue_once(self, saved: object) -> None:
         most, count = self._config.max_requeues, slurm_job.restart_count()
@@ -304,9 +301,9 @@ class PreemptionCheckpointHandler:
         elif self._is_new(saved):
             try:
                 logger.warning("the job %s is queued again", slurm_job.requeue())
-            except LauncherError as error:
-                logger.warning("the job is not queued again: %s", error)
-                raise
+            except Exception as error:
+                # Whatever it is: the checkpoint is there, and the program ends with the code that was asked for.
+                logger.warning("the job is not queued again: %s", str(error) or repr(error))
         else:
             logger.warning(
                 "the job is not queued again: since its start no newer checkpoint was saved (the last one is %s), so "

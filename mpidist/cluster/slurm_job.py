@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import subprocess
 import time
@@ -15,6 +16,9 @@ _ANSWER_SECONDS = 30.0
 # Slurm shows a job whose processes still end as COMPLETING. These tell one that was cancelled from one whose time is up
 # (Reason=TimeLimit), whose node has failed, or that was preempted.
 _CANCELLED = {"Reason": "None", "PreemptTime": "None"}
+# The lines of `scontrol show job` with the fields that are read here. Only these: a job's name and its comment are in
+# lines of their own, and may look like any field.
+_LINES = re.compile(r"\s+(?:JobState|Requeue|PreemptEligibleTime)=")
 
 
 def job_name(environment: Mapping[str, str] | None = None) -> str:
@@ -35,7 +39,7 @@ def restart_count(environment: Mapping[str, str] | None = None) -> int:
     """Local. The number of times that Slurm has started this job again; 0 outside Slurm."""
     environment = os.environ if environment is None else environment
     count = environment.get("SLURM_RESTART_COUNT", "")
-    return int(count) if count.isdecimal() else 0
+    return _count(count)
 
 
 def end_time(environment: Mapping[str, str] | None = None) -> float | None:
@@ -89,7 +93,7 @@ def requeue(environment: Mapping[str, str] | None = None) -> str:
         )
     seen = _seen(job)
     # Slurm preempts some jobs by a requeue of its own, and a script may have asked before.
-    if int(seen.get("Restarts", "0")) > restart_count(environment):
+    if _count(seen.get("Restarts", "")) > restart_count(environment):
         return job
     if seen.get("JobState") in ("COMPLETING", "CANCELLED") and _CANCELLED.items() <= seen.items():
         raise LauncherError(f"job {job} was cancelled (scancel), and a requeue would start it once more")
@@ -97,13 +101,20 @@ def requeue(environment: Mapping[str, str] | None = None) -> str:
     return job
 
 
+def _count(text: str) -> int:
+    """The number of restarts; 0 where Slurm does not say."""
+    return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
+
+
 def _seen(job: str) -> dict[str, str]:
     """The fields that Slurm shows of a job; empty where it does not answer."""
     try:
-        shown = _ask("scontrol", "--oneliner", "show", "job", job).splitlines()[:1]
+        shown = _ask("scontrol", "show", "job", job)
     except LauncherError:
         return {}
-    return {name: value for line in shown for name, _, value in (word.partition("=") for word in line.split())}
+    # Of a heterogeneous job, whose components Slurm shows with a blank line between them, the first one.
+    lines = [line for line in shown.strip("\n").partition("\n\n")[0].splitlines() if _LINES.match(line)]
+    return {name: value for line in lines for name, _, value in (word.partition("=") for word in line.split())}
 
 
 def _ask(*command: str) -> str:
@@ -112,7 +123,9 @@ def _ask(*command: str) -> str:
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
     try:
         result = subprocess.run(
-            command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=_ANSWER_SECONDS, check=False
+            # The name of a job may be text of any encoding.
+            command, stdin=subprocess.DEVNULL, capture_output=True, encoding="utf-8", errors="replace",
+            timeout=_ANSWER_SECONDS, check=False,
         )
     except OSError as error:
         raise LauncherError(

@@ -249,9 +249,9 @@ def test_a_forked_child_is_ended_by_a_signal(tmp_path: Path) -> None:
     assert training.handler._notice.reason == 0
 
 
-SCONTROL = """#!/bin/sh
-if [ "$1" = --oneliner ]; then
-    echo "JobId=12 $SCONTROL_SHOWS"
+SCONTROL = r"""#!/bin/sh
+if [ "$1" = show ]; then
+    printf "JobId=12 JobName=$SCONTROL_NAME\n   UserId=me(1)\n$SCONTROL_SHOWS   Comment=$SCONTROL_NAME\n"
     exit
 fi
 kill -TERM $$
@@ -259,7 +259,11 @@ echo "$@" >> "$SCONTROL_LOG"
 [ -z "$SCONTROL_FAILS" ] || { echo "not allowed" >&2; exit 1; }
 """
 # As of a job that runs.
-RUNS = "JobState=RUNNING Reason=None Dependency=(null) Requeue=1 Restarts=0 PreemptTime=None"
+RUNS = """\
+   JobState=RUNNING Reason=None Dependency=(null)
+   Requeue=1 Restarts=0 BatchFlag=1 Reboot=0 ExitCode=0:0
+   PreemptEligibleTime=2026-11-23T10:48:21 PreemptTime=None
+"""
 
 
 @pytest.fixture
@@ -272,7 +276,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     log = tmp_path / "asked"
     log.touch()
     environment = {"PATH": f"{folder}:{os.environ['PATH']}", "SCONTROL_LOG": str(log), "SLURM_JOB_ID": "12",
-                   "SLURM_JOB_END_TIME": "4000000000", "SCONTROL_SHOWS": RUNS}
+                   "SLURM_JOB_END_TIME": "4000000000", "SCONTROL_SHOWS": RUNS, "SCONTROL_NAME": "train"}
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     return log
@@ -319,6 +323,29 @@ def test_a_job_that_was_cancelled_is_not_queued_again(
     assert warning in caplog.text
 
 
+@pytest.mark.parametrize(
+    ("name", "shows"),
+    [
+        # A name that is no UTF-8, and names and comments that look like fields.
+        (r"Gr\366sse", RUNS),
+        ("a Restarts=9 BatchFlag=1", RUNS),
+        ("Requeue=1 Restarts=9 BatchFlag=1 JobState=COMPLETING", RUNS),
+        *(("train", RUNS.replace("Restarts=0", given)) for given in ("Restarts=", "Restarts=(null)", "Reboots=0")),
+        # The second component of a heterogeneous job.
+        ("train", RUNS + "\n" + RUNS.replace("Restarts=0", "Restarts=1")),
+    ],
+)
+def test_a_job_is_queued_again_whatever_slurm_shows_of_it(
+    tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, name: str,
+    shows: str,
+) -> None:
+    monkeypatch.setenv("SCONTROL_NAME", name)
+    monkeypatch.setenv("SCONTROL_SHOWS", shows)
+    preempt(tmp_path / "a")
+    assert slurm.read_text() == "requeue 12\n"
+    assert "the job 12 is queued again" in caplog.text
+
+
 def test_a_job_is_not_queued_again_too_often(
     tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -358,6 +385,17 @@ def test_a_refusal_of_slurms_is_a_warning(
     monkeypatch.delenv("SLURM_JOB_ID")
     with pytest.raises(LauncherError, match=r"SLURM_JOB_ID is not set. Start the program by sbatch"):
         slurm_job.requeue()
+
+
+def test_a_program_ends_whatever_comes_where_its_job_is_queued_again(
+    tmp_path: Path, slurm: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail() -> str:
+        raise ValueError("a text that nobody expects")
+
+    monkeypatch.setattr(slurm_job, "requeue", fail)
+    preempt(tmp_path / "a")
+    assert "not queued again: a text that nobody expects" in caplog.text
 
 
 def test_what_it_is_given_is_checked(tmp_path: Path) -> None:
