@@ -8,11 +8,15 @@ from collections.abc import Iterator
 from mpidist import launch
 from mpidist.cli.finding import Finding
 from mpidist.cluster import slurm_job
+from mpidist.cluster.placement import is_task
 from mpidist.cluster.slurm_step import is_own_step, read_step
+from mpidist.cluster.spec import Task
 from mpidist.cluster.tf_config import read_tf_config
 from mpidist.errors import MpidistError
 
 _END_TIME = "SLURM_JOB_END_TIME"
+# A finding names so many.
+_MOST_TASKS = 8
 
 
 def look_at_cluster() -> Iterator[Finding]:
@@ -31,8 +35,23 @@ def _tf_config() -> Iterator[Finding]:
         mend = "unset TF_CONFIG: the launcher says who takes part; or write it in that form"
         yield Finding("TF_CONFIG", "wrong", str(error), mend)
         return
-    jobs = ", ".join(f"{config.cluster.num_tasks(job)} {job}(s)" for job in config.cluster.jobs) or "no cluster"
-    yield Finding("TF_CONFIG", "ok", f"{jobs}; this is {config.task_type or 'no task'} {config.task_id or 0}")
+    cluster = config.cluster
+    jobs = ", ".join(f"{cluster.num_tasks(job)} {job}(s)" for job in cluster.jobs) or "no cluster"
+    task = None if config.task_type is None else Task(config.task_type, config.task_id or 0)
+    text = f"{jobs}; this is {task or 'no task'}"
+    if not cluster:
+        # Nobody reads the task without one.
+        yield Finding("TF_CONFIG", "ok", text)
+    elif not cluster.tasks:
+        yield Finding("TF_CONFIG", "wrong", f"{text}; the cluster has no task", "list addresses, or unset TF_CONFIG")
+    elif task is not None and not is_task(task, cluster):
+        tasks = ", ".join(map(str, cluster.tasks[:_MOST_TASKS])) + (", ..." if len(cluster.tasks) > _MOST_TASKS else "")
+        yield Finding(
+            "TF_CONFIG", "wrong", f"{text}, which is not in the cluster; its tasks are {tasks}",
+            'give "task" one of these, or leave it out on all ranks, which then get the tasks in their order',
+        )
+    else:
+        yield Finding("TF_CONFIG", "ok", text)
 
 
 def _launcher_variables() -> Iterator[Finding]:

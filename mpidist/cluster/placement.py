@@ -117,12 +117,23 @@ def assign_tasks(tasks: list[Task | None], spec: ClusterSpec, *, launched: bool 
         spec = ClusterSpec({"worker": [""] * len(tasks)})
     expected = _in_order(spec.tasks)
     told = [task for task in tasks if task is not None]
-    # tf.distribute lets a job have an evaluator that the cluster does not list.
-    extra = {task for task in told if task == Task("evaluator", 0) and "evaluator" not in spec.jobs}
+    if not expected:
+        raise LauncherError(
+            f"expected a cluster with tasks, got {spec.as_dict()}, whose jobs have none. List an address for each rank "
+            '(TF_CONFIG: {"cluster": {"worker": ["host:port", ...]}}), or leave the cluster out: MPI numbers the ranks'
+        )
+    # An evaluator that the cluster does not list.
+    extra = {task for task in told if task == Task("evaluator", 0) and is_task(task, spec)} - set(expected)
     problem = _find_problem(told, len(tasks), [*expected, *extra])
     if problem:
         raise LauncherError(_explain(problem, tasks, [*expected, *extra], launched))
     return told or expected
+
+
+def is_task(task: Task, spec: ClusterSpec) -> bool:
+    """Local. Whether a rank that is told this task has a place in the cluster."""
+    # tf.distribute lets a job have an evaluator that the cluster does not list.
+    return task in spec.tasks or (task == Task("evaluator", 0) and "evaluator" not in spec.jobs)
 
 
 def placements(tasks: list[Task]) -> list[Placement]:

@@ -70,6 +70,13 @@ def test_several_tasks_and_no_launcher_prints_the_command() -> None:
     assert "mpirun -n 3 python" in str(caught.value)
 
 
+@pytest.mark.parametrize("tasks", [[None], [FIRST], [None, None]])
+def test_a_cluster_without_tasks_is_named(tasks: list[Task | None]) -> None:
+    with pytest.raises(LauncherError, match=r"got \{'worker': \[\]\}, whose jobs have none. List an address") as caught:
+        assign_tasks(tasks, ClusterSpec({"worker": []}), launched=False)
+    assert "-n 0" not in str(caught.value)
+
+
 def test_replicas_are_in_the_order_of_tasks() -> None:
     assert placements([SECOND, CHIEF, FIRST]) == [
         Placement("worker", 1, TRAINING_GROUP, 2, as_launched=False),

@@ -124,6 +124,18 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
         {"TF_CONFIG": '{"cluster": {"worker": ["a:1", "b:1"]}, "task": {"type": "worker", "index": 1}}'},
         "ok", "2 worker(s); this is worker 1",
     ),
+    ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "evaluator"}}'}, "ok", "this is evaluator 0"),
+    ({"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}}'}, "ok", "1 worker(s); this is no task"),
+    ({"TF_CONFIG": '{"task": {"type": "ps", "index": 7}}'}, "ok", "no cluster; this is ps 7"),
+    (
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "index": 1}}'},
+        "wrong", "this is worker 1, which is not in the cluster; its tasks are worker 0",
+    ),
+    (
+        {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "Worker", "index": 0}}'},
+        "wrong", "this is Worker 0, which is not in the cluster",
+    ),
+    ({"TF_CONFIG": '{"cluster": {"worker": []}}'}, "wrong", "0 worker(s); this is no task; the cluster has no task"),
     ({"PMI_RANK": "x"}, "wrong", "PMI_RANK must be a number, which a launcher sets, got 'x'"),
     ({"SLURM_JOB_ID": "3", "SLURM_JOB_END_TIME": "never"}, "wrong", "SLURM_JOB_END_TIME must be a number"),
     (
@@ -133,7 +145,8 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
         },
         "wrong", "SLURM_STEP_NODELIST",
     ),
-], ids=["TF_CONFIG that is no JSON", "TF_CONFIG", "no number", "no time", "a list of hosts"])
+], ids=["TF_CONFIG that is no JSON", "TF_CONFIG", "an evaluator", "no task", "no cluster", "no such task",
+        "no such job", "no tasks", "no number", "no time", "a list of hosts"])
 def test_what_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], state: str, text: str
 ) -> None:
