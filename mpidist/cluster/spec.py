@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ class ClusterSpec:
 
     Raises:
         TypeError: The cluster, a job or an address has another type.
-        ValueError: An index is negative.
+        ValueError: An index is negative, or stands there twice.
 
     Example:
         >>> ClusterSpec({"worker": ["a:1", "b:1"], "ps": {2: "c:1"}}).as_dict()
@@ -139,7 +140,15 @@ def _job_name(job: object) -> str:
 
 def _addresses(job: str, tasks: Addresses) -> dict[int, str]:
     if isinstance(tasks, Mapping):
-        addresses = {_index(job, index): address for index, address in tasks.items()}
+        addresses: dict[int, str] = {}
+        for key, address in tasks.items():
+            index = _index(job, key)
+            if index in addresses:
+                raise ValueError(
+                    f"expected each index of job {job!r} of a cluster once, got {index} for {addresses[index]!r} and, "
+                    f"as {key!r}, for {address!r}. Give one of them another index"
+                )
+            addresses[index] = address
     elif isinstance(tasks, Sequence) and not isinstance(tasks, (str, bytes)):
         addresses = dict(enumerate(tasks))
     else:
@@ -158,10 +167,12 @@ def _addresses(job: str, tasks: Addresses) -> dict[int, str]:
 
 def _index(job: str, key: object) -> int:
     try:
-        # JSON has string keys.
-        index = int(key) if isinstance(key, str) else whole("index", key)
+        # JSON has string keys. `int` reads "1_0", too.
+        index = int(key if re.fullmatch("-?[0-9]+", key) else "") if isinstance(key, str) else whole("index", key)
     except (TypeError, ValueError):
-        raise TypeError(f"the keys of job {job!r} of a cluster must be task indices, got {key!r}") from None
+        raise TypeError(
+            f"the keys of job {job!r} of a cluster must be task indices, as 0 or \"0\", got {key!r}"
+        ) from None
     if index < 0:
         raise ValueError(f"task indices must not be negative, got {index} in job {job!r}")
     return index

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -12,6 +13,10 @@ from mpidist.cluster.resolver import ClusterResolver, find_master
 from mpidist.cluster.spec import ClusterSpec
 
 _FORM = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
+
+
+# Of a text that cannot be read errors show so many characters.
+_MOST_SHOWN = 1000
 
 
 @dataclass(frozen=True)
@@ -45,11 +50,11 @@ def read_tf_config(environment: Mapping[str, str] | None = None) -> TFConfig:
     environment = os.environ if environment is None else environment
     text = environment.get("TF_CONFIG", "").strip() or "{}"
     try:
-        config = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ValueError(f"TF_CONFIG must be JSON of the form {_FORM}, got {text!r}: {error}") from error
+        config = json.loads(text, object_pairs_hook=_object)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"TF_CONFIG must be JSON of the form {_FORM}, got {_cut(text)}: {error}") from error
     if not isinstance(config, dict):
-        raise ValueError(f"TF_CONFIG must be a JSON object of the form {_FORM}, got {text!r}")
+        raise ValueError(f"TF_CONFIG must be a JSON object of the form {_FORM}, got {_cut(text)}")
     task = config.get("task") or {}
     if not isinstance(task, dict):
         raise ValueError(f'"task" in TF_CONFIG must be {{"type": "worker", "index": 0}}, got {task!r}')
@@ -66,6 +71,20 @@ def read_tf_config(environment: Mapping[str, str] | None = None) -> TFConfig:
     )
 
 
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """An object of JSON, of which Python's reader would take the last of two values with one key."""
+    read: dict[str, Any] = {}
+    for name, value in pairs:
+        if name in read:
+            raise ValueError(f"expected each key of an object once, got {name!r} twice")
+        read[name] = value
+    return read
+
+
+def _cut(text: str) -> str:
+    return repr(text) if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]!r} and {len(text) - _MOST_SHOWN} more"
+
+
 def _text(value: Any) -> str | None:
     return None if value is None else str(value)
 
@@ -74,7 +93,7 @@ def _index(value: Any) -> int | None:
     if value is None:
         return None
     # A text is taken as the number that it spells, as in tf.distribute; 1.7 and true are no index of a task.
-    if isinstance(value, str) and value.strip().isdecimal():
+    if isinstance(value, str) and re.fullmatch("[0-9]+", value.strip()):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f'"index" of "task" in TF_CONFIG must be an integer from 0, got {value!r}')

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 
@@ -68,12 +69,28 @@ def test_spec_truth_equality_and_repr() -> None:
         ({"worker": "a:1"}, "job 'worker' of a cluster must be a list"),
         ({"worker": [1]}, "address of task 0 of job 'worker' must be a string, got int: 1"),
         ({1: ["a:1"]}, "names of a cluster's jobs must be strings, got int: 1"),
-        ({"worker": {"x": "a:1"}}, "keys of job 'worker' of a cluster must be task indices, got 'x'"),
+        *(
+            ({"worker": {key: "a:1"}}, f"must be task indices, as 0 .*got {re.escape(repr(key))}$")
+            for key in ("x", "1_0", " 1", "+1", "\u0661", "")
+        ),
     ],
 )
 def test_spec_refuses_other_types(cluster: object, text: str) -> None:
     with pytest.raises(TypeError, match=text):
         ClusterSpec(cluster)  # type: ignore[arg-type]  # the point of the test
+
+
+@pytest.mark.parametrize(
+    ("tasks", "text"),
+    [
+        ({"0": "a:1", "00": "b:1"}, "each index of job 'worker' .* once, got 0 for 'a:1' and, as '00', for 'b:1'"),
+        ({1: "a:1", "1": "b:1"}, "got 1 for 'a:1' and, as '1', for 'b:1'"),
+        ({"-1": "a:1"}, "must not be negative, got -1"),
+    ],
+)
+def test_spec_refuses_other_indices(tasks: dict[int, str] | dict[str, str], text: str) -> None:
+    with pytest.raises(ValueError, match=text):
+        ClusterSpec({"worker": tasks})
 
 
 def test_spec_names_what_is_missing() -> None:
@@ -156,6 +173,9 @@ def test_tf_config_master(monkeypatch: pytest.MonkeyPatch) -> None:
     [
         ("{", "TF_CONFIG must be JSON of the form"),
         ("[1]", "TF_CONFIG must be a JSON object"),
+        ("[" * 100_000, "TF_CONFIG must be JSON .* and 99000 more: "),
+        ('{"cluster": {"worker": {"0": "a:1", "0": "b:1"}}}', "expected each key of an object once, got '0' twice"),
+        ('{"cluster": {"worker": {"0": "a:1", "00": "b:1"}}}', "must have the form .*got 0 for 'a:1' and, as '00'"),
         ('{"cluster": ["a:1"]}', '"cluster" in TF_CONFIG must have the form'),
         ('{"cluster": {"worker": "a:1"}}', "job 'worker' of a cluster must be a list"),
         ('{"task": "worker"}', '"task" in TF_CONFIG must be'),
