@@ -2,7 +2,8 @@
 
 Slurm's grammar, as `scontrol show hostnames` reads it: names are separated by commas or blanks, and may be empty. Each
 has any number of brackets, which hold numbers and ranges. The numbers of a range are padded to the width of its first
-one. Beyond Slurm's, a name may go on after its last bracket (`n[1-2]-ib`), and brackets may hold further ones.
+one. Beyond Slurm's, a name may go on after its last bracket (`n[1-2]-ib`), and brackets may hold further ones, a few
+deep.
 """
 
 from __future__ import annotations
@@ -14,6 +15,11 @@ MOST_HOSTS = 65536
 """As in Slurm: a longer list is a mistake, and would fill the memory."""
 
 _BLANKS = ", \t\n"
+# Brackets in brackets, and digits of a number.
+_MOST_DEEP = 8
+_MOST_DIGITS = 18
+# Of a malformed list errors show so many characters.
+_MOST_SHOWN = 1000
 _NUMBERED = re.compile(r"(.*?)([0-9]+)", re.DOTALL)
 
 
@@ -81,6 +87,7 @@ class _Reader:
     def __init__(self, text: str) -> None:
         self._text = text
         self._at = 0
+        self._depth = 0
 
     def hosts(self) -> list[str]:
         found: list[str] = []
@@ -121,6 +128,9 @@ class _Reader:
 
     def _bracket(self) -> list[str]:
         opened = self._at
+        self._depth += 1
+        if self._depth > _MOST_DEEP:
+            raise self._error(f"a bracket in {_MOST_DEEP} others", "a number", opened)
         self._at += 1
         numbers: list[str] = []
         while True:
@@ -133,6 +143,7 @@ class _Reader:
                 raise self._error(what, "',' or ']'", self._at)
             self._at += 1
             if character == "]":
+                self._depth -= 1
                 return numbers
 
     def _item(self) -> list[str]:
@@ -164,6 +175,8 @@ class _Reader:
             character = self._text[begin : begin + 1]
             raise self._error(f"{character!r}" if character else "the end", "a number", begin)
         number = self._text[begin : self._at]
+        if len(number) > _MOST_DIGITS:
+            raise self._error(f"one of {len(number)} digits", f"a number of at most {_MOST_DIGITS}", begin)
         self._skip_spaces()
         return number
 
@@ -173,9 +186,13 @@ class _Reader:
 
     def _error(self, got: str, expected: str, at: int) -> ValueError:
         return ValueError(
-            f"malformed host list {self._text!r}: expected {expected} at character {at + 1}, got {got}. Slurm writes "
-            "such lists as n[1-3,7],login"
+            f"malformed host list {_cut(self._text)}: expected {expected} at character {at + 1}, got {got}. Slurm "
+            "writes such lists as n[1-3,7],login"
         )
+
+
+def _cut(text: str) -> str:
+    return repr(text) if len(text) <= _MOST_SHOWN else f"{text[:_MOST_SHOWN]!r} and {len(text) - _MOST_SHOWN} more"
 
 
 def _combined(pieces: list[list[str]], brackets: list[int]) -> list[str]:

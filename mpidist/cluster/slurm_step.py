@@ -11,10 +11,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from mpidist import launch
-from mpidist.cluster.host_list import compress, expand
+from mpidist.cluster.host_list import MOST_HOSTS, compress, expand
 from mpidist.errors import LauncherError
 
-_COUNT = re.compile(r"(\d+)(?:\(x(\d+)\))?")
+_COUNT = re.compile(r"([0-9]{1,18})(?:\(x([0-9]{1,18})\))?")
+# More tasks than any machine has: such a number is a mistake, and would fill the memory.
+_MOST_TASKS = 1 << 24
 # Old versions and a plain `srun a : b` have the second name only.
 _COMPONENT = ("HET_GROUP", "PACK_GROUP")
 
@@ -70,6 +72,7 @@ def read_step(
     _refuse_inner_launcher(environment, rank)
     if hosts is None:
         counts = _counts(environment, tasks_per_node)
+        _check_sum(environment, counts, tasks_per_node is not None)
         components = _component_hosts(environment, list(counts))
         laid = [_lay(part, counts, environment, len(components) > 1) for part in components]
         nodes = [node for part in components for node in part]
@@ -91,14 +94,17 @@ def parse_counts(text: str) -> list[int]:
     """Local. The numbers of tasks of each node: "2(x3),1" is [2, 2, 2, 1].
 
     Raises:
-        ValueError: The text has another form.
+        ValueError: The text has another form, or numbers for more than `MOST_HOSTS` nodes.
     """
     counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part.strip())
         if match is None:
             raise ValueError(f"expected numbers of tasks such as '2(x3),1', got {text!r} with {part!r}")
-        counts += [int(match[1])] * int(match[2] or 1)
+        times = int(match[2] or 1)
+        if len(counts) + times > MOST_HOSTS:
+            raise ValueError(f"expected numbers of tasks of at most {MOST_HOSTS} nodes, got {text!r} with {part!r}")
+        counts += [int(match[1])] * times
     return counts
 
 
@@ -153,6 +159,11 @@ def _counts(
     if isinstance(tasks_per_node, Mapping):
         return dict(tasks_per_node)
     hosts = _expanded("SLURM_STEP_NODELIST", _variable(environment, "SLURM_STEP_NODELIST"))
+    if len(set(hosts)) < len(hosts):
+        raise LauncherError(
+            f"expected each node of the step once, got SLURM_STEP_NODELIST={environment['SLURM_STEP_NODELIST']}. Pass "
+            "hosts=[...] with the host of each rank, or leave the resolver out: a strategy asks MPI"
+        )
     if tasks_per_node is not None:
         return dict.fromkeys(hosts, tasks_per_node)
     name = "SLURM_STEP_TASKS_PER_NODE"
@@ -167,6 +178,20 @@ def _counts(
             "expected one number of tasks for each node. Pass tasks_per_node={node: number}"
         )
     return dict(zip(hosts, counts, strict=True))
+
+
+def _check_sum(environment: Mapping[str, str], counts: Mapping[str, int], is_given: bool) -> None:
+    """The numbers of the nodes' tasks must be that of the step's; those that a program gives may be others."""
+    size, name = sum(counts.values()), "SLURM_STEP_NUM_TASKS"
+    if size > _MOST_TASKS:
+        raise LauncherError(f"expected at most {_MOST_TASKS} tasks in a step, got {size}")
+    told = environment.get(name, "")
+    if not is_given and told.isdecimal() and int(told) != size:
+        raise LauncherError(
+            f"{name} is {told}, and SLURM_STEP_TASKS_PER_NODE={environment.get('SLURM_STEP_TASKS_PER_NODE')} has "
+            f"{size} task(s) on {compress(counts)}; expected the same number. Start the program by srun, which sets "
+            "both, or leave the resolver out: a strategy asks MPI"
+        )
 
 
 def _component_hosts(environment: Mapping[str, str], hosts: list[str]) -> list[list[str]]:
@@ -204,6 +229,11 @@ def _component_numbers(environment: Mapping[str, str], size: int) -> tuple[int, 
     if len(_of_components(environment, "SLURM_JOB_NODELIST")) < 2:
         return (0,) * size
     counts = _counts(environment, None)
+    if sum(counts.values()) != size:
+        raise LauncherError(
+            f"expected the host of each of the step's {sum(counts.values())} tasks, by SLURM_STEP_TASKS_PER_NODE, got "
+            f"{size} host(s). Pass hosts=[...] with the host of each rank"
+        )
     parts = _component_hosts(environment, list(counts))
     return tuple(number for number, part in enumerate(parts) for host in part for _ in range(counts[host]))
 

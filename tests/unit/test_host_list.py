@@ -86,6 +86,8 @@ def test_lists_are_read_as_slurm_reads_them(text: str, hosts: str) -> None:
         ("n[\u0661]", "expected a number at character 3"),
         ("n[0-999999999]", f"expected at most {MOST_HOSTS} hosts at character 3, got the range 0-999999999"),
         ("x,a[0-999]b[0-999]", f"at character 3, got more than {MOST_HOSTS} hosts"),
+        ("[" * 2000, r"' and 1000 more: expected a number at character 9, got a bracket in 8 others"),
+        ("n[" + "9" * 5000 + "-" + "9" * 5001 + "]", "expected a number of at most 18 at character 3, got one of 5000"),
         ("n[0-65535],m", f"at character 12, got more than {MOST_HOSTS} hosts"),
     ],
 )

@@ -173,6 +173,14 @@ def test_a_process_that_is_no_task_of_a_step_is_told_so(
         ({"SLURM_STEP_NODELIST": "n[3-"}, ValueError, r"SLURM_STEP_NODELIST: malformed host list 'n\[3-'.*character 5"),
         ({"SLURM_STEP_TASKS_PER_NODE": "3x"}, ValueError, r"SLURM_STEP_TASKS_PER_NODE: expected numbers of tasks such"),
         ({"SLURM_STEP_TASKS_PER_NODE": "5"}, LauncherError, r"has 2 node\(s\) \(n\[3-4\]\).*TASKS_PER_NODE=5 1; exp"),
+        # The sum is the number of tasks, 5, and each node has one number.
+        ({"SLURM_STEP_TASKS_PER_NODE": "4(x2)"}, LauncherError,
+         r"SLURM_STEP_NUM_TASKS is 5, and SLURM_STEP_TASKS_PER_NODE=4\(x2\) has 8 task\(s\) on n\[3-4\]; expected the"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "3,1"}, LauncherError, "SLURM_STEP_NUM_TASKS is 5, .* has 4 task"),
+        ({"SLURM_STEP_NODELIST": "n3,n3"}, LauncherError, "each node of the step once, got SLURM_STEP_NODELIST=n3,n3"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "99999999999(x2)"}, LauncherError, "at most 16777216 tasks in a step, got 199"),
+        ({"SLURM_STEP_TASKS_PER_NODE": "1(x99999999999)"}, ValueError, r"at most 65536 nodes, got .*'1\(x9{11}\)'"),
+        ({"SLURM_STEP_NODELIST": "[" * 2000}, ValueError, "SLURM_STEP_NODELIST: malformed .*got a bracket in 8 others"),
         ({"SLURM_PROCID": "x"}, ValueError, "SLURM_PROCID must be a number from 0, got 'x'"),
         ({"SLURM_DISTRIBUTION": "block"}, LauncherError, "rank 3 runs on node n4 .SLURM_NODEID=1.; expected n3"),
     ],
@@ -189,6 +197,8 @@ def test_given_hosts_replace_what_slurm_does_not_tell(monkeypatch: pytest.Monkey
     told = ["n2", "n1", "n2", "n1", "n3"]
     made = resolver(monkeypatch, ranks_of("srun arbitrary")[4], hosts=told)
     assert (hosts(made), made.task_id) == (told, 4)
+    with pytest.raises(LauncherError, match=r"host of each of the step's 5 tasks, .* got 4 host\(s\)"):
+        resolver(monkeypatch, ranks_of("het")[1], hosts=list("abcd"))
     servers = resolver(monkeypatch, ranks_of("het")[1], hosts=list("abcde"))
     assert servers.cluster_spec().as_dict() == {
         "ps": ["a:8888", "b:8888"], "chief": ["c:8888"], "worker": ["d:8888", "e:8888"]
@@ -288,7 +298,7 @@ def test_numbers_of_tasks_are_read(runs: list[tuple[int, int]]) -> None:
     assert parse_counts(text) == [count for count, times in runs for _ in range(times)]
 
 
-@pytest.mark.parametrize("text", ["", "2(x)", "2(3)", "-1", "2,,1", "x"])
+@pytest.mark.parametrize("text", ["", "2(x)", "2(3)", "-1", "2,,1", "x", "\u0661", "9" * 30])
 def test_malformed_numbers_of_tasks(text: str) -> None:
     with pytest.raises(ValueError, match=r"expected numbers of tasks such as '2\(x3\),1', got"):
         parse_counts(text)
