@@ -16,6 +16,7 @@ from mpidist.cli.finding import Finding
 from mpidist.cli.lint import lint
 from mpidist.cli.page import Page
 from mpidist.cli.sbatch import Job, Site, read_site, write_script
+from mpidist.cluster.host_list import expand
 from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.comm.communicator import open_communicator
 from mpidist.comm.ending import agree_on_exit
@@ -34,16 +35,30 @@ def main() -> None:
 @main.command("launch-line", context_settings={"allow_interspersed_args": False})
 @click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Number of ranks.")
 @click.option("--fault-tolerant", is_flag=True, help="Other ranks live on after the death of one.")
-@click.option("--hosts", default="", metavar="A,B,...", help="Hosts to run on; default: this one, or Slurm's.")
+@click.option("--hosts", default="", metavar="A,N[1-3],...", help="Hosts to run on; default: this one, or Slurm's.")
 @click.argument("command", nargs=-1, type=click.UNPROCESSED)
 def print_launch_line(ranks: int, fault_tolerant: bool, hosts: str, command: tuple[str, ...]) -> None:
     """Print the line that starts COMMAND (default: python train.py) with this machine's MPI."""
-    names = [name.strip() for name in hosts.split(",") if name.strip()]
+    names = _hosts(hosts)
     try:
         line = launch_line(find_starter(), ranks, command or ("python", "train.py"), names, survives=fault_tolerant)
     except MpidistError as error:
         raise click.ClickException(str(error)) from None
     click.echo(line)
+
+
+def _hosts(text: str) -> list[str]:
+    try:
+        names = expand(text)
+    except ValueError as error:
+        raise click.BadParameter(str(error), param_hint="'--hosts'") from None
+    numbered = next((name for name in names if ":" in name), None)
+    if numbered is not None:
+        raise click.BadParameter(
+            f"expected names of hosts, got {numbered!r}. Leave the number of ranks out: they are dealt to the hosts",
+            param_hint="'--hosts'",
+        )
+    return names
 
 
 @main.command("lint")

@@ -161,6 +161,24 @@ def test_the_console_script_prints_a_line() -> None:
     assert shlex.split(result.output)[-4:] == ["-n", "2", "python", "train.py"]
 
 
+@pytest.mark.parametrize(
+    ("hosts", "dealt"), [("n[1-3,07]", "n1:1,n2:1,n3:1,n07:1"), (" a, b ", "a:2,b:2"), ("a b,a", "a:2,b:1,a:1")]
+)
+def test_hosts_are_named_as_slurm_names_them(monkeypatch: pytest.MonkeyPatch, hosts: str, dealt: str) -> None:
+    monkeypatch.setattr("mpidist.cli.main.find_starter", lambda: OPEN_MPI)
+    result = CliRunner().invoke(main, ["launch-line", "-n", "4", "--hosts", hosts])
+    assert result.output == f"mpirun --host {dealt} -n 4 python train.py\n"
+
+
+@pytest.mark.parametrize(
+    ("hosts", "text"), [("n[1-3", "malformed host list 'n[1-3'"), ("a:4,b:4", "expected names of hosts, got 'a:4'")]
+)
+def test_hosts_that_are_none(hosts: str, text: str) -> None:
+    result = CliRunner().invoke(main, ["launch-line", "-n", "4", "--hosts", hosts])
+    assert (result.exit_code, "Invalid value for '--hosts'" in result.output) == (2, True)
+    assert text in " ".join(result.output.split())
+
+
 @pytest.mark.parametrize("arguments", [[], ["-n", "0"], ["-n", "two"]])
 def test_a_number_of_ranks_is_needed(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, ["launch-line", *arguments])
