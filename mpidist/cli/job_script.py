@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import PurePath
 
+from mpidist.cli.shell import read_shell
+
 _LONG_NAMES = {
     "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "a": "array", "J": "job-name", "o": "output",
     "t": "time", "K": "kill-on-bad-exit", "m": "distribution", "w": "nodelist", "p": "partition",
 }
+# The short options of srun and sbatch without a value, which another one may follow in the same word, as in -lK.
+_FLAGS = "EHOQVXZhjklsuv"
 _SRUN = ("srun",)
 _MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
 _CONTAINERS = ("apptainer", "singularity", "docker", "podman")
+_SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
 
 
 @dataclass(frozen=True)
@@ -36,38 +42,51 @@ class Option:
 
 @dataclass(frozen=True)
 class Command:
-    """One line of the shell, with those that continue it.
+    """One command of the shell.
 
     Attributes:
         line: Its first line, from 1.
-        text: The line.
+        text: As it stands in the script.
         words: Its words, without quotes.
+        runs_behind: Whether the shell goes on while it runs: `&` stands behind it.
     """
 
     line: int
     text: str
     words: tuple[str, ...]
+    runs_behind: bool = False
 
-    @property
+    @functools.cached_property
     def is_srun(self) -> bool:
         """Local. Whether srun starts a Python program here."""
-        return self._starts(_SRUN) and self.is_python
+        return self._starts(_SRUN) and (self.is_python or self._is_python_quoted)
 
-    @property
+    @functools.cached_property
     def is_mpirun(self) -> bool:
         """Local. Whether mpirun starts a Python program here."""
-        return self._starts(_MPIRUN) and self.is_python
+        return self._starts(_MPIRUN) and (self.is_python or self._is_python_quoted)
 
-    @property
+    @functools.cached_property
     def is_python(self) -> bool:
         """Local. Whether the line starts a Python program."""
-        return any(_base(word).startswith(("python", "pytest")) or word.endswith(".py") for word in self.words)
+        return any(_is_program(word) for word in self.words)
 
     @property
+    def _is_python_quoted(self) -> bool:
+        """Whether a shell starts a Python program here, by the text of its `-c`."""
+        texts = [
+            word for before, option, word in zip(self.words, self.words[1:], self.words[2:], strict=False)
+            if _base(before) in _SHELLS and re.fullmatch("-[a-z]*c", option)
+        ]
+        return any(_is_program(word) for text in texts for word in text.split())
+
+    @functools.cached_property
     def options(self) -> dict[str, str]:
         """Local. The options that stand between srun and the program, by their long names."""
         begin = next((at for at, word in enumerate(self.words) if _base(word) in _SRUN), 0) + 1
-        stops = (at for at, word in enumerate(self.words) if _is_program(word) or _base(word) in _CONTAINERS)
+        stops = (
+            at for at, word in enumerate(self.words) if _is_program(word) or _base(word) in (*_CONTAINERS, *_SHELLS)
+        )
         end = next((at for at in stops if at >= begin), len(self.words))
         return {option.name: option.value for option in _options(self.words[begin:end], self.line)}
 
@@ -99,7 +118,7 @@ class JobScript:
     Attributes:
         options: Those that Slurm reads.
         late_options: The lines of those that stand below the first command, which Slurm ignores.
-        commands: The lines of the shell, without comments.
+        commands: Those of the shell.
     """
 
     options: list[Option] = field(default_factory=list)
@@ -122,58 +141,56 @@ class JobScript:
 
     def sets(self, variable: str) -> bool:
         """Local. Whether a command sets the variable."""
-        return any(re.search(rf"\b{variable}=", command.text) for command in self.commands)
+        return variable in self._set_variables
+
+    @functools.cached_property
+    def _set_variables(self) -> frozenset[str]:
+        return frozenset(name for command in self.commands for name in re.findall(r"\b(\w+)=", command.text))
 
 
 def read_job_script(text: str) -> JobScript:
-    """Local. Read a script; what cannot be read as words of a shell is cut at its blanks."""
+    """Local. Read a script.
+
+    Args:
+        text: The script.
+    """
     script = JobScript()
     component = 0
-    for line, content in _logical_lines(text):
-        stripped = content.strip()
-        if stripped.startswith("#SBATCH"):
-            words = _words(stripped.removeprefix("#SBATCH"))
-            if script.commands:
-                script.late_options.append(line)
-                continue
+    for piece in read_shell(text):
+        if piece.words:
+            script.commands.append(Command(piece.line, piece.text, tuple(piece.words), piece.runs_behind))
+        elif not piece.text.startswith("#SBATCH"):
+            continue
+        elif script.commands:
+            script.late_options.append(piece.line)
+        else:
+            words = _words(piece.text.removeprefix("#SBATCH"))
             if words[:1] in (["hetjob"], ["packjob"]):
                 component += 1
-            script.options.extend(_options(words, line, component))
-        elif stripped and not stripped.startswith("#"):
-            script.commands.append(Command(line, stripped, tuple(_words(stripped))))
+            script.options.extend(_options(words, piece.line, component))
     return script
-
-
-def _logical_lines(text: str) -> Iterator[tuple[int, str]]:
-    begin, joined = 1, ""
-    for number, line in enumerate(text.splitlines(), 1):
-        begin = begin if joined else number
-        if line.endswith("\\") and not line.lstrip().startswith("#"):
-            joined += line[:-1] + " "
-            continue
-        yield begin, joined + line
-        joined = ""
-    if joined:
-        yield begin, joined
 
 
 def _words(text: str) -> list[str]:
     try:
         return shlex.split(text, comments=True)
     except ValueError:
-        # A quote that goes on over several lines.
+        # A quote that nothing closes.
         return text.split()
 
 
 def _options(words: Sequence[str], line: int, component: int = 0) -> Iterator[Option]:
-    """`--name=value`, `--name value`, `-n 4` and `-n4`."""
+    """`--name=value`, `--name value`, `-n 4`, `-n4` and `-ln4`."""
     for at, word in enumerate(words):
         following = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("-") else ""
-        if word.startswith("--") and word != "--":
+        if word.startswith("--"):
             name, _, value = word[2:].partition("=")
-            yield Option(line, name, value if "=" in word else following, component)
-        elif len(word) > 1 and word[0] == "-" and word[1] in _LONG_NAMES:
-            yield Option(line, _LONG_NAMES[word[1]], word[2:].removeprefix("=") or following, component)
+            if name:
+                yield Option(line, name, value if "=" in word else following, component)
+        elif word.startswith("-"):
+            letters = word[1:].lstrip(_FLAGS)
+            if letters[:1] in _LONG_NAMES:
+                yield Option(line, _LONG_NAMES[letters[0]], letters[1:].removeprefix("=") or following, component)
 
 
 def _base(word: str) -> str:

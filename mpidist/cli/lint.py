@@ -64,13 +64,16 @@ def _bad_exit(script: JobScript) -> Iterator[Finding]:
 
 
 def _components(script: JobScript) -> Iterator[Finding]:
-    groups = {"het-group", "pack-group"}
+    groups, components = {"het-group", "pack-group"}, script.components
     for command in _sruns(script):
-        if script.components > 1 and not groups & set(command.options):
+        # `srun A : B` starts A in the first component, and B in the second.
+        started = 1 + command.words.count(":")
+        if started < components and not groups & set(command.options):
+            which = "one" if started == 1 else str(started)
             yield Finding(
                 command.line,
-                f"the job has {script.components} components, and srun starts the first one only. Write srun "
-                f"--het-group=0-{script.components - 1}",
+                f"the job has {components} components, and srun starts the first {which} only. Write srun "
+                f"--het-group=0-{components - 1}",
             )
 
 
@@ -96,8 +99,9 @@ def _gpus(script: JobScript) -> Iterator[Finding]:
             "--gpus-per-task hides a task's GPUs from the node's other tasks: NCCL and CUDA-aware MPI then copy over "
             "the host, or fail. Write --gpus-per-node=N --ntasks-per-node=N",
         )
+    is_exclusive = script.find("exclusive") is not None
     for command in _sruns(script):
-        if command.options.get("gpu-bind") == "none" and script.find("exclusive") is None:
+        if command.options.get("gpu-bind") == "none" and not is_exclusive:
             yield Finding(
                 command.line,
                 "--gpu-bind=none leaves CUDA_VISIBLE_DEVICES unset: on a node that the job shares, ranks may take the "
@@ -153,7 +157,7 @@ def _signals(script: JobScript) -> Iterator[Finding]:
             f"requeue $SLURM_JOB_ID' {signal}",
         )
     for command in starts:
-        if is_trapped and not command.text.rstrip().endswith("&"):
+        if is_trapped and not command.runs_behind:
             yield Finding(
                 command.line,
                 "the shell runs its trap when this command has ended, which is too late. End the line with &, and "

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from pathlib import Path
 
 import pytest
@@ -52,6 +53,14 @@ def test_our_own_scripts_are_there() -> None:
         (["#SBATCH --signal=B:USR1@60", SRUN], 2, "only the script's shell gets the signal.*trap .* USR1"),
         (["#SBATCH --signal=B:USR1@60", "trap 'echo USR1' TERM", f"{SRUN} &"], 2, "has no trap for it"),
         (["#SBATCH --signal=RB:SIGUSR1@60", "trap 'echo' USR1", SRUN], 4, "trap when this command has ended.*wait"),
+        (["#SBATCH --signal=B:USR1@60", "trap 'echo' USR1", f"{SRUN} 2>&1 | tee log", "true & wait"], 4, "ended.*wait"),
+        # Behind a `srun` of its own, and in a script that one starts.
+        ([f"{SRUN} && srun --mpi=pmix python train.py"], 2, "lets the other ranks wait"),
+        (["srun -K bash -c '", "  cd /data", "  python train.py", "'"], 2, "srun without --mpi"),
+        (["#SBATCH -c4", f"{SRUN[:-len('python train.py')]} bash -c 'python train.py'"], 3, "--cpus-per-task=4"),
+        (["#SBATCH -N1", *["#SBATCH hetjob", "#SBATCH -N1"] * 2, f"{SRUN} : --mpi=pmix python b.py"], 7,
+         "has 3 components, and srun starts the first 2 only"),
+        (["cat <<END", "a text", "END", "srun -K python train.py"], 5, "srun without --mpi"),
         (["#SBATCH --signal=USR1@60", "mpirun python train.py"], 2, "mpirun's daemons.*--signal=B:USR1@60"),
         (["#SBATCH -N 2", "python train.py"], 3, "several tasks, and this line starts one process"),
         (["#SBATCH --ntasks-per-node 4", "python -m train"], 3, "several tasks"),
@@ -90,6 +99,22 @@ def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: s
         ["#SBATCH -N 2", "srun hostname", "# srun python train.py", SRUN],
         ["#SBATCH -n 1", "#SBATCH hetjob", "#SBATCH -n 2", SRUN.replace("-K", "-K --het-group=0,1")],
         ["cat <<'END'", "it's", "END", SRUN],
+        *(
+            ["#SBATCH --signal=B:USR1@60", "trap 'kill -USR1 $PID' USR1", *lines]
+            for lines in (
+                [f"{SRUN} & PID=$!", "wait $PID"], [f"{SRUN} & wait $!"], [f"{SRUN} &  # as long as it takes", "wait"],
+                [f"{SRUN} > log 2>&1 &", "wait"], [f"{SRUN} &>log &", "wait"],
+                [f"( cd /data; {SRUN} | tee log ) &", "wait"],
+                ["{", SRUN, "} &", "wait"], ["for seed in 1 2; do", f"{SRUN} --seed $seed", "done &", "wait"],
+            )
+        ),
+        ["cat > note <<END", "srun python train.py", "#SBATCH --nodes=9", "END", SRUN],
+        ["text=$(cat <<-'END'", "srun python train.py", "\tEND", ")", SRUN],
+        ["#SBATCH -N 2", "srun --mpi=pmix -K bash -c '", "  source env", "  python train.py", "'"],
+        ["#SBATCH -n 1", "#SBATCH hetjob", "#SBATCH -n 2", f"{SRUN} : --mpi=pmix python train.py"],
+        ["srun --mpi=pmix -lK python train.py", "srun --mpi=pmix -uK1 python train.py"],
+        ["#SBATCH -c 4", "srun --mpi=pmix -K -lc4 python train.py"],
+        ["echo 'srun python train.py'", SRUN],
     ],
 )
 def test_what_is_right_is_not_found(lines: list[str]) -> None:
@@ -103,6 +128,16 @@ def test_options_are_read_in_every_form() -> None:
         (3, "nodes", "3", 1),
     ]
     assert (script.components, script.count("nodes"), script.count("nodes", 1), script.count("time")) == (2, 2, 3, None)
+
+
+def test_a_long_script_is_read_in_a_time_that_grows_with_its_lines() -> None:
+    def seconds(lines: int) -> float:
+        begin = time.process_time()
+        assert len(lint("#!/bin/bash\n" + "srun python train.py\n" * lines)) == 2 * lines
+        return time.process_time() - begin
+
+    # With the square of their number it is 64 times as long.
+    assert seconds(8000) < 30 * seconds(1000)
 
 
 def test_the_command_prints_lines_and_ends_with_1(tmp_path: Path) -> None:
