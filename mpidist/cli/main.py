@@ -15,7 +15,8 @@ from mpidist.cli.doctor import find_obstacle, look
 from mpidist.cli.finding import Finding
 from mpidist.cli.lint import lint
 from mpidist.cli.page import Page
-from mpidist.cli.sbatch import Job, Site, read_site, write_script
+from mpidist.cli.sbatch import Job, Site, read_program, read_site, write_script
+from mpidist.cli.texts import read_text, write
 from mpidist.cluster.host_list import expand
 from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.comm.communicator import open_communicator
@@ -44,7 +45,7 @@ def print_launch_line(ranks: int, fault_tolerant: bool, hosts: str, command: tup
         line = launch_line(find_starter(), ranks, command or ("python", "train.py"), names, survives=fault_tolerant)
     except MpidistError as error:
         raise click.ClickException(str(error)) from None
-    click.echo(line)
+    write(f"{line}\n")
 
 
 def _hosts(text: str) -> list[str]:
@@ -65,9 +66,11 @@ def _hosts(text: str) -> list[str]:
 @click.argument("scripts", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def print_findings(scripts: tuple[Path, ...]) -> None:
     """Find the known traps in job SCRIPTS for sbatch, each with what to write instead; the exit code is then 1."""
-    found = [(script, finding) for script in scripts for finding in lint(script.read_text(errors="replace"))]
-    for script, finding in found:
-        click.echo(f"{script}:{finding.line}: {finding.text}")
+    try:
+        found = [(script, finding) for script in scripts for finding in lint(read_text(script, "replace"))]
+    except ValueError as error:
+        raise click.ClickException(str(error)) from None
+    write("".join(f"{script}:{finding.line}: {finding.text}\n" for script, finding in found))
     if found:
         raise click.exceptions.Exit(1)
 
@@ -93,17 +96,19 @@ def print_script(  # noqa: PLR0913  # the options of a job
     site: Path | None,
     program: tuple[str, ...],
 ) -> None:
-    """Print a job script for sbatch that runs PROGRAM, "train.py --epochs 5", on all ranks.
+    """Print a job script for sbatch that runs PROGRAM, as in `mpidist sbatch train.py --epochs 5`, on all ranks.
 
     The site's file has `mpi = "pmix"`, `setup = ["module load openmpi"]`, and tables `[sbatch]`, with options as
     `partition = "gpu"`, and `[environment]`.
     """
-    job = Job(program, nodes, ntasks_per_node, gpus_per_node, cpus_per_task, time, job_name, requeue)
     try:
+        words = read_program(program)
+        job = Job(words, nodes, ntasks_per_node, gpus_per_node, cpus_per_task, time, job_name, requeue)
         chosen = Site() if site is None else read_site(site)
-        click.echo(write_script(job, chosen, "" if chosen.mpi else find_starter().library), nl=False)
+        text = write_script(job, chosen, "" if chosen.mpi else find_starter().library)
     except (MpidistError, ValueError) as error:
         raise click.ClickException(str(error)) from None
+    write(text)
 
 
 @main.command("worker")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import shlex
 import sys
@@ -11,13 +12,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from mpidist.cli.texts import read_text
 from mpidist.errors import UnavailableError
 
 # Slurm's forms: minutes, hours:minutes:seconds, days-hours, and what is between.
-_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}")
+_TIME = re.compile(r"\d+(:\d{1,2}){0,2}|\d+-\d{1,2}(:\d{1,2}){0,2}", re.ASCII)
 # The kinds of `srun --mpi`, by library.
 MPI_KINDS = {"Open MPI": "pmix", "MPICH": "pmi2"}
-_NAME = re.compile(r"[A-Za-z_]\w*")
+_KIND = re.compile(r"\w[\w.-]*", re.ASCII)
+_NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
+# The long name of an option of sbatch.
+_OPTION = re.compile(r"[a-z][a-z0-9-]+")
+# Slurm reads a script by its lines, and refuses one with "\r\n".
+_CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
 
 @dataclass(frozen=True)
@@ -62,6 +69,30 @@ class Job:
     requeue: bool = False
 
 
+def read_program(words: Sequence[str]) -> tuple[str, ...]:
+    """Local. The words of a program, which may come as one text: "train.py --epochs 5".
+
+    Args:
+        words: As they are given to a command.
+
+    Raises:
+        ValueError: There is no program, or an option in its place.
+    """
+    if len(words) == 1 and len(words[0].split()) > 1 and not os.path.isfile(words[0]):
+        try:
+            words = shlex.split(words[0])
+        except ValueError as error:
+            raise ValueError(f"expected a program and its options, got {words[0]!r}: {error}") from None
+    if not words or not words[0].strip():
+        raise ValueError(f"expected a program, as train.py --epochs 5, got {shlex.join(words) or 'nothing'}")
+    if words[0].startswith("-"):
+        raise ValueError(
+            f"expected a program, as train.py --epochs 5, got the option {words[0]!r}. Options of Python stand behind "
+            f"its name: {shlex.join(['python', *words])}"
+        )
+    return tuple(words)
+
+
 def read_site(path: Path) -> Site:
     """Local. Read a site's file.
 
@@ -69,12 +100,12 @@ def read_site(path: Path) -> Site:
         path: The TOML file.
 
     Raises:
-        ValueError: It is no TOML, or has another key or a value of another type.
+        ValueError: It cannot be read, is no TOML, or has another key or a value that cannot be in a script.
     """
     # Part of Python from 3.11 on.
     toml: Any = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
     try:
-        given = toml.loads(path.read_text())
+        given = toml.loads(read_text(path))
     except toml.TOMLDecodeError as error:
         raise ValueError(f"{path}: expected TOML, got: {error}") from None
     expected = {"mpi": str, "setup": list, "sbatch": dict, "environment": dict}
@@ -91,15 +122,27 @@ def read_site(path: Path) -> Site:
 
 
 def _problems(given: dict[str, Any]) -> Iterator[str]:
-    for name, value in given.get("sbatch", {}).items():
-        if not isinstance(value, (str, int, bool)) or name.startswith("-"):
-            yield f"`sbatch` has options without dashes, as partition = \"gpu\", got {name!r}"
+    if not _KIND.fullmatch(given.get("mpi", "pmix")):
+        yield f"`mpi` is a kind that `srun --mpi=list` prints, as \"pmix\", got {given['mpi']!r}"
+    yield from _option_problems(given.get("sbatch", {}))
     for name, value in given.get("environment", {}).items():
         if not isinstance(value, str) or not _NAME.fullmatch(name):
             yield f"`environment` has texts by variable, as NAME = \"value\", got {name!r}: {value!r}"
+        elif _CONTROL.search(value):
+            yield f"`environment` has values on one line, without control characters, got {name!r}: {value!r}"
     for line in given.get("setup", []):
-        if not isinstance(line, str) or "\n" in line:
-            yield f"`setup` has single lines of the script, got {line!r}"
+        if not isinstance(line, str) or _CONTROL.search(line):
+            yield f"`setup` has single lines of the script, without control characters, got {line!r}"
+
+
+def _option_problems(options: dict[str, Any]) -> Iterator[str]:
+    for name, value in options.items():
+        if not isinstance(value, (str, int, bool)) or name.startswith("-"):
+            yield f"`sbatch` has options without dashes, as partition = \"gpu\", got {name!r}: {value!r}"
+        if not _OPTION.fullmatch(name):
+            yield f"`sbatch` has the long names of options, as cpus-per-task for c or cpus_per_task, got {name!r}"
+        if isinstance(value, str) and _CONTROL.search(value):
+            yield f"`sbatch` has values on one line, without control characters, got {name!r}: {value!r}"
 
 
 def write_script(job: Job, site: Site, library: str) -> str:
@@ -111,11 +154,14 @@ def write_script(job: Job, site: Site, library: str) -> str:
         library: The MPI library at hand, "Open MPI" or "MPICH", where the site names no kind.
 
     Raises:
-        ValueError: A time that is none, or more ranks than GPUs.
+        ValueError: A time that is none, a control character, or more ranks than GPUs.
         UnavailableError: It is not known how srun starts this library.
     """
     if not _TIME.fullmatch(job.time):
         raise ValueError(f"`time` must be as 4:00:00, 2-12:00:00 or 90 (minutes), got {job.time!r}")
+    for what, text in (("`job_name`", job.name), *(("a word of the program", word) for word in job.program)):
+        if _CONTROL.search(text):
+            raise ValueError(f"{what} must be one line without control characters, got {text!r}. Take them out")
     kind = site.mpi or MPI_KINDS.get(library)
     if kind is None:
         raise UnavailableError(
@@ -129,8 +175,8 @@ def write_script(job: Job, site: Site, library: str) -> str:
             "rank is one replica, on a GPU of its own"
         )
     options: dict[str, Any] = {
-        **site.sbatch, "job-name": job.name or Path(job.program[0]).stem, "nodes": job.nodes, "ntasks-per-node": tasks,
-        "cpus-per-task": job.cpus_per_task, "time": job.time,
+        **site.sbatch, "job-name": job.name or Path(job.program[0]).stem or "job", "nodes": job.nodes,
+        "ntasks-per-node": tasks, "cpus-per-task": job.cpus_per_task, "time": job.time,
     }
     if job.gpus_per_node:
         options["gpus-per-node"] = job.gpus_per_node
@@ -161,4 +207,8 @@ def _srun(kind: str, job: Job) -> Sequence[str]:
 
 
 def _directive(name: str, value: str | int | bool) -> str:
-    return f"#SBATCH --{name}" if value is True else f"#SBATCH --{name}={value}"
+    if value is True:
+        return f"#SBATCH --{name}"
+    # Slurm reads quotes as a shell does, but a backslash escapes within single quotes, too.
+    text = str(value).replace("\\", "\\\\")
+    return f"#SBATCH --{name}={shlex.quote(text)}"

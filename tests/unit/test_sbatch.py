@@ -94,6 +94,15 @@ def test_what_a_site_needs_is_in_the_script(tmp_path: Path) -> None:
         ("modules = []", "expected the keys mpi, setup, sbatch, environment, got 'modules'"),
         ("setup = 'a'", "`setup` must be of type list"),
         ("setup = ['''a\nb''']", "single lines"),
+        ("setup = [\"a\\rb\"]", "single lines"),
+        ("mpi = 'pmix\\nrm'", "a kind that `srun --mpi=list` prints"),
+        ("mpi = ''", "a kind that `srun --mpi=list` prints"),
+        ("[sbatch]\ncomment = \"a\\nrm -rf b\"", "one line, without control characters, got 'comment'"),
+        ("[sbatch]\njob_name = 'a'", "long names of options, as cpus-per-task for c or cpus_per_task, got 'job_name'"),
+        ("[sbatch]\nc = 4", "long names of options, .* got 'c'"),
+        ("[sbatch]\n\"x\\ny\" = 'a'", "long names of options"),
+        ("[sbatch]\ncomment = 1.5", "options without dashes.* got 'comment': 1.5"),
+        ("[environment]\nA = \"a\\r\"", "one line, without control characters, got 'A'"),
         ("[sbatch]\n\"--partition\" = 'a'", "options without dashes"),
         ("[environment]\n\"A B\" = 'a'", "texts by variable"),
     ],
@@ -107,6 +116,70 @@ def test_a_wrong_site_is_named(tmp_path: Path, text: str, why: str) -> None:
     result = CliRunner().invoke(main, ["sbatch", "--site", str(path), "train.py"])
     assert result.exit_code == 1
     assert str(path) in result.output
+
+
+@pytest.mark.parametrize(
+    "name", ["my job", "it's", 'a"b', "a#b", "$HOME", "`id`", "a\tb", "Größe", "x;y", " # ", "a\\b", "a'\\ b"]
+)
+def test_values_are_quoted(name: str) -> None:
+    text = write_script(Job(("a.py",), name=name), Site(sbatch={"comment": name}), "MPICH")
+    assert lint(text) == []
+    directives = [line.removeprefix("#SBATCH ") for line in text.splitlines() if line.startswith("#SBATCH ")]
+    words = [word for line in directives for word in shlex.split(line, comments=True)]
+    assert len(words) == len(directives)
+    # A backslash is one of Slurm's quotes also within others.
+    seen = name.replace("\\", "\\\\")
+    assert {f"--job-name={seen}", f"--comment={seen}"} <= set(words)
+
+
+def invoke(*arguments: str) -> tuple[int, str]:
+    result = CliRunner().invoke(main, ["sbatch", *arguments])
+    assert result.exception is None or isinstance(result.exception, SystemExit)
+    return result.exit_code, result.output
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["train.py --epochs 5"], "python train.py --epochs 5"),
+        (["train.py", "--epochs", "5"], "python train.py --epochs 5"),
+        (["python -m 'my train'"], "python -m 'my train'"),
+        (["my train.py", "5"], "python 'my train.py' 5"),
+        ([r"./run\ it --fast"], "'./run it' --fast"),
+    ],
+)
+def test_a_program_is_words_or_one_text(words: list[str], line: str) -> None:
+    code, output = invoke(*words)
+    assert (code, output.splitlines()[-1].partition("--kill-on-bad-exit=1 ")[2]) == (0, line)
+
+
+def test_a_file_whose_name_has_blanks_is_one_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my train.py").touch()
+    code, output = invoke("my train.py")
+    assert (code, output.splitlines()[-1].endswith(" python 'my train.py'")) == (0, True)
+    assert "#SBATCH --job-name='my train'\n" in output
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ([""], "expected a program, as train.py --epochs 5, got ''"),
+        (["", "5"], "expected a program, as train.py --epochs 5, got '' 5"),
+        (["  "], "expected a program"),
+        (["--", "-m", "pkg.train"], "got the option '-m'. Options of Python stand behind its name: python -m pk"),
+        (["--", "-m pkg.train"], "got the option '-m'"),
+        (["train.py 'a"], "expected a program and its options, got \"train.py 'a\": No closing quotation"),
+        (["--job-name", "x\nrm -rf y", "train.py"], "`job_name` must be one line without control characters, got 'x"),
+        (["a\nb.py", "5"], "a word of the program must be one line"),
+        (["a.py", "b\r"], "a word of the program must be one line"),
+        (["--time", "1:00\n", "a.py"], "`time` must be as 4:00:00"),
+    ],
+)
+def test_what_is_no_program_is_an_error(arguments: list[str], text: str) -> None:
+    code, output = invoke(*arguments)
+    assert (code, text in output) == (1, True)
+    assert len(output.splitlines()) == 1
 
 
 def test_what_cannot_be_written_is_an_error() -> None:

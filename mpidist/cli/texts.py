@@ -1,0 +1,52 @@
+"""Texts of commands: files and output are UTF-8 in any locale, and what cannot be read or written is one line."""
+
+from __future__ import annotations
+
+import errno
+import os
+import sys
+from pathlib import Path
+
+import click
+
+
+def read_text(path: Path, errors: str = "strict") -> str:
+    """Local. The text of a file.
+
+    Args:
+        path: The file.
+        errors: What becomes of bytes that are no UTF-8, as `bytes.decode` takes it.
+
+    Raises:
+        ValueError: It cannot be read, or is no UTF-8; the text names the file.
+    """
+    try:
+        return path.read_bytes().decode("utf-8", errors)
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror or error}") from None
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}: expected text in UTF-8, got another encoding: {error}. Write it as UTF-8") from None
+
+
+def write(text: str) -> None:
+    """Local. Write lines to the output of a command.
+
+    Args:
+        text: The lines; what Python could not decode in an argument is written as it came.
+
+    Raises:
+        click.ClickException: They cannot be written, as on a full disk.
+        OSError: Nobody reads them any more; click ends the command then, without a word.
+    """
+    try:
+        encoded = text.encode("utf-8", "surrogateescape")
+    except UnicodeEncodeError:
+        encoded = text.encode("utf-8", "backslashreplace")
+    try:
+        click.echo(encoded, nl=False)
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise
+        # Python would try to write what is left at its end, and fail once more.
+        sys.stdout = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the end
+        raise click.ClickException(f"the output cannot be written: {error.strerror or error}") from None
