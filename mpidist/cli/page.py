@@ -9,6 +9,7 @@ from dataclasses import asdict
 import click
 
 from mpidist.cli.finding import Finding
+from mpidist.cli.texts import write
 
 
 class Page:
@@ -27,12 +28,22 @@ class Page:
     def add(self, findings: Sequence[Finding]) -> None:
         """Local. Add findings."""
         self.findings += findings
-        if self._is_shown and not self._as_json:
-            for finding in findings:
-                click.echo(str(finding))
+        if not self._as_json:
+            self._show("".join(f"{finding}\n" for finding in findings))
 
     def end(self) -> bool:
         """Local. Show what is left, and return whether nothing is wrong."""
-        if self._is_shown and self._as_json:
-            click.echo(json.dumps({"findings": [asdict(one) for one in self.findings]}, indent=1))
+        if self._as_json:
+            self._show(json.dumps({"findings": [asdict(one) for one in self.findings]}, indent=1) + "\n")
         return not any(one.state == "wrong" for one in self.findings)
+
+    def _show(self, text: str) -> None:
+        if not self._is_shown:
+            return
+        try:
+            write(text)
+        except click.ClickException as error:
+            # The other ranks go on, and this one with them; the exit code of all says it.
+            self._is_shown = False
+            self.findings.append(Finding("output", "wrong", error.message, "write it to another file"))
+            error.show()
