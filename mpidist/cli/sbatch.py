@@ -185,7 +185,8 @@ def write_script(job: Job, site: Site, library: str) -> str:
     if job.requeue:
         options.update({"requeue": True, "signal": "USR1@120"})
     lines = ["#!/bin/bash", *(_directive(name, value) for name, value in options.items() if value is not False)]
-    lines += ["set -euo pipefail", "", *site.setup]
+    # A site's files may use variables that are not set, and commands that fail, as those that /etc/bashrc reads.
+    lines += [*site.setup, "set -euo pipefail", ""]
     lines += [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
     lines += ["# srun takes the number of cores of a task from here only.",
               "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"]

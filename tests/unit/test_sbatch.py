@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import shutil
 import subprocess
@@ -76,9 +77,9 @@ def test_what_a_site_needs_is_in_the_script(tmp_path: Path) -> None:
         "#SBATCH --open-mode=append\n"
         "#SBATCH --requeue\n"
         "#SBATCH --signal=USR1@120\n"
+        "module load openmpi\n"
         "set -euo pipefail\n"
         "\n"
-        "module load openmpi\n"
         "export HTTPS_PROXY='a b'\n"
         "# srun takes the number of cores of a task from here only.\n"
         "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\n"
@@ -180,6 +181,21 @@ def test_what_is_no_program_is_an_error(arguments: list[str], text: str) -> None
     code, output = invoke(*arguments)
     assert (code, text in output) == (1, True)
     assert len(output.splitlines()) == 1
+
+
+def test_a_sites_setup_is_run_before_the_strict_mode(tmp_path: Path) -> None:
+    """As /etc/bashrc has it, which reads variables that are not set."""
+    (tmp_path / "bashrc").write_text('if [ "$PS1_OF_NOBODY" ]; then :; fi\nfalse\nSEEN=yes\n')
+    (tmp_path / "srun").write_text('#!/bin/sh\necho "$@"\n')
+    (tmp_path / "srun").chmod(0o755)
+    site = Site(setup=(f"source {shlex.quote(str(tmp_path / 'bashrc'))}",), environment={"SEEN": "no"})
+    text = write_script(Job(("./run",)), site, "MPICH")
+    assert lint(text) == []
+    bash = shutil.which("bash")
+    assert bash is not None
+    variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_CPUS_PER_TASK": "1"}
+    result = subprocess.run([bash], input=text, text=True, capture_output=True, check=False, env=variables, timeout=60)
+    assert (result.returncode, result.stdout, result.stderr) == (0, "--mpi=pmi2 --kill-on-bad-exit=1 ./run\n", "")
 
 
 def test_what_cannot_be_written_is_an_error() -> None:
