@@ -342,6 +342,16 @@ CLUSTER = (
         "unit/test_slurm.py::test_hosts_stand_in_slurms_order_not_by_the_alphabet",
     ),
     Fault(
+        "of two addresses of one index of a cluster one is lost", "cluster/spec.py",
+        "            if index in addresses:\n", "            if False:\n",
+        "unit/test_cluster_spec.py::test_spec_refuses_other_indices",
+    ),
+    Fault(
+        "a Slurm step with other numbers of tasks than it says", "cluster/slurm_step.py",
+        "and int(told) != size:", "and int(told) > size + 99:",
+        "unit/test_slurm.py::test_variables_that_contradict_one_another",
+    ),
+    Fault(
         "the ranks of a heterogeneous Slurm job in the order of its list of nodes", "cluster/slurm_step.py",
         "    return parts\n", "    return [hosts]\n",
         "unit/test_slurm.py::test_a_component_of_a_heterogeneous_job_is_a_job_of_the_cluster",
