@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
+import signal
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -138,7 +140,7 @@ def _signals(script: JobScript) -> Iterator[Finding]:
         return
     starts = [command for command in script.commands if command.is_srun or command.is_mpirun]
     is_shells = re.match(r"[RH]*B[RH]*:", option.value) is not None
-    signal = option.value.rpartition(":")[2].partition("@")[0].removeprefix("SIG")
+    sent = _signal_name(option.value.rpartition(":")[2].partition("@")[0])
     if not is_shells:
         for command in starts:
             if command.is_mpirun:
@@ -149,12 +151,12 @@ def _signals(script: JobScript) -> Iterator[Finding]:
                 )
         return
     traps = [command.words[2:] for command in script.commands if command.words[:1] == ("trap",)]
-    is_trapped = any(word.removeprefix("SIG") == signal for words in traps for word in words)
+    is_trapped = any(_signal_name(word) == sent for words in traps for word in words)
     if not is_trapped:
         yield Finding(
             option.line,
             f"only the script's shell gets the signal, and has no trap for it. Write above the program: trap 'scontrol "
-            f"requeue $SLURM_JOB_ID' {signal}",
+            f"requeue $SLURM_JOB_ID' {sent}",
         )
     for command in starts:
         if is_trapped and not command.runs_behind:
@@ -163,6 +165,13 @@ def _signals(script: JobScript) -> Iterator[Finding]:
                 "the shell runs its trap when this command has ended, which is too late. End the line with &, and "
                 "write below it: wait $!",
             )
+
+
+def _signal_name(text: str) -> str:
+    """A signal as `trap` and Slurm may write it: USR1, SIGUSR1, usr1 or 10."""
+    with contextlib.suppress(ValueError):
+        text = signal.Signals(int(text)).name
+    return text.upper().removeprefix("SIG")
 
 
 def _no_launcher(script: JobScript) -> Iterator[Finding]:

@@ -90,6 +90,8 @@ def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: s
         ["export SLURM_MPI_TYPE=pmi2 SLURM_KILL_BAD_EXIT=1", "srun python train.py"],
         ["#SBATCH --signal=USR1@60", SRUN],
         ["#SBATCH --signal=B:USR1@60", "trap 'scontrol show job' TERM SIGUSR1", f"{SRUN} &", "wait $!"],
+        ["#SBATCH --signal=B:USR1@60", "trap 'scontrol show job' 10", f"{SRUN} &", "wait $!"],
+        ["#SBATCH --signal=B:10@60", "trap 'scontrol show job' sigusr1", f"{SRUN} &", "wait $!"],
         ["#SBATCH --cpus-per-task=2", "srun --mpi=pmix -K -c 2 python train.py"],
         ["#SBATCH --ntasks-per-node=4 --gpus-per-node=4", SRUN],
         ["#SBATCH --gpus-per-node=2", "#SBATCH --exclusive", SRUN.replace("-K", "-K --gpu-bind=none")],
