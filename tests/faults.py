@@ -465,8 +465,8 @@ VARIABLES = (
     ),
     Fault(
         "clipping by value before unscaling", "variables/update/arithmetic.py",
-        "np.clip(gradient, -clipvalue, clipvalue, out=gradient)",
-        "np.clip(gradient, -clipvalue * factor, clipvalue * factor, out=gradient)",
+        "np.clip(parts, -clipvalue, clipvalue, out=parts)",
+        "np.clip(parts, -clipvalue * factor, clipvalue * factor, out=parts)",
         "unit/test_update_arithmetic.py::test_a_block_is_unscaled_then_clipped_then_decayed",
     ),
     Fault(

@@ -19,6 +19,7 @@ from mpidist.variables.sharded import wholes
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule, positive
 from mpidist.variables.update.options import ACCUMULATES, COMPRESSION, OptimizerOptions
+from mpidist.variables.update.parts import by_parts
 from mpidist.variables.variable import Gradient, UpdatePlan, Variable, common_home
 
 if TYPE_CHECKING:
@@ -94,7 +95,10 @@ class Optimizer:
             if [id(v) for v in chosen] != [id(v) for v in self._plan.variables]:
                 raise ValueError(f"{self.name} is already built on other variables; create a second optimizer")
             return self._plan
-        self._plan = common_home(chosen).plan(chosen, self.kernel, self.options)
+        is_complex = any(variable.dtype.kind == "c" for variable in chosen)
+        kernel = by_parts(self.kernel) if is_complex else self.kernel
+        self._initial = slots_of(kernel, self.options)
+        self._plan = common_home(chosen).plan(chosen, kernel, self.options)
         # By identity: hashing a variable is a call of Python, and the plan keeps its variables alive.
         self._numbers = {id(variable): number for number, variable in enumerate(chosen)}
         if self._pending is not None:

@@ -10,6 +10,7 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES
+from mpidist.variables.update.parts import initial
 from mpidist.variables.variable import Read, Variable
 
 # The learning rate in a checkpoint, if it is a number.
@@ -106,17 +107,17 @@ def require_slots(slots: Mapping[str, Sequence[Variable]], saved: Mapping[str, A
                 )
 
 
-def load_slot(targets: Sequence[Variable], arrays: Mapping[str, Saved] | None, initial: float) -> None:
+def load_slot(targets: Sequence[Variable], arrays: Mapping[str, Saved] | None, value: complex) -> None:
     """Collective. Set the variables of one slot; each rank reads only the elements that it keeps.
 
     Args:
         targets: Of the optimizer's state, one for each variable.
-        arrays: By number; None where the checkpoint is from before the first step. Then `initial` is taken.
-        initial: Value of every element.
+        arrays: By number; None where the checkpoint is from before the first step. Then `value` is taken.
+        value: Of every element at first, as of `Kernel.slots`.
     """
     for number, target in enumerate(targets):
-        target.load(_constant(initial, target) if arrays is None else arrays[str(number)].read)
+        target.load(_constant(value, target) if arrays is None else arrays[str(number)].read)
 
 
-def _constant(value: float, target: Variable) -> Read:
-    return lambda start, stop: np.full(stop - start, value, target.dtype)
+def _constant(value: complex, target: Variable) -> Read:
+    return lambda start, stop: np.full(stop - start, initial(value, target.dtype), target.dtype)

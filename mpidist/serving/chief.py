@@ -179,7 +179,7 @@ class Chief(ServedHome):
 
     def _make(  # noqa: PLR0913  # so much tells one variable from another
         self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, *, kind: type[ServedVariable] = ServedVariable,
-        buffers: int = 1, server: int | None = None, fill: float = 0.0, is_table: bool = False,
+        buffers: int = 1, server: int | None = None, fill: complex = 0.0, is_table: bool = False,
         beside: Mapping[int, int] | None = None, **described: Any,
     ) -> ServedVariable:
         """Make a variable whose value is everywhere the same number."""

@@ -24,6 +24,7 @@ from mpidist.serving.table import HeapTable, TableUpdates, heap_variable, rows_o
 from mpidist.variables.served import Place
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.update.parts import initial
 
 
 class Holder:
@@ -164,7 +165,7 @@ class Holder:
     def _free(self, worker: int, slot: int) -> None:
         free_slot(self._station.window.memory, self._slots.offset(worker, slot))
 
-    def _create(self, place: Place, fill: float) -> None:
+    def _create(self, place: Place, fill: complex) -> None:
         """Make a variable whose value is everywhere the same number."""
         # A program may load what brings a dtype below the line at which this process serves.
         named_dtype(place.dtype)
@@ -175,7 +176,7 @@ class Holder:
         variable = heap_variable(self._station.window.memory, place)
         if fill:
             for buffer in variable.buffers:
-                buffer[...] = fill
+                buffer[...] = initial(fill, buffer.dtype)
         variable.words[VERSION] = variable.words[BEGUN] = 0
         if isinstance(variable, HeapTable):
             variable.versions[...] = 0

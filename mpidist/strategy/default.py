@@ -157,8 +157,9 @@ class DefaultStrategy(Strategy):
         return fn(*args, **(kwargs or {}))
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | Sequence[int] | None) -> Any:
-        """Local. Return `value`; errors as of `Strategy.reduce`."""
-        del reduce_op, axis  # there is nothing to combine
+        """Local. Return `value`, with `axis` reduced as under any strategy; errors as of `Strategy.reduce`."""
+        if axis is not None:
+            return super().reduce(reduce_op, value, axis)
         self._require_cross_replica()
         return value
 

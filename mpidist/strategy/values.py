@@ -228,8 +228,8 @@ def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any
 
 
 def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype in which elements are added up: float32 for half precision, else their own."""
-    return np.dtype(np.float32) if is_half(dtype) else dtype
+    """The dtype in which elements are added up: float32 for half precision, else their own; NumPy wants native ones."""
+    return np.dtype(np.float32) if is_half(dtype) else dtype.newbyteorder("=")
 
 
 def _axes(array: AnyArray, axis: int | Sequence[int]) -> tuple[int, ...]:
@@ -264,14 +264,15 @@ def compute_average_loss(
             times the number of replicas.
 
     Returns:
-        A NumPy scalar of the losses' dtype; for CuPy arrays an array without dimensions.
+        A NumPy scalar of the losses' dtype, float64 for integers and booleans; for CuPy arrays an array without
+        dimensions.
 
     Raises:
         ValueError: The loss is a scalar, the weights have more dimensions than the losses, or the size is negative.
         TypeError: The size is no integer.
         RuntimeError: It was called without the size in cross-replica context, where a replica's examples are unknown.
     """
-    losses = as_array(per_example_loss)
+    losses = _as_real(per_example_loss)
     if losses.ndim == 0:
         raise ValueError(
             "`per_example_loss` must have one loss per example, got a scalar: pass the losses before they are averaged"
@@ -310,9 +311,15 @@ def scale_regularization_loss(regularization_loss: Any) -> Any:
         RuntimeError: It was called in cross-replica context, which has no loss of one replica.
     """
     _require_replica("scale_regularization_loss", "")
-    terms = [as_array(leaf) for leaf in tree.flatten(regularization_loss)[0]]
-    sums = [term.sum(dtype=_wide(term.dtype)).astype(term.dtype) for term in terms]
+    terms = [_as_real(leaf) for leaf in tree.flatten(regularization_loss)[0]]
+    sums = [term.sum(dtype=_wide(term.dtype)).astype(term.dtype.newbyteorder("=")) for term in terms]
     return sum(sums[1:], sums[0]) / _replica_count() if sums else np.float32(0)
+
+
+def _as_real(losses: Any) -> AnyArray:
+    """An array in whose dtype weights and means are numbers: integers and booleans become float64."""
+    array = as_array(losses)
+    return array.astype(np.float64) if array.dtype.kind in "biu" else array
 
 
 def _require_replica(name: str, otherwise: str) -> None:

@@ -68,7 +68,9 @@ class Arena(ArenaMemory):
 @functools.cache
 def solo_arena() -> Arena:
     """Local. The arena of variables that no strategy of several ranks owns."""
-    return Arena(SoloCommunicator())
+    arena = Arena(SoloCommunicator())
+    arena.is_default = True
+    return arena
 
 
 def current_home() -> Home:

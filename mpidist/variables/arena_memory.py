@@ -34,6 +34,7 @@ from mpidist.observe.calls import Calls
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.variables import sharing
 from mpidist.variables.slab import Address, Slab, line_elements, padded
+from mpidist.variables.update.parts import initial
 from mpidist.variables.variable import Home
 
 logger = logging.getLogger("mpidist")
@@ -94,7 +95,10 @@ class ArenaMemory(Home, ABC):
         shares_memory: Whether new slabs are in node memory.
         strategy: The strategy whose variables live here, None for variables without one.
         plan_count: The number of plans so far, of optimizers.
+        is_default: Whether its variables are of no strategy.
     """
+
+    is_default = False
 
     def __init__(
         self,
@@ -228,7 +232,7 @@ class ArenaMemory(Home, ABC):
         return Slab(dtype, count, memory, self.namespace)
 
     def reserve_slots(
-        self, slots: Mapping[str, float], count: int, dtype: np.dtype[Any], *, shared: bool
+        self, slots: Mapping[str, complex], count: int, dtype: np.dtype[Any], *, shared: bool
     ) -> dict[str, Slab]:
         """Collective. Make a slab for each slot of an optimizer, filled with the slot's initial value.
 
@@ -238,7 +242,8 @@ class ArenaMemory(Home, ABC):
         slabs = {name: self.reserve(count, dtype, shared=shared) for name in slots}
         for name, value in slots.items():
             if value:
-                self.write(slabs[name], functools.partial(slabs[name].writable.fill, value), "filling slot", name)
+                fill = functools.partial(slabs[name].writable.fill, initial(value, dtype))
+                self.write(slabs[name], fill, "filling slot", name)
         return slabs
 
     def accept_private(self, what: str, error: OSError) -> None:

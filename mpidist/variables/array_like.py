@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from typing import Any, NoReturn
@@ -47,7 +48,9 @@ class ArrayLike(NDArrayOperatorsMixin, ABC):
                 "use assign, assign_add or assign_sub"
             )
         plain = [x.value() if isinstance(x, ArrayLike) else x for x in inputs]
-        return getattr(ufunc, method)(*plain, **kwargs)
+        # `where=`, too.
+        options = {name: x.value() if isinstance(x, ArrayLike) else x for name, x in kwargs.items()}
+        return getattr(ufunc, method)(*plain, **options)
 
     def __getitem__(self, key: Any) -> Any:
         return self.value()[key]
@@ -68,6 +71,19 @@ class ArrayLike(NDArrayOperatorsMixin, ABC):
 
     def __float__(self) -> float:
         return float(self.value())
+
+    def __complex__(self) -> complex:
+        return complex(self.value())
+
+    def __index__(self) -> int:
+        return operator.index(self.value())
+
+    def __round__(self, digits: int | None = None) -> Any:
+        value: Any = self.value()[()]
+        return round(value) if digits is None else round(value, digits)
+
+    def __format__(self, spec: str) -> str:
+        return format(self.value()[()], spec) if spec else str(self)
 
     def __reduce__(self) -> NoReturn:
         # A copy would share this variable's memory, which another variable takes once this one is gone.

@@ -100,7 +100,10 @@ def initial_array(
         dtype = None if dtype is None else np.dtype(dtype)
     except (TypeError, ValueError):
         raise TypeError(f"variable {name!r}: `dtype` must be a dtype, for instance 'float32', got {dtype!r}") from None
-    array = default_array(value() if callable(value) else value, dtype)
+    try:
+        array = default_array(value() if callable(value) else value, dtype)
+    except OverflowError as error:
+        raise OverflowError(f"initial value of variable {name!r}: {error}") from None
     if array.dtype.kind not in "biufcV" or array.dtype.hasobject or array.dtype.names is not None:
         raise TypeError(
             f"expected an array of numbers as initial value of variable {name!r}, got dtype {array.dtype} "
@@ -123,7 +126,8 @@ def default_array(value: Any, dtype: npt.DTypeLike | None = None) -> AnyArray:
     """Local. An initial value as an array: Python floats become float32 and ints int32, arrays keep their dtype."""
     array = value.value() if isinstance(value, Variable) else arrays.as_array(value)
     if dtype is not None:
-        return array.astype(dtype)
+        # NumPy refuses Python's numbers that do not fit, and wraps those of an array.
+        return np.array(value, dtype) if isinstance(value, (bool, int, float, list, tuple)) else array.astype(dtype)
     if isinstance(value, (np.ndarray, np.generic, Variable)) or arrays.is_cupy(value):
         return array
     if array.dtype == np.float64:

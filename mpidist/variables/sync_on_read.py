@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from mpidist import arrays
+from mpidist import arrays, context
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
 from mpidist.indexed_slices import IndexedSlices
@@ -99,7 +99,9 @@ class SyncOnReadVariable(OnReadVariable):
 
         Inside `variable_sync_on_read_context` it is the aggregate in replica context, too.
         """
-        return self.component if in_replica_context() and not _reading.aggregates else self.aggregate()
+        # Of a variable of no strategy the aggregate is the component, and a copy.
+        is_own = in_replica_context() or (self.is_per_replica and self._is_in_replica())
+        return self.component if is_own and not _reading.aggregates else self.aggregate()
 
     def aggregate(self) -> AnyArray:
         """Collective. The components of all replicas, combined; in either context. A copy, read-only.
@@ -124,6 +126,10 @@ class SyncOnReadVariable(OnReadVariable):
         result.flags.writeable = False
         return result
 
+    def _is_in_replica(self) -> bool:
+        # A program begins in the replica context of the default strategy, whose `run` is a plain call.
+        return in_replica_context() or (self.arena.is_default and context.innermost() is None)
+
     def accumulate(self, delta: AnyArray) -> None:
         """Local. Add to this replica's own component, whatever the context."""
         np.add(self._component, delta, out=self._component)
@@ -134,7 +140,7 @@ class SyncOnReadVariable(OnReadVariable):
 
     def write_array(self, array: AnyArray) -> None:
         """Local in replica context: set this replica's component. Collective else: set all, so that `array` is read."""
-        if in_replica_context():
+        if self._is_in_replica():
             self._component[...] = array
         else:
             self._spread(self.arena.collective.broadcast(array))
@@ -145,7 +151,7 @@ class SyncOnReadVariable(OnReadVariable):
         Raises:
             ValueError: In cross-replica context with aggregation SUM: it would be added once for each replica.
         """
-        if not in_replica_context():
+        if not self._is_in_replica():
             if self.aggregation is VariableAggregation.SUM:
                 raise ValueError(
                     f"variable {self.name!r}: {method} in cross-replica context is not defined for ON_READ with "
@@ -176,14 +182,18 @@ class SyncOnReadVariable(OnReadVariable):
         self._spread(data.reshape(self.shape))
 
     def _spread(self, array: AnyArray) -> None:
-        """Set the components so that their aggregate is `array`; integers under SUM lose nothing."""
+        """Set the components so that their aggregate is `array`: nothing is lost under SUM."""
         if self.aggregation is not VariableAggregation.SUM:
             self._component[...] = array
         elif self.dtype.kind in "iu":
             share, rest = np.divmod(array, self.group.size)
             self._component[...] = share + (self.group.rank < rest)
         else:
-            self._component[...] = array / self.group.size
+            # Other shares would be rounded, and their sum may overflow.
+            with np.errstate(invalid="ignore"):
+                divides = np.fmod(array, self.group.size) == 0 if self.dtype.kind == "f" else np.False_
+            whole = array if self.group.rank == 0 else np.zeros_like(array)
+            self._component[...] = np.where(divides, array / self.group.size, whole)
 
     def __repr__(self) -> str:
         return (

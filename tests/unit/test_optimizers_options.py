@@ -232,3 +232,31 @@ def test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_ski
         optimizer.apply_gradients([(np.full(2, gradient), variable)])
         scales.append(optimizer.dynamic_scale)
     assert scales == [8, 8, 4, 4, 4, 8, 8, 8, 16]
+
+
+@pytest.mark.parametrize(
+    "family", ["Adadelta", "Adagrad", "Adam", "AdamW", "Ftrl", "LAMB", "LARS", "Lion", "RMSprop", "SGD"]
+)
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"clipvalue": 0.3}, {"clipnorm": 0.3}, {"global_clipnorm": 0.3}, {"weight_decay": 0.05}, {"use_ema": True}],
+    ids=lambda options: next(iter(options), "plain"),
+)
+def test_complex_numbers_are_updated_by_their_parts(family: str, options: dict[str, Any]) -> None:
+    random = np.random.default_rng(0)
+    begin = random.standard_normal((3, 4))
+    whole = mpidist.Variable(begin.view("complex128"))
+    parts, other = mpidist.Variable(begin), mpidist.Variable(np.ones(2))
+    make = getattr(mpidist.optimizers, family)
+    of_whole, of_parts = make(learning_rate=0.1, **options), make(learning_rate=0.1, **options)
+    of_whole.build([whole, other])
+    of_parts.build([parts, mpidist.Variable(np.ones(2))])
+    for _ in range(4):
+        gradient = random.standard_normal((3, 4))
+        of_whole.apply_gradients([(gradient.view("complex128"), whole)])
+        of_parts.apply_gradients([(gradient, parts)])
+    assert np.allclose(whole.numpy().view("float64"), parts.numpy(), rtol=1e-12, atol=0)
+    if options.get("use_ema"):
+        of_whole.finalize_variable_values([whole])
+        of_parts.finalize_variable_values([parts])
+        assert np.allclose(whole.numpy().view("float64"), parts.numpy(), rtol=1e-12, atol=0)

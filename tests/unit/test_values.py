@@ -121,3 +121,43 @@ def test_value_context_prints_as_in_tf() -> None:
     assert (context.replica_id_in_sync_group, context.num_replicas_in_sync) == (1, 4)
     assert "replica id 1" in str(context)
     assert "total replicas in sync: 4" in str(context)
+
+
+@pytest.mark.parametrize(
+    ("losses", "weights", "expected"),
+    [
+        (np.array([True, True, False]), None, 2 / 3),
+        (np.full(3, 100, "int8"), None, 100.0),
+        (np.full(300, 200, "uint8"), None, 200.0),
+        ([2, 4], [0.5, 0.5], 1.5),
+        (np.array([True, False]), [0.5, 1.0], 0.25),
+        (np.array([1.0, 2.0], ">f4"), None, 1.5),
+    ],
+)
+def test_losses_of_any_dtype_have_their_mean(losses: Any, weights: Any, expected: float) -> None:
+    assert compute_average_loss(losses, weights) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("terms", "expected"),
+    [(np.full(3, 100, "int8"), 300), (np.ones(3, bool), 3), (np.ones(3, ">f8"), 3), ([np.ones(2, ">f4"), 1], 3)],
+)
+def test_terms_of_any_dtype_have_their_sum(terms: Any, expected: float) -> None:
+    assert scale_regularization_loss(terms) == expected
+
+
+@pytest.mark.parametrize("dtype", [">f4", ">i8", ">f8"])
+@pytest.mark.parametrize("op", ["SUM", "MEAN", "PROD", "MIN", "MAX"])
+def test_bytes_in_the_other_order_are_reduced(op: str, dtype: str) -> None:
+    array = np.arange(1, 7).reshape(2, 3)
+    found = mpidist.OneDeviceStrategy("cpu:0").reduce(op, array.astype(dtype), axis=0)
+    assert found.tolist() == getattr(array, op.lower())(axis=0).tolist()
+
+
+def test_without_a_strategy_an_axis_is_reduced_all_the_same() -> None:
+    alone, one = mpidist.get_strategy(), mpidist.OneDeviceStrategy("cpu:0")
+    for strategy in (alone, one):
+        assert strategy.reduce("MEAN", np.array([1, 2, 3]), axis=0) == 2
+        assert strategy.reduce("SUM", {"a": np.ones((2, 3))}, axis=1)["a"].tolist() == [3, 3]
+        with pytest.raises(ValueError, match="nonsense"):
+            strategy.reduce("nonsense", np.ones(2), axis=0)

@@ -228,3 +228,32 @@ def test_it_is_not_copied_behind_the_arenas_back(options: dict[str, Any]) -> Non
     for duplicate in (copy.copy, copy.deepcopy, pickle.dumps):
         with pytest.raises(TypeError, match=r"variable 'w' cannot be copied or pickled: `mpidist.Variable"):
             duplicate(variable)
+
+
+@pytest.mark.parametrize("aggregation", ["NONE", "SUM", "MEAN", "ONLY_FIRST_REPLICA"])
+def test_without_a_strategy_on_read_variables_are_used_as_under_any(aggregation: str) -> None:
+    strategy = mpidist.get_strategy()
+    dtype = "float32" if aggregation == "MEAN" else "int32"
+    seen = mpidist.Variable(0, dtype=dtype, synchronization="ON_READ", aggregation=aggregation)
+    strategy.run(lambda: seen.assign_add(5))
+    assert strategy.run(seen.numpy) == 5
+    assert int(seen) == 5
+
+
+@pytest.mark.parametrize(("value", "dtype"), [(300, "uint8"), (-1, "uint8"), (2**40, "int32"), ([1, 300], "int8")])
+def test_a_number_that_does_not_fit_is_refused(value: Any, dtype: str) -> None:
+    with pytest.raises(OverflowError, match=r"initial value of variable 'n': .* out of bounds for"):
+        mpidist.Variable(value, dtype=dtype, name="n")
+
+
+def test_a_variable_is_a_number_where_an_array_is_one() -> None:
+    count, share, wave = mpidist.Variable(2), mpidist.Variable(0.126), mpidist.Variable(np.complex128(1j))
+    assert complex(wave) == 1j
+    assert [10, 20, 30][count] == 30
+    assert list(range(count)) == [0, 1]
+    assert f"{share:.2f} {count:03d} {count}".startswith("0.13 002 <mpidist.")
+    assert round(share, 2) == pytest.approx(0.13)
+    assert round(share) == 0
+    mask = mpidist.Variable(np.array([True, False]))
+    assert np.add(np.ones(2), 1, where=mask, out=np.zeros(2)).tolist() == [2, 0]
+    assert np.sum(np.array([3, 4]), where=mask) == 3

@@ -55,7 +55,7 @@ class Bundle:
         self,
         arena: ArenaMemory,
         variables: Sequence[tuple[int, MirroredVariable]],
-        slots: Mapping[str, float],
+        slots: Mapping[str, complex],
         scratch_count: int,
     ) -> None:
         self.arena = arena
@@ -83,7 +83,7 @@ class Bundle:
         self.room: AnyArray = xp.empty(self._length, self.dtype)
         self._scratch = [xp.empty(self._length, self.dtype) for _ in range(scratch_count)]
 
-    def _reserve(self, slots: Mapping[str, float]) -> None:
+    def _reserve(self, slots: Mapping[str, complex]) -> None:
         count = self.arena.communicator.node.size if self.is_shared else 1
         # All ranks' gradients lie in one piece of memory; a rank's own segment starts a cache line.
         stride = padded(self.size, self.dtype)

@@ -58,7 +58,7 @@ class Plan:
     """
 
     def __init__(
-        self, variables: Sequence[MirroredVariable], slots: Mapping[str, float], scratch_count: int = 0
+        self, variables: Sequence[MirroredVariable], slots: Mapping[str, complex], scratch_count: int = 0
     ) -> None:
         self.variables = tuple(variables)
         common_home(self.variables)

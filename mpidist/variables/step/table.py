@@ -33,7 +33,7 @@ class Table:
         is_shared: Whether the state is in node memory.
     """
 
-    def __init__(self, variable: MirroredVariable, slots: Mapping[str, float], scratch_count: int) -> None:
+    def __init__(self, variable: MirroredVariable, slots: Mapping[str, complex], scratch_count: int) -> None:
         self._arena = arena = variable.arena
         self.is_shared = variable.address.slab.is_shared
         # Parameters in node memory, state private to each rank: every rank keeps the state of all rows, and one rank

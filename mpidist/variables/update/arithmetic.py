@@ -16,6 +16,7 @@ from mpidist.variables.update.compiled import CompiledUpdate
 from mpidist.variables.update.fused import fused
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.update.parts import parts_of
 
 # The slot of the moving average. It comes after the kernel's own slots, which are all that a kernel sees.
 AVERAGE = "average"
@@ -41,7 +42,7 @@ class UpdateSettings(NamedTuple):
     calls: int = 0
 
 
-def slots_of(kernel: Kernel | LayerKernel, options: OptimizerOptions) -> dict[str, float]:
+def slots_of(kernel: Kernel | LayerKernel, options: OptimizerOptions) -> dict[str, complex]:
     """Local. Name and initial value of every slot, in their order: the kernel's, then the average's if there is one."""
     return {**kernel.slots, **({AVERAGE: 0.0} if options.use_ema else {})}
 
@@ -174,7 +175,8 @@ def _surround(
         if factor != 1:
             np.multiply(gradient, factor, out=gradient)
         if clipvalue is not None:
-            np.clip(gradient, -clipvalue, clipvalue, out=gradient)
+            parts = parts_of(gradient)
+            np.clip(parts, -clipvalue, clipvalue, out=parts)
         if keep != 1:
             np.multiply(parameter, keep, out=parameter)
         update(parameter, gradient, slots[:slot_count], scratch)

@@ -30,7 +30,7 @@ class Kernel(Protocol):
     """
 
     @property
-    def slots(self) -> Mapping[str, float]:
+    def slots(self) -> Mapping[str, complex]:
         """Local. Name and initial value of each slot, in the order in which `update` gets them."""
         ...
 
@@ -58,7 +58,7 @@ class LayerKernel(ABC):
 
     @property
     @abstractmethod
-    def slots(self) -> Mapping[str, float]:
+    def slots(self) -> Mapping[str, complex]:
         """Local. As of a `Kernel`."""
 
     @property

@@ -160,6 +160,21 @@ def test_an_integer_sum_on_read_loses_nothing(communicator: Communicator, dtype:
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "value",
+    [
+        np.float16(65504), np.float16(6e-8), np.float32(0.1), np.finfo("float32").max, np.float32(1e-45),
+        np.float64(49), np.finfo("float64").max, np.float64(np.inf), np.complex128(1 + 0.1j), np.float32(-0.0),
+    ],
+    ids=repr,
+)
+def test_a_sum_on_read_of_any_numbers_loses_nothing(communicator: Communicator, value: Any) -> None:
+    strategy = make_strategy(communicator, "node")
+    variable = create(strategy, np.zeros(3, value.dtype), synchronization=ON_READ, aggregation="SUM")
+    variable.assign(np.full(3, value))
+    assert variable.numpy().tolist() == [value] * 3
+
+
 def test_ranks_that_pass_other_shapes_or_dtypes_are_told_alike(strategy: Strategy) -> None:
     odd = strategy.communicator.rank == strategy.communicator.size - 1
     for options in ({}, {"synchronization": ON_READ, "aggregation": "SUM"}):

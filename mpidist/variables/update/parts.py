@@ -1,0 +1,106 @@
+"""Complex numbers in updates: a kernel gets their real and imaginary parts, each as a number of its own.
+
+The square of a complex gradient is no measure of its size, and complex numbers have no order. PyTorch's optimizers see
+complex parameters as `torch.view_as_real` gives them, too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
+
+
+def parts_of(array: AnyArray) -> AnyArray:
+    """Local. A view of complex numbers as real ones, two for each; other arrays are themselves.
+
+    Args:
+        array: Flat and contiguous.
+    """
+    return array.view(f"f{array.dtype.itemsize // 2}") if array.dtype.kind == "c" else array
+
+
+def initial(value: complex, dtype: np.dtype[Any]) -> complex:
+    """Local. The initial value of a slot in the state of a variable.
+
+    Args:
+        value: As of `Kernel.slots`.
+        dtype: Of the variable. One optimizer may have real and complex ones.
+    """
+    return value if dtype.kind == "c" else value.real
+
+
+def by_parts(kernel: Kernel | LayerKernel) -> Kernel | LayerKernel:
+    """Local. A kernel for complex variables."""
+    return _LayerKernelByParts(kernel) if isinstance(kernel, LayerKernel) else _KernelByParts(kernel)
+
+
+class _KernelByParts:
+    """See `by_parts`."""
+
+    def __init__(self, kernel: Kernel) -> None:
+        self._kernel = kernel
+
+    @property
+    def slots(self) -> Mapping[str, complex]:
+        """Local. See `Kernel.slots`."""
+        return _of_both(self._kernel.slots)
+
+    @property
+    def scratch_count(self) -> int:
+        """Local. See `Kernel.scratch_count`."""
+        return self._kernel.scratch_count
+
+    def prepare(self, step: int, learning_rate: float, /) -> Update:
+        """Local. See `Kernel.prepare`."""
+        return _by_parts(self._kernel.prepare(step, learning_rate))
+
+
+class _LayerKernelByParts(LayerKernel):
+    """See `by_parts`."""
+
+    def __init__(self, kernel: LayerKernel) -> None:
+        self._kernel = kernel
+
+    @property
+    def slots(self) -> Mapping[str, complex]:
+        """Local. See `LayerKernel.slots`."""
+        return _of_both(self._kernel.slots)
+
+    @property
+    def scratch_count(self) -> int:
+        """Local. See `LayerKernel.scratch_count`."""
+        return self._kernel.scratch_count
+
+    def direct(self, step: int, /) -> Update | None:
+        """Local. See `LayerKernel.direct`."""
+        direct = self._kernel.direct(step)
+        return None if direct is None else _by_parts(direct)
+
+    def prepare(
+        self, step: int, learning_rate: float, parameter_norm: float, direction_norm: float, /
+    ) -> Update:
+        """Local. See `LayerKernel.prepare`."""
+        return _by_parts(self._kernel.prepare(step, learning_rate, parameter_norm, direction_norm))
+
+
+def _of_both(slots: Mapping[str, complex]) -> dict[str, complex]:
+    """The initial values, of both parts."""
+    return {name: complex(value.real, value.real) for name, value in slots.items()}
+
+
+def _by_parts(update: Update) -> Update:
+    def updated(
+        parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+    ) -> None:
+        # A plan may have real variables, too.
+        if parameter.dtype.kind == "c":
+            parameter, gradient = parts_of(parameter), parts_of(gradient)
+            slots, scratch = [parts_of(one) for one in slots], [parts_of(one) for one in scratch]
+        update(parameter, gradient, slots, scratch)
+
+    return updated
