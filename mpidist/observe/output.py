@@ -9,11 +9,14 @@ import sys
 
 def say(text: str) -> None:
     """Local. Write to stderr by one system call, so that the lines of several ranks do not mix."""
-    os.write(2, f"mpidist: {text}".rstrip("\n").encode(errors="replace") + b"\n")
+    # A closed stderr or a full disk must not keep a job from its end.
+    with contextlib.suppress(OSError):
+        os.write(2, f"mpidist: {text}".rstrip("\n").encode(errors="replace") + b"\n")
 
 
 def flush() -> None:
     """Local. Write what the program has printed: the rank that ends the job does not know the buffers of the others."""
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(OSError, ValueError):
+        # None where Python was started without it.
+        with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()

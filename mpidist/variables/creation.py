@@ -128,7 +128,7 @@ def default_array(value: Any, dtype: npt.DTypeLike | None = None) -> AnyArray:
     if dtype is not None:
         # NumPy refuses Python's numbers that do not fit, and wraps those of an array.
         return np.array(value, dtype) if isinstance(value, (bool, int, float, list, tuple)) else array.astype(dtype)
-    if isinstance(value, (np.ndarray, np.generic, Variable)) or arrays.is_cupy(value):
+    if isinstance(value, (np.ndarray, np.generic, Variable)) or hasattr(value, "dtype"):
         return array
     if array.dtype == np.float64:
         return array.astype(np.float32)

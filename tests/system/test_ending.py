@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import NOTE_BEGIN, run_program, seconds_since_begin
+from tests.launching import (
+    NOTE_BEGIN,
+    find_mpirun,
+    launch_environment,
+    mpirun_command,
+    run_program,
+    seconds_since_begin,
+)
 
 pytestmark = pytest.mark.timeout_seconds(150)
 
@@ -385,3 +393,18 @@ def test_a_thread_of_the_programs_own_may_call_mpi_to_the_end(tmp_path: Path) ->
     result, text = run(tmp_path, code)
     assert result.returncode == 0, text
     assert ours(text) == []
+
+
+@pytest.mark.parametrize("closed", ["2>&-", ">&- 2>&-", "2>/dev/full >/dev/full"])
+def test_a_job_ends_where_its_words_cannot_be_written(tmp_path: Path, closed: str) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import mpidist\n"
+        "strategy = mpidist.MultiWorkerMirroredStrategy()\n"
+        "if strategy.communicator.rank == 1:\n"
+        "    raise ValueError('alone')\n"
+        "strategy.reduce('SUM', 1.0, axis=None)\n"
+    )
+    command = [*mpirun_command(2, find_mpirun()), "bash", "-c", f"exec {sys.executable} {program} {closed}"]
+    result = subprocess.run(command, env=launch_environment(), capture_output=True, timeout=50, check=False)
+    assert result.returncode

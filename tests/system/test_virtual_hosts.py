@@ -377,3 +377,16 @@ def processes_that_name(text: str) -> list[str]:
         if text in line:
             found.append(line)
     return found
+
+
+def test_large_arrays_are_summed_in_the_background(virtual_hosts: Open, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(
+        "import numpy as np, mpidist\n"
+        "strategy = mpidist.MultiWorkerMirroredStrategy()\n"
+        "for count in (10, 1_000_000):\n"
+        "    mine = np.full(count, strategy.communicator.rank + 1.0, 'float32')\n"
+        "    assert (strategy.extended.all_reduce_async('SUM', mine).wait() == 10).all()\n"
+        "print('all right', flush=True)\n"
+    )
+    assert succeed(virtual_hosts(2).run((2, 2), program, timeout_seconds=JOB_SECONDS)).count("all right") == 4

@@ -161,3 +161,10 @@ def test_without_a_strategy_an_axis_is_reduced_all_the_same() -> None:
         assert strategy.reduce("SUM", {"a": np.ones((2, 3))}, axis=1)["a"].tolist() == [3, 3]
         with pytest.raises(ValueError, match="nonsense"):
             strategy.reduce("nonsense", np.ones(2), axis=0)
+
+
+@pytest.mark.parametrize("dtype", ["int64", "float64", "int32", "float32", "uint8"])
+def test_arrays_of_other_libraries_keep_their_dtype(dtype: str) -> None:
+    torch = pytest.importorskip("torch", reason="compares with arrays of PyTorch")
+    assert as_array(torch.ones(3, dtype=getattr(torch, dtype))).dtype == dtype
+    assert mpidist.Variable(torch.ones(3, dtype=getattr(torch, dtype))).dtype == dtype

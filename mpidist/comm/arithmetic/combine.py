@@ -68,6 +68,10 @@ def combined_dtype(dtype: np.dtype[Any], op: ReduceOp, *, combines_halves: bool)
         return dtype.newbyteorder("=") if keeps else np.dtype(np.float32)
     if dtype.kind == "b" and not combines_halves:
         return np.dtype(np.uint8)
+    if dtype.kind in "iu" and dtype.itemsize < 4 and op is ReduceOp.SUM and not combines_halves:
+        # Open MPI adds these with saturation in vectors, and modulo 2**n in what is left of them. Cut off, a wider sum
+        # is the one modulo 2**n, as NumPy has it.
+        return np.dtype(f"{dtype.kind}4")
     return cast("np.dtype[Any]", dtype.newbyteorder("="))
 
 

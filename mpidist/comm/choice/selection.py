@@ -186,6 +186,9 @@ def _open_by_size(
     in_chunks = replace(options, bytes_per_pack=options.bytes_per_pack or tuning.chunk_bytes)
     mpi = open_backend(CommunicationImplementation.MPI, communicator, in_chunks)
     begins = tuning.node_from if shares else tuning.ring_from
+    if shares:
+        # Not in the middle of the first large call, where nothing else may begin.
+        communicator.open_lane()
 
     def open_large() -> Backend:
         if not shares and begins >= NEVER:

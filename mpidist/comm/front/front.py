@@ -107,7 +107,7 @@ class CollectiveFront(Resource):
         dtype = array.dtype
         if not (
             dtype.char in _COMBINED_AS_THEY_ARE and op is not _MEAN and self._wire_dtype is None and array.size
-            and dtype.isnative and (in_place or array.flags.c_contiguous)
+            and dtype.isnative and getattr(array.flags, "aligned", True) and (in_place or array.flags.c_contiguous)
         ):
             return self._all_reduce_converted(array, op, in_place)
         if in_place:
@@ -146,8 +146,8 @@ class CollectiveFront(Resource):
         xp = arrays.namespace(array)
         dtype = self.dtype_combined(array.dtype, op)
         converts = dtype != array.dtype
-        is_copy = converts or not array.flags.c_contiguous
-        source = (xp.ascontiguousarray(array, dtype) if is_copy else array).reshape(-1)
+        is_copy = converts or not is_plain(array)
+        source = (plain(xp, array, dtype) if is_copy else array).reshape(-1)
         # A converted or contiguous copy is our own, so it may take the result.
         total = source if is_copy or in_place else xp.empty_like(source)
         self._begin_moving()
@@ -199,7 +199,7 @@ class CollectiveFront(Resource):
     def _reduce(self, array: AnyArray, op: ReduceOp, root: int) -> AnyArray | None:
         check_reducible(array, op)
         xp = arrays.namespace(array)
-        source = xp.ascontiguousarray(array, self.dtype_combined(array.dtype, op)).reshape(-1)
+        source = plain(xp, array, self.dtype_combined(array.dtype, op)).reshape(-1)
         is_root = self.communicator.rank == root
         total = xp.empty_like(source) if is_root else source
         self._begin_moving()
@@ -264,7 +264,7 @@ class CollectiveFront(Resource):
         check_axis(array.shape, 0)
         check_reducible(array, op)
         xp = arrays.namespace(array)
-        source = xp.ascontiguousarray(array, self.dtype_combined(array.dtype, op)).reshape(-1)
+        source = plain(xp, array, self.dtype_combined(array.dtype, op)).reshape(-1)
         rows = even_sizes(array.shape[0], self.communicator.size)
         row_size = array.size // array.shape[0] if array.shape[0] else 0
         mine = xp.empty(rows[self.communicator.rank] * row_size, source.dtype)
@@ -370,3 +370,14 @@ class CollectiveFront(Resource):
 
     def __repr__(self) -> str:
         return f"CollectiveFront({self.backend!r})"
+
+
+def is_plain(array: AnyArray) -> bool:
+    """Local. Whether MPI takes the array where it lies: mpi4py has no types for elements that are not aligned."""
+    return bool(array.flags.c_contiguous and getattr(array.flags, "aligned", True))
+
+
+def plain(xp: Any, array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
+    """Local. The array, C-contiguous, aligned and of this dtype; a copy unless it is."""
+    made: AnyArray = xp.ascontiguousarray(array, dtype)
+    return made if is_plain(made) else made.copy()

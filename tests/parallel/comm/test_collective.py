@@ -254,3 +254,36 @@ def test_an_unavailable_backend_is_refused_by_name_with_all_reasons(
     monkeypatch.setenv("MPIDIST_COLLECTIVE", "nonsense")
     with pytest.raises(ValueError, match="nonsense"):
         selection.choose(communicator, CommunicationOptions())
+
+
+@pytest.mark.parametrize("implementation", ["MPI", "RING", "AUTO"])
+@pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.MAX, ReduceOp.PROD])
+def test_arrays_that_are_not_aligned_are_combined(
+    communicator: Communicator, implementation: str, op: ReduceOp
+) -> None:
+    collective = selection.choose(communicator, CommunicationOptions(implementation=implementation))
+    try:
+        for count in (5, 70_000):
+            # One rank alone has such an array, as of a file's records.
+            mine = np.frombuffer(bytearray(8 * count + 1), np.float64, count, offset=int(communicator.rank == 0))
+            mine[...] = communicator.rank + 1
+            ranks = np.arange(1, communicator.size + 1)
+            expected = getattr(ranks, op.name.lower())()
+            assert np.array_equal(collective.all_reduce(mine, op), np.full(count, expected))
+    finally:
+        collective.close()
+
+
+@pytest.mark.parametrize("implementation", ["MPI", "RING", "AUTO"])
+@pytest.mark.parametrize("dtype", ["int8", "uint8", "int16", "uint16"])
+def test_sums_of_small_integers_wrap_alike_everywhere(
+    communicator: Communicator, implementation: str, dtype: str
+) -> None:
+    collective = selection.choose(communicator, CommunicationOptions(implementation=implementation))
+    try:
+        # Not a multiple of what the processor adds at once.
+        mine = np.full(101, np.iinfo(dtype).max, dtype)
+        expected = np.full(101, int(np.iinfo(dtype).max) * communicator.size).astype(dtype)
+        assert np.array_equal(collective.all_reduce(mine, ReduceOp.SUM), expected)
+    finally:
+        collective.close()
