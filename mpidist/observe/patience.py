@@ -34,6 +34,10 @@ def limit_seconds() -> float:
 def _seconds(variable: str, default: float) -> float:
     text = os.environ.get(variable)
     try:
-        return float(text) if text else default
+        seconds = float(text) if text else default
+        # Neither a number below 0 nor a NaN.
+        if not seconds >= 0:
+            raise ValueError
+        return seconds
     except ValueError:
         raise ValueError(f"{variable} must be a number of seconds, got {text!r}: set for instance 60") from None

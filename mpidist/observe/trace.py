@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from mpidist import launch
+from mpidist.observe.output import say
 
 VARIABLE = "MPIDIST_TRACE"
 TIMELINE = "timeline.json"
@@ -75,13 +76,22 @@ class Trace:
         # A child, forked or not, has no part in the timeline, though it inherits the variable.
         if self.folder is None or not self._lines or os.getpid() != self._process:
             return
-        if self._file is None:
-            self.folder.mkdir(parents=True, exist_ok=True)
-            self._file = open(self.folder / f"rank-{launch.world_rank()}.jsonl", "w")  # noqa: SIM115 - until the end
         self._written = time.monotonic()
         lines, self._lines = self._lines, []
-        self._file.writelines(line + "\n" for line in lines)
-        self._file.flush()
+        try:
+            if self._file is None:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                path = self.folder / f"rank-{launch.world_rank()}.jsonl"
+                self._file = open(path, "w")  # noqa: SIM115 - until the end
+            self._file.writelines(line + "\n" for line in lines)
+            self._file.flush()
+        except OSError as error:
+            # A full disk must not end the training.
+            say(f"{VARIABLE}={self.folder}: the timeline of rank {launch.world_rank()} ends here: {error}")
+            self.folder = None
+            if self._file is not None:
+                with contextlib.suppress(OSError):
+                    self._file.close()
 
     def finish(self) -> None:
         """Local. Once all ranks have written: the first one puts the timelines together, and prints who waited."""

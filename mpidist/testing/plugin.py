@@ -168,7 +168,7 @@ class Watchdog:
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
         """Limit the time of set-up, call and tear-down of a test together."""
         marker = item.get_closest_marker("timeout_seconds")
-        with self.limit(item.nodeid, float(marker.args[0]) if marker else None):
+        with self.limit(item.nodeid, None if marker is None else _seconds_of(marker)):
             return (yield)
 
     def end(self, text: str) -> None:
@@ -193,6 +193,14 @@ class Watchdog:
             f"===== time limit: rank {self.rank} of {self.size} (pid {os.getpid()}) is still in {what} after "
             f"{seconds:g} s, the run ends =====\n{stacks}"
         )
+
+
+def _seconds_of(marker: pytest.Mark) -> float:
+    """The limit of `timeout_seconds(5)`, or `timeout_seconds(seconds=5)`."""
+    given = [*marker.args, *marker.kwargs.values()]
+    if len(given) != 1 or set(marker.kwargs) - {"seconds"}:
+        raise pytest.UsageError(f"expected @pytest.mark.timeout_seconds(5), got {marker.args} and {marker.kwargs}")
+    return float(given[0])
 
 
 class Ranks:
