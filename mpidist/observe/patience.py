@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 
 WARN_VARIABLE = "MPIDIST_WARN_SECONDS"
@@ -28,15 +29,16 @@ def limit_seconds() -> float:
     Raises:
         ValueError: The variable of the environment is not a number.
     """
-    return _seconds(LIMIT_VARIABLE, 0.0)
+    # 0 is no limit, and any wait is longer than a negative one.
+    return _seconds(LIMIT_VARIABLE, 0.0, least=0.0)
 
 
-def _seconds(variable: str, default: float) -> float:
+def _seconds(variable: str, default: float, least: float = -math.inf) -> float:
     text = os.environ.get(variable)
     try:
         seconds = float(text) if text else default
-        # Neither a number below 0 nor a NaN.
-        if not seconds >= 0:
+        # A NaN is none, either.
+        if not seconds >= least:
             raise ValueError
         return seconds
     except ValueError:
