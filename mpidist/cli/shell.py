@@ -199,7 +199,7 @@ class _Reader:
         return character
 
     def _quoted(self, quote: str) -> str:
-        """What is in quotes; the quote itself, as a letter, where nothing closes it."""
+        """The text in quotes; the quote itself, as a letter, where nothing closes it."""
         begin = self._at + 1
         is_ansi = quote == "'" and self._text[self._at - 1 : self._at] == "$"
         for is_one_line in (self._is_one_line, True):
@@ -235,7 +235,7 @@ class _Reader:
         self._documents = []
 
     def _begins(self, has_tabs: bool) -> dict[str, list[int]]:
-        """Where lines begin, by their text."""
+        """The places at which lines begin, by their text."""
         if has_tabs not in self._line_begins:
             begins: dict[str, list[int]] = {}
             at = 0
