@@ -189,14 +189,25 @@ class SyncOnReadVariable(OnReadVariable):
             share, rest = np.divmod(array, self.group.size)
             self._component[...] = share + (self.group.rank < rest)
         else:
-            # Other shares would be rounded, and their sum may overflow.
-            with np.errstate(invalid="ignore"):
-                divides = np.fmod(array, self.group.size) == 0 if self.dtype.kind == "f" else np.False_
+            # Other shares would be rounded, and so would their sums, which may even overflow.
             whole = array if self.group.rank == 0 else np.zeros_like(array)
-            self._component[...] = np.where(divides, array / self.group.size, whole)
+            self._component[...] = np.where(_divides(array, self.group.size), array / self.group.size, whole)
 
     def __repr__(self) -> str:
         return (
             f"<mpidist.{type(self).__name__} {self.name!r} shape={self.shape} dtype={self.dtype.name}, "
             f"component on rank {self.group.rank}={self._component!s}>"
         )
+
+
+def _divides(array: AnyArray, n: int) -> AnyArray:
+    """Tell where `n` equal shares of a number are exact, and their sums in any order."""
+    if array.dtype.kind != "f":
+        return np.zeros(array.shape, "bool")
+    share = array / n
+    # A sum of k <= n shares of b bits has at most b + log2(n).
+    room = np.finfo(array.dtype).nmant + 1 - (n - 1).bit_length()
+    with np.errstate(invalid="ignore", over="ignore"):
+        bits = np.ldexp(np.frexp(share)[0], max(room, 0))
+        exact: AnyArray = (share * n == array) & (bits == np.trunc(bits)) & np.isfinite(array)
+    return exact

@@ -131,17 +131,17 @@ def test_on_read_table(strategy: Strategy, aggregation: VariableAggregation) -> 
         assert float(v) == v.numpy() == v.read_value() == read
         assert (v + 1)[()] == read + 1
         before = v.value()
-        v.assign(6 + strategy.communicator.rank)
-        assert v.numpy() == 6
+        v.assign(6 * n + strategy.communicator.rank)
+        assert v.numpy() == 6 * n
         assert before == read, "what was read before stays"
-        np.testing.assert_allclose(components(strategy, v), 6 / n if aggregation.name == "SUM" else 6)
+        np.testing.assert_allclose(components(strategy, v), 6 if aggregation.name == "SUM" else 6 * n)
         if aggregation is VariableAggregation.SUM:
             for change in (v.assign_add, v.assign_sub):
                 with pytest.raises(ValueError, match=f"{change.__name__} in cross-replica context"):
                     change(1.0)
         else:
             v.assign_add(1.0 + strategy.communicator.rank)
-            assert components(strategy, v) == [7.0] * n
+            assert components(strategy, v) == [6.0 * n + 1] * n
         assert not v.value().flags.writeable
 
 
@@ -173,8 +173,12 @@ def test_a_sum_on_read_of_any_numbers_loses_nothing(communicator: Communicator, 
     variable = create(strategy, np.zeros(3, value.dtype), synchronization=ON_READ, aggregation="SUM")
     variable.assign(np.full(3, value))
     assert variable.numpy().tolist() == [value] * 3
+    share = float(np.real(components(strategy, variable)[0][0]))
+    if value.dtype.kind == "f" and share != value:
+        assert [component[0] for component in components(strategy, variable)] == [share] * communicator.size
 
 
+@pytest.mark.mpi(min_size=2)
 def test_ranks_that_pass_other_shapes_or_dtypes_are_told_alike(strategy: Strategy) -> None:
     odd = strategy.communicator.rank == strategy.communicator.size - 1
     for options in ({}, {"synchronization": ON_READ, "aggregation": "SUM"}):
