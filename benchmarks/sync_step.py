@@ -32,6 +32,7 @@ from measure import WORLD, Case, say
 from mpi4py import MPI
 
 import mpidist
+from mpidist.comm.arithmetic import compiler
 from mpidist.optimizers.adam import AdamKernel
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.optimizers.sgd import SGDKernel
@@ -85,12 +86,12 @@ def arena_case(kernel: Kernel | None, *, shared: bool | None = None) -> tuple[Ca
 @contextmanager
 def compiling(*, compiles: bool) -> Iterator[None]:
     """Optimizers that are built here are compiled, or not."""
-    before = os.environ.get(compiled.VARIABLE)
-    os.environ[compiled.VARIABLE] = str(int(compiles))
+    before = os.environ.get(compiler.VARIABLE)
+    os.environ[compiler.VARIABLE] = str(int(compiles))
     yield
-    os.environ.pop(compiled.VARIABLE)
+    os.environ.pop(compiler.VARIABLE)
     if before is not None:
-        os.environ[compiled.VARIABLE] = before
+        os.environ[compiler.VARIABLE] = before
 
 
 def traffic_case(read: int, changed: int) -> Case:
@@ -107,17 +108,15 @@ def traffic_case(read: int, changed: int) -> Case:
         lines += [f"%x{number} = xor i32 {last}, %v{number}"]
         last = f"%x{number}"
     lines += [f"store i32 {last}, ptr %at{number}" for number in range(changed)]
-    text = "\n".join([
-        f"define void @move(i64 %count, {', '.join(f'ptr noalias {name}' for name in names)}) {{",
-        "entry:", "br label %body", "body:", "%i = phi i64 [0, %entry], [%next, %body]", *lines,
-        "%next = add nuw nsw i64 %i, 1", "%more = icmp slt i64 %next, %count",
-        "br i1 %more, label %body, label %done", "done:", "ret void", "}",
-    ])
-    module = importlib.import_module("mpidist.variables.update.machine_code")
-    code = module.MachineCode(text, "move", [ctypes.c_int64, *[ctypes.c_void_p] * len(arrays)])
+    code = compiler.compile_loop(
+        compiler.loop_text(", ".join(f"ptr noalias {name}" for name in names), lines), [ctypes.c_void_p] * len(arrays)
+    )
+    if code is None:
+        raise SystemExit("the traffic limit could not be compiled: see the warning above")
+    call = code.call
 
     def case() -> None:
-        code.call(share, *(array.ctypes.data for array in arrays))
+        call(share, *(array.ctypes.data for array in arrays))
 
     return case
 

@@ -451,8 +451,44 @@ VARIABLES = (
     ),
     Fault(
         "compiled sums forget the order of the tree", "variables/step/sums.py",
-        "_add_in_pairs, pairs), tuple(pairs))", "_add_in_pairs, pairs), tuple((0, n) for n in range(1, count)))",
+        "    return Add(partial(_add_compiled, CompiledSum(pairs_of, count), by_numpy), pairs)",
+        "    return Add(partial(_add_compiled, CompiledSum(pairs_of, count), by_numpy), in_order(count))",
         "unit/test_optimizers_compiled.py::test_gradients_are_added_in_the_order_of_numpys_sums",
+    ),
+    Fault(
+        "sums before the norms are compiled in another order", "variables/step/sums.py",
+        "CompiledSum(pairs_of, count)", "CompiledSum(lambda n: tuple((0, i) for i in range(n - 1, 0, -1)), count)",
+        "parallel/optimizers/test_compiled.py::test_sums_before_the_norms_have_numpys_bits", 3,
+    ),
+    Fault(
+        "a node's compiled sums forget the order of the tree", "comm/backends/node.py",
+        "CompiledSum(pairs_of_leaves if in_tree else in_order, self._size)", "CompiledSum(in_order, self._size)",
+        "parallel/comm/backends/test_compiled_node.py::test_sums_have_numpys_bits", 4,
+    ),
+    Fault(
+        "a compiled sum takes the largest number's place", "comm/backends/node.py",
+        "if op not in _SUMS or not self._sum.add", "if not self._sum.add",
+        "parallel/comm/backends/test_compiled_node.py::test_sums_have_numpys_bits", 3,
+    ),
+    Fault(
+        "compiled sums go over sources that are yet to be read", "comm/arithmetic/compiled_sums.py",
+        "if not _is_plain(out, sources[0]) or len(shared) > 1 or any(places[number] != at for number in shared):",
+        "if not _is_plain(out, sources[0]):",
+        "unit/test_compiled_sums.py::test_arrays_that_overlap_are_left_to_numpy",
+    ),
+    Fault(
+        "squares lose what is left of the lanes", "comm/arithmetic/compiled_sums.py",
+        "sums.sum() + np.dot(rest, rest)", "sums.sum()", "unit/test_compiled_sums.py::test_squares",
+    ),
+    Fault(
+        "norms are compiled where their bits are promised", "variables/step/limits.py",
+        "    if in_order:", "    if in_order and not compiles:",
+        "parallel/optimizers/test_compiled.py::test_norms_are_compiled_unless_their_bits_are_promised", 2,
+    ),
+    Fault(
+        "ranks without cores load the compiler", "comm/arithmetic/compiler.py",
+        "(is_loaded() or not _are_too_many(rank_count)) and ", "",
+        "unit/test_compiled_sums.py::test_ranks_that_would_wait_for_one_another_load_nothing",
     ),
     Fault(
         "the average begins at zero", "variables/update/arithmetic.py", "if is_first:", "if False:",

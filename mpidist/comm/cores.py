@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, Protocol, TypeVar
 
-from mpidist.comm.communicator import Communicator
+T = TypeVar("T")
 
 
 class Quota(NamedTuple):
@@ -65,7 +65,15 @@ def count_cores(claims: Sequence[Cores]) -> int:
     return max(1, int(min(len(union), sum(quotas.values()))) if is_limited else len(union))
 
 
-def node_cores(node: Communicator) -> int:
+class Node(Protocol):
+    """The ranks of a node, see `Communicator`."""
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Collective. The picklable values of all ranks, in the order of the ranks."""
+        ...
+
+
+def node_cores(node: Node) -> int:
     """Collective over the node. The number of cores that its ranks may use together.
 
     Each of them may be bound to a core of its own, or all of them to the same one.

@@ -17,7 +17,7 @@ NEEDS_MPI = {
 # And this one imports CuPy, which is there only where a GPU is.
 NEEDS_CUPY = {"mpidist.comm.gpu.cuda"}
 # This one imports what an extra brings.
-OF_EXTRAS = {"mpidist.variables.update.machine_code": "llvmlite"}
+OF_EXTRAS = {"mpidist.comm.arithmetic.machine_code": "llvmlite"}
 MODULES = sorted({m.name for m in pkgutil.walk_packages(mpidist.__path__, "mpidist.")} - NEEDS_MPI - NEEDS_CUPY)
 
 

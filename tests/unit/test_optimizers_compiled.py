@@ -17,6 +17,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic import compiler
+from mpidist.comm.arithmetic.compiled_sums import MOST_ARRAYS
 from mpidist.comm.arithmetic.tree_order import leaves, pairing
 from mpidist.optimizers.adam import AdamKernel
 from mpidist.optimizers.ftrl import FtrlKernel
@@ -219,8 +221,8 @@ def test_gradients_are_added_in_the_order_of_numpys_sums(
 
 
 def test_more_gradients_than_are_fetched_ahead_are_left_to_numpy() -> None:
-    blocks = make_blocks(np.dtype("float32"), compiled.MOST_GRADIENTS + 1, 0, 200)
-    pairs = tuple((0, number) for number in range(1, compiled.MOST_GRADIENTS + 1))
+    blocks = make_blocks(np.dtype("float32"), MOST_ARRAYS + 1, 0, 200)
+    pairs = tuple((0, number) for number in range(1, MOST_ARRAYS + 1))
     assert not CompiledUpdate(SGDKernel().prepare(1, 0.1), 0, 0).sum_and_update(Runs(blocks), pairs)
 
 
@@ -332,7 +334,9 @@ def test_small_blocks_stay_in_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_the_loop_is_vectorized_and_nothing_is_contracted() -> None:
     dtype = np.dtype("float32")
     program = record(AdamKernel(0.9, 0.999, 1e-7).prepare(1, 0.1), dtype, 2, 0)
-    assembly = compiled._compile(loop_of(program, dtype, ((0, 1),))).assembly
+    code = compiled._compile(loop_of(program, dtype, ((0, 1),)))
+    assert code is not None
+    assembly = code.assembly
     assert "fmadd" not in assembly
     assert "fmsub" not in assembly
     assert "fnmadd" not in assembly
@@ -361,15 +365,15 @@ def test_extremes_of_zeros_are_asked_for_before_they_are_compiled(monkeypatch: p
 
 @pytest.fixture
 def fresh_compiler() -> Iterator[None]:
-    compiled._compiler.cache_clear()
+    compiler._compiler.cache_clear()
     yield
-    compiled._compiler.cache_clear()
+    compiler._compiler.cache_clear()
 
 
 def test_plans_are_compiled_from_a_size_on_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fresh_compiler: None
 ) -> None:
-    monkeypatch.delenv(compiled.VARIABLE, raising=False)
+    monkeypatch.delenv(compiler.VARIABLE, raising=False)
     caplog.set_level(logging.INFO, "mpidist")
     assert not compiled.is_wanted(compiled.LEAST_BYTES - 1)
     assert not caplog.records
@@ -378,15 +382,15 @@ def test_plans_are_compiled_from_a_size_on_and_one_line_says_so(
     (line,) = [one.getMessage() for one in caplog.records]
     assert "are compiled by LLVM" in line
     assert "MPIDIST_COMPILE=0" in line
-    monkeypatch.setenv(compiled.VARIABLE, "0")
+    monkeypatch.setenv(compiler.VARIABLE, "0")
     assert not compiled.is_wanted(1 << 40)
 
 
 def test_without_the_package_numpy_updates_and_one_line_says_so(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fresh_compiler: None
 ) -> None:
-    monkeypatch.delenv(compiled.VARIABLE, raising=False)
-    monkeypatch.delitem(sys.modules, "mpidist.variables.update.machine_code", raising=False)
+    monkeypatch.delenv(compiler.VARIABLE, raising=False)
+    monkeypatch.delitem(sys.modules, "mpidist.comm.arithmetic.machine_code", raising=False)
     # Python's own way to say that there is no such module.
     monkeypatch.setitem(sys.modules, "llvmlite", None)
     caplog.set_level(logging.INFO, "mpidist")

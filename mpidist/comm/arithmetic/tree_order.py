@@ -94,11 +94,12 @@ def combine_pairs(rows: Sequence[AnyArray], pairs: Sequence[tuple[int, int]], op
 def combine_in_tree(sources: Sequence[AnyArray], out: AnyArray, op: ReduceOp) -> None:
     """Local. `combine` in the tree order, half precision in float32 with one rounding. May change the sources."""
     rows = [source.astype(np.float32) for source in sources] if is_half(out.dtype) else sources
-    result = combine_pairs(rows, _pairs_of_leaves(len(sources)), op)
+    result = combine_pairs(rows, pairs_of_leaves(len(sources)), op)
     if result is not out:
         out[...] = result
 
 
 @functools.cache
-def _pairs_of_leaves(count: int) -> list[tuple[int, int]]:
-    return pairing(leaves(count))
+def pairs_of_leaves(count: int) -> tuple[tuple[int, int], ...]:
+    """Local. The order in which `count` leaves are combined, see `pairing`."""
+    return tuple(pairing(leaves(count)))

@@ -16,8 +16,9 @@ import numpy as np
 
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.arithmetic.combine import FUNCTIONS, combine, combined_dtype, is_half, open_quiet
+from mpidist.comm.arithmetic.compiled_sums import CompiledSum, in_order
 from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
-from mpidist.comm.arithmetic.tree_order import combine_in_tree
+from mpidist.comm.arithmetic.tree_order import combine_in_tree, pairs_of_leaves
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.direct_copies import DIRECT_FROM, DirectCopies, piece_bytes
 from mpidist.comm.backends.mpi import MpiBackend
@@ -45,6 +46,7 @@ _AT_ONCE_BYTES_OF_RANK = 1 << 17
 _RING_BYTES = 1 << 20
 # Up to this size new results of all ranks cost less than looking up what was kept.
 _SMALL_BYTES = 1 << 14
+_SUMS = (ReduceOp.SUM, ReduceOp.MEAN)
 # The number of dtypes and sizes for which views of blocks are kept.
 _KEPT = 256
 
@@ -81,7 +83,8 @@ class NodeBackend(Backend):
         self._is_one_node = len(communicator.node_sizes) == 1
         # The tree order is an order of all ranks. Lanes, which combine across nodes, do not keep it.
         in_tree = options.reproducible and self._is_one_node
-        self._combine = combine_in_tree if in_tree else combine
+        self._combine_by_numpy = combine_in_tree if in_tree else combine
+        self._sum = CompiledSum(pairs_of_leaves if in_tree else in_order, self._size)
         lane = communicator.open_lane()
         self._lane = None if lane is None else MpiBackend(lane, CommunicationOptions())
         self._ring_from = ring_from
@@ -176,6 +179,11 @@ class NodeBackend(Backend):
 
         return combine_small
 
+    def _combine(self, sources: Sequence[AnyArray], out: AnyArray, op: ReduceOp) -> None:
+        """Combine arrays in their order, or in the tree order, which may change the sources. See `combine`."""
+        if op not in _SUMS or not self._sum.add(sources, out):
+            self._combine_by_numpy(sources, out, op)
+
     def _across_nodes(self, array: AnyArray, op: ReduceOp) -> None:
         """Combine an array with the same slice of the other nodes, in place."""
         if self._lane is None or not array.size:
@@ -206,6 +214,8 @@ class NodeBackend(Backend):
         everyones = self._buffers.arrays_at(place, source)
         if self._rank < self._slice_count:
             mine = cut_evenly(source.size, self._slice_count)[self._rank]
+            if self._is_one_node and op in _SUMS and self._sum.add_to_all([one[mine] for one in everyones]):
+                mine = slice(0, 0)
             length = max(1, max(SHARED_BLOCK_BYTES, self._across_bytes) // source.itemsize)
             for begin in range(mine.start, mine.stop, length):
                 blocks = [one[begin : min(begin + length, mine.stop)] for one in everyones]

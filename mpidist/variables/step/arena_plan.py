@@ -22,7 +22,7 @@ from mpidist.variables.step.accumulator import Accumulator
 from mpidist.variables.step.average import MovingAverage
 from mpidist.variables.step.compressed_step import CompressionErrors
 from mpidist.variables.step.gradient import copy_of, require_same_gradients, take_rows, write_gradient
-from mpidist.variables.step.limits import Limits, sum_of_squares
+from mpidist.variables.step.limits import Limits, Squares, squares_of
 from mpidist.variables.step.plan import Plan
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
@@ -55,7 +55,7 @@ class ArenaPlan:
         arena = variables[0].arena
         on_gpu = arena.namespace is not np
         dense_bytes = sum(v.size * v.dtype.itemsize for v in variables if not v.sparse_gradient)
-        compiles = not on_gpu and is_wanted(dense_bytes // arena.communicator.node.size)
+        compiles = not on_gpu and is_wanted(dense_bytes // arena.communicator.node.size, arena.communicator.node.size)
         arithmetic = UpdateArithmetic(kernel, options, on_gpu=on_gpu, compiles=compiles)
         self.variables = tuple(variables)
         same_on_all(
@@ -177,10 +177,12 @@ def open_update(
         must_be_finite: Skip updates in which a sum is not finite.
     """
     kernel = arithmetic.kernel
+    squares = squares_of(in_order=plan.arena.options.reproducible, compiles=arithmetic.compiles)
+    limits = Limits(options, squares, must_be_finite=must_be_finite)
     if isinstance(kernel, LayerKernel):
-        return LayerUpdate(plan, kernel, arithmetic, Limits(options, must_be_finite=must_be_finite))
-    if options.clips_norms or must_be_finite:
-        return MeasuredUpdate(plan, kernel, arithmetic, Limits(options, must_be_finite=must_be_finite))
+        return LayerUpdate(plan, kernel, arithmetic, limits, squares)
+    if limits.are_measured:
+        return MeasuredUpdate(plan, kernel, arithmetic, limits)
     return DirectUpdate(plan, kernel, arithmetic)
 
 
@@ -248,9 +250,13 @@ class LayerUpdate:
         kernel: The arithmetic.
         arithmetic: The same, with the work around it.
         limits: Clipping and the test for what is not finite.
+        squares: See `squares_of`.
     """
 
-    def __init__(self, plan: Plan, kernel: LayerKernel, arithmetic: UpdateArithmetic, limits: Limits) -> None:
+    def __init__(
+        self, plan: Plan, kernel: LayerKernel, arithmetic: UpdateArithmetic, limits: Limits, squares: Squares
+    ) -> None:
+        self._squares = squares
         self._plan = plan
         self._kernel = kernel
         self._arithmetic = arithmetic
@@ -274,9 +280,7 @@ class LayerUpdate:
             }
             variable_pass.change(directions.__getitem__)
         squares = variable_pass.measure(
-            lambda parameter, gradient: [
-                sum_of_squares(parameter, variable_pass), sum_of_squares(gradient, variable_pass)
-            ], 2,
+            lambda parameter, gradient: [self._squares(parameter), self._squares(gradient)], 2
         )
         updates: dict[int, Update] = {}
         for number, (parameter_norm, direction_norm) in zip(numbers, np.sqrt(squares).tolist(), strict=True):

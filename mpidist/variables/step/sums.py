@@ -11,12 +11,13 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
-from mpidist.comm.arithmetic.tree_order import combine_pairs, leaves, pairing
+from mpidist.comm.arithmetic.compiled_sums import CompiledSum, Pairs, in_order
+from mpidist.comm.arithmetic.tree_order import combine_pairs, pairs_of_leaves
 from mpidist.options import ReduceOp
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block
 from mpidist.variables.step.step import Phase
-from mpidist.variables.update.compiled import CompiledUpdate, Pairs, Runs
+from mpidist.variables.update.compiled import CompiledUpdate, Runs
 from mpidist.variables.update.kernel import Update
 
 # `all_reduce(piece)` is Collective: it sums a piece of a gradient segment over nodes, or over all ranks, in place.
@@ -231,15 +232,23 @@ def adder(dtype: np.dtype[Any], count: int, *, in_tree: bool) -> Add:
     """
     if count == 1:
         return Add(_take_only, ())
-    if in_tree:
-        pairs = pairing(leaves(count))
-        return Add(partial(_add_halves_in_pairs if is_half(dtype) else _add_in_pairs, pairs), tuple(pairs))
-    in_order = tuple((0, number) for number in range(1, count))
-    return Add(_add_halves if is_half(dtype) else _add_in_order, in_order)
+    pairs_of = pairs_of_leaves if in_tree else in_order
+    pairs = pairs_of(count)
+    if is_half(dtype):
+        return Add(partial(_add_halves_in_pairs, pairs) if in_tree else _add_halves, pairs)
+    by_numpy = partial(_add_in_pairs, pairs) if in_tree else _add_in_order
+    return Add(partial(_add_compiled, CompiledSum(pairs_of, count), by_numpy), pairs)
 
 
 def _take_only(gradients: Sequence[AnyArray], _out: AnyArray) -> AnyArray:
     return gradients[0]
+
+
+def _add_compiled(
+    compiled: CompiledSum, by_numpy: Callable[[Sequence[AnyArray], AnyArray], AnyArray],
+    gradients: Sequence[AnyArray], out: AnyArray,
+) -> AnyArray:
+    return out if compiled.add(gradients, out) else by_numpy(gradients, out)
 
 
 def _add_in_order(gradients: Sequence[AnyArray], out: AnyArray) -> AnyArray:
@@ -257,11 +266,11 @@ def _add_halves(gradients: Sequence[AnyArray], out: AnyArray) -> AnyArray:
     return out
 
 
-def _add_in_pairs(pairs: Sequence[tuple[int, int]], gradients: Sequence[AnyArray], _out: AnyArray) -> AnyArray:
+def _add_in_pairs(pairs: Pairs, gradients: Sequence[AnyArray], _out: AnyArray) -> AnyArray:
     # It overwrites the gradients: of these blocks this rank is the only reader, in all segments.
     return combine_pairs(gradients, pairs, ReduceOp.SUM)
 
 
-def _add_halves_in_pairs(pairs: Sequence[tuple[int, int]], gradients: Sequence[AnyArray], out: AnyArray) -> AnyArray:
+def _add_halves_in_pairs(pairs: Pairs, gradients: Sequence[AnyArray], out: AnyArray) -> AnyArray:
     out[...] = combine_pairs([gradient.astype(np.float32) for gradient in gradients], pairs, ReduceOp.SUM)
     return out

@@ -30,7 +30,6 @@ class VariablePass:
         tables: Of the variables whose gradients are rows: only merged rows are measured and updated.
 
     Attributes:
-        is_in_order: Under `reproducible`: measures must not depend on threads, ranks or nodes.
         barrier: Of the node.
     """
 
@@ -43,7 +42,7 @@ class VariablePass:
     ) -> None:
         self._arena = arena
         self._tables = tables
-        self.is_in_order = arena.options.reproducible
+        is_in_order = arena.options.reproducible
         self.barrier = arena.barrier
         self._numbers = numbers
         self._rows = {number: row for row, number in enumerate(numbers)}
@@ -55,7 +54,7 @@ class VariablePass:
         # Parameters in node memory, gradients and state private to each rank: one rank per node writes parameters.
         self._copied: list[tuple[int, Block]] = []
         for bundle, chosen in bundles:
-            if self.is_in_order:
+            if is_in_order:
                 self._fixed += [(number, block) for number in chosen for block in bundle.fixed_blocks(number)]
             else:
                 self._measured += bundle.variable_blocks(chosen, communicator.rank, communicator.size)

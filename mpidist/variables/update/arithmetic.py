@@ -67,6 +67,7 @@ class UpdateArithmetic:
         scratch_count: Number of scratch blocks that an update gets.
         decay: The parameters lose this fraction times the learning rate.
         clipvalue: Of the options.
+        compiles: As given.
         is_needed: Whether there can be any work around the kernel.
     """
 
@@ -87,7 +88,7 @@ class UpdateArithmetic:
         self._hides_slots = options.use_ema
         self._momentum = options.ema_momentum
         self._on_gpu = on_gpu
-        self._compiles = compiles
+        self.compiles = compiles
 
     def prepare(self, settings: UpdateSettings) -> Update:
         """Local. The whole update of one step, for a kernel that needs no norms.
@@ -130,7 +131,7 @@ class UpdateArithmetic:
         clipvalue = self.clipvalue if clips else None
         if keep != 1 or factor != 1 or clipvalue is not None or self._hides_slots:
             update = _surround(update, self._kernel_slots, keep=keep, factor=factor, clipvalue=clipvalue)
-        if self._compiles:
+        if self.compiles:
             return CompiledUpdate(update, len(self.slots), self._kernel_scratch, keeps_gradient=keeps_gradient)
         # In host memory, block by block in a cache, NumPy's calls are best one by one.
         if not self._on_gpu:
@@ -156,7 +157,7 @@ class UpdateArithmetic:
             np.multiply(difference, 1 - momentum, out=difference)
             np.add(average, difference, out=average)
 
-        return CompiledUpdate(move, len(self.slots), 1) if self._compiles and not is_first else move
+        return CompiledUpdate(move, len(self.slots), 1) if self.compiles and not is_first else move
 
 
 def take_average(

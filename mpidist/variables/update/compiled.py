@@ -8,42 +8,27 @@ from __future__ import annotations
 
 import ctypes
 import functools
-import importlib
-import logging
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.launch import is_first_rank
+from mpidist.comm.arithmetic.compiled_sums import MOST_ARRAYS, Pairs
+from mpidist.comm.arithmetic.compiler import Code, compile_loop, load
 from mpidist.variables.update.fused import Program, UnknownOperationError, record
 from mpidist.variables.update.kernel import Update
-from mpidist.variables.update.llvm_text import FUNCTION, Loop, loop_of, text_of
+from mpidist.variables.update.llvm_text import Loop, loop_of, text_of
 
-logger = logging.getLogger("mpidist")
-
-VARIABLE = "MPIDIST_COMPILE"
 # Of parameters that a rank updates in a step. Loading the compiler takes a tenth of a second and some 10 MB.
 LEAST_BYTES = 1 << 20
 # Of a block: recording an update takes as long as NumPy's update of so many.
 LEAST_BLOCK_BYTES = 1 << 16
-# More gradients at once are more than the processor fetches ahead.
-MOST_GRADIENTS = 8
 
 _CTYPES: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}
-Pairs = tuple[tuple[int, int], ...]
-
-
-class _Code(Protocol):
-    """The owner of the machine code of a loop: calls need it alive."""
-
-    call: Callable[..., None]
-
 
 # The code of a loop, and the names of its arrays as in `Loop`.
-_Function = tuple[_Code, tuple[str, ...]]
+_Function = tuple[Code, tuple[str, ...]]
 
 
 class Block(Protocol):
@@ -194,7 +179,7 @@ class CompiledUpdate:
         return self._functions[key]
 
     def _find(self, dtype: np.dtype[Any], pairs: Pairs, is_aside: bool) -> _Function | None:
-        if len(pairs) >= MOST_GRADIENTS:
+        if len(pairs) >= MOST_ARRAYS:
             return None
         if dtype not in self._programs:
             self._programs[dtype] = self._record(dtype)
@@ -218,41 +203,22 @@ class CompiledUpdate:
             return None
 
 
-def is_wanted(byte_count: int) -> bool:
-    """Local. Whether updates are compiled, of a plan of which this rank updates so many bytes of parameters."""
-    return byte_count >= LEAST_BYTES and os.environ.get(VARIABLE) != "0" and _compiler() is not None
+def is_wanted(byte_count: int, rank_count: int = 1) -> bool:
+    """Local. Whether updates are compiled.
+
+    Args:
+        byte_count: Of the parameters that this rank updates.
+        rank_count: Number of ranks that share the cores of this machine.
+    """
+    return byte_count >= LEAST_BYTES and load(rank_count)
 
 
 def _is_plain(array: AnyArray) -> bool:
     return isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
 
 
-@functools.cache
-def _compiler() -> Any:
-    """The module that compiles, None where there is none. It is loaded once there is work for it."""
-    try:
-        module = importlib.import_module("mpidist.variables.update.machine_code")
-    except ImportError as error:
-        if is_first_rank():
-            logger.info(
-                "updates of variables take several passes over memory, by NumPy: %s. pip install 'mpidist[fast]' "
-                "brings what compiles them", error
-            )
-        return None
-    if is_first_rank():
-        logger.info("updates of variables are compiled by %s; %s=0 leaves them to NumPy", module.version, VARIABLE)
-    return module
-
-
 # Steps differ in their numbers only, therefore each optimizer compiles once.
 @functools.lru_cache(maxsize=256)
-def _compile(loop: Loop) -> Any:
+def _compile(loop: Loop) -> Code | None:
     number = _CTYPES[loop.type]
-    arguments = [ctypes.c_int64, *[ctypes.c_void_p] * len(loop.arrays()), *[number] * loop.scalar_count]
-    text = text_of(loop)
-    try:
-        return _compiler().MachineCode(text, FUNCTION, arguments)
-    except Exception as error:
-        # Whatever is wrong with the compiler here: NumPy can do without.
-        logger.warning("an update is left to NumPy, since it could not be compiled: %s", error)
-        return None
+    return compile_loop(text_of(loop), [*[ctypes.c_void_p] * len(loop.arrays()), *[number] * loop.scalar_count])

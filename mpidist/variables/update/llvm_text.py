@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from mpidist.comm.arithmetic.compiler import loop_text
 from mpidist.variables.update.fused import Program, Statement, UnknownOperationError
 
-FUNCTION = "update"
 # LLVM's names of a type, and of its variants of functions.
 TYPES = {"f": ("float", "f32"), "d": ("double", "f64")}
 # One instruction on operands of one type.
@@ -151,7 +151,7 @@ class _Writer:
 
 
 def text_of(loop: Loop) -> str:
-    """Local. The text of a module with one function, `update(count, arrays..., numbers...)`.
+    """Local. The text of a module with one function of a count, arrays and numbers.
 
     No two of its arrays may overlap. Each has `count` elements.
 
@@ -176,19 +176,11 @@ def text_of(loop: Loop) -> str:
     for name in loop.stored:
         writer.lines.append(f"  store {kind} {writer.values[name]}, ptr %at_{targets.get(name, name)}")
     arguments = [
-        "i64 %count", *(f"ptr noalias %a_{name}" for name in loop.arrays()),
+        *(f"ptr noalias %a_{name}" for name in loop.arrays()),
         *(f"{kind} %k{number}" for number in range(loop.scalar_count)),
     ]
-    return "\n".join([
-        *(f"declare {kind} @llvm.{name}.{suffix}({kind})" for name in ("sqrt", "fabs")),
-        f"define void @{FUNCTION}({', '.join(arguments)}) {{",
-        "entry:", "  %some = icmp sgt i64 %count, 0", "  br i1 %some, label %body, label %done",
-        "body:", "  %i = phi i64 [0, %entry], [%next, %body]",
-        *writer.lines,
-        "  %next = add nuw nsw i64 %i, 1", "  %more = icmp slt i64 %next, %count",
-        "  br i1 %more, label %body, label %done",
-        "done:", "  ret void", "}", "",
-    ])
+    declared = [f"declare {kind} @llvm.{name}.{suffix}({kind})" for name in ("sqrt", "fabs")]
+    return "\n".join([*declared, loop_text(", ".join(arguments), writer.lines)])
 
 
 @functools.cache

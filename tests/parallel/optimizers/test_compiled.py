@@ -11,6 +11,7 @@ import pytest
 
 import mpidist
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic import compiled_sums, compiler
 from mpidist.comm.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import LAMB, SGD, Adam, AdamW, Optimizer
@@ -87,9 +88,9 @@ def compare(
     compiles: bool, *, has_table: bool,
 ) -> None:
     """Collective. `compiles`: whether this rank does."""
-    monkeypatch.setenv(compiled.VARIABLE, "0")
+    monkeypatch.setenv(compiler.VARIABLE, "0")
     expected = trained(make_one(), make, dtype, has_table=has_table)
-    monkeypatch.setenv(compiled.VARIABLE, "1" if compiles else "0")
+    monkeypatch.setenv(compiler.VARIABLE, "1" if compiles else "0")
     mine = trained(make_one(), make, dtype, has_table=has_table)
     for one, other in zip(mine, expected, strict=True):
         assert one.tobytes() == other.tobytes()
@@ -133,3 +134,60 @@ def test_reproducible_sums_keep_their_order(
 
     compare(make_one, monkeypatch, OPTIMIZERS["Adam"], "float32", compiles=True, has_table=False)
     assert count_calls()
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("name", ["momentum, clipped by norm", "LAMB"])
+def test_sums_before_the_norms_have_numpys_bits(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, count_calls: Callable[[], int], layout: str, name: str
+) -> None:
+    monkeypatch.setattr(compiled_sums, "LEAST_BYTES", 0)
+    # BLAS adds the squares up, in its order.
+    monkeypatch.setattr(compiled_sums, "_squares", lambda char: None)
+    sums, find = [], compiled_sums._sum
+
+    def find_and_count(*key: Any) -> Any:
+        sums.append(key)
+        return find(*key)
+
+    monkeypatch.setattr(compiled_sums, "_sum", find_and_count)
+    compare(
+        lambda: make_strategy(communicator, layout), monkeypatch, OPTIMIZERS[name], "float32", compiles=True,
+        has_table=False,
+    )
+    assert count_calls()
+    if layout == "node" and communicator.size >= 3:
+        assert sums
+
+
+@pytest.mark.parametrize("reproducible", [False, True])
+@pytest.mark.parametrize("name", ["momentum, clipped by norm", "LAMB"])
+def test_norms_are_compiled_unless_their_bits_are_promised(
+    communicator: Communicator, monkeypatch: pytest.MonkeyPatch, count_calls: Callable[[], int], name: str,
+    reproducible: bool,
+) -> None:
+    monkeypatch.setattr(compiled_sums, "LEAST_BYTES", 0)
+    norms, find = [], compiled_sums._squares
+
+    def find_and_count(char: str) -> Any:
+        norms.append(char)
+        return find(char)
+
+    monkeypatch.setattr(compiled_sums, "_squares", find_and_count)
+
+    def train() -> list[AnyArray]:
+        strategy = Strategy(communicator, options=CommunicationOptions(reproducible=reproducible))
+        return trained(strategy, OPTIMIZERS[name], "float64", has_table=False)
+
+    monkeypatch.setenv(compiler.VARIABLE, "0")
+    expected = train()
+    assert not norms
+    monkeypatch.setenv(compiler.VARIABLE, "1")
+    mine = train()
+    assert bool(norms) is not reproducible
+    gathered = zip(*communicator.all_gather_object(mine), strict=True)
+    for one, other, everyones in zip(mine, expected, gathered, strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-12)
+        assert {array.tobytes() for array in everyones} == {one.tobytes()}
+        if reproducible:
+            assert one.tobytes() == other.tobytes()

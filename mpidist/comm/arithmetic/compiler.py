@@ -1,0 +1,125 @@
+"""The compiler of loops over arrays, of the extra `fast`: loaded once there is enough work for it."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from mpidist.comm.cores import own_cores
+from mpidist.launch import is_first_rank
+
+logger = logging.getLogger("mpidist")
+
+VARIABLE = "MPIDIST_COMPILE"
+# Loading takes a tenth of a second of a core, and the ranks of a node load at the same time: with so many on each core
+# the first step waits 1.2 s for it, and half a second for its loops.
+MOST_RANKS_PER_CORE = 12
+_FUNCTION = "loop"
+_MODULE = "mpidist.comm.arithmetic.machine_code"
+
+
+class Code(Protocol):
+    """The owner of the machine code of a loop: calls need it alive.
+
+    Attributes:
+        call: The function. Arrays are given as addresses.
+    """
+
+    call: Callable[..., None]
+
+    @property
+    def assembly(self) -> str:
+        """Local. The instructions, for people and tests."""
+        ...
+
+
+def load(rank_count: int = 1) -> bool:
+    """Local. Whether loops are compiled. The first call that says so takes a tenth of a second.
+
+    Args:
+        rank_count: Number of ranks that share the cores of this machine.
+    """
+    if os.environ.get(VARIABLE) == "0":
+        return False
+    return (is_loaded() or not _are_too_many(rank_count)) and _compiler() is not None
+
+
+def is_loaded() -> bool:
+    """Local. Whether the compiler is loaded, whoever has asked for it."""
+    return _MODULE in sys.modules
+
+
+def loop_text(
+    arguments: str, lines: Sequence[str], *, step: int = 1, carried: Sequence[str] = (), end: Sequence[str] = ()
+) -> str:
+    """Local. The text of a function over `%count` elements, in LLVM's language.
+
+    Args:
+        arguments: Those after the count.
+        lines: Of the loop, for the element `%i`.
+        step: The loop takes so many elements at a time; the count is a multiple of it.
+        carried: Lines that begin the loop, for values of the round before: from `%entry` and from `%body`.
+        end: Lines after the loop, which begin with the choice of values from `%entry` and `%body`.
+    """
+    return "\n".join([
+        f"define void @{_FUNCTION}(i64 %count, {arguments}) {{",
+        "entry:", "  %some = icmp sgt i64 %count, 0", "  br i1 %some, label %body, label %done",
+        "body:", "  %i = phi i64 [0, %entry], [%next, %body]", *carried, *lines,
+        f"  %next = add nuw nsw i64 %i, {step}", "  %more = icmp slt i64 %next, %count",
+        "  br i1 %more, label %body, label %done",
+        "done:", *end, "  ret void", "}", "",
+    ])
+
+
+def compile_loop(text: str, arguments: Sequence[Any]) -> Code | None:
+    """Local. The machine code of a loop, after `load`; None, with a warning, if it could not be compiled.
+
+    Args:
+        text: With one `loop_text`.
+        arguments: Types of the arguments after the count, those of ctypes.
+    """
+    try:
+        code: Code = _compiler().MachineCode(text, _FUNCTION, [ctypes.c_int64, *arguments])
+    except Exception as error:
+        # Whatever is wrong with the compiler here: NumPy can do without.
+        logger.warning("a loop is left to NumPy, since it could not be compiled: %s", error)
+        return None
+    return code
+
+
+@functools.cache
+def _are_too_many(rank_count: int) -> bool:
+    """Whether the ranks would wait too long for one another. Ranks may be bound: a rank's own cores say little."""
+    quota = own_cores().quota
+    cores = min(os.cpu_count() or 1, quota.cores if quota is not None else rank_count)
+    if rank_count <= MOST_RANKS_PER_CORE * cores:
+        return False
+    if is_first_rank():
+        logger.info(
+            "loops over arrays are left to NumPy: %d ranks on %d cores would wait for one another while they load the "
+            "compiler", rank_count, cores,
+        )
+    return True
+
+
+@functools.cache
+def _compiler() -> Any:
+    """The module that compiles, None where there is none."""
+    try:
+        module = importlib.import_module(_MODULE)
+    except ImportError as error:
+        if is_first_rank():
+            logger.info(
+                "updates of variables take several passes over memory, by NumPy: %s. pip install 'mpidist[fast]' "
+                "brings what compiles them", error
+            )
+        return None
+    if is_first_rank():
+        logger.info("loops over arrays are compiled by %s; %s=0 leaves them to NumPy", module.version, VARIABLE)
+    return module
