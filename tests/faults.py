@@ -441,7 +441,7 @@ VARIABLES = (
     ),
     Fault(
         "a server's compiled update changes the version that is read", "variables/update/llvm_text.py",
-        '**({"p": "q"} if loop.is_aside else {})', "**{}",
+        '**({"p": aside} if loop.is_aside else {})', "**{}",
         "unit/test_optimizers_compiled.py::test_an_update_aside_leaves_the_parameter",
     ),
     Fault(
@@ -475,6 +475,25 @@ VARIABLES = (
         "if not _is_plain(out, sources[0]) or len(shared) > 1 or any(places[number] != at for number in shared):",
         "if not _is_plain(out, sources[0]):",
         "unit/test_compiled_sums.py::test_arrays_that_overlap_are_left_to_numpy",
+    ),
+    Fault(
+        "merged rows begin at zero", "comm/arithmetic/compiled_sums.py",
+        "width), -0.0, values.dtype", "width), 0.0, values.dtype",
+        "unit/test_compiled_sums.py::test_rows_are_merged_with_numpys_bits",
+    ),
+    Fault(
+        "keys of rows overflow", "comm/arithmetic/merging.py", "limit = 1 << (63 - bits)", "limit = 1 << 63",
+        "unit/test_variables_merging.py::test_indices_of_any_size_are_sorted_with_their_places",
+    ),
+    Fault(
+        "compiled rows take the places of the gradient", "variables/update/llvm_text.py",
+        'begin = "%here" if name.startswith("g") else "%there"', 'begin = "%here"',
+        "unit/test_optimizers_compiled.py::test_rows_of_a_table_have_numpys_bits",
+    ),
+    Fault(
+        "compiled rows change the version that is read", "variables/update/llvm_text.py",
+        'aside = "g0" if loop.is_of_rows else "q"', 'aside = "p" if loop.is_of_rows else "q"',
+        "unit/test_optimizers_compiled.py::test_rows_of_a_table_have_numpys_bits",
     ),
     Fault(
         "squares lose what is left of the lanes", "comm/arithmetic/compiled_sums.py",

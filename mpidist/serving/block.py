@@ -70,7 +70,7 @@ class Updates:
         kernel: The arithmetic.
         options: For the work around it.
         slots: For each variable number its state, in the order of `UpdateArithmetic.slots`.
-        byte_count: Of the largest dense variable. Where it is large enough, updates are compiled.
+        byte_count: That an update changes. Where it is large enough, updates are compiled.
     """
 
     def __init__(

@@ -22,6 +22,7 @@ from mpidist.serving.staging import Action, Apply, ApplyRound, Free, Staging
 from mpidist.serving.station import Station
 from mpidist.serving.table import HeapTable, TableUpdates, heap_variable, rows_of, scatter
 from mpidist.variables.served import Place
+from mpidist.variables.update.compiled import TABLE_SHARE
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.update.parts import initial
@@ -199,7 +200,7 @@ class Holder:
         """Know an optimizer: for the number of each variable the numbers of its state."""
         states = {number: [self._variables[slot] for slot in of] for number, of in slots.items()}
         places = [self._variables[number].place for number in slots]
-        largest = max((place.bytes for place in places if not place.block_rows), default=0)
+        largest = max((place.bytes // (TABLE_SHARE if place.block_rows else 1) for place in places), default=0)
         self._updates[optimizer] = TableUpdates(kernel, options, states, largest)
 
     def _begin(self, number: int) -> int:

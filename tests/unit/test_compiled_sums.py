@@ -17,7 +17,8 @@ from hypothesis import strategies as st
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic import compiled_sums, compiler
 from mpidist.comm.arithmetic.combine import combine
-from mpidist.comm.arithmetic.compiled_sums import MOST_ARRAYS, CompiledSum, in_order, sum_of_squares
+from mpidist.comm.arithmetic.compiled_sums import MOST_ARRAYS, CompiledSum, add_rows, in_order, sum_of_squares
+from mpidist.comm.arithmetic.merging import merge_rows
 from mpidist.comm.arithmetic.tree_order import combine_in_tree, pairs_of_leaves
 from mpidist.comm.cores import Cores, Quota
 from mpidist.options import ReduceOp
@@ -146,6 +147,38 @@ def test_the_compiler_is_loaded_when_it_would_have_paid(monkeypatch: pytest.Monk
     compiled = CompiledSum(in_order, 5)
     assert [compiled.add(sources, out) for _ in range(6)] == [False] * 4 + [True] * 2
     assert loads == [5, 5]
+
+
+@settings(deadline=None)
+@given(
+    count=st.integers(1, 400), rows=st.integers(1, 300), width=st.integers(0, 70), parts=st.integers(1, 3),
+    seed=st.integers(0, 1000),
+)
+def test_rows_are_merged_with_numpys_bits(count: int, rows: int, width: int, parts: int, seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    # Some rows are far more frequent than others.
+    indices = (rows * generator.random(count) ** 4).astype(np.int64) - rows // 2
+    given_values = values(DTYPES[seed % 2], max(100, count * width), seed)[: count * width].reshape(count, width)
+    for part in range(parts):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setenv(compiler.VARIABLE, "0")
+            expected_rows, expected = merge_rows(indices, given_values, part, parts)
+        mine_rows, mine = merge_rows(indices, given_values, part, parts)
+        assert mine_rows.tolist() == expected_rows.tolist()
+        require_same_bits(mine, expected, "sums")
+
+
+def test_merging_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
+    ones, order, counts = np.ones((5, 3), np.float32), np.array([4, 0, 1, 2, 3]), np.array([2, 3])
+    sums = add_rows(ones * np.arange(5, dtype=np.float32)[:, None], order, counts)
+    assert sums is not None
+    assert sums.tolist() == [[4.0] * 3, [6.0] * 3]
+    assert add_rows(ones.astype(np.float16), order, counts) is None
+    assert add_rows(ones[:, :0], order, counts) is None
+    assert add_rows(np.ones((5, 6), np.float32)[:, ::2], order, counts) is None
+    # Merging alone is no reason to load the compiler.
+    monkeypatch.setattr(compiler, "is_loaded", lambda: False)
+    assert add_rows(ones, order, counts) is None
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

@@ -30,6 +30,7 @@ from mpidist.variables.update.compiled import CompiledUpdate, Runs
 from mpidist.variables.update.fused import UnknownOperationError, record
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 from mpidist.variables.update.llvm_text import extremes_are_known, loop_of, text_of
+from mpidist.variables.update.rows import RowArithmetic, Rows
 from tests.unit.test_optimizers_fused import KERNELS, LAYER_KERNELS
 
 pytestmark = pytest.mark.skipif(
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.skipif(
 )
 
 COUNT = 1003
-DTYPES = [np.dtype("float32"), np.dtype("float64")]
+DTYPES: list[np.dtype[Any]] = [np.dtype("float32"), np.dtype("float64")]
 
 
 @pytest.fixture(autouse=True)
@@ -458,3 +459,51 @@ print("alive")
 """
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120, check=False)
     assert (result.returncode, result.stdout) == (0, "alive\n"), result.stderr
+
+
+def rows_to_update(kernel: Kernel, dtype: np.dtype[Any], width: int) -> tuple[AnyArray, list[AnyArray], Rows]:
+    """A table, its state, and some rows of a gradient."""
+    table = values(dtype, 200 * width, 0).reshape(200, width)
+    slots = [np.full_like(table, start) for start in kernel.slots.values()]
+    rows = np.sort(np.random.default_rng(width).permutation(200)[:77])
+    return table, slots, (rows, values(dtype, 77 * width, 1).reshape(77, width))
+
+
+@pytest.mark.parametrize("is_aside", [False, True], ids=["in place", "aside"])
+@pytest.mark.parametrize("width", [1, 3, 64, 100])
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", [name for name in KERNELS if "Ftrl" not in name])
+def test_rows_of_a_table_have_numpys_bits(
+    name: str, dtype: np.dtype[Any], width: int, is_aside: bool, only_compiled: Callable[[Update], Update]
+) -> None:
+    kernel = KERNELS[name]
+    mine, mine_slots, given_rows = rows_to_update(kernel, dtype, width)
+    expected, slots, same_rows = rows_to_update(kernel, dtype, width)
+    for step in (1, 2):
+        update = kernel.prepare(step, 0.1)
+        for table, states, (rows, gradient), one in (
+            (mine, mine_slots, given_rows, CompiledUpdate(only_compiled(update), len(slots), kernel.scratch_count)),
+            (expected, slots, same_rows, update),
+        ):
+            arithmetic, merged = RowArithmetic(table, states, kernel.scratch_count), (rows, gradient.copy())
+            before = table.copy()
+            with np.errstate(all="ignore"):
+                (arithmetic.apply_aside if is_aside else arithmetic.apply)(merged, one)
+            if is_aside:
+                assert table.tobytes() == before.tobytes(), "readers see a half-written version"
+                arithmetic.write_back(merged)
+    require_same_bits(mine, expected, "table")
+    for number, (mine_slot, slot) in enumerate(zip(mine_slots, slots, strict=True)):
+        require_same_bits(mine_slot, slot, f"slot {number}")
+
+
+def test_rows_that_are_not_contiguous_are_updated_by_numpy() -> None:
+    kernel = SGDKernel()
+    table, _, (rows, gradient) = rows_to_update(kernel, np.dtype("float32"), 4)
+    strided = np.repeat(gradient, 2, axis=1)[:, ::2]
+    arithmetic, expected = RowArithmetic(table, [], 0), table.copy()
+    with np.errstate(all="ignore"):
+        expected[rows] -= np.float32(0.1) * gradient
+        arithmetic.apply_aside((rows, strided), CompiledUpdate(kernel.prepare(1, 0.1), 0, 0))
+    arithmetic.write_back((rows, strided))
+    np.testing.assert_array_equal(table, expected)

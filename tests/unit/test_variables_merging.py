@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mpidist.comm.arithmetic import merging
 from mpidist.comm.arithmetic.merging import merge_rows
 
 AnyArray = np.ndarray[Any, Any]
@@ -59,3 +60,19 @@ def test_half_precision_is_added_in_single() -> None:
     _, sums = merge_rows(np.zeros(21, np.int64), values)
     assert sums.dtype == np.float16
     assert sums.tolist() == [[2068.0]]
+
+
+@given(
+    st.integers(merging.SORTED_AS_KEYS - 2, 600),
+    st.sampled_from([0, 5, 1 << 40, -(1 << 40), (1 << 63) - 700, -(1 << 63)]), st.integers(1, 600),
+    st.sampled_from(["int64", "int32", ">i8"]),
+)
+def test_indices_of_any_size_are_sorted_with_their_places(count: int, least: int, span: int, dtype: str) -> None:
+    if dtype == "int32":
+        least = max(-(1 << 31), min(least, (1 << 31) - 700))
+    indices = (least + np.random.default_rng(count).integers(0, span, count)).astype(dtype)
+    values = np.arange(count, dtype=np.float64)[:, None]
+    rows, sums = merge_rows(indices, values)
+    expected = merged_by_hand(indices, values)
+    assert rows.tolist() == sorted(expected)
+    assert [float(total[0]) for total in sums] == [float(expected[row][0]) for row in rows.tolist()]

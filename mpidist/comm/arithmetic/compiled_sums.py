@@ -1,4 +1,4 @@
-"""Sums of several arrays, and sums of squares, in one compiled pass over memory.
+"""Sums of several arrays, of rows, and of squares, in one compiled pass over memory.
 
 NumPy makes a pass for each array that it adds. For two arrays that is one pass; for four the compiled loop takes 0.6 of
 NumPy's time, and 0.57 where the sum is stored to all of them.
@@ -14,7 +14,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic import compiler
-from mpidist.comm.arithmetic.compiler import Code, loop_text
+from mpidist.comm.arithmetic.compiler import Code, loop_text, rows_text
 
 # The order of a sum of numbered arrays: of each pair the sum takes the place of the first, and the last sum is at 0.
 Pairs = tuple[tuple[int, int], ...]
@@ -120,6 +120,32 @@ def sum_of_squares(array: AnyArray) -> float | None:
     return float(sums.sum() + np.dot(rest, rest))
 
 
+def add_rows(values: AnyArray, order: AnyArray, counts: AnyArray) -> AnyArray | None:
+    """Local. Sums of rows, each in the given order; None if that is left to NumPy.
+
+    Args:
+        values: Shape (rows, width).
+        order: Numbers of rows, those of the first sum first.
+        counts: How many of them each sum takes, at least one.
+
+    Returns:
+        A new array of shape (sums, width).
+    """
+    char, width = values.dtype.char, values.shape[1]
+    # The compiled loop takes at least one element of each row.
+    if not width or values.nbytes < LEAST_BYTES or char not in TYPES or not _is_plain(values, values):
+        return None
+    code = _rows(char) if compiler.is_loaded() and compiler.load() else None
+    if code is None:
+        return None
+    # Minus zero changes no number that is added to it.
+    sums = np.full((len(counts), width), -0.0, values.dtype)
+    places = np.ascontiguousarray(order, np.int64)
+    targets = np.repeat(np.arange(len(counts)), counts)
+    code.call(len(places), width, *(array.ctypes.data for array in (values, places, targets, sums)))
+    return sums
+
+
 def _is_plain(array: AnyArray, like: AnyArray) -> bool:
     return (
         isinstance(array, np.ndarray) and array.flags.c_contiguous and array.flags.aligned
@@ -137,6 +163,11 @@ def _sum(char: str, count: int, pairs: Pairs, targets: tuple[int, ...]) -> Code 
 @functools.cache
 def _squares(char: str) -> Code | None:
     return compiler.compile_loop(squares_text(char), [ctypes.c_void_p] * 2)
+
+
+@functools.cache
+def _rows(char: str) -> Code | None:
+    return compiler.compile_loop(add_rows_text(char), [ctypes.c_int64, *[ctypes.c_void_p] * 4])
 
 
 def sum_text(char: str, count: int, pairs: Pairs, targets: Sequence[int]) -> str:
@@ -180,3 +211,23 @@ def squares_text(char: str) -> str:
             f"  store {wide} %result, ptr %out, align 8",
         ],
     )
+
+
+def add_rows_text(char: str) -> str:
+    """Local. The text of `loop(length, width, values, order, targets, sums)`, see `add_rows`.
+
+    Row `order[n]` of the values is added to row `targets[n]` of the sums, for each n in turn.
+    """
+    kind = TYPES[char]
+    outer = []
+    for numbers, array in (("order", "values"), ("targets", "sums")):
+        outer += [
+            f"  %at_{numbers} = getelementptr inbounds i64, ptr %{numbers}, i64 %i",
+            f"  %number_{array} = load i64, ptr %at_{numbers}",
+            f"  %begin_{array} = mul nsw i64 %number_{array}, %width",
+            f"  %row_{array} = getelementptr inbounds {kind}, ptr %{array}, i64 %begin_{array}",
+        ]
+    lines = [f"  %at_{array} = getelementptr inbounds {kind}, ptr %row_{array}, i64 %j" for array in ("values", "sums")]
+    lines += [f"  %x_{array} = load {kind}, ptr %at_{array}" for array in ("values", "sums")]
+    lines += [f"  %sum = fadd {kind} %x_sums, %x_values", f"  store {kind} %sum, ptr %at_sums"]
+    return rows_text(", ".join(f"ptr noalias %{name}" for name in ("values", "order", "targets", "sums")), outer, lines)

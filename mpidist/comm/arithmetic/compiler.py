@@ -56,7 +56,8 @@ def is_loaded() -> bool:
 
 
 def loop_text(
-    arguments: str, lines: Sequence[str], *, step: int = 1, carried: Sequence[str] = (), end: Sequence[str] = ()
+    arguments: str, lines: Sequence[str], *, step: int = 1, carried: Sequence[str] = (), end: Sequence[str] = (),
+    last: str = "body",
 ) -> str:
     """Local. The text of a function over `%count` elements, in LLVM's language.
 
@@ -66,22 +67,39 @@ def loop_text(
         step: The loop takes so many elements at a time; the count is a multiple of it.
         carried: Lines that begin the loop, for values of the round before: from `%entry` and from `%body`.
         end: Lines after the loop, which begin with the choice of values from `%entry` and `%body`.
+        last: The label of the block in which the lines end.
     """
     return "\n".join([
         f"define void @{_FUNCTION}(i64 %count, {arguments}) {{",
         "entry:", "  %some = icmp sgt i64 %count, 0", "  br i1 %some, label %body, label %done",
-        "body:", "  %i = phi i64 [0, %entry], [%next, %body]", *carried, *lines,
+        "body:", f"  %i = phi i64 [0, %entry], [%next, %{last}]", *carried, *lines,
         f"  %next = add nuw nsw i64 %i, {step}", "  %more = icmp slt i64 %next, %count",
         "  br i1 %more, label %body, label %done",
         "done:", *end, "  ret void", "}", "",
     ])
 
 
+def rows_text(arguments: str, outer: Sequence[str], lines: Sequence[str]) -> str:
+    """Local. The text of a function over `%count` rows of `%width` elements each, at least one, in LLVM's language.
+
+    Args:
+        arguments: Those after the count and the width.
+        outer: Lines for the row `%i`.
+        lines: Lines for the element `%j` of the row.
+    """
+    inner = [
+        "  br label %inner", "inner:", "  %j = phi i64 [0, %body], [%after, %inner]", *lines,
+        "  %after = add nuw nsw i64 %j, 1", "  %inside = icmp slt i64 %after, %width",
+        "  br i1 %inside, label %inner, label %rest", "rest:",
+    ]
+    return loop_text(f"i64 %width, {arguments}", [*outer, *inner], last="rest")
+
+
 def compile_loop(text: str, arguments: Sequence[Any]) -> Code | None:
     """Local. The machine code of a loop, after `load`; None, with a warning, if it could not be compiled.
 
     Args:
-        text: With one `loop_text`.
+        text: With one `loop_text` or `rows_text`.
         arguments: Types of the arguments after the count, those of ctypes.
     """
     try:

@@ -26,7 +26,7 @@ from mpidist.variables.step.limits import Limits, Squares, squares_of
 from mpidist.variables.step.plan import Plan
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
-from mpidist.variables.update.compiled import is_wanted
+from mpidist.variables.update.compiled import TABLE_SHARE, is_wanted
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION, OptimizerOptions
 from mpidist.variables.variable import Gradient, Variable
@@ -54,8 +54,11 @@ class ArenaPlan:
     ) -> None:
         arena = variables[0].arena
         on_gpu = arena.namespace is not np
-        dense_bytes = sum(v.size * v.dtype.itemsize for v in variables if not v.sparse_gradient)
-        compiles = not on_gpu and is_wanted(dense_bytes // arena.communicator.node.size, arena.communicator.node.size)
+        node_size = arena.communicator.node.size
+        updated_bytes = sum(
+            v.size * v.dtype.itemsize // (TABLE_SHARE if v.sparse_gradient else 1) for v in variables
+        )
+        compiles = not on_gpu and is_wanted(updated_bytes // node_size, node_size)
         arithmetic = UpdateArithmetic(kernel, options, on_gpu=on_gpu, compiles=compiles)
         self.variables = tuple(variables)
         same_on_all(

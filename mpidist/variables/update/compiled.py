@@ -22,6 +22,8 @@ from mpidist.variables.update.llvm_text import Loop, loop_of, text_of
 
 # Of parameters that a rank updates in a step. Loading the compiler takes a tenth of a second and some 10 MB.
 LEAST_BYTES = 1 << 20
+# A step changes some rows of a table: of its bytes count one in so many.
+TABLE_SHARE = 64
 # Of a block: recording an update takes as long as NumPy's update of so many.
 LEAST_BLOCK_BYTES = 1 << 16
 
@@ -108,7 +110,7 @@ class CompiledUpdate:
         self._scratch_count = scratch_count
         self._keeps_gradient = keeps_gradient
         self._programs: dict[np.dtype[Any], Program | None] = {}
-        self._functions: dict[tuple[np.dtype[Any], Pairs, bool], _Function | None] = {}
+        self._functions: dict[tuple[np.dtype[Any], Pairs, bool, bool], _Function | None] = {}
 
     def __call__(
         self, parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
@@ -145,13 +147,46 @@ class CompiledUpdate:
         """
         if runs.dtype is None:
             return True
-        function = self._function(runs.dtype, pairs, is_aside=False)
+        function = self._function(runs.dtype, pairs)
         if function is None:
             return False
         code, names = function
         scalars = self._scalars(runs.dtype)
         for arguments in runs.arguments(names):
             code.call(*arguments, *scalars)
+        return True
+
+    def on_rows(
+        self, rows: AnyArray, parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], *,
+        is_aside: bool = False,
+    ) -> bool:
+        """Local. Update some rows.
+
+        Args:
+            rows: Their numbers, each of them once.
+            parameter: Shape (all rows, width).
+            gradient: Shape (rows, width); may be overwritten.
+            slots: The state, each of the parameter's shape.
+            is_aside: The new rows go over the gradient, and the parameter stays as it is.
+
+        Returns:
+            False if nothing was done, since that is left to NumPy.
+        """
+        arrays = (parameter, gradient, *slots)
+        if gradient.nbytes < LEAST_BLOCK_BYTES or not gradient.size or not all(map(_is_plain, arrays)):
+            return False
+        function = self._function(parameter.dtype, (), is_aside=is_aside, is_of_rows=True)
+        if function is None:
+            return False
+        code, names = function
+        if is_aside and "g" not in names:
+            return False
+        rows = np.ascontiguousarray(rows, np.int64)
+        places = dict(zip(("p", "g", *(f"s{number}" for number in range(len(slots)))), arrays, strict=True))
+        code.call(
+            len(rows), gradient.shape[1], rows.ctypes.data, *(places[name].ctypes.data for name in names),
+            *self._scalars(parameter.dtype),
+        )
         return True
 
     def _run(self, parameter: AnyArray, new: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray]) -> bool:
@@ -172,13 +207,15 @@ class CompiledUpdate:
         program = self._programs[dtype]
         return () if program is None else program.scalars
 
-    def _function(self, dtype: np.dtype[Any], pairs: Pairs, *, is_aside: bool) -> _Function | None:
-        key = (dtype, pairs, is_aside)
+    def _function(
+        self, dtype: np.dtype[Any], pairs: Pairs, *, is_aside: bool = False, is_of_rows: bool = False
+    ) -> _Function | None:
+        key = (dtype, pairs, is_aside, is_of_rows)
         if key not in self._functions:
             self._functions[key] = self._find(*key)
         return self._functions[key]
 
-    def _find(self, dtype: np.dtype[Any], pairs: Pairs, is_aside: bool) -> _Function | None:
+    def _find(self, dtype: np.dtype[Any], pairs: Pairs, is_aside: bool, is_of_rows: bool) -> _Function | None:
         if len(pairs) >= MOST_ARRAYS:
             return None
         if dtype not in self._programs:
@@ -187,7 +224,7 @@ class CompiledUpdate:
         if program is None or (is_aside and "p" not in program.stored):
             return None
         try:
-            code = _compile(loop_of(program, dtype, pairs, is_aside=is_aside))
+            code = _compile(loop_of(program, dtype, pairs, is_aside=is_aside, is_of_rows=is_of_rows))
         except UnknownOperationError:
             return None
         return None if code is None else (code, program.names)
@@ -221,4 +258,6 @@ def _is_plain(array: AnyArray) -> bool:
 @functools.lru_cache(maxsize=256)
 def _compile(loop: Loop) -> Code | None:
     number = _CTYPES[loop.type]
-    return compile_loop(text_of(loop), [*[ctypes.c_void_p] * len(loop.arrays()), *[number] * loop.scalar_count])
+    rows = [ctypes.c_int64, ctypes.c_void_p] if loop.is_of_rows else []
+    arguments = [*rows, *[ctypes.c_void_p] * len(loop.arrays()), *[number] * loop.scalar_count]
+    return compile_loop(text_of(loop), arguments)

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mpidist.comm.arithmetic.compiler import loop_text
+from mpidist.comm.arithmetic.compiler import loop_text, rows_text
 from mpidist.variables.update.fused import Program, Statement, UnknownOperationError
 
 # LLVM's names of a type, and of its variants of functions.
@@ -48,6 +48,8 @@ class Loop(NamedTuple):
         gradient_count: So many gradients are added up.
         pairs: Their order: of each pair the sum takes the place of the first, and the last sum is at 0.
         is_aside: The new parameter is stored to another array than that from which it is loaded.
+        is_of_rows: Of the parameter and of the state only some rows are updated; the gradient has these rows alone, and
+            takes the new parameter if that is stored elsewhere.
     """
 
     names: tuple[str, ...]
@@ -59,17 +61,19 @@ class Loop(NamedTuple):
     gradient_count: int
     pairs: tuple[tuple[int, int], ...]
     is_aside: bool
+    is_of_rows: bool = False
 
     def arrays(self) -> list[str]:
         """Local. The names of the arrays in the order of the function's arguments."""
         result: list[str] = []
         for name in self.names:
             result += [f"g{number}" for number in range(self.gradient_count)] if name == "g" else [name]
-        return ["q", *result] if self.is_aside else result
+        return ["q", *result] if self.is_aside and not self.is_of_rows else result
 
 
 def loop_of(
-    program: Program, dtype: np.dtype[Any], pairs: Sequence[tuple[int, int]] = (), *, is_aside: bool = False
+    program: Program, dtype: np.dtype[Any], pairs: Sequence[tuple[int, int]] = (), *, is_aside: bool = False,
+    is_of_rows: bool = False,
 ) -> Loop:
     """Local. The loop of a program.
 
@@ -78,6 +82,7 @@ def loop_of(
         dtype: Of the blocks.
         pairs: The order in which gradients are added up; there is one more of them.
         is_aside: The new parameter goes to another array.
+        is_of_rows: Only some rows are updated.
 
     Raises:
         UnknownOperationError: NumPy's result is not to be had so: the program has a power, exponential, logarithm or
@@ -89,7 +94,7 @@ def loop_of(
         raise UnknownOperationError("a number of a wider dtype than the blocks")
     loop = Loop(
         program.names, program.loaded, program.stored, program.statements, len(program.scalars), dtype.char,
-        len(pairs) + 1, tuple(pairs), is_aside,
+        len(pairs) + 1, tuple(pairs), is_aside, is_of_rows,
     )
     if "g" in loop.stored and pairs:
         raise UnknownOperationError("the sum of several gradients is read later")
@@ -153,15 +158,17 @@ class _Writer:
 def text_of(loop: Loop) -> str:
     """Local. The text of a module with one function of a count, arrays and numbers.
 
-    No two of its arrays may overlap. Each has `count` elements.
+    No two of its arrays may overlap. Each has `count` elements. If it is one of rows, the arguments are a count and a
+    width, the numbers of the rows (increasing, of 64 bits), and as above: the gradient has `count` rows.
 
     Raises:
         UnknownOperationError: As `loop_of`.
     """
     writer = _Writer(loop)
     kind, suffix = TYPES[loop.type]
+    origin, element = ("row", "%j") if loop.is_of_rows else ("a", "%i")
     for name in loop.arrays():
-        writer.lines.append(f"  %at_{name} = getelementptr inbounds {kind}, ptr %a_{name}, i64 %i")
+        writer.lines.append(f"  %at_{name} = getelementptr inbounds {kind}, ptr %{origin}_{name}, i64 {element}")
     for name in loop.loaded:
         if name != "g":
             writer.values[name] = writer.value(f"load {kind}, ptr %at_{name}")
@@ -172,15 +179,34 @@ def text_of(loop: Loop) -> str:
         writer.values["g"] = gradients[0]
     for statement in loop.statements:
         writer.write(statement)
-    targets = {"g": "g0", **({"p": "q"} if loop.is_aside else {})}
+    aside = "g0" if loop.is_of_rows else "q"
+    targets = {"g": "g0", **({"p": aside} if loop.is_aside else {})}
     for name in loop.stored:
+        if name == "g" and targets.get("p") == "g0":
+            continue
         writer.lines.append(f"  store {kind} {writer.values[name]}, ptr %at_{targets.get(name, name)}")
     arguments = [
         *(f"ptr noalias %a_{name}" for name in loop.arrays()),
         *(f"{kind} %k{number}" for number in range(loop.scalar_count)),
     ]
     declared = [f"declare {kind} @llvm.{name}.{suffix}({kind})" for name in ("sqrt", "fabs")]
-    return "\n".join([*declared, loop_text(", ".join(arguments), writer.lines)])
+    if loop.is_of_rows:
+        text = rows_text(", ".join(["ptr noalias %rows", *arguments]), _rows_of(loop, kind), writer.lines)
+    else:
+        text = loop_text(", ".join(arguments), writer.lines)
+    return "\n".join([*declared, text])
+
+
+def _rows_of(loop: Loop, kind: str) -> list[str]:
+    """The lines that find the row of each array."""
+    lines = [
+        "  %at_rows = getelementptr inbounds i64, ptr %rows, i64 %i", "  %number = load i64, ptr %at_rows",
+        "  %there = mul nsw i64 %number, %width", "  %here = mul nsw i64 %i, %width",
+    ]
+    for name in loop.arrays():
+        begin = "%here" if name.startswith("g") else "%there"
+        lines.append(f"  %row_{name} = getelementptr inbounds {kind}, ptr %a_{name}, i64 {begin}")
+    return lines
 
 
 @functools.cache

@@ -10,6 +10,7 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.merging import merge_rows
+from mpidist.variables.update.compiled import CompiledUpdate
 from mpidist.variables.update.kernel import BLOCK_BYTES, GPU_BLOCK_BYTES, Update
 
 # Numbers of rows, increasing, each of them once; and their values, one row each.
@@ -56,6 +57,8 @@ class RowArithmetic:
 
     def apply(self, merged: Rows, update: Update) -> None:
         """Local. Update these rows of the parameter and of the state."""
+        if self._is_compiled(merged, update, is_aside=False):
+            return
         for rows, gradient in self._pieces(merged):
             self._parameter[rows] = self._updated(rows, gradient, update).reshape(len(rows), self._width)
 
@@ -64,6 +67,8 @@ class RowArithmetic:
 
         Only for arrays in host memory.
         """
+        if self._is_compiled(merged, update, is_aside=True):
+            return
         for rows, gradient in self._pieces(merged):
             np.copyto(gradient, self._updated(rows, gradient, update))
 
@@ -89,6 +94,13 @@ class RowArithmetic:
         for rows, gradient in self._pieces(merged):
             sums += measure(self._fetch(self._parameter, rows, 0), gradient)
         return sums
+
+    def _is_compiled(self, merged: Rows, update: Update, *, is_aside: bool) -> bool:
+        """Update all rows at once, where the update is compiled; False if nothing was done."""
+        indices, values = merged
+        return isinstance(update, CompiledUpdate) and update.on_rows(
+            indices, self._parameter, values, self._slots, is_aside=is_aside
+        )
 
     def _updated(self, rows: AnyArray, gradient: AnyArray, update: Update) -> AnyArray:
         """Update the state of some rows; returns their new parameters as a flat block."""
