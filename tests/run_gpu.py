@@ -32,7 +32,7 @@ RANKS = 3
 # What needs no GPU, what ranks do together, and what starts whole programs.
 ALONE = ["test_compilation.py", "test_signatures.py", "test_simulation.py"]
 TOGETHER = [
-    "test_fused_updates.py", "test_device_training.py", "test_device_input.py", "test_late_streams.py",
+    "test_fused_updates.py", "test_device_variables.py", "test_device_input.py", "test_late_streams.py",
     "test_device_collectives.py",
 ]
 PROGRAMS = ["test_device_programs.py", "test_doctor_gpus.py"]
@@ -45,7 +45,7 @@ ROWS = {
     "batches on their way to a GPU": "input.test_kernels",
     "metrics": "input.test_a_metric",
     "fused updates": "fused_updates.test_an_update",
-    "training": "training.test_an_optimizer",
+    "training": "variables.test_an_optimizer",
     "programs": "programs.test_",
 }
 
