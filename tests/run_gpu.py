@@ -32,8 +32,8 @@ RANKS = 3
 # What needs no GPU, what ranks do together, and what starts whole programs.
 ALONE = ["test_compilation.py", "test_signatures.py", "test_simulation.py"]
 TOGETHER = [
-    "test_fused_updates.py", "test_device_variables.py", "test_device_input.py", "test_late_streams.py",
-    "test_device_collectives.py",
+    "test_fused_updates.py", "test_device_variables.py", "test_device_input.py", "test_device_reader.py",
+    "test_device_metrics.py", "test_late_streams.py", "test_device_collectives.py",
 ]
 PROGRAMS = ["test_device_programs.py", "test_doctor_gpus.py"]
 # The rows of the table by their first cells, and the tests whose success proves them: all that have the text in their
@@ -43,7 +43,7 @@ ROWS = {
     "arrays in a CUDA-aware MPI": "collectives.test_reductions[cuda-aware",
     "NCCL": "collectives.test_reductions[nccl",
     "batches on their way to a GPU": "input.test_kernels",
-    "metrics": "input.test_a_metric",
+    "metrics": "metrics.test_a_metric",
     "fused updates": "fused_updates.test_an_update",
     "training": "variables.test_an_optimizer",
     "programs": "programs.test_",

@@ -1,4 +1,4 @@
-"""Metrics and batches on a GPU: what they are in host memory; copies and kernels wait for each other."""
+"""Batches on a GPU: each rank's piece, also where it has no data left; copies and kernels wait for each other."""
 
 from __future__ import annotations
 
@@ -10,36 +10,39 @@ import pytest
 from mpidist.comm.communicator import Communicator
 from mpidist.data import Dataset
 from mpidist.data.distribution.device import DeviceReader
-from mpidist.data.distribution.distributed_dataset import DistributedDataset
+from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
 from tests.gpu.test_device_collectives import CYCLES, SLOW
-from tests.parallel.metrics.test_families import CASES, WEIGHTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 
 
-@pytest.mark.parametrize("is_weighted", [False, True])
-@pytest.mark.parametrize("name", CASES)
-def test_a_metric_is_that_of_host_memory(cupy: Any, name: str, is_weighted: bool) -> None:
-    make, values = CASES[name]
-    on_host, on_gpu = make(), make()
-    for part in (slice(0, 20), slice(20, 20), slice(20, None)):
-        weights = WEIGHTS[part] if is_weighted else None
-        on_host.update_state(*(value[part] for value in values), sample_weight=weights)
-        on_gpu.update_state(
-            *(cupy.asarray(value[part]) for value in values),
-            sample_weight=None if weights is None else cupy.asarray(weights),
-        )
-    np.testing.assert_allclose(on_gpu.result(), on_host.result(), rtol=1e-9)
-
-
-def test_pieces_are_those_of_host_memory(cupy: Any, communicator: Communicator) -> None:
-    dataset = Dataset.from_tensor_slices({"x": np.arange(300.0).reshape(150, 2), "y": np.arange(150)}).batch(40)
+@pytest.mark.parametrize(("rows", "batch_size"), [(150, 40), (15, 4)])
+def test_pieces_are_those_of_host_memory(cupy: Any, communicator: Communicator, rows: int, batch_size: int) -> None:
+    values = {"x": np.arange(2.0 * rows).reshape(rows, 2), "y": np.arange(rows)}
+    dataset = Dataset.from_tensor_slices(values).batch(batch_size)
     on_host = list(DistributedDataset(dataset, communicator))
     on_gpu = list(DistributedDataset(dataset, communicator, namespace=cupy))
     for batch, expected in zip(on_gpu, on_host, strict=True):
         for key in ("x", "y"):
             assert isinstance(batch[key], cupy.ndarray)
             np.testing.assert_array_equal(cupy.asnumpy(batch[key]), expected[key])
+            assert batch[key].shape == expected[key].shape
+
+
+@pytest.mark.parametrize("is_counted", [True, False])
+def test_a_rank_without_data_gets_empty_batches_on_its_gpu(
+    cupy: Any, communicator: Communicator, is_counted: bool
+) -> None:
+    rank, size = communicator.rank, communicator.size
+
+    def dataset_fn(_: object) -> Dataset:
+        rows = np.arange(3.0 * (rank + 1)).reshape(-1, 3)
+        dataset = Dataset.from_tensor_slices(rows) if is_counted else Dataset.from_iterable(lambda: iter(rows))
+        return dataset.batch(1)
+
+    steps = list(distribute_datasets_from_function(dataset_fn, communicator, namespace=cupy))
+    assert [batch.shape for batch in steps] == [(1, 3)] * (rank + 1) + [(0, 3)] * (size - rank - 1)
+    assert all(isinstance(batch, cupy.ndarray) for batch in steps)
 
 
 @pytest.mark.parametrize("own_stream", [False, True])
