@@ -32,8 +32,9 @@ RANKS = 3
 # What needs no GPU, what ranks do together, and what starts whole programs.
 ALONE = ["test_compilation.py", "test_signatures.py", "test_simulation.py"]
 TOGETHER = [
-    "test_fused_updates.py", "test_device_variables.py", "test_device_input.py", "test_device_reader.py",
-    "test_device_metrics.py", "test_late_streams.py", "test_device_collectives.py",
+    "test_device_binding.py", "test_fused_updates.py", "test_device_variables.py", "test_device_strategy.py",
+    "test_device_input.py", "test_device_reader.py", "test_device_metrics.py", "test_late_streams.py",
+    "test_device_collectives.py",
 ]
 PROGRAMS = ["test_device_programs.py", "test_doctor_gpus.py"]
 # The rows of the table by their first cells, and the tests whose success proves them: all that have the text in their

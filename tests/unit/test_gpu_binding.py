@@ -11,10 +11,8 @@ import pytest
 from mpidist.cluster.devices import Device, node_device, visible_gpus
 from mpidist.cluster.gpu import Binding, agree, bind, choose_index
 from mpidist.comm.communicator import SoloCommunicator
-from mpidist.comm.gpu import cuda_awareness
 from mpidist.comm.gpu.transport import PACKAGES
 from mpidist.errors import UnavailableError
-from tests.simulated_cuda import simulated_gpus
 
 no_gpu = pytest.mark.skipif(bool(visible_gpus()), reason="this machine has a GPU")
 
@@ -71,18 +69,6 @@ def test_ranks_share_a_gpu_where_it_is_said_to_be_meant(monkeypatch: pytest.Monk
     assert node_device(["GPU:0", "GPU:0"], 1, 2) == Device("GPU", 0)
     with pytest.raises(ValueError, match="twice"):
         node_device(["CPU:0", "CPU:0"], 1, 2)
-
-
-@pytest.mark.parametrize("mode", [0, 1, 3])
-def test_no_child_takes_the_gpu_that_takes_one_process(monkeypatch: pytest.MonkeyPatch, mode: int) -> None:
-    started = []
-    monkeypatch.setattr(cuda_awareness, "start_probe", lambda: started.append(mode))
-    monkeypatch.setattr("mpidist.launch.world_size", lambda: 2)
-    with simulated_gpus() as cupy:
-        monkeypatch.setattr(cupy.cuda.runtime, "deviceGetAttribute", lambda attribute, _: mode * (attribute == 20))
-        binding = bind(None, {"MPIDIST_DEVICE": "gpu", "MPICH_GPU_SUPPORT_ENABLED": "1"})
-    assert binding.index == 0
-    assert started == ([0] if mode == 0 else [])
 
 
 @pytest.mark.parametrize("extra", ["cuda12", "cuda13"])
