@@ -30,7 +30,7 @@ TABLE = ROOT / "docs" / "gpus.md"
 PART_SECONDS = 1200
 RANKS = 3
 # What needs no GPU, what ranks do together, and what starts whole programs.
-ALONE = ["test_compilation.py", "test_signatures.py", "test_simulation.py"]
+ALONE = ["test_compilation.py", "test_signatures.py"]
 TOGETHER = [
     "test_device_binding.py", "test_fused_updates.py", "test_device_variables.py", "test_device_strategy.py",
     "test_device_input.py", "test_device_reader.py", "test_device_metrics.py", "test_late_streams.py",
