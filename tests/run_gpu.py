@@ -47,6 +47,7 @@ ROWS = {
     "metrics": "metrics.test_a_metric",
     "fused updates": "fused_updates.test_an_update",
     "training": "variables.test_an_optimizer",
+    "a strategy on the GPU that it names": "strategy.test_",
     "programs": "programs.test_",
 }
 
