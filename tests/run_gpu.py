@@ -1,6 +1,7 @@
 """Run all that is known of GPUs: on this machine's GPUs, or with the real CuPy on GPUs in host memory.
 
-    python tests/run_gpu.py               where there are GPUs; writes card and versions into the table of docs/gpus.md
+    python tests/run_gpu.py               where there are GPUs, with the benchmark; writes card and versions into the
+                                          table of docs/gpus.md, and the benchmark's record into benchmarks/results
     python tests/run_gpu.py --simulated   where there are none
 
 Options of pytest, such as `--long` or `-k`, may follow. Exit code 0: everything passed.
@@ -37,18 +38,22 @@ TOGETHER = [
     "test_device_collectives.py",
 ]
 PROGRAMS = ["test_device_programs.py", "test_doctor_gpus.py"]
+# Of the benchmark, which only a machine with GPUs runs as a whole.
+SPEED = "benchmark"
 # The rows of the table by their first cells, and the tests whose success proves them: all that have the text in their
 # names, of which at least one has run.
 ROWS = {
     "arrays staged through pinned memory": "collectives.test_reductions[staged",
     "arrays in a CUDA-aware MPI": "collectives.test_reductions[cuda-aware",
     "NCCL": "collectives.test_reductions[nccl",
+    "reductions in the background": "collectives.test_a_reduction_in_the_background",
     "batches on their way to a GPU": "input.test_kernels",
     "metrics": "metrics.test_a_metric",
     "fused updates": "fused_updates.test_an_update",
     "training": "variables.test_an_optimizer",
     "a strategy on the GPU that it names": "strategy.test_",
     "programs": "programs.test_",
+    "speed": SPEED,
 }
 
 
@@ -77,10 +82,17 @@ def main() -> int:
             ],
             "programs": [*pytest, f"--junit-xml={report}.programs", *_files(PROGRAMS)],
         }
+        if not options.simulated:
+            record = ROOT / "benchmarks" / "results" / "gpu.json"
+            parts[SPEED] = [
+                *mpirun_command(count, find_mpirun()), sys.executable, "benchmarks/gpu.py",
+                "--plot", str(record.with_suffix(".png")), "--json", str(record),
+            ]
         results = {name: _run(name, command, folder) for name, command in parts.items()}
         if not options.simulated:
             reports = [path for path in (report, Path(f"{report}.programs")) if path.exists()]
-            TABLE.write_text(fill(TABLE.read_text(), _outcomes(reports), _machine()))
+            outcomes = {**_outcomes(reports), SPEED: results[SPEED].split(" ")[0].lower()}
+            TABLE.write_text(fill(TABLE.read_text(), outcomes, _machine()))
     print("\n" + "\n".join(f"{name:12} {result}" for name, result in results.items()))
     return 0 if all(result.startswith("passed") for result in results.values()) else 1
 

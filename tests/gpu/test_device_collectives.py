@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpidist.comm.asynchronous import open_asynchronous
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import capabilities
 from mpidist.comm.communicator import Communicator
@@ -140,6 +141,25 @@ def test_memory_that_is_given_up_at_once_is_not_overwritten_too_early(
         cupy.full(large, -1, np.float32)
     for number, result in enumerate(results):
         np.testing.assert_array_equal(cupy.asnumpy(result), size * (number + 1))
+
+
+@pytest.mark.parametrize("transport", TRANSPORTS)
+def test_a_reduction_in_the_background(
+    cupy: Any, communicator: Communicator, open_collective: Opener, large: int, transport: str
+) -> None:
+    with open_asynchronous(open_collective(transport)) as asynchronous:
+        arrays = [cupy.full(large, communicator.rank + number, np.float32) for number in range(3)]
+        handles = [asynchronous.all_reduce_async(array) for array in arrays]
+        ranks = cupy.full(large, communicator.rank, np.float64)
+        mean = asynchronous.all_reduce_async(ranks, ReduceOp.MEAN, in_place=False)
+        # Work of the program's own, beside it.
+        product = cupy.arange(large, dtype=np.int64) * 3
+        for number, (handle, array) in enumerate(zip(handles, arrays, strict=True)):
+            assert handle.wait() is array
+            total = sum(rank + number for rank in range(communicator.size))
+            np.testing.assert_array_equal(cupy.asnumpy(array), np.full(large, total, np.float32))
+        np.testing.assert_array_equal(cupy.asnumpy(mean.wait()), np.full(large, (communicator.size - 1) / 2))
+        assert cupy.asnumpy(product)[-1] == 3 * (large - 1)
 
 
 def test_halves_on_the_wire(cupy: Any, communicator: Communicator, open_collective: Opener) -> None:
