@@ -9,6 +9,7 @@ import platform
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -401,6 +402,19 @@ def test_without_the_package_numpy_updates_and_one_line_says_so(
     assert "pip install 'mpidist[fast]'" in line
 
 
+def test_a_library_that_cannot_be_loaded_leaves_updates_to_numpy(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, fresh_compiler: None
+) -> None:
+    def fail(name: str) -> Any:
+        raise OSError("libllvmlite.so: cannot open shared object file")
+
+    monkeypatch.delenv(compiler.VARIABLE, raising=False)
+    monkeypatch.setattr(compiler, "importlib", SimpleNamespace(import_module=fail))
+    caplog.set_level(logging.INFO, "mpidist")
+    assert not compiled.is_wanted(1 << 40)
+    assert "cannot open shared object file" in caplog.text
+
+
 def test_a_compiler_that_fails_leaves_the_update_to_numpy(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -507,3 +521,14 @@ def test_rows_that_are_not_contiguous_are_updated_by_numpy() -> None:
         arithmetic.apply_aside((rows, strided), CompiledUpdate(kernel.prepare(1, 0.1), 0, 0))
     arithmetic.write_back((rows, strided))
     np.testing.assert_array_equal(table, expected)
+
+
+@pytest.mark.parametrize("rows", [[-1, 3], [0, 200], [1], [0, 1, 2]])
+def test_rows_that_are_not_there_are_refused(rows: list[int]) -> None:
+    table, _, _ = rows_to_update(SGDKernel(), np.dtype("float32"), 4)
+    before = table.copy()
+    with pytest.raises(IndexError, match="expected 2 rows between 0 and 199"):
+        RowArithmetic(table, [], 0).apply(
+            (np.array(rows), np.ones((2, 4), np.float32)), CompiledUpdate(SGDKernel().prepare(1, 0.1), 0, 0)
+        )
+    assert table.tobytes() == before.tobytes()

@@ -131,7 +131,9 @@ def _compiler() -> Any:
     """The module that compiles, None where there is none."""
     try:
         module = importlib.import_module(_MODULE)
-    except ImportError as error:
+    except Exception as error:
+        # An OSError if the library cannot be loaded, a RuntimeError if it does not know the processor. NumPy can do
+        # without.
         if is_first_rank():
             logger.info(
                 "updates of variables take several passes over memory, by NumPy: %s. pip install 'mpidist[fast]' "

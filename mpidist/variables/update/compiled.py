@@ -171,6 +171,9 @@ class CompiledUpdate:
 
         Returns:
             False if nothing was done, since that is left to NumPy.
+
+        Raises:
+            IndexError: There are no such rows.
         """
         arrays = (parameter, gradient, *slots)
         if gradient.nbytes < LEAST_BLOCK_BYTES or not gradient.size or not all(map(_is_plain, arrays)):
@@ -182,6 +185,13 @@ class CompiledUpdate:
         if is_aside and "g" not in names:
             return False
         rows = np.ascontiguousarray(rows, np.int64)
+        # Compiled code would write anywhere.
+        least, most = (int(row) for row in (rows.min(), rows.max()))
+        if least < 0 or most >= len(parameter) or len(rows) != len(gradient):
+            raise IndexError(
+                f"expected {len(gradient)} rows between 0 and {len(parameter) - 1}, got {len(rows)} between {least} "
+                f"and {most}"
+            )
         places = dict(zip(("p", "g", *(f"s{number}" for number in range(len(slots)))), arrays, strict=True))
         code.call(
             len(rows), gradient.shape[1], rows.ctypes.data, *(places[name].ctypes.data for name in names),
