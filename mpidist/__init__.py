@@ -22,7 +22,7 @@ contracts in `setup.cfg` check it:
     comm                         communicators, collectives, node memory
     observe summary              progress, who waits for whom; event files
     indexed_slices chief         rows of an array; who writes for a group
-    errors options tree arrays launch context      vocabulary; no MPI
+    errors options tree arrays attributes launch context    vocabulary; no MPI
     arguments missing            checks of arguments | names of TensorFlow that are not here
 
 Rooms of `comm`, likewise:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, cast
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.checkpoint.attributes import CONTAINERS, PLAIN, SETS, children_of, has_children, is_array, is_number
+from mpidist.attributes import CONTAINERS, PLAIN, SETS, children_of, has_children, is_array, is_number
 from mpidist.checkpoint.hdf5 import is_storable
 from mpidist.checkpoint.layout import Record, join
 from mpidist.checkpoint.saved import SavedArray
@@ -157,7 +157,7 @@ def walk(roots: Iterable[tuple[Parts, object]], *, into_states: bool = True) -> 
     """Local. Find everything that a checkpoint of `roots` holds.
 
     The walk follows attributes (also those in `__slots__`), lists, tuples, deques and dictionaries, in the order of
-    names and indices. An object that several paths lead to counts under the first.
+    names, numbers and indices. An object that several paths lead to counts under the first.
 
     Args:
         roots: Objects with their paths.

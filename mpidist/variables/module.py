@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Iterator
 from typing import Any, Protocol
 
+from mpidist.attributes import CONTAINERS, SETS, attributes_of, children_of, has_children, slots_of
 from mpidist.variables.variable import Variable
-
-# Objects of these packages are not searched: they are not the user's, and some lead to everything in the program.
-_OPAQUE = sys.stdlib_module_names - {"__main__"} | {"numpy", "h5py", "mpi4py"}
-
 
 # The attribute of a module that holds its watcher.
 _WATCHER = "_watcher"
@@ -33,9 +29,10 @@ class Watcher(Protocol):
 class Module:
     """A named group of variables, found in the attributes of the subclass's objects.
 
-    Local. The search follows attributes, lists, tuples, dictionaries and the attributes of other objects, in the order
-    of attribute names, indices and keys. An object's own variables come before those of the objects it holds, and each
-    variable counts once. Optimizers, strategies and data are not searched.
+    Local. The search follows attributes (also those in `__slots__`), lists, tuples, deques, dictionaries and the
+    attributes of other objects, in the order of attribute names, indices and keys. An object's own variables come
+    before those of the objects it holds, and each variable counts once. Optimizers, strategies, data and sets are not
+    searched.
 
     Setting an attribute to a new variable, or to an object that holds one, restores the values that a checkpoint has
     kept for it. Then it is collective, like the creation of the variable. See `Checkpoint.restore`.
@@ -68,9 +65,11 @@ class Module:
         if watcher is not None and name != _WATCHER:
             watcher.attribute_set(value)
 
-    def __getstate__(self) -> dict[str, Any]:
+    def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # The checkpoint holds the original and not the copy.
-        return {name: value for name, value in vars(self).items() if name != _WATCHER}
+        attributes = {name: value for name, value in vars(self).items() if name != _WATCHER}
+        slots = {name: getattr(self, name) for name in slots_of(type(self)) if hasattr(self, name)}
+        return attributes, slots
 
     @property
     def name(self) -> str:
@@ -126,35 +125,35 @@ def _walk(root: object) -> Iterator[Variable | Module]:
 
 
 def _leaves(owner: object, seen: set[int]) -> Iterator[object]:
-    """The new objects in the attributes of `owner`, with lists, tuples and dictionaries opened."""
-    waiting = [value for _, value in sorted(vars(owner).items(), reverse=True, key=lambda item: item[0])]
+    """The new objects in the attributes of `owner`, with containers opened."""
+    waiting = _reversed_children(owner)
     while waiting:
         value = waiting.pop()
-        is_container = isinstance(value, (list, tuple, dict))
-        if id(value) in seen or not (is_container or isinstance(value, Variable) or _is_followed(value)):
+        if id(value) in seen or not (isinstance(value, Variable) or _is_followed(value)):
             continue
         seen.add(id(value))
-        if isinstance(value, dict):
-            waiting.extend(child for _, child in sorted(value.items(), reverse=True, key=_place))
-        elif isinstance(value, (list, tuple)):
-            waiting.extend(reversed(value))
+        # A module is more than the container that it may be, too.
+        if isinstance(value, CONTAINERS) and not isinstance(value, Module):
+            waiting.extend(_reversed_children(value))
         else:
             yield value
 
 
-def _place(item: tuple[object, object]) -> tuple[bool, int, str]:
-    """The place of an entry of a dictionary: by integer keys as numbers, then by all others as text."""
-    key = item[0]
-    return (False, key, "") if isinstance(key, int) else (True, 0, str(key))
+def _reversed_children(owner: object) -> list[object]:
+    children = [child for _, child in children_of(owner)]
+    if isinstance(owner, Module) and isinstance(owner, CONTAINERS):
+        children += [value for _, value in sorted(attributes_of(owner).items())]
+    return children[::-1]
 
 
-def _is_followed(value: Any) -> bool:
+def _is_followed(value: object) -> bool:
     if isinstance(value, Module):
         return True
-    kind = type(value)
-    package, *rest = kind.__module__.split(".")
-    is_opaque = package in _OPAQUE or (package == "mpidist" and rest[:1] != ["metrics"])
-    return not is_opaque and not isinstance(value, type) and isinstance(getattr(value, "__dict__", None), dict)
+    package, *rest = type(value).__module__.split(".")
+    if package == "mpidist" and rest[:1] != ["metrics"]:
+        return False
+    # The members of a set have no order that is the same on every rank.
+    return has_children(value) and not isinstance(value, SETS)
 
 
 def _snake_case(name: str) -> str:

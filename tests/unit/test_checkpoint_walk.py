@@ -230,7 +230,7 @@ def test_plain_values_of_an_object_are_not_looked_into() -> None:
     settings = SimpleNamespace(words={str(n): n for n in range(1000)}, scores=[0.5] * 1000, v=variable(1.0))
     calls = calls_of(lambda: walk([((), settings)]))
     # The object, the dictionary and the list.
-    assert calls.count(("checkpoint/attributes.py", "has_children")) == 3
+    assert calls.count(("attributes.py", "has_children")) == 3
 
 
 def test_a_checkpoint_asks_for_no_state_when_it_is_made(tmp_path: Path) -> None:

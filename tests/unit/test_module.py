@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
-from collections import namedtuple
-from types import SimpleNamespace
+import copy
+import pickle
+from collections import ChainMap, UserDict, UserList, deque, namedtuple
+from dataclasses import dataclass
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mpidist
+from mpidist.checkpoint.objects import walk
 from mpidist.variables.module import Module
 
 Pair = namedtuple("Pair", "first second")
@@ -64,10 +68,10 @@ def test_own_variables_come_before_those_of_what_is_held() -> None:
     outer.b = mpidist.Variable(1.0, name="own")
     outer.c = [Dense(1), {"z": (Dense(2),), "y": mpidist.Variable(2.0, name="deep")}, None, 5, "text"]
     outer.d = Plain(Pair(mpidist.Variable(3.0, name="in a pair"), inner))
-    outer.e = SimpleNamespace(hidden=mpidist.Variable(4.0, name="standard library"))
+    outer.e = SimpleNamespace(inside=mpidist.Variable(4.0, name="in a namespace"))
     assert names(outer.variables) == [
         "own", "deep", "bias3", "count3", "kernel3", "bias1", "count1", "kernel1", "bias2", "count2", "kernel2",
-        "in a pair",
+        "in a pair", "in a namespace",
     ]
     assert outer.submodules == (inner, outer.c[0], outer.c[1]["z"][0])
 
@@ -126,3 +130,69 @@ def test_integer_keys_are_ordered_as_numbers() -> None:
         key: mpidist.Variable(0.0, name=f"key {key}") for key in (10, "b", 2, -1, "10", 1, ("x", 2))
     }
     assert names(module.variables) == [f"key {key}" for key in (-1, 1, 2, 10, ("x", 2), "10", "b")]
+
+
+@dataclass(slots=True)
+class Record:
+    weight: mpidist.Variable
+
+
+class Slotted(Module):
+    __slots__ = ("__hidden", "layer", "unset")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bias = mpidist.Variable(1.0, name="bias")
+        self.layer = Dense(1)
+        self.__hidden = mpidist.Variable(2.0, name="hidden")
+
+    def hidden(self) -> Any:
+        return self.__hidden
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        lambda v: SimpleNamespace(x=v), lambda v: deque([v]), lambda v: UserList([v]), lambda v: UserDict(x=v),
+        lambda v: MappingProxyType({"x": v}), Record, lambda v: ChainMap({}, {"x": v}),
+        lambda v: ChainMap({"x": 1}, {"x": v}), lambda v: deque([UserDict(x=[Record(v)])]),
+    ],
+    ids=["namespace", "deque", "UserList", "UserDict", "mappingproxy", "slots", "ChainMap", "hidden", "nested"],
+)
+def test_a_module_finds_what_a_checkpoint_finds(hold: Any) -> None:
+    module: Any = Module()
+    held = mpidist.Variable(1.0, name="held")
+    module.place = hold(held)
+    assert module.variables == (held,)
+    assert [leaf.value for leaf in walk([((), module)]).leaves.values()] == [held]
+
+
+def test_slots_of_a_module_are_attributes_also_of_its_copy() -> None:
+    module = Slotted()
+    assert names(module.variables) == ["hidden", "bias", "bias1", "count1", "kernel1"]
+    assert module.submodules == (module.layer,)
+    twin = copy.copy(module)
+    assert (twin.layer, twin.hidden(), hasattr(twin, "unset")) == (module.layer, module.hidden(), False)
+    plain: Any = Module("plain")
+    plain.size = 3
+    assert pickle.loads(pickle.dumps(plain)).size == 3
+
+
+def test_a_module_that_is_a_list_has_items_and_attributes() -> None:
+    class Layers(Module, list):  # type: ignore[type-arg]  # of anything
+        pass
+
+    layers: Any = Layers()
+    layers.append(mpidist.Variable(1.0, name="item"))
+    layers.scale = mpidist.Variable(2.0, name="attribute")
+    outer: Any = Module()
+    outer.layers = layers
+    assert names(layers.variables) == names(outer.variables) == ["item", "attribute"]
+    assert outer.submodules == (layers,)
+
+
+def test_members_of_sets_and_objects_of_libraries_are_not_searched() -> None:
+    module: Any = Module()
+    module.kinds = {mpidist.Variable(1.0)}
+    module.numbers = np.ma.MaskedArray([1.0])
+    assert module.variables == ()

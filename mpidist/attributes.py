@@ -1,4 +1,4 @@
-"""The contents of an object: its members or attributes, as far as a checkpoint looks into it."""
+"""The contents of an object: its members or attributes, as far as a checkpoint or a module looks into it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import array
 import contextlib
 import sys
 import types
-from collections import UserDict, UserList, deque
+from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Mapping
 from typing import Any
 
@@ -18,6 +18,9 @@ PLAIN = {str, bytes, bool, int, float, complex, types.NoneType}
 
 # The walk does not enter objects of these packages: none is the user's, and some lead to all that the program has.
 _OPAQUE = sys.stdlib_module_names | {"numpy", "h5py", "mpi4py"}
+# Of the standard library these, too, hold what is the user's. The attribute of a `ChainMap` is all its dictionaries, also
+# with what the first of them hides of the others.
+_OPENED = (types.SimpleNamespace, ChainMap)
 _OPAQUE_HERE = {
     "mpidist.comm", "mpidist.cluster", "mpidist.strategy", "mpidist.checkpoint", "mpidist.serving",
     "mpidist.coordinator",
@@ -37,9 +40,9 @@ def has_children(value: object) -> bool:
     package, *rest = kind.__module__.split(".")
     is_opaque = package in _OPAQUE or ".".join((package, *rest[:1])) in _OPAQUE_HERE
     # Classes are no objects to save, whatever their metaclass; an array is more than the attributes that it may have.
-    if isinstance(value, type) or is_array(value) or (is_opaque and kind is not types.SimpleNamespace):
+    if isinstance(value, type) or is_array(value) or (is_opaque and kind not in _OPENED):
         return False
-    return isinstance(getattr(value, "__dict__", None), dict) or _slots(kind) != ()
+    return isinstance(getattr(value, "__dict__", None), dict) or slots_of(kind) != ()
 
 
 def is_number(value: object) -> bool:
@@ -48,24 +51,31 @@ def is_number(value: object) -> bool:
 
 
 def children_of(value: Any) -> list[tuple[Any, object]]:
-    """Local. The items of a container by index, or by key in the order of names; or the attributes of an object."""
-    content = value if isinstance(value, CONTAINERS) else _attributes_of(value)
+    """Local. The items of a container by index or by key, or the attributes of an object, in the order of names.
+
+    Integer keys come first, in the order of numbers.
+    """
+    content = value if isinstance(value, CONTAINERS) else attributes_of(value)
     if isinstance(content, Mapping):
-        return [(name, content[name]) for name in sorted(content, key=str)]
+        return [(name, content[name]) for name in sorted(content, key=_place)]
     return list(enumerate(content))
 
 
-def _attributes_of(value: object) -> dict[str, object]:
-    """The attributes of an object by name, also those that its classes keep in slots."""
+def _place(key: object) -> tuple[bool, int, str]:
+    return (False, key, "") if isinstance(key, int) else (True, 0, str(key))
+
+
+def attributes_of(value: object) -> dict[str, object]:
+    """Local. The attributes of an object by name, also those that its classes keep in slots."""
     attributes = dict(getattr(value, "__dict__", {}))
-    for name in _slots(type(value)):
+    for name in slots_of(type(value)):
         with contextlib.suppress(AttributeError):
             attributes[name] = getattr(value, name)
     return attributes
 
 
-def _slots(kind: type) -> tuple[str, ...]:
-    """The names in `__slots__` of a class and of those that it extends."""
+def slots_of(kind: type) -> tuple[str, ...]:
+    """Local. The names in `__slots__` of a class and of those that it extends."""
     names: list[str] = []
     for owner in kind.__mro__:
         slots = owner.__dict__.get("__slots__", ())
