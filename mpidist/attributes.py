@@ -18,8 +18,8 @@ PLAIN = {str, bytes, bool, int, float, complex, types.NoneType}
 
 # The walk does not enter objects of these packages: none is the user's, and some lead to all that the program has.
 _OPAQUE = sys.stdlib_module_names | {"numpy", "h5py", "mpi4py"}
-# Of the standard library these, too, hold what is the user's. The attribute of a `ChainMap` is all its dictionaries, also
-# with what the first of them hides of the others.
+# Of the standard library these, too, hold what is the user's. A `ChainMap` has its dictionaries as an attribute, and so
+# shows also what the first of them hides of the others.
 _OPENED = (types.SimpleNamespace, ChainMap)
 _OPAQUE_HERE = {
     "mpidist.comm", "mpidist.cluster", "mpidist.strategy", "mpidist.checkpoint", "mpidist.serving",

@@ -914,6 +914,22 @@ CHECKPOINT = (
 
 STRATEGY = (
     Fault(
+        "sums of Python ints wrap", "strategy/values.py",
+        'return array.astype(np.int64) if array.dtype == np.int32 and not hasattr(leaf, "dtype") else array',
+        "return array",
+        "parallel/strategy/test_values.py::test_python_ints_are_never_cut_off", 2,
+    ),
+    Fault(
+        "others do not hear of a value that is refused", "strategy/values.py",
+        'with collective.log.begin("all_reduce", op, _REFUSED):', "with nullcontext():",
+        "parallel/strategy/test_values.py::test_what_cannot_be_sent_is_refused_alike_and_harms_nothing", 2,
+    ),
+    Fault(
+        "objects are sent", "comm/collective.py",
+        "another process.\"\"\"\n    if array.dtype.hasobject:", "another process.\"\"\"\n    if False:",
+        "parallel/strategy/test_values.py::test_what_cannot_be_sent_is_refused_alike_and_harms_nothing", 2,
+    ),
+    Fault(
         "a replica without booleans decides", "strategy/values.py",
         "identity = op is ReduceOp.MIN\n", "identity = op is ReduceOp.MAX\n",
         "parallel/strategy/test_values.py::test_a_replica_without_booleans_does_not_decide", 2,

@@ -83,6 +83,7 @@ class Collective(Protocol):
         Raises:
             MismatchError: Shapes, dtypes or roots differ between ranks; compared as in `all_reduce`.
             ValueError: `root` is not a rank.
+            TypeError: The array holds objects.
         """
         ...
 
@@ -99,6 +100,7 @@ class Collective(Protocol):
         Raises:
             MismatchError: Dtypes, axes, numbers of dimensions or other sizes differ between ranks.
             ValueError: `array` is a scalar, or `axis` is out of range.
+            TypeError: `array` holds objects.
         """
         ...
 
@@ -133,6 +135,7 @@ class Collective(Protocol):
             MismatchError: Dtypes or shapes differ between ranks.
             ValueError: There is not one part for each rank, a part is a scalar, or the parts of a rank differ in dtype
                 or shape.
+            TypeError: A part holds objects.
         """
         ...
 
@@ -145,7 +148,7 @@ def check_reducible(array: AnyArray, op: ReduceOp) -> None:
     """Local. Raise TypeError if `op` is not defined for the array's dtype."""
     kind = array.dtype.kind
     # The bfloat16 of ml_dtypes has kind "V", as structured dtypes have, but a name of its own.
-    if kind in "OSUMm" or (kind == "V" and array.dtype.name != "bfloat16"):
+    if array.dtype.hasobject or kind in "SUMm" or (kind == "V" and array.dtype.name != "bfloat16"):
         raise TypeError(f"arrays of dtype {array.dtype} cannot be reduced; convert them to a numeric dtype first")
     if kind == "b" and op not in (ReduceOp.MIN, ReduceOp.MAX):
         raise TypeError(
@@ -156,6 +159,15 @@ def check_reducible(array: AnyArray, op: ReduceOp) -> None:
         raise TypeError(
             f"{op.name} of complex numbers is not defined, got an array of dtype {array.dtype}: reduce their absolute "
             "values or their real parts"
+        )
+
+
+def check_movable(array: AnyArray) -> None:
+    """Local. Raise TypeError if the array holds references to objects, which say nothing to another process."""
+    if array.dtype.hasobject:
+        raise TypeError(
+            f"arrays of dtype {array.dtype} hold Python objects and cannot be sent, got one of shape {array.shape}: "
+            "convert them to a numeric dtype, or use `gather_object`"
         )
 
 

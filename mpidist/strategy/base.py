@@ -205,7 +205,7 @@ class Strategy(Resource):
                 first; MEAN then divides by the number of elements that there really are.
 
         Returns:
-            The same structure. MEAN of integers is float64; else the dtype stays.
+            The same structure. MEAN of integers is float64; else the dtype stays. Python ints give int64.
 
         Raises:
             ValueError: Unknown operation, or an axis out of range.

@@ -10,9 +10,10 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from mpidist import context, tree
-from mpidist.comm.agreement import together
+from mpidist.comm.agreement import exchange
 from mpidist.comm.asynchronous import AsyncCollective, open_asynchronous
 from mpidist.comm.communication_thread import Handle
+from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.user_backend import HookCollective
 from mpidist.comm.resource import Resource, end_all
 from mpidist.indexed_slices import IndexedSlices
@@ -154,14 +155,13 @@ class StrategyExtended(Resource):
         Raises:
             MismatchError: Shapes or dtypes differ between ranks.
             TypeError: A leaf does not hold numbers.
+            ValueError: A Python int needs more than 64 bits.
             RuntimeError: The call is inside `run`, or in another strategy's scope.
         """
         _refuse_list(destinations)
         with self._cross_replica("broadcast_to"):
             leaves, spec = tree.flatten(tensor)
-            arrays = together(
-                self._owner.communicator, "broadcast_to", lambda: [_broadcastable(leaf) for leaf in leaves]
-            )
+            arrays = _agreed(self._owner.communicator, leaves)
             collective = self._owner.arena.collective
             with signed(collective, spec):
                 sent = [collective.broadcast(array) for array in arrays]
@@ -306,11 +306,36 @@ def _refuse_list(destinations: Any) -> None:
         raise TypeError(f"`destinations` must be one device, variable or value, not a list, got {destinations!r}")
 
 
+def _agreed(communicator: Communicator, leaves: Sequence[Any]) -> list[Any]:
+    """Collective. The leaves as arrays; Python ints in the first replica's dtype, on whose size it depends."""
+    error: Exception | None = None
+    made: list[Any] = []
+    try:
+        made = [_broadcastable(leaf) for leaf in leaves]
+    except Exception as caught:
+        error = caught
+    kinds = [array.dtype.char if type(leaf) is int else "" for leaf, array in zip(leaves, made, strict=False)]
+    first = exchange(communicator, "broadcast_to", kinds, error)[0]
+    for number, (kind, own) in enumerate(zip(first, kinds, strict=False)):
+        if kind and own and kind != own:
+            # The values of this rank do not count.
+            made[number] = np.zeros((), kind)
+    return made
+
+
 def _broadcastable(leaf: Any) -> Any:
     if isinstance(leaf, IndexedSlices):
         raise TypeError("broadcast_to does not support IndexedSlices. Make them dense with `to_dense()`")
-    # Python numbers keep all their digits: `as_array` would make float32 and int32 of them.
-    return np.asarray(leaf) if isinstance(leaf, (bool, int, float, complex)) else as_array(leaf).copy()
+    if not isinstance(leaf, (bool, int, float, complex)):
+        return as_array(leaf).copy()
+    # Python numbers keep all their digits: `as_array` would make float32 of floats.
+    array = np.asarray(leaf)
+    if array.dtype.hasobject:
+        raise ValueError(
+            f"expected a Python int of at most 64 bits, got one of {cast(int, leaf).bit_length()} bits. Use "
+            "`gather_object(value)[0]`"
+        )
+    return array
 
 
 def _like(leaf: Any, array: Any) -> Any:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 import pickle
 from abc import ABC
-from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays, context, tree
+from mpidist.arguments import described
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.combine import is_half
@@ -64,17 +65,25 @@ class ValueContext:
 
 
 def as_array(leaf: Any) -> AnyArray:
-    """Local. A component as an array. Python floats become float32 and ints int32, arrays are returned unchanged.
+    """Local. A component as an array. Python floats become float32 and ints int64, arrays are returned unchanged.
 
     Raises:
         TypeError: `leaf` does not hold numbers.
+        ValueError: It is a Python int that int64 does not hold.
     """
     if isinstance(leaf, SyncOnReadVariable):
         return leaf.component
     array = leaf if isinstance(leaf, np.ndarray) else default_array(leaf)
-    if array.dtype.kind in "OSU":
-        raise TypeError(f"expected arrays or numbers, got {leaf!r} of type {type(leaf).__name__}")
-    return array
+    if isinstance(leaf, int) and array.dtype.kind in "uO":
+        raise ValueError(
+            f"expected a Python int of -2**63 to 2**63 - 1, got one of {leaf.bit_length()} bits. Pass an array of "
+            "another dtype, np.uint64(value) or float(value) for instance"
+        )
+    if array.dtype.hasobject or array.dtype.kind in "SU":
+        raise TypeError(f"expected arrays or numbers, got {described(leaf)}")
+    # Variables have int32 of small ones. Here the dtype must not depend on the value: ranks have different ones, whose
+    # sum may need more bits.
+    return array.astype(np.int64) if array.dtype == np.int32 and not hasattr(leaf, "dtype") else array
 
 
 _LOCAL: dict[ReduceOp, Callable[..., Any]] = {
@@ -88,6 +97,8 @@ _LOCAL: dict[ReduceOp, Callable[..., Any]] = {
 
 # Looked up once: a small sum takes 2 us.
 _NUMBERS = (np.floating, np.integer)
+# Shown to the other ranks in the place of a value that is refused.
+_REFUSED = np.empty(0, object)
 
 
 def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
@@ -113,11 +124,13 @@ def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int 
             )
         return reduce_slices(collective, op, leaf)
     else:
-        array = as_array(leaf)
+        with _telling(collective, op):
+            array = as_array(leaf)
     if axis is None:
         return collective.all_reduce(array, op)[()]
-    axes = _axes(array, axis)
-    check_reducible(array, op)
+    with _telling(collective, op):
+        axes = _axes(array, axis)
+        check_reducible(array, op)
     # What is left may have the same shape where ranks reduce along others.
     with collective.log.begin("reduce along axes", axes, None, meets=False).surround():
         if op is ReduceOp.MEAN:
@@ -149,9 +162,20 @@ def reduce_nest(
     if axis is not None or len(leaves) == 1:
         with signed(collective, spec):
             return tree.unflatten(spec, [reduce_leaf(collective, op, leaf, axis) for leaf in leaves])
-    components = [leaf if isinstance(leaf, IndexedSlices) else as_array(leaf) for leaf in leaves]
+    with _telling(collective, op):
+        components = [leaf if isinstance(leaf, IndexedSlices) else as_array(leaf) for leaf in leaves]
     reduced = all_reduce_list(collective, components, op, bytes_per_pack=bytes_per_pack, keys=tree.keys(spec))
     return tree.unflatten(spec, [one if isinstance(one, IndexedSlices) else one[()] for one in reduced])
+
+
+@contextmanager
+def _telling(collective: CollectiveFront, op: ReduceOp) -> Iterator[None]:
+    """Of a value that is refused inside the other ranks hear where they reduce theirs."""
+    try:
+        yield
+    except (TypeError, ValueError):
+        with collective.log.begin("all_reduce", op, _REFUSED):
+            raise
 
 
 def _mean(collective: CollectiveFront, array: AnyArray, axes: tuple[int, ...]) -> Any:

@@ -102,7 +102,7 @@ def test_regularization_is_scaled_in_a_replica_only() -> None:
 
 
 @pytest.mark.parametrize(
-    ("leaf", "dtype"), [(1, "int32"), (1.0, "float32"), (True, "bool"), ([1.0, 2.0], "float32"), (np.int8(3), "int8")]
+    ("leaf", "dtype"), [(1, "int64"), (1.0, "float32"), (True, "bool"), ([1.0, 2.0], "float32"), (np.int8(3), "int8")]
 )
 def test_components(leaf: Any, dtype: str) -> None:
     assert as_array(leaf).dtype == dtype

@@ -18,6 +18,7 @@ from mpidist.comm.collective import (
     check_axis,
     check_gatherable,
     check_in_place,
+    check_movable,
     check_parts,
     check_reducible,
     check_root,
@@ -218,6 +219,7 @@ class CollectiveFront(Resource):
         return cast(AnyArray, array if self.communicator.rank == root else arrays.give_back(result, array))
 
     def _broadcast(self, array: AnyArray, root: int) -> AnyArray:
+        check_movable(array)
         xp = arrays.namespace(array)
         is_root = self.communicator.rank == root
         dtype = array.dtype.newbyteorder("=")
@@ -242,6 +244,7 @@ class CollectiveFront(Resource):
         calls = self.communicator.all_gather_object(("all_gather", array.shape, array.dtype.name, axis))
         require_same([call[0] for call in calls], "the collective call", HINT)
         axis = check_gatherable([call[1:] for call in calls])
+        check_movable(array)
         xp = arrays.namespace(array)
         dtype = array.dtype.newbyteorder("=")
         mine = xp.ascontiguousarray(xp.moveaxis(array, axis, 0), dtype)
@@ -295,6 +298,7 @@ class CollectiveFront(Resource):
             "Only first sizes may differ.",
         )
         check_parts(parts, size)
+        check_movable(parts[0])
         xp = arrays.namespace(parts[0])
         dtype = parts[0].dtype.newbyteorder("=")
         sent = xp.concatenate([xp.asarray(part, dtype) for part in parts])

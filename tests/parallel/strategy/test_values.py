@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -104,6 +105,67 @@ def test_nests_everywhere(strategy: Strategy) -> None:
     assert strategy.run(lambda: here().all_reduce("SUM", [])) == []
     with pytest.raises(TypeError, match="expected arrays or numbers"):
         strategy.gather([np.array(["text"])], axis=0)
+
+
+OBJECTS = {
+    "object": np.array([1, None], object),
+    "texts of any length": np.array(["a", "b"], np.dtypes.StringDType()),
+    "structure": np.zeros(2, [("a", "O")]),
+    "large int": 10**30,
+    "huge int": 10**5000,
+}
+METHODS: dict[str, Callable[[Strategy, Any], Any]] = {
+    "reduce": lambda strategy, value: strategy.reduce("SUM", value, axis=None),
+    "reduce along an axis": lambda strategy, value: strategy.reduce("SUM", value, axis=0),
+    "reduce a nest": lambda strategy, value: strategy.reduce("MAX", {"a": value, "b": 1.0}, axis=None),
+    "reduce_to": lambda strategy, value: strategy.extended.reduce_to("SUM", value, "cpu:0"),
+    "all_reduce": lambda strategy, value: strategy.run(lambda: here().all_reduce("SUM", [value])),
+    "gather": lambda strategy, value: strategy.gather(value, axis=0),
+    "all_gather": lambda strategy, value: strategy.run(lambda: here().all_gather([value], 0)),
+    "broadcast_to": lambda strategy, value: strategy.extended.broadcast_to(value),
+    "collective.broadcast": lambda strategy, value: strategy.arena.collective.broadcast(np.asarray(value)),
+    "collective.all_gather": lambda strategy, value: strategy.arena.collective.all_gather(np.atleast_1d(value)),
+    "collective.all_to_all": lambda strategy, value: strategy.arena.collective.all_to_all(
+        [np.atleast_1d(value)] * strategy.num_replicas_in_sync
+    ),
+    "collective.reduce_scatter": lambda strategy, value: strategy.arena.collective.reduce_scatter(np.atleast_1d(value)),
+}
+
+
+@pytest.mark.parametrize("odd", ["every rank", "the last rank"])
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("kind", OBJECTS)
+def test_what_cannot_be_sent_is_refused_alike_and_harms_nothing(
+    strategy: Strategy, kind: str, method: str, odd: str
+) -> None:
+    n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
+    value = OBJECTS[kind]
+    if odd == "the last rank" and rank < n - 1:
+        value = 1 if isinstance(value, int) and "axis" not in method else np.zeros(2)
+    for _ in range(3):
+        with pytest.raises((TypeError, ValueError, MismatchError)) as caught:
+            METHODS[method](strategy, value)
+        texts = strategy.communicator.all_gather_object(f"{caught.type.__name__}: {caught.value}")
+        assert texts == texts[:1] * n
+        assert strategy.reduce("SUM", 1.0, axis=None) == n
+
+
+def test_python_ints_are_never_cut_off(strategy: Strategy) -> None:
+    n, rank = strategy.num_replicas_in_sync, strategy.communicator.rank
+    largest = 2**31 - 1
+    assert strategy.reduce("SUM", largest, axis=None) == n * largest
+    # Whether an int is small must not decide about its dtype.
+    assert strategy.reduce("SUM", [2**31 + rank, rank], axis=None) == [n * 2**31 + n * (n - 1) // 2, n * (n - 1) // 2]
+    assert strategy.reduce("MAX", 2**40 if rank == n - 1 else 5, axis=None) == 2**40
+    assert strategy.run(lambda: here().all_reduce("PROD", 2**12)) == 2 ** (12 * n)
+    assert strategy.reduce("SUM", -(2**63) if rank == 0 else 0, axis=None) == -(2**63)
+    with pytest.raises(ValueError, match=r"Python int of -2\*\*63 to 2\*\*63 - 1, got one of 64 bits\. Pass"):
+        strategy.reduce("SUM", 2**63, axis=None)
+    sent = strategy.extended.broadcast_to([2**64 - 1 if rank == 0 else 7, 3 if rank == 0 else 2**63, True])
+    assert sent == [2**64 - 1, 3, True]
+    assert [type(one) for one in sent] == [int, int, bool]
+    with pytest.raises(ValueError, match="a Python int of at most 64 bits, got one of 65 bits"):
+        strategy.extended.broadcast_to(2**64)
 
 
 class Scores(dict[str, Any]):
