@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import named_dtype
 
 
 def as_numbers(name: str, value: npt.ArrayLike) -> AnyArray:
@@ -48,7 +49,7 @@ def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
         ValueError: `dtype` is not a floating dtype.
     """
     try:
-        found = np.dtype(dtype)
+        found = named_dtype(dtype)
     except TypeError as error:
         raise ValueError(f"`dtype` must be a floating dtype, 'float32' for instance, got {dtype!r}") from error
     # The dtypes of ml_dtypes have the kind V.

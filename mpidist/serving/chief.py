@@ -139,7 +139,7 @@ class Chief(ServedHome):
             )
         kind, trains = (ServedSum, False) if is_sum else (ServedVariable, trainable is None or trainable)
         cut = None if is_sum or self._beside is not None else self.partitioner
-        cells = cells_of(initial_value, dtype, name, chosen, cut, has_rows=sparse_gradient)
+        cells = cells_of(initial_value, dtype, name, chosen, cut, has_rows=sparse_gradient, is_on_read=is_sum)
         made: list[ServedVariable] = []
         with self.lock:
             for cell in cells:

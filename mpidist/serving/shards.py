@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.options import VariableAggregation
 from mpidist.variables.creation import initial_array
 from mpidist.variables.initial import ShardedInitial
@@ -29,7 +30,7 @@ class Cell(NamedTuple):
 
 def cells_of(
     value: Any, dtype: npt.DTypeLike | None, name: str, aggregation: VariableAggregation,
-    partitioner: Partitioner | None, *, has_rows: bool,
+    partitioner: Partitioner | None, *, has_rows: bool, is_on_read: bool = False,
 ) -> list[Cell]:
     """Local. The parts of a variable, in their order; one where it is not cut.
 
@@ -40,17 +41,18 @@ def cells_of(
         aggregation: Of the variable.
         partitioner: None leaves it whole.
         has_rows: Whether its gradients are rows.
+        is_on_read: Whether reading it aggregates.
 
     Raises:
         ValueError: The partitioner gives no numbers of shards; or as `initial_array`.
         TypeError: As `initial_array`.
     """
     def array_of(given: Any) -> AnyArray:
-        return np.asarray(initial_array(given, dtype, name, aggregation, has_rows=has_rows))
+        return np.asarray(initial_array(given, dtype, name, aggregation, has_rows=has_rows, is_on_read=is_on_read))
 
     if partitioner is not None and isinstance(value, ShardedInitial) and value.is_partitioned:
         initial: ShardedInitial = value
-        rows = shards_of(partitioner, initial.shape, np.dtype(dtype), name)
+        rows = shards_of(partitioner, initial.shape, named_dtype(dtype), name)
         shapes = [(one.stop - one.start, *initial.shape[1:]) if initial.shape else () for one in rows]
         offsets = [(one.start, *(0 for _ in initial.shape[1:])) if initial.shape else () for one in rows]
 

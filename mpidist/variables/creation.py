@@ -11,6 +11,7 @@ import numpy.typing as npt
 from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.mirrored import create_mirrored
@@ -46,7 +47,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
 
     Raises:
         ValueError: A synchronization that does not exist or is NONE, MEAN of a dtype that has no fractions, sparse
-            gradients of a scalar or of an ON_READ variable, or a trainable ON_READ variable.
+            gradients of a scalar or of an ON_READ variable, a trainable ON_READ variable, or one of booleans with SUM.
         TypeError: The initial value is no array of numbers.
         MismatchError: Shape or dtype differ between ranks.
     """
@@ -70,7 +71,10 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         )
     initial = together(
         arena.communicator, f"computing the initial value of variable {name!r}",
-        lambda: initial_array(initial_value, dtype, name, aggregation, has_rows=sparse_gradient),
+        lambda: initial_array(
+            initial_value, dtype, name, aggregation, has_rows=sparse_gradient,
+            is_on_read=sync is VariableSynchronization.ON_READ,
+        ),
     )
     if sync is VariableSynchronization.ON_READ:
         return SyncOnReadVariable(arena, initial, name=name, aggregation=aggregation)
@@ -81,7 +85,8 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
 
 
 def initial_array(
-    value: Any, dtype: npt.DTypeLike | None, name: str, aggregation: VariableAggregation, *, has_rows: bool
+    value: Any, dtype: npt.DTypeLike | None, name: str, aggregation: VariableAggregation, *, has_rows: bool,
+    is_on_read: bool = False,
 ) -> AnyArray:
     """Local. An initial value as a whole array in the machine's byte order, if it fits a variable of this kind.
 
@@ -91,20 +96,22 @@ def initial_array(
         name: Of the variable, for the errors.
         aggregation: Of the variable.
         has_rows: Whether its gradients are rows.
+        is_on_read: Whether reading it aggregates.
 
     Raises:
-        ValueError: MEAN of a dtype that has no fractions, or rows of a scalar.
+        ValueError: MEAN of a dtype that has no fractions, SUM of booleans on reading, or rows of a scalar.
         TypeError: The value is no array of numbers.
     """
     try:
-        dtype = None if dtype is None else np.dtype(dtype)
+        dtype = None if dtype is None else named_dtype(dtype)
     except (TypeError, ValueError):
         raise TypeError(f"variable {name!r}: `dtype` must be a dtype, for instance 'float32', got {dtype!r}") from None
     try:
         array = default_array(value() if callable(value) else value, dtype)
     except OverflowError as error:
         raise OverflowError(f"initial value of variable {name!r}: {error}") from None
-    if array.dtype.kind not in "biufcV" or array.dtype.hasobject or array.dtype.names is not None:
+    # The dtypes of ml_dtypes have the kind V, too, and types of their own.
+    if array.dtype.kind not in "biufcV" or array.dtype.type is np.void:
         raise TypeError(
             f"expected an array of numbers as initial value of variable {name!r}, got dtype {array.dtype} "
             f"from {type(value).__name__}"
@@ -112,6 +119,11 @@ def initial_array(
     if aggregation is VariableAggregation.MEAN and array.dtype.kind in "iub":
         raise ValueError(
             f"variable {name!r}: aggregation MEAN needs a floating dtype, got {array.dtype}; use dtype='float32'"
+        )
+    if is_on_read and aggregation is VariableAggregation.SUM and array.dtype.kind == "b":
+        raise ValueError(
+            f"variable {name!r}: ON_READ with aggregation SUM cannot be read as {array.dtype}, whose sum is not "
+            "defined; use dtype='int32', or aggregation ONLY_FIRST_REPLICA"
         )
     if has_rows and not array.shape:
         raise ValueError(

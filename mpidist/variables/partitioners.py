@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist.arguments import described, whole
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.arithmetic.slices import cut_evenly
 
 
@@ -186,7 +187,7 @@ def _checked(shape: Sequence[int], axis: int) -> tuple[tuple[int, ...], int]:
 
 def _item_bytes(dtype: npt.DTypeLike, bytes_per_string: int) -> int:
     try:
-        chosen = np.dtype(dtype)
+        chosen = named_dtype(dtype)
     except (TypeError, ValueError):
         raise TypeError(f"`dtype` must be a dtype, for instance 'float32', got {described(dtype)}") from None
     return bytes_per_string if chosen.kind in "SUO" else chosen.itemsize

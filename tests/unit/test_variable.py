@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import pickle
+import subprocess
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -57,7 +59,10 @@ def test_large_integers_stay() -> None:
     assert default_array([-(2**31) - 1]).dtype == np.int64
 
 
-@pytest.mark.parametrize("value", ["text", None, [object()], np.array(["a"]), np.zeros(2, "M8[s]"), {"a": 1}])
+@pytest.mark.parametrize("value", [
+    "text", None, [object()], np.array(["a"]), np.zeros(2, "M8[s]"), {"a": 1}, np.zeros(3, "V4"),
+    np.zeros(2, [("a", "f4")]),
+])
 def test_what_is_no_array_of_numbers_is_refused(value: Any) -> None:
     with pytest.raises(TypeError, match=r"expected an array of numbers as initial value of variable 'w', got dtype"):
         make(value, name="w")
@@ -88,6 +93,28 @@ def test_a_name_that_is_no_member_names_the_variable(argument: str) -> None:
 def test_a_variable_on_read_is_not_trained() -> None:
     with pytest.raises(ValueError, match=r"variable 'w': trainable=True is for .* ON_WRITE, got ON_READ"):
         make(1.0, name="w", trainable=True, synchronization="ON_READ")
+
+
+@pytest.mark.parametrize("strategy", [mpidist.MirroredStrategy, mpidist.ParameterServerStrategy])
+def test_booleans_on_read_have_no_sum(strategy: Any) -> None:
+    with strategy().scope():
+        with pytest.raises(ValueError, match=r"variable 'w': ON_READ with aggregation SUM .* bool.*; use dtype="):
+            make([True], name="w", synchronization="ON_READ", aggregation="SUM")
+        assert make([True], aggregation="SUM").numpy().tolist() == [True]
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "mpidist.Variable([1.5], dtype='bfloat16').numpy()", "mpidist.metrics.Mean(dtype='bfloat16').result()",
+        "mpidist.experimental.partitioners.MinSizePartitioner(8)((8, 2), 'bfloat16')",
+    ],
+)
+def test_bfloat16_is_known_by_its_name_before_ml_dtypes_is_loaded(use: str) -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes")
+    code = f"import sys, mpidist; assert 'ml_dtypes' not in sys.modules; print({use})"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=False)
+    assert (result.returncode, result.stderr) == (0, "")
 
 
 def test_booleans_are_not_subtracted() -> None:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, cast
 
 import numpy as np
+import numpy.typing as npt
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
@@ -33,13 +34,14 @@ def is_half(dtype: np.dtype[Any]) -> bool:
     return dtype.itemsize == 2 and dtype.kind in "fV"
 
 
-def named_dtype(name: str) -> np.dtype[Any]:
-    """Local. The dtype of a name of NumPy's, or "bfloat16".
+def named_dtype(name: npt.DTypeLike | None) -> np.dtype[Any]:
+    """Local. The dtype of a name of NumPy's, or "bfloat16"; of anything else `np.dtype(name)`.
 
     Raises:
+        TypeError: There is no such dtype.
         UnavailableError: bfloat16 was asked for, and the package ml_dtypes is not installed.
     """
-    if name == "bfloat16":
+    if isinstance(name, str) and name == "bfloat16":
         # NumPy knows the name bfloat16 only after this import.
         try:
             importlib.import_module("ml_dtypes")
