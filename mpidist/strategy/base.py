@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from mpidist import context
 from mpidist.cluster.resolver import ClusterResolver
@@ -24,6 +23,7 @@ from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.logical_replicas import LogicalReplicas
 from mpidist.strategy.numerics import NumericsRecord
 from mpidist.strategy.replica import ReplicaContext, mixing, require_call
+from mpidist.strategy.scope import Scope
 from mpidist.strategy.threads import share_cores
 from mpidist.strategy.values import ValueContext, gather_nest, gather_object, reduce_leaf, reduce_nest
 from mpidist.variables.arena import Arena
@@ -41,31 +41,6 @@ _REDUCE_OPS = dict(ReduceOp.__members__)
 _NEEDS_CROSS_REPLICA = (
     "Method requires being in cross-replica context, use get_replica_context().merge_call() or call it outside `run`"
 )
-
-
-class Scope:
-    """Makes a strategy current while it is entered, which may be any number of times.
-
-    Args:
-        strategy: The strategy.
-        entry: Its level of the stack of contexts.
-        require_allowed: Raises RuntimeError where the strategy must not become current.
-    """
-
-    __slots__ = ("_entry", "_require_allowed", "_strategy")
-
-    def __init__(self, strategy: Strategy, entry: Entry, require_allowed: Callable[[], None]) -> None:
-        self._strategy = strategy
-        self._entry = entry
-        self._require_allowed = require_allowed
-
-    def __enter__(self) -> Strategy:
-        self._require_allowed()
-        context.push(self._entry)
-        return self._strategy
-
-    def __exit__(self, _: type[BaseException] | None, __: BaseException | None, ___: TracebackType | None) -> None:
-        context.pop()
 
 
 class Strategy(Resource):
@@ -394,6 +369,12 @@ class Strategy(Resource):
     def __deepcopy__(self, _: object) -> Strategy:
         # Objects that hold a strategy can be copied, and go on sharing it.
         return self
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            f"{self!r} cannot be pickled: it owns memory and communicators of this process. Make a strategy on every "
+            "rank, and call `mpidist.get_strategy()` in what another process runs"
+        )
 
     def __repr__(self) -> str:
         where = f"rank={self.communicator.rank}, num_replicas_in_sync={self.num_replicas_in_sync}"

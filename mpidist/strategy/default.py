@@ -26,9 +26,10 @@ from mpidist.options import (
     VariableAggregation,
     VariableSynchronization,
 )
-from mpidist.strategy.base import Scope, Strategy
+from mpidist.strategy.base import Strategy
 from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.replica import ReplicaContext, require_call
+from mpidist.strategy.scope import Scope
 from mpidist.variables import variable as variables
 from mpidist.variables.arena import current_home, solo_arena
 from mpidist.variables.initial import ShardedInitial
@@ -99,7 +100,7 @@ class _DefaultExtended(StrategyExtended):
         raise RuntimeError("parameter_devices unsupported by default tf.distribute.Strategy: enter a strategy's scope")
 
 
-class _DefaultScope(Scope):
+class _DefaultScope(Scope[Strategy]):
     """The scope that changes nothing. Inside another strategy's it would look as if it ended that one."""
 
     __slots__ = ()

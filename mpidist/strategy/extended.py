@@ -39,6 +39,10 @@ class StrategyExtended(Resource):
         self._owner = container_strategy
         self._asynchronous: AsyncCollective | None = None
 
+    def __reduce__(self) -> tuple[Callable[..., Any], tuple[Owner, str]]:
+        # A copy shares it, as one of the strategy does.
+        return getattr, (self._owner, "extended")
+
     def _end(self, *, is_collective: bool) -> None:
         end_all([] if self._asynchronous is None else [self._asynchronous], is_collective=is_collective)
 

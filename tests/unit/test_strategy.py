@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import pickle
 import subprocess
 import sys
 from typing import Any
@@ -126,8 +127,17 @@ def test_there_is_one_default_strategy() -> None:
 def test_strategies_are_shared_and_not_copied() -> None:
     strategy = mpidist.OneDeviceStrategy("cpu:0")
     assert copy.deepcopy({"strategy": strategy})["strategy"] is strategy
+    assert copy.deepcopy([strategy.extended]) == [strategy.extended]
     with pytest.raises(RuntimeError, match="Must only deepcopy"):
         copy.copy(strategy)
+
+
+@pytest.mark.parametrize("kind", [mpidist.MirroredStrategy, mpidist.ParameterServerStrategy, mpidist.get_strategy])
+def test_strategies_are_not_pickled(kind: Any) -> None:
+    strategy = kind()
+    for holder in (strategy, {"strategy": strategy}, strategy.extended):
+        with pytest.raises(TypeError, match=r"Strategy.* cannot be pickled: .* Make a strategy on every rank"):
+            pickle.dumps(holder)
 
 
 def test_experimental_arguments_are_in_tfs_order() -> None:
