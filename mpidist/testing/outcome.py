@@ -9,6 +9,9 @@ import pytest
 
 from mpidist.comm.agreement import name_ranks
 
+# So the report of a test begins that was to fail, with strict=True, and has passed.
+_STRICT = "[XPASS(strict)]"
+
 
 class Outcome(NamedTuple):
     """The outcome of a phase of a test on one rank.
@@ -17,7 +20,7 @@ class Outcome(NamedTuple):
         outcome: "passed", "failed" or "skipped".
         text: The traceback of a failure, or the reason of a skip.
         summary: The last line of the text.
-        wasxfail: The reason of an expected failure; None for other tests.
+        wasxfail: The reason of an expected failure, also of one that did not come; None for other tests.
     """
 
     outcome: str
@@ -50,6 +53,8 @@ def outcome_of(report: pytest.TestReport) -> Outcome:
     if report.skipped:
         reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr)
         return Outcome("skipped", reason, reason, wasxfail)
+    if isinstance(report.longrepr, str) and report.longrepr.startswith(_STRICT):
+        wasxfail = report.longrepr[len(_STRICT):].strip()
     crash = getattr(report.longrepr, "reprcrash", None)
     summary = report.longreprtext.strip().rpartition("\n")[2] if crash is None else str(crash.message)
     captured = "".join(f"\n----- {name} -----\n{text}" for name, text in report.sections)
@@ -67,14 +72,19 @@ def combine(report: pytest.TestReport, outcomes: list[Outcome], rank: int) -> No
         outcomes: The outcomes of all ranks.
         rank: This rank.
     """
-    failed = [other for other, outcome in enumerate(outcomes) if outcome.outcome == "failed"]
     skipped = [other for other, outcome in enumerate(outcomes) if outcome.outcome == "skipped"]
+    is_expected = any(outcomes[other].wasxfail is not None for other in skipped)
+    failed = [
+        other for other, outcome in enumerate(outcomes)
+        if outcome.outcome == "failed" and not (is_expected and outcome.wasxfail is not None)
+    ]
     if failed:
         _tell_failures(report, outcomes, failed, rank)
     elif skipped and len(skipped) < len(outcomes):
         first = outcomes[skipped[0]]
         if first.wasxfail is not None:
-            report.outcome = "skipped"
+            if not report.skipped:
+                report.outcome, report.longrepr = "skipped", None
             report.wasxfail = first.wasxfail
             return
         text = (

@@ -9,28 +9,32 @@ pytest loads it wherever mpidist is installed. It acts if a launcher started sev
 - A test that exceeds its time limit ends the run, after each rank has printed its Python stacks. The limit is 60 s
   under several ranks; `--mpi-timeout`, the ini value `mpi_timeout` and `@pytest.mark.timeout_seconds(5)` change it, and
   set one for a single process.
-- Ranks other than 0 print nothing, and all ranks end with the same code. If ranks collect different tests, that is an
-  error.
+- Ranks other than 0 print nothing and have no debugger, and all ranks end with the same code. If ranks collect
+  different tests, that is an error.
 
 The fixture `communicator` has all ranks of the run; `fake_nodes` makes one host look like several nodes.
 """
 
 from __future__ import annotations
 
+import argparse
 import contextlib
 import faulthandler
 import hashlib
+import math
 import os
 import re
 import tempfile
 import threading
 import time
 from collections.abc import Generator, Iterator
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
+from _pytest.config import create_terminal_writer
 
 from mpidist import launch
+from mpidist.arguments import number
 from mpidist.comm.communicator import Communicator, SoloCommunicator, open_communicator
 from mpidist.testing.outcome import collection_difference, combine, outcome_of
 
@@ -43,6 +47,8 @@ LAST_WORDS_SECONDS = 1.0
 # A C call that keeps the interpreter's lock stops our timer, too. faulthandler's thread, which needs no lock, then ends
 # the process.
 LAST_RESORT_SECONDS = 10.0
+# Three years, which timers can wait.
+MOST_SECONDS = 1e8
 # The environment variable that tells pytest the root of the folders of `tmp_path`.
 TEMPORARY_ROOT = "PYTEST_DEBUG_TEMPROOT"
 _PYTEST_FRAME = re.compile(r'/_pytest/|/pluggy/|/pytest/__main__|"<frozen runpy>"')
@@ -74,7 +80,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group = parser.getgroup("mpidist", "tests of several ranks")
     group.addoption(
         "--mpi-timeout",
-        type=float,
+        type=_seconds,
         default=None,
         metavar="SECONDS",
         help="limit for each test, after which all stacks are printed and the run ends; 0: none. Default: 60 under "
@@ -82,7 +88,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
     group.addoption(
         "--mpi-grace",
-        type=float,
+        type=_seconds,
         default=DEFAULT_GRACE_SECONDS,
         metavar="SECONDS",
         help="how long a rank that failed waits for the others to finish the test before it ends the run (default: 5)",
@@ -101,11 +107,12 @@ def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(watchdog, "mpidist-watchdog")
     if size > 1:
         _separate_temporary_folders(rank)
+        ranks = Ranks(config, watchdog)
         if rank > 0:
-            # Only rank 0 uses the terminal and the report file.
-            config.pluginmanager.set_blocked("terminalreporter")
+            # Only rank 0 uses the terminal, the debugger at it, and the report file.
+            config.option.usepdb = config.option.trace = False
             config.option.xmlpath = None
-        config.pluginmanager.register(Ranks(config, watchdog), "mpidist-ranks")
+        config.pluginmanager.register(ranks, "mpidist-ranks")
 
 
 def _separate_temporary_folders(rank: int) -> None:
@@ -138,9 +145,8 @@ class Watchdog:
         seconds = config.getoption("--mpi-timeout")
         if seconds is None:
             ini = config.getini("mpi_timeout")
-            seconds = float(ini) if ini else (DEFAULT_TIMEOUT_SECONDS if size > 1 else 0.0)
-        # No limit in a debugger, where a person may take any time.
-        self.seconds = 0.0 if config.getoption("usepdb", False) else float(seconds)
+            seconds = _checked("mpi_timeout", ini) if ini else (DEFAULT_TIMEOUT_SECONDS if size > 1 else 0.0)
+        self.seconds = 0.0 if _has_debugger(config) else seconds
 
     @contextlib.contextmanager
     def limit(self, what: str, seconds: float | None = None) -> Iterator[None]:
@@ -200,7 +206,28 @@ def _seconds_of(marker: pytest.Mark) -> float:
     given = [*marker.args, *marker.kwargs.values()]
     if len(given) != 1 or set(marker.kwargs) - {"seconds"}:
         raise pytest.UsageError(f"expected @pytest.mark.timeout_seconds(5), got {marker.args} and {marker.kwargs}")
-    return float(given[0])
+    return _checked("timeout_seconds", given[0])
+
+
+def _seconds(text: str) -> float:
+    """A number of seconds on the command line."""
+    try:
+        return number("seconds", float(text), least=0, most=MOST_SECONDS)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
+
+
+def _checked(name: str, given: str | float) -> float:
+    """A number of seconds from elsewhere."""
+    try:
+        return number(name, float(given), least=0, most=MOST_SECONDS)
+    except (TypeError, ValueError) as error:
+        raise pytest.UsageError(f"{name}: expected a number of seconds, got {given!r}: {error}") from None
+
+
+def _has_debugger(config: pytest.Config) -> bool:
+    """Whether rank 0 may stop in a debugger, where a person may take any time."""
+    return bool(config.getoption("usepdb", False) or config.getoption("trace", False))
 
 
 class Ranks:
@@ -215,13 +242,18 @@ class Ranks:
     """
 
     def __init__(self, config: pytest.Config, watchdog: Watchdog) -> None:
-        self.grace: float = config.getoption("--mpi-grace")
+        self.grace: float = math.inf if _has_debugger(config) else config.getoption("--mpi-grace")
         self.watchdog = watchdog
         self.communicator: Communicator = SoloCommunicator()
         self.collection_errors: dict[str, str] = {}
+        self.nowhere = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115  # until the end of the run
 
-    def pytest_sessionstart(self) -> None:
-        """Start MPI."""
+    def pytest_sessionstart(self, session: pytest.Session) -> None:
+        """Start MPI, and silence the ranks other than 0."""
+        reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+        if self.watchdog.rank > 0 and reporter is not None:
+            # Without a reporter options such as --setup-show fail. This one has written nothing yet.
+            reporter._tw = create_terminal_writer(session.config, self.nowhere)  # noqa: SLF001
         with self.watchdog.limit("the start of MPI"):
             self.communicator = open_communicator(purpose="testing")
         self.watchdog.communicator = self.communicator
@@ -274,6 +306,7 @@ class Ranks:
         """Wait until rank 0 has printed its last line: a launcher may kill it when another rank ends with an error."""
         if self.communicator.size > 1:
             self.meet("exit", None)
+        self.nowhere.close()
 
     def meet(self, where: str, value: T, failure: str = "") -> list[T]:
         """Collective. The values of all ranks; ends the run if the ranks are not at the same place.

@@ -73,6 +73,24 @@ def test_an_expected_failure_on_one_rank_is_expected() -> None:
     assert report.wasxfail == "why"
 
 
+def test_a_strict_expected_failure_on_one_rank_is_expected() -> None:
+    strict, came = make_report("failed", "[XPASS(strict)] why"), make_report("skipped", ("t.py", 1, "no"))
+    came.wasxfail = "why"
+    outcomes = [outcome_of(strict), outcome_of(came)]
+    combine(strict, outcomes, rank=0)
+    combine(came, outcomes, rank=1)
+    assert [(one.outcome, one.wasxfail) for one in (strict, came)] == [("skipped", "why")] * 2
+    assert strict.longrepr is None
+    # Where it comes on no rank, or another failure does, the test fails.
+    strict = make_report("failed", "[XPASS(strict)] why")
+    combine(strict, [outcome_of(strict)] * 2, rank=0)
+    assert (strict.outcome, strict.longrepr) == ("failed", "[XPASS(strict)] why")
+    combine(came, [*outcomes, Outcome("failed", "the traceback", "ValueError: x")], rank=1)
+    assert came.failed
+    assert "the traceback" in came.longreprtext
+    assert "XPASS" not in came.longreprtext
+
+
 def test_difference_of_collections_names_the_first() -> None:
     text = collection_difference([["a", "b"], ["a"], ["a", "b"]], [[], ["ImportError: x"], []])
     assert "on rank 1 they are not the 2 tests of rank 0" in text
@@ -97,6 +115,30 @@ def test_a_hang_ends_the_run_with_stacks(tmp_path: Path) -> None:
     assert "rank 0 of 1" in result.stderr
     assert "test_it.py::test_slow after 0.5 s" in result.stderr
     assert "in test_slow" in result.stderr
+
+
+@pytest.mark.parametrize("mark", ["timeout_seconds(0.5)", "timeout_seconds(seconds=0.5)"])
+def test_the_limit_of_a_mark_has_a_name(mark: str, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        f"import pytest, threading\n@pytest.mark.{mark}\ndef test_slow():\n    threading.Event().wait(40)\n"
+    )
+    assert "test_it.py::test_slow after 0.5 s" in run_pytest(tmp_path, "--mpi-timeout", "20").stderr
+
+
+@pytest.mark.parametrize("seconds", ["nan", "inf", "-1", "soon"])
+def test_a_limit_that_is_no_number_of_seconds_is_refused(seconds: str, tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("def test_it():\n    pass\n")
+    for option in ("--mpi-timeout", "--mpi-grace"):
+        result = run_pytest(tmp_path, f"{option}={seconds}")
+        assert (result.returncode, result.stdout) == (pytest.ExitCode.USAGE_ERROR, "")
+        assert f"argument {option}: " in result.stderr
+    assert run_pytest(tmp_path, "-o", f"mpi_timeout={seconds}").returncode == pytest.ExitCode.USAGE_ERROR
+    (tmp_path / "test_it.py").write_text(
+        f"import pytest\n@pytest.mark.timeout_seconds({seconds!r})\ndef test_it():\n    pass\n"
+    )
+    result = run_pytest(tmp_path)
+    assert result.returncode == pytest.ExitCode.USAGE_ERROR
+    assert f"timeout_seconds: expected a number of seconds, got '{seconds}'" in result.stderr
 
 
 def test_a_single_process_has_no_limit_unless_asked(tmp_path: Path) -> None:

@@ -30,7 +30,9 @@ def alone(communicator: Communicator) -> None:
         pytest.skip(str(error))
 
 
-def run_pytest(folder: Path, code: str, *options: str, ranks: int = 2) -> subprocess.CompletedProcess[str]:
+def run_pytest(
+    folder: Path, code: str, *options: str, ranks: int = 2, typed: str | None = None
+) -> subprocess.CompletedProcess[str]:
     (folder / "test_it.py").write_text("import os, sys, time\nimport pytest\n\n" + code)
     # Registered once, by its entry point where mpidist is installed, else by name.
     (folder / "conftest.py").write_text("from tests.conftest import pytest_plugins\n")
@@ -39,7 +41,7 @@ def run_pytest(folder: Path, code: str, *options: str, ranks: int = 2) -> subpro
     fixed = ["--with-mpi", "--color=no"]
     return subprocess.run(
         [*mpirun_command(ranks, find_mpirun()), sys.executable, "-m", "pytest", *fixed, *options, "test_it.py"],
-        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=100,
+        cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=100, input=typed,
     )
 
 
@@ -76,6 +78,14 @@ def test_skips():
 def test_expected(communicator):
     assert communicator.rank == 0
 
+@pytest.mark.xfail(reason="rank 1 cannot", strict=True)
+def test_expected_strictly(communicator):
+    assert communicator.rank == 0
+
+@pytest.mark.xfail(reason="none can", strict=True)
+def test_passes_unexpectedly():
+    pass
+
 @pytest.fixture
 def broken(communicator):
     if communicator.rank == 1:
@@ -91,13 +101,61 @@ def test_of_three():
     result = run_pytest(tmp_path, code, "-rA")
     text = result.stdout
     assert result.returncode == 1, text + result.stderr
-    assert "2 failed, 1 passed, 2 skipped, 1 xfailed, 1 error" in text
+    assert "3 failed, 1 passed, 2 skipped, 2 xfailed, 1 error" in text
+    assert "[XPASS(strict)] none can" in text
     assert text.count("test session starts") == 1, "ranks other than 0 are quiet"
     assert "failed on rank 1 of 2" in text
     assert "AssertionError: only rank 1" in text
     assert "printed by 1" in text
     assert "all ranks must skip a test, or none: skipped on rank 1" in text
     assert "RuntimeError: set-up of rank 1" in text
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [
+        (["--setup-show"], "1 passed"), (["--setup-only"], "no tests ran"), (["--setup-plan"], "no tests ran"),
+        (["--pdb"], "1 passed"), (["-o", "log_cli=true", "--log-cli-level=INFO"], "1 passed"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_options_that_use_the_terminal_leave_it_to_rank_0(options: list[str], count: str, tmp_path: Path) -> None:
+    code = """
+import logging
+
+@pytest.fixture
+def thing():
+    return 3
+
+def test_it(thing):
+    logging.getLogger("x").info("logged")
+"""
+    result = run_pytest(tmp_path, code, *options)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert count in text
+    for once in ("test session starts", "SETUP    F thing" if "--setup" in options[0] else "1 passed"):
+        assert text.count(once) == 1, text
+    assert text.count("logged") == (1 if "-o" in options else 0), text
+
+
+@pytest.mark.usefixtures("alone")
+def test_the_debugger_is_that_of_rank_0_and_nobody_hurries_it(tmp_path: Path) -> None:
+    code = """
+def test_it(communicator):
+    if communicator.rank == 1:
+        raise RuntimeError("rank 1 broke")
+    time.sleep(1.5)
+    raise RuntimeError("rank 0 broke")
+"""
+    result = run_pytest(tmp_path, code, "--pdb", "--mpi-grace", "0.2", typed="print(3 * 'typed ')\ncontinue\n")
+    text = result.stdout + result.stderr
+    assert result.returncode != 0
+    assert "did not finish within" not in text
+    assert text.count("entering PDB") == 1, text
+    assert "typed typed typed" in text
+    assert "RuntimeError: rank 0 broke" in text
 
 
 @pytest.mark.usefixtures("alone")
