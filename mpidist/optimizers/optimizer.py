@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpidist import context
-from mpidist.arguments import flag, number
+from mpidist.arguments import described, flag, number
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.optimizers.requirements import listed, refuse_unknown, require_pairs, require_updatable
@@ -51,7 +51,7 @@ class Optimizer:
     ) -> None:
         if not callable(learning_rate):
             if isinstance(learning_rate, bool) or not isinstance(learning_rate, (int, float, np.number)):
-                raise TypeError(f"`learning_rate` must be a number or a schedule, got {learning_rate!r}")
+                raise TypeError(f"`learning_rate` must be a number or a schedule, got {described(learning_rate)}")
             positive(learning_rate=float(learning_rate))
         refuse_unknown(options, name)
         if not hasattr(kernel, "prepare"):
@@ -235,7 +235,7 @@ class Optimizer:
             self.iterations += 1
             return None
         # Before any state changes: a schedule is the program's own, and may raise.
-        rate = float(self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate)
+        rate = self.rate_at(self.iterations)
         if math.isnan(rate):
             raise ValueError(f"{self.name}: expected a learning rate, got nan from {self.learning_rate!r} at step "
                              f"{self.iterations}: look at what the schedule divides by")
@@ -245,6 +245,19 @@ class Optimizer:
             return False
         self.iterations += 1
         return True
+
+    def rate_at(self, iteration: int) -> float:
+        """Local. The learning rate of a step, counted from 0.
+
+        Raises:
+            TypeError: It is no number; texts are not read as numbers.
+        """
+        is_schedule = callable(self.learning_rate)
+        rate: Any = self.learning_rate(iteration) if callable(self.learning_rate) else self.learning_rate
+        if isinstance(rate, (bool, str, bytes)):
+            source = f"its schedule {self.learning_rate!r} at step {iteration}" if is_schedule else "`learning_rate`"
+            raise TypeError(f"{self.name}: the learning rate must be a number, got {described(rate)} from {source}")
+        return float(rate)
 
     def uninterrupted(self) -> AbstractContextManager[object]:
         """Local. Surrounds work in several calls: an interrupt waits for its end, on all ranks."""
@@ -283,7 +296,7 @@ class Optimizer:
         """Local. The tree that a checkpoint stores, with what each rank has left out of compressed gradients."""
         tree: dict[str, Any] = {"iterations": self.iterations}
         if not callable(self.learning_rate):
-            tree[RATE] = float(self.learning_rate)
+            tree[RATE] = self.rate_at(self.iterations)
         if self._plan is not None:
             tree.update(self._plan.slots)
             tree.update(self._plan.state())

@@ -86,7 +86,7 @@ class Chief(ServedHome):
         self.variables: weakref.WeakValueDictionary[tuple[str, int], Variable] = weakref.WeakValueDictionary()
         self.partitioner: Partitioner | None = None
         self.worker: ServedHome | None = None
-        self.commits = Commits(rank, servers, self._rate)
+        self.commits = Commits(rank, servers, self._rate, self._name_of_optimizer)
         self._rank = rank
         self._slots = slots
         self._is_one_process = is_one_process
@@ -355,8 +355,11 @@ class Chief(ServedHome):
 
     def _rate(self, optimizer: int, iteration: int) -> float:
         """The learning rate of a step that is about to be committed."""
-        rate = self.optimizers[optimizer].learning_rate
-        return float(rate(iteration) if callable(rate) else rate)
+        return self.optimizers[optimizer].rate_at(iteration)
+
+    def _name_of_optimizer(self, optimizer: int) -> str:
+        known = self.optimizers.get(optimizer)
+        return f"optimizer {optimizer}" if known is None else known.name
 
     def _is_whole(self) -> bool:
         return True

@@ -43,6 +43,7 @@ class Commits:
         rank: The coordinator's rank.
         servers: The ranks of all servers.
         rate: The learning rate of an optimizer, given its number and its iteration, counted from 0.
+        name: The name of an optimizer for people, given its number.
 
     Attributes:
         number: The last commit.
@@ -54,6 +55,7 @@ class Commits:
     rank: int
     servers: Sequence[int]
     rate: Callable[[int, int], float]
+    name: Callable[[int], str] = "optimizer {}".format
     number: int = 0
     iterations: MutableMapping[int, int] = field(default_factory=dict)
     saving: set[int] = field(default_factory=set)
@@ -133,18 +135,13 @@ class Commits:
         ]
 
     def _rate(self, optimizer: int, iteration: int) -> float:
+        place = f"the learning rate of {self.name(optimizer)} at its step {iteration}"
         try:
             rate = float(self.rate(optimizer, iteration))
         except Exception as error:
-            raise RateError(
-                f"the learning rate of optimizer {optimizer} at its step {iteration}: the schedule raises {error!r}. "
-                "The update is not applied"
-            ) from error
+            raise RateError(f"{place}: the schedule raises {error!r}. The update is not applied") from error
         if math.isnan(rate):
-            raise RateError(
-                f"the learning rate of optimizer {optimizer} at its step {iteration}: expected a number, got nan. The "
-                "update is not applied"
-            )
+            raise RateError(f"{place}: expected a number, got nan. The update is not applied")
         return rate
 
     # ------------------------------------------------------------------ the coordinator's own writes

@@ -148,6 +148,21 @@ def test_the_rate_may_change_between_steps() -> None:
     assert variable.numpy() == before
 
 
+@pytest.mark.parametrize("rate", ["0.1", b"0.1", True])
+def test_what_is_no_number_is_no_learning_rate(rate: Any) -> None:
+    with pytest.raises(TypeError, match=r"`learning_rate` must be a number or a schedule, got .* of type "):
+        SGD(rate)
+    variable = mpidist.Variable(1.0)
+    later: Any = SGD(0.1)
+    later.learning_rate = rate
+    for optimizer, source in ((later, "`learning_rate`"), (SGD(lambda _: rate), "its schedule .* at step 0")):
+        with pytest.raises(TypeError, match=f"SGD: the learning rate must be a number, got .* from {source}"):
+            optimizer.apply_gradients([(1.0, variable)])
+        assert (float(variable.numpy()), optimizer.iterations) == (1.0, 0)
+    with pytest.raises(TypeError, match="SGD: the learning rate must be a number"):
+        later.state()
+
+
 def test_before_and_after_build() -> None:
     optimizer = Adam()
     assert optimizer.variables == []

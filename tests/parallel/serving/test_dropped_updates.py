@@ -34,7 +34,7 @@ def test_update_without_a_learning_rate_counts_no_step(communicator: Communicato
         coordinator.schedule(both)
         coordinator.join()
         coordinator.schedule(both)
-        with pytest.raises(RateError, match=r"at its step 1: the schedule raises KeyError\(1\)"):
+        with pytest.raises(RateError, match=r"learning rate of SGD at its step 1: the schedule raises KeyError\(1\)"):
             coordinator.join()
         assert (sound.iterations, other.iterations) == (1, 1)
         np.testing.assert_array_equal([first.numpy(), second.numpy()], [[0, 0, 0], [0.5, 0.5, 0.5]])
