@@ -30,7 +30,7 @@ from mpidist.comm.farewell import FAREWELLS, LAST, leave_together
 from mpidist.comm.interrupts import INTERRUPTS
 from mpidist.comm.launcher_socket import LauncherSocket
 from mpidist.comm.mpi_start import end_mpi
-from mpidist.comm.program_end import INTERRUPTED, forget, number_of, watch_code
+from mpidist.comm.program_end import INTERRUPTED, forget, number_of, was_left, watch_code
 from mpidist.comm.program_end import code as code_of_program
 from mpidist.errors import is_shared
 from mpidist.observe.output import flush, say
@@ -150,8 +150,15 @@ class _Ending:
         if frame is not None and frame.f_back is None:
             self.code = code
 
+    def _take_kept_code(self) -> None:
+        # An exit that is not freed, though it has left the program: asyncio keeps it in the task that has raised it.
+        kept = None if self.watched is None else self.watched()
+        if self.code is None and kept is not None and was_left():
+            self.code = number_of(kept.code)
+
     def at_exit(self) -> None:
         """Leave together with the other ranks, or end the job if this rank leaves with an exit code."""
+        self._take_kept_code()
         if self.is_finalized() or self.survivor_ends:
             # Where the program has finalized MPI itself, no rank can wait for this one any more.
             return

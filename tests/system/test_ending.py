@@ -97,12 +97,16 @@ def test_an_error_of_all_ranks_that_only_one_does_not_catch(tmp_path: Path) -> N
     assert ours(text)[0].startswith("mpidist: rank 2 of 3")
 
 
-@pytest.mark.parametrize("leave", ["sys.exit(3)", "sys.exit('no data')", "exit(3)", "argparse"])
+@pytest.mark.parametrize("leave", ["sys.exit(3)", "sys.exit('no data')", "exit(3)", "argparse", "asyncio"])
 @pytest.mark.parametrize("where", ["{}", "with strategy.scope(): strategy.run(lambda: {})"], ids=["top", "run"])
 def test_a_lone_exit_with_a_code_ends_the_job(tmp_path: Path, leave: str, where: str) -> None:
     if leave == "argparse":
         leave = "__import__('argparse').ArgumentParser().parse_args(['--nonsense'])"
-    result, text = run(tmp_path, f"if rank == 1:\n    {where.format(leave)}\nwait_for_others()\n")
+    if leave == "asyncio":
+        # The task keeps its exception.
+        leave = "asyncio.run(work())"
+    code = "import asyncio\nasync def work():\n    await asyncio.sleep(0)\n    sys.exit(3)\n"
+    result, text = run(tmp_path, f"{code}if rank == 1:\n    {where.format(leave)}\nwait_for_others()\n")
     assert result.returncode != 0
     assert len(ours(text)) == 1
     assert re.match(r"mpidist: rank 1 of 3 on \S+ exited with \d", ours(text)[0])
