@@ -7,7 +7,7 @@ complex parameters as `torch.view_as_real` gives them, too.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
@@ -39,42 +39,36 @@ def by_parts(kernel: Kernel | LayerKernel) -> Kernel | LayerKernel:
     return _LayerKernelByParts(kernel) if isinstance(kernel, LayerKernel) else _KernelByParts(kernel)
 
 
-class _KernelByParts:
-    """See `by_parts`."""
+K = TypeVar("K", Kernel, LayerKernel)
 
-    def __init__(self, kernel: Kernel) -> None:
-        self._kernel = kernel
+
+class _Parts(Generic[K]):
+    """What both kinds of kernels share: the state, of which both parts have their own."""
+
+    def __init__(self, kernel: K) -> None:
+        self._kernel: K = kernel
 
     @property
     def slots(self) -> Mapping[str, complex]:
-        """Local. See `Kernel.slots`."""
-        return _of_both(self._kernel.slots)
+        """Local. The initial values, of both parts."""
+        return {name: complex(value.real, value.real) for name, value in self._kernel.slots.items()}
 
     @property
     def scratch_count(self) -> int:
         """Local. See `Kernel.scratch_count`."""
         return self._kernel.scratch_count
 
+
+class _KernelByParts(_Parts[Kernel]):
+    """See `by_parts`."""
+
     def prepare(self, step: int, learning_rate: float, /) -> Update:
         """Local. See `Kernel.prepare`."""
         return _by_parts(self._kernel.prepare(step, learning_rate))
 
 
-class _LayerKernelByParts(LayerKernel):
+class _LayerKernelByParts(_Parts[LayerKernel], LayerKernel):
     """See `by_parts`."""
-
-    def __init__(self, kernel: LayerKernel) -> None:
-        self._kernel = kernel
-
-    @property
-    def slots(self) -> Mapping[str, complex]:
-        """Local. See `LayerKernel.slots`."""
-        return _of_both(self._kernel.slots)
-
-    @property
-    def scratch_count(self) -> int:
-        """Local. See `LayerKernel.scratch_count`."""
-        return self._kernel.scratch_count
 
     def direct(self, step: int, /) -> Update | None:
         """Local. See `LayerKernel.direct`."""
@@ -86,11 +80,6 @@ class _LayerKernelByParts(LayerKernel):
     ) -> Update:
         """Local. See `LayerKernel.prepare`."""
         return _by_parts(self._kernel.prepare(step, learning_rate, parameter_norm, direction_norm))
-
-
-def _of_both(slots: Mapping[str, complex]) -> dict[str, complex]:
-    """The initial values, of both parts."""
-    return {name: complex(value.real, value.real) for name, value in slots.items()}
 
 
 def _by_parts(update: Update) -> Update:
