@@ -166,7 +166,10 @@ class ArenaMemory(Home, ABC):
     def require_open(self) -> None:
         """Local. Raise RuntimeError if the strategy of this arena is closed."""
         if self.is_closed:
-            raise RuntimeError("this strategy is closed: its variables can be read, and nothing else. Make a new one")
+            raise RuntimeError(
+                "this strategy is closed: it makes and combines nothing any more. Variables on servers have ended with "
+                "it, others can be read. Make a new strategy"
+            )
 
     def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, Address]:
         """Collective. Find an address for a variable; its memory is zero, or what an earlier variable left.
