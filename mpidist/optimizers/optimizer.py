@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 
     from mpidist.variables.update.options import OptionKeywords
 
+# `float` reads texts, and takes True for 1.
+_NO_RATES = (bool, str, bytes)
+
 
 class Optimizer:
     """Applies a kernel to variables; the same on every rank.
@@ -235,7 +238,11 @@ class Optimizer:
             self.iterations += 1
             return None
         # Before any state changes: a schedule is the program's own, and may raise.
-        rate = self.rate_at(self.iterations)
+        given: Any = self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate
+        # As `rate_at`: a step pays for each function that it enters.
+        if isinstance(given, _NO_RATES):
+            raise self._no_rate(given, self.iterations)
+        rate = float(given)
         if math.isnan(rate):
             raise ValueError(f"{self.name}: expected a learning rate, got nan from {self.learning_rate!r} at step "
                              f"{self.iterations}: look at what the schedule divides by")
@@ -252,12 +259,15 @@ class Optimizer:
         Raises:
             TypeError: It is no number; texts are not read as numbers.
         """
+        given: Any = self.learning_rate(iteration) if callable(self.learning_rate) else self.learning_rate
+        if isinstance(given, _NO_RATES):
+            raise self._no_rate(given, iteration)
+        return float(given)
+
+    def _no_rate(self, given: object, iteration: int) -> TypeError:
         is_schedule = callable(self.learning_rate)
-        rate: Any = self.learning_rate(iteration) if callable(self.learning_rate) else self.learning_rate
-        if isinstance(rate, (bool, str, bytes)):
-            source = f"its schedule {self.learning_rate!r} at step {iteration}" if is_schedule else "`learning_rate`"
-            raise TypeError(f"{self.name}: the learning rate must be a number, got {described(rate)} from {source}")
-        return float(rate)
+        source = f"its schedule {self.learning_rate!r} at step {iteration}" if is_schedule else "`learning_rate`"
+        return TypeError(f"{self.name}: the learning rate must be a number, got {described(given)} from {source}")
 
     def uninterrupted(self) -> AbstractContextManager[object]:
         """Local. Surrounds work in several calls: an interrupt waits for its end, on all ranks."""

@@ -10,7 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from mpidist import context, tree
-from mpidist.comm.agreement import exchange
+from mpidist.comm.agreement import exchange, require_same
 from mpidist.comm.asynchronous import AsyncCollective, open_asynchronous
 from mpidist.comm.communication_thread import Handle
 from mpidist.comm.communicator import Communicator
@@ -157,7 +157,7 @@ class StrategyExtended(Resource):
             The same structure: new arrays, and Python numbers where Python numbers were given.
 
         Raises:
-            MismatchError: Shapes or dtypes differ between ranks.
+            MismatchError: Shapes, dtypes or numbers of values differ between ranks.
             TypeError: A leaf does not hold numbers.
             ValueError: A Python int needs more than 64 bits.
             RuntimeError: The call is inside `run`, or in another strategy's scope.
@@ -319,8 +319,12 @@ def _agreed(communicator: Communicator, leaves: Sequence[Any]) -> list[Any]:
     except Exception as caught:
         error = caught
     kinds = [array.dtype.char if type(leaf) is int else "" for leaf, array in zip(leaves, made, strict=False)]
-    first = exchange(communicator, "broadcast_to", kinds, error)[0]
-    for number, (kind, own) in enumerate(zip(first, kinds, strict=False)):
+    everyones = exchange(communicator, "broadcast_to", kinds, error)
+    require_same(
+        list(map(len, everyones)), "broadcast_to: the number of values", "Pass the same structure on every rank."
+    )
+    first = everyones[0]
+    for number, (kind, own) in enumerate(zip(first, kinds, strict=True)):
         if kind and own and kind != own:
             # The values of this rank do not count.
             made[number] = np.zeros((), kind)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import operator
 import pickle
 from abc import ABC
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
 
@@ -22,7 +22,7 @@ from mpidist.comm.collective import check_reducible
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.packing import all_reduce_list
-from mpidist.comm.front.sparse import reduce_slices
+from mpidist.comm.front.sparse import check_slices, reduce_slices
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
 from mpidist.variables.arena import current_home
@@ -117,20 +117,14 @@ def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int 
         array = leaf
     elif isinstance(leaf, _NUMBERS):
         array = np.asarray(leaf)
-    elif isinstance(leaf, IndexedSlices):
-        if axis is not None:
-            raise ValueError(
-                f"IndexedSlices are reduced with axis=None, got axis={axis!r}: reduce their `to_dense()` instead"
-            )
-        return reduce_slices(collective, op, leaf)
     else:
-        with _telling(collective, op):
-            array = as_array(leaf)
+        (array,) = _components(collective, op, [leaf], axis)
+        if isinstance(array, IndexedSlices):
+            return reduce_slices(collective, op, array)
     if axis is None:
         return collective.all_reduce(array, op)[()]
-    with _telling(collective, op):
-        axes = _axes(array, axis)
-        check_reducible(array, op)
+    _components(collective, op, [array], axis)
+    axes = _axes(array, axis)
     # What is left may have the same shape where ranks reduce along others.
     with collective.log.begin("reduce along axes", axes, None, meets=False).surround():
         if op is ReduceOp.MEAN:
@@ -159,23 +153,39 @@ def reduce_nest(
     if isinstance(value, (np.ndarray, np.generic)):
         return reduce_leaf(collective, op, value, axis)
     leaves, spec = tree.flatten(value)
+    # All of them before the first one is moved: a call that is left in the middle ends all others.
+    components = _components(collective, op, leaves, axis)
     if axis is not None or len(leaves) == 1:
         with signed(collective, spec):
-            return tree.unflatten(spec, [reduce_leaf(collective, op, leaf, axis) for leaf in leaves])
-    with _telling(collective, op):
-        components = [leaf if isinstance(leaf, IndexedSlices) else as_array(leaf) for leaf in leaves]
+            return tree.unflatten(spec, [reduce_leaf(collective, op, one, axis) for one in components])
     reduced = all_reduce_list(collective, components, op, bytes_per_pack=bytes_per_pack, keys=tree.keys(spec))
     return tree.unflatten(spec, [one if isinstance(one, IndexedSlices) else one[()] for one in reduced])
 
 
-@contextmanager
-def _telling(collective: CollectiveFront, op: ReduceOp) -> Iterator[None]:
-    """Of a value that is refused inside the other ranks hear where they reduce theirs."""
+def _components(
+    collective: CollectiveFront, op: ReduceOp, leaves: Sequence[Any], axis: int | Sequence[int] | None
+) -> list[Any]:
+    """The leaves as arrays that can be combined so. Of one that is refused the others hear where they reduce theirs."""
     try:
-        yield
-    except (TypeError, ValueError):
-        with collective.log.begin("all_reduce", op, _REFUSED):
-            raise
+        return [_component(op, leaf, axis) for leaf in leaves]
+    except (TypeError, ValueError) as error:
+        collective.log.begin("all_reduce", op, _REFUSED).fail(error)
+        raise
+
+
+def _component(op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
+    if isinstance(leaf, IndexedSlices):
+        if axis is not None:
+            raise ValueError(
+                f"IndexedSlices are reduced with axis=None, got axis={axis!r}: reduce their `to_dense()` instead"
+            )
+        check_slices(leaf, op)
+        return leaf
+    array = as_array(leaf)
+    check_reducible(array, op)
+    if axis is not None:
+        _axes(array, axis)
+    return array
 
 
 def _mean(collective: CollectiveFront, array: AnyArray, axes: tuple[int, ...]) -> Any:

@@ -52,9 +52,7 @@ def reduce_slices(
         TypeError: The dtype cannot be added.
         MismatchError: Operations, dense shapes, dtypes or shapes of rows differ between ranks.
     """
-    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
-        raise ValueError(f"IndexedSlices are reduced by SUM or MEAN, got {op.name}: reduce their `to_dense()` instead")
-    check_reducible(slices.values, op)
+    check_slices(slices, op)
     row_shape = slices.values.shape[1:]
     values = slices.values.reshape(len(slices.values), math.prod(row_shape))
     values = values.astype(values.dtype.newbyteorder("="), copy=False)
@@ -75,6 +73,13 @@ def reduce_slices(
         wide = values.astype(np.float32) if is_half(values.dtype) else values
         values = np.true_divide(wide, collective.communicator.size, dtype=wide.dtype).astype(values.dtype, copy=False)
     return IndexedSlices(values.reshape(len(indices), *row_shape), indices, slices.dense_shape)
+
+
+def check_slices(slices: IndexedSlices, op: ReduceOp) -> None:
+    """Local. Raise TypeError or ValueError if `op` is not defined for these rows."""
+    if op not in (ReduceOp.SUM, ReduceOp.MEAN):
+        raise ValueError(f"IndexedSlices are reduced by SUM or MEAN, got {op.name}: reduce their `to_dense()` instead")
+    check_reducible(slices.values, op)
 
 
 def gather_rows(

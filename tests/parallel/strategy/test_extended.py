@@ -74,6 +74,9 @@ def test_broadcast_to_wants_the_same_shapes(strategy: Strategy) -> None:
     odd = strategy.communicator.rank == 1
     with pytest.raises(MismatchError, match="the collective call, its shape and dtype must be"):
         strategy.extended.broadcast_to(np.zeros(2 + odd))
+    with pytest.raises(MismatchError, match=r"broadcast_to: the number of values must be the same on all ranks, got"):
+        strategy.extended.broadcast_to([1.0] * (1 + odd))
+    assert strategy.extended.broadcast_to([1.0, 2]) == [1.0, 2]
     with pytest.raises(TypeError, match="broadcast_to failed on rank 1"):
         strategy.extended.broadcast_to("text" if odd else 1.0)
 

@@ -118,6 +118,12 @@ METHODS: dict[str, Callable[[Strategy, Any], Any]] = {
     "reduce": lambda strategy, value: strategy.reduce("SUM", value, axis=None),
     "reduce along an axis": lambda strategy, value: strategy.reduce("SUM", value, axis=0),
     "reduce a nest": lambda strategy, value: strategy.reduce("MAX", {"a": value, "b": 1.0}, axis=None),
+    "reduce many along an axis": lambda strategy, value: strategy.reduce(
+        "SUM", {"a": np.ones(2), "b": np.atleast_1d(value)}, axis=0
+    ),
+    "reduce rows": lambda strategy, value: strategy.reduce(
+        "SUM", [np.ones(1), IndexedSlices(np.atleast_1d(value), np.arange(np.size(value)), (3,))], axis=None
+    ),
     "reduce_to": lambda strategy, value: strategy.extended.reduce_to("SUM", value, "cpu:0"),
     "all_reduce": lambda strategy, value: strategy.run(lambda: here().all_reduce("SUM", [value])),
     "gather": lambda strategy, value: strategy.gather(value, axis=0),
