@@ -960,6 +960,11 @@ STRATEGY = (
 
 ENDINGS = (
     Fault(
+        "an exit that somebody keeps has no code", "comm/ending.py",
+        "        self._take_kept_code()\n", "        pass\n",
+        "system/test_ending.py::test_a_lone_exit_with_a_code_ends_the_job",
+    ),
+    Fault(
         "the start of MPI holds the interpreter", "comm/mpi_start.py", "ctypes.CDLL", "ctypes.PyDLL",
         "system/test_start.py::test_a_time_limit_holds_for_the_start_of_mpi",
     ),
