@@ -57,7 +57,9 @@ def children_of(value: Any) -> list[tuple[Any, object]]:
     """
     content = value if isinstance(value, CONTAINERS) else attributes_of(value)
     if isinstance(content, Mapping):
-        return [(name, content[name]) for name in sorted(content, key=_place)]
+        # Most often all are texts, or all numbers, which need no function to be put in order.
+        place = None if set(map(type, content)) in ({str}, {int}) else _place
+        return [(name, content[name]) for name in sorted(content, key=place)]
     return list(enumerate(content))
 
 
