@@ -306,7 +306,9 @@ class Optimizer:
         """Local. The tree that a checkpoint stores, with what each rank has left out of compressed gradients."""
         tree: dict[str, Any] = {"iterations": self.iterations}
         if not callable(self.learning_rate):
-            tree[RATE] = self.rate_at(self.iterations)
+            if isinstance(self.learning_rate, _NO_RATES):
+                raise self._no_rate(self.learning_rate, self.iterations)
+            tree[RATE] = float(self.learning_rate)
         if self._plan is not None:
             tree.update(self._plan.slots)
             tree.update(self._plan.state())
