@@ -205,7 +205,7 @@ def test_gradients_are_added_in_the_order_of_numpys_sums(
 ) -> None:
     dtype, kernel = np.dtype("float32"), AdamKernel(0.9, 0.999, 1e-7)
     mine, expected = (make_blocks(dtype, count, 2, 200) for _ in range(2))
-    add, update = adder(dtype, count, in_tree=in_tree), kernel.prepare(1, 0.1)
+    add, update = adder(dtype, count, 1 << 18, in_tree=in_tree), kernel.prepare(1, 0.1)
     if in_tree:
         assert add.pairs == tuple(pairing(leaves(count)))
     gradients = [gradient.copy() for block in mine for gradient in block.gradients]

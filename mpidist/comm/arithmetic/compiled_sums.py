@@ -46,6 +46,16 @@ class CompiledSum:
         self._rank_count = rank_count
         self._byte_count = 0
 
+    @staticmethod
+    def pays(count: int, byte_count: int) -> bool:
+        """Local. Whether one pass gains anything over NumPy's.
+
+        Args:
+            count: Number of arrays.
+            byte_count: Of each of them.
+        """
+        return LEAST_ARRAYS <= count <= MOST_ARRAYS and byte_count >= LEAST_BYTES
+
     def add(self, sources: Sequence[AnyArray], out: AnyArray) -> bool:
         """Local. Add up arrays of one size.
 
@@ -78,7 +88,7 @@ class CompiledSum:
 
     def _takes(self, arrays: Sequence[AnyArray]) -> bool:
         first, count = arrays[0], len(arrays)
-        if not LEAST_ARRAYS <= count <= MOST_ARRAYS or first.nbytes < LEAST_BYTES or first.dtype.char not in TYPES:
+        if not self.pays(count, first.nbytes) or first.dtype.char not in TYPES:
             return False
         if not all(_is_plain(array, first) for array in arrays):
             return False

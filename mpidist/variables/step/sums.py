@@ -222,12 +222,13 @@ def add_in_place(blocks: Sequence[Block], add: Add) -> None:
         add.function(block.gradients, block.gradients[0])
 
 
-def adder(dtype: np.dtype[Any], count: int, *, in_tree: bool) -> Add:
+def adder(dtype: np.dtype[Any], count: int, byte_count: int, *, in_tree: bool) -> Add:
     """Local. The function that sums the gradients of a block; half precision is added up in float32.
 
     Args:
         dtype: Of the gradients.
         count: Their number.
+        byte_count: Of the largest block.
         in_tree: Add in the order of the tree over the ranks, not rank after rank.
     """
     if count == 1:
@@ -237,6 +238,9 @@ def adder(dtype: np.dtype[Any], count: int, *, in_tree: bool) -> Add:
     if is_half(dtype):
         return Add(partial(_add_halves_in_pairs, pairs) if in_tree else _add_halves, pairs)
     by_numpy = partial(_add_in_pairs, pairs) if in_tree else _add_in_order
+    # Small steps enter no function in vain.
+    if not CompiledSum.pays(count, byte_count):
+        return Add(by_numpy, pairs)
     return Add(partial(_add_compiled, CompiledSum(pairs_of, count), by_numpy), pairs)
 
 
