@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from mpidist.comm import call_text
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
-from mpidist.comm.call_text import HINT, mismatch, user_line
+from mpidist.comm.call_text import HINT, mismatch, where_called
 from mpidist.errors import mark_shared
 from mpidist.observe.calls import Calls, describe
 
@@ -235,4 +235,4 @@ class CallComparison:
     def _text(self) -> str:
         """This rank's call, for the other ranks."""
         step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
-        return f"{describe(self.key)} at {user_line()}{step}"
+        return f"{describe(self.key)}{where_called()}{step}"

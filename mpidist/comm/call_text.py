@@ -60,12 +60,17 @@ class Checksums(dict[tuple[Any, ...], int]):
         return value
 
 
-def user_line() -> str:
-    """Local. The line of the program that has called the library: the first one outside the package."""
+def where_called() -> str:
+    """Local. The line of the program that has called the library, as " at file:line"; nothing at the program's end."""
     frame = inspect.currentframe()
-    while frame is not None and frame.f_globals.get("__name__", "").startswith("mpidist."):
+    while frame is not None and _is_of_library(frame.f_globals.get("__name__", "")):
         frame = frame.f_back
-    return "an unknown line" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno}"
+    return "" if frame is None else f" at {frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_of_library(module: str) -> bool:
+    # A thread of the library begins in `threading`, and so does a program's; whose own lines come first.
+    return module in ("mpidist", "threading") or module.startswith("mpidist.")
 
 
 def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: str) -> MismatchError:
@@ -116,4 +121,4 @@ def _mismatch(calls: Calls, texts: Mapping[int, str], what: str) -> MismatchErro
 
 
 def _text(calls: Calls) -> str:
-    return f"{calls.name} at {user_line()}"
+    return f"{calls.name}{where_called()}"

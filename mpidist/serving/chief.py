@@ -21,7 +21,7 @@ from mpidist.comm.window import require_open
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
-from mpidist.serving.commits import Commits
+from mpidist.serving.commits import Commits, numbered
 from mpidist.serving.dropped import Dropped
 from mpidist.serving.exit_code import ExitCodeFile
 from mpidist.serving.heap import Heaps, Slots
@@ -359,7 +359,7 @@ class Chief(ServedHome):
 
     def _name_of_optimizer(self, optimizer: int) -> str:
         known = self.optimizers.get(optimizer)
-        return f"optimizer {optimizer}" if known is None else known.name
+        return numbered(optimizer) if known is None else known.name
 
     def _is_whole(self) -> bool:
         return True

@@ -35,6 +35,11 @@ class Attempt(NamedTuple):
     optimizers: tuple[int, ...]
 
 
+def numbered(optimizer: int) -> str:
+    """Local. The name of an optimizer of which only the number is known."""
+    return f"optimizer {optimizer}"
+
+
 @dataclass
 class Commits:
     """The numbers of commits. What is sent at one call reaches each server in this order, and nothing comes between.
@@ -55,7 +60,7 @@ class Commits:
     rank: int
     servers: Sequence[int]
     rate: Callable[[int, int], float]
-    name: Callable[[int], str] = "optimizer {}".format
+    name: Callable[[int], str] = numbered
     number: int = 0
     iterations: MutableMapping[int, int] = field(default_factory=dict)
     saving: set[int] = field(default_factory=set)
@@ -135,14 +140,18 @@ class Commits:
         ]
 
     def _rate(self, optimizer: int, iteration: int) -> float:
-        place = f"the learning rate of {self.name(optimizer)} at its step {iteration}"
         try:
             rate = float(self.rate(optimizer, iteration))
         except Exception as error:
-            raise RateError(f"{place}: the schedule raises {error!r}. The update is not applied") from error
+            raise self._refused(optimizer, iteration, f"the schedule raises {error!r}") from error
         if math.isnan(rate):
-            raise RateError(f"{place}: expected a number, got nan. The update is not applied")
+            raise self._refused(optimizer, iteration, "expected a number, got nan")
         return rate
+
+    def _refused(self, optimizer: int, iteration: int, why: str) -> RateError:
+        return RateError(
+            f"the learning rate of {self.name(optimizer)} at its step {iteration}: {why}. The update is not applied"
+        )
 
     # ------------------------------------------------------------------ the coordinator's own writes
 
