@@ -263,6 +263,13 @@ def test_an_update_aside_leaves_the_parameter(dtype: np.dtype[Any]) -> None:
         require_same_bits(mine, slot, "a slot")
 
 
+def test_what_changes_nothing_is_no_failure_of_the_compiler(caplog: pytest.LogCaptureFixture) -> None:
+    parameter, gradient = values(np.dtype("float32"), COUNT, 0), values(np.dtype("float32"), COUNT, 1)
+    CompiledUpdate(lambda *_: None, 0, 0, keeps_gradient=True)(parameter, gradient, [], [])
+    require_same_bits(gradient, values(np.dtype("float32"), COUNT, 1), "the gradient")
+    assert not caplog.records
+
+
 def test_what_leaves_the_parameter_alone_is_not_done_aside() -> None:
     def move(parameter: Any, gradient: Any, slots: Sequence[Any], scratch: Sequence[Any]) -> None:
         np.add(slots[0], gradient, out=slots[0])

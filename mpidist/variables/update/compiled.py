@@ -231,7 +231,8 @@ class CompiledUpdate:
         if dtype not in self._programs:
             self._programs[dtype] = self._record(dtype)
         program = self._programs[dtype]
-        if program is None or (is_aside and "p" not in program.stored):
+        # LARS turns a gradient that no norm clips into itself: a loop over no arrays is none.
+        if program is None or not program.names or (is_aside and "p" not in program.stored):
             return None
         try:
             code = _compile(loop_of(program, dtype, pairs, is_aside=is_aside, is_of_rows=is_of_rows))
