@@ -231,11 +231,12 @@ class MeasuredUpdate:
 
     def __call__(self, numbers: tuple[int, ...], settings: UpdateSettings) -> bool:
         """Collective. See `UpdateVariables`."""
+        # First: a kernel may refuse a learning rate, and the step is then as if it had not begun.
+        update = self._kernel.prepare(settings.step, settings.learning_rate)
         variable_pass = _reduce(self._plan, numbers, settings)
         factors = self._limits.factors(variable_pass, numbers, settings.factor)
         if factors is None:
             return False
-        update = self._kernel.prepare(settings.step, settings.learning_rate)
         keep = 1 - settings.learning_rate * self._arithmetic.decay
         # Most variables have the same factor, and recording an update takes a while.
         updates = {

@@ -13,7 +13,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import CheckpointError, MismatchError
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.optimizers import LAMB, SGD, Adam, ExponentialDecay, LossScaleOptimizer, Optimizer
+from mpidist.optimizers import LAMB, SGD, Adam, ExponentialDecay, Ftrl, LossScaleOptimizer, Optimizer
 from mpidist.strategy.base import Strategy
 from mpidist.variables.variable import Variable
 from tests.parallel.layouts import LAYOUTS, make_strategy
@@ -217,6 +217,22 @@ def test_a_skipped_update_forgets_its_calls(strategy: Strategy) -> None:
         step(strategy, scaled, [scaled.scale_loss(g) for g in gradients_of(number, rank)], first)
         step(strategy, plain, gradients_of(number, rank), second)
     require_equal(first, second)
+
+
+@pytest.mark.parametrize("options", [{}, {"clipnorm": 0.5}, {"global_clipnorm": 0.5}])
+def test_a_rate_that_a_kernel_refuses_leaves_the_step_undone(strategy: Strategy, options: dict[str, Any]) -> None:
+    """A warm-up may begin at 0. The program goes on with another rate."""
+    variables, expected = make_model(strategy), make_model(strategy)
+    optimizer, reference = Ftrl(0.1, **options), Ftrl(0.1, **options)
+    gradients = gradients_of(0, strategy.communicator.rank)
+    optimizer.learning_rate = 0
+    with pytest.raises(ValueError, match="Ftrl needs a learning rate above 0"):
+        step(strategy, optimizer, gradients, variables)
+    optimizer.learning_rate = 0.1
+    step(strategy, optimizer, gradients, variables)
+    step(strategy, reference, gradients, expected)
+    require_equal(variables, expected)
+    assert optimizer.iterations == 1
 
 
 def test_sparse_gradients_are_their_dense_forms(strategy: Strategy) -> None:
