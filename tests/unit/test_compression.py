@@ -29,6 +29,8 @@ def test_what_is_worth_it() -> None:
     assert not PowerSGD(26).compresses((100, 100), single)
     assert not PowerSGD(1).compresses((10_000,), single)
     assert not PowerSGD(1).compresses((), single)
+    assert not PowerSGD(1).compresses((0, 0), single)
+    assert not PowerSGD(1).compresses((0, 0, 3), single)
     assert not PowerSGD(1).compresses((100, 100), np.dtype("complex64"))
     assert not TopK(0.5).compresses((1023,), single)
     assert TopK(0.5).compresses((1024,), single)

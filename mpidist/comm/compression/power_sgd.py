@@ -52,7 +52,11 @@ class PowerSGD:
     def compresses(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
         """Local. See `Compression.compresses`."""
         rows, columns = matrix_shape(shape)
-        return is_compressible(dtype) and _LEAST_SAVING * self.rank * (rows + columns) <= rows * columns
+        # A matrix without elements is no larger than its factors, and has no rows to make them of.
+        return (
+            is_compressible(dtype) and rows * columns > 0
+            and _LEAST_SAVING * self.rank * (rows + columns) <= rows * columns
+        )
 
     def all_reduce(self, collective: Collective, gradient: AnyArray, state: CompressionState) -> None:
         """Collective. See `Compression.all_reduce`."""
