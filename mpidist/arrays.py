@@ -146,8 +146,19 @@ def _viewed(array: Any, dtype_name: str) -> Any:
 
 
 def as_array(value: Any) -> AnyArray:
-    """Local. `np.asarray(value)`, or `value` itself if it is a CuPy array, which `np.asarray` refuses."""
-    return cast(AnyArray, value) if is_cupy(value) else np.asarray(value)
+    """Local. `np.asarray(value)`; of an array that NumPy cannot convert, CuPy's for instance, what `lend` gives."""
+    if is_cupy(value):
+        return cast(AnyArray, value)
+    try:
+        array = np.asarray(value)
+    except TypeError:
+        # PyTorch's bfloat16 comes to NumPy by DLPack only.
+        if not _is_bfloat16(value):
+            raise
+        return lend(value)
+    # What NumPy does not know becomes an object.
+    is_unknown = array.dtype.hasobject and not isinstance(value, np.ndarray) and hasattr(value, "__dlpack__")
+    return lend(value) if is_unknown else array
 
 
 def as_bytes(array: AnyArray) -> AnyArray:

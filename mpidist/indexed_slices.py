@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_array
 
 
 @dataclass(frozen=True, eq=False)
@@ -79,4 +79,4 @@ class IndexedSlices:
 
 def _on_host(array: Any) -> AnyArray:
     # `np.asarray` refuses CuPy arrays: they want an explicit `get`.
-    return np.asarray(array.get() if hasattr(array, "__cuda_array_interface__") else array)
+    return as_array(array.get() if hasattr(array, "__cuda_array_interface__") else array)

@@ -140,7 +140,8 @@ def default_array(value: Any, dtype: npt.DTypeLike | None = None) -> AnyArray:
     if dtype is not None:
         # NumPy refuses Python's numbers that do not fit, and wraps those of an array.
         return np.array(value, dtype) if isinstance(value, (bool, int, float, list, tuple)) else array.astype(dtype)
-    if isinstance(value, (np.ndarray, np.generic, Variable)) or hasattr(value, "dtype"):
+    # Python's numbers, and lists of them, have none of these. A table of pandas has no `dtype`, yet is an array.
+    if any(hasattr(value, name) for name in ("dtype", "__array__", "__dlpack__")):
         return array
     if array.dtype == np.float64:
         return array.astype(np.float32)

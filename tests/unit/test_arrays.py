@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -71,3 +73,43 @@ def test_bfloat16_of_torch_is_not_copied() -> None:
     tensor = torch.zeros((2, 3), dtype=torch.bfloat16)
     arrays.lend(tensor)[0] = 2
     assert tensor.tolist() == [[2, 2, 2], [0, 0, 0]]
+
+
+class OnlyDLPack:
+    """An array of a library that knows nothing of NumPy."""
+
+    def __init__(self, held: arrays.AnyArray) -> None:
+        self.held = held
+
+    def __dlpack__(self, **options: Any) -> object:
+        return self.held.__dlpack__(**options)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return self.held.__dlpack_device__()
+
+
+def test_an_array_that_has_dlpack_only_is_taken() -> None:
+    held = np.arange(3.0)
+    assert np.shares_memory(arrays.as_array(OnlyDLPack(held)), held)
+
+
+def test_an_array_of_objects_stays_one() -> None:
+    held = np.array([None, 1], object)
+    assert arrays.as_array(held) is held
+
+
+def test_bfloat16_of_torch_is_an_array() -> None:
+    bfloat16 = pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes").bfloat16
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    tensor = torch.tensor([[1.5, 2.0]], dtype=torch.bfloat16)
+    array = arrays.as_array(tensor)
+    assert array.dtype == bfloat16
+    assert array.tolist() == [[1.5, 2.0]]
+    array[0, 0] = 3
+    assert tensor[0, 0] == 3
+
+
+def test_what_numpy_cannot_convert_says_why() -> None:
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    with pytest.raises(TypeError, match="to_dense"):
+        arrays.as_array(torch.ones(2).to_sparse())

@@ -59,6 +59,45 @@ def test_large_integers_stay() -> None:
     assert default_array([-(2**31) - 1]).dtype == np.int64
 
 
+class Table:
+    """As one of pandas: an array for NumPy, without a dtype of its own."""
+
+    def __init__(self, rows: Any) -> None:
+        self.rows = rows
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
+        return np.array(self.rows, dtype)
+
+
+@pytest.mark.parametrize("rows", [np.array([[1e-12 + 1]]), np.array([[1, 2]])])
+def test_a_table_keeps_its_digits(rows: Any) -> None:
+    variable = make(Table(rows))
+    assert variable.dtype == rows.dtype
+    assert variable.numpy().tolist() == rows.tolist()
+    with mpidist.MultiWorkerMirroredStrategy() as strategy:
+        assert strategy.reduce("SUM", Table(rows), axis=None).tolist() == rows.tolist()
+
+
+def test_bfloat16_of_torch_is_taken_everywhere() -> None:
+    pytest.importorskip("ml_dtypes", reason="bfloat16 comes from ml_dtypes")
+    torch = pytest.importorskip("torch", reason="PyTorch is not installed")
+    given = torch.tensor([[1.5], [2.0]], dtype=torch.bfloat16)
+    variable = make(given)
+    assert variable.dtype.name == "bfloat16"
+    wide = make(np.zeros((2, 1), "float32"))
+    mpidist.optimizers.SGD(1.0).apply_gradients([(given, wide)])
+    assert wide.numpy().tolist() == [[-1.5], [-2.0]]
+    assert wide.assign(given).numpy().tolist() == [[1.5], [2.0]]
+    with mpidist.MultiWorkerMirroredStrategy() as strategy:
+        assert strategy.reduce("SUM", given, axis=None).tolist() == [[1.5], [2.0]]
+        assert strategy.gather(given, axis=0).tolist() == [[1.5], [2.0]]
+    assert mpidist.IndexedSlices(given, np.array([0, 0]), (1, 1)).to_dense().tolist() == [[3.5]]
+    assert [row.tolist() for row in mpidist.data.Dataset.from_tensor_slices(given)] == [[1.5], [2.0]]
+    mean = mpidist.metrics.Mean()
+    mean.update_state(given)
+    assert mean.result() == 1.75
+
+
 @pytest.mark.parametrize("value", [
     "text", None, [object()], np.array(["a"]), np.zeros(2, "M8[s]"), {"a": 1}, np.zeros(3, "V4"),
     np.zeros(2, [("a", "f4")]),

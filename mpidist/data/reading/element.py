@@ -13,7 +13,7 @@ import numpy as np
 
 from mpidist import tree
 from mpidist.arguments import described
-from mpidist.arrays import AnyArray
+from mpidist.arrays import AnyArray, as_array
 
 
 @dataclass(frozen=True)
@@ -228,7 +228,7 @@ def _to_array(value: Any) -> Any:
     if hasattr(value, "to_numpy"):
         return value.to_numpy()
     try:
-        array = np.asarray(value)
+        array = as_array(value)
     except ValueError:
         raise ValueError(
             f"expected lists that make an array, got {described(value)}, whose parts differ in length. Pad them, or "
