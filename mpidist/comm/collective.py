@@ -178,11 +178,11 @@ def check_in_place(array: AnyArray, op: ReduceOp) -> None:
     if not (array.flags.c_contiguous and is_writable):
         raise ValueError(
             f"`in_place` needs a writable C-contiguous array, got one of shape {array.shape} with strides "
-            f"{array.strides}, writeable={is_writable}: leave out `in_place` and use the returned array"
+            f"{array.strides}, writeable={is_writable}: pass in_place=False and use the returned array"
         )
     if op is ReduceOp.MEAN and array.dtype.kind in "iu":
         raise TypeError(
-            f"the MEAN of {array.dtype} is float64 and cannot be written in place: leave out `in_place` and use the "
+            f"the MEAN of {array.dtype} is float64 and cannot be written in place: pass in_place=False and use the "
             "returned array"
         )
 

@@ -129,7 +129,7 @@ def test_arguments_are_looked_at_at_once(asynchronous: AsyncCollective) -> None:
         asynchronous.all_reduce_async(np.ones((4, 4)).T[:2])
     with pytest.raises(TypeError, match="NoneType"):
         asynchronous.all_reduce_async(None)
-    with pytest.raises(ValueError, match=r"writeable=False: leave out `in_place`"):
+    with pytest.raises(ValueError, match=r"writeable=False: pass in_place=False"):
         asynchronous.all_reduce_async(np.float32(1))
     assert asynchronous.all_reduce_async(np.float32(1), in_place=False).wait() == asynchronous.communicator.size
     assert asynchronous.all_reduce_async(np.ones(2)).wait().tolist() == [asynchronous.communicator.size] * 2
