@@ -146,9 +146,21 @@ def _viewed(array: Any, dtype_name: str) -> Any:
 
 
 def as_array(value: Any) -> AnyArray:
-    """Local. `np.asarray(value)`; of an array that NumPy cannot convert, CuPy's for instance, what `lend` gives."""
+    """Local. `np.asarray(value)`; of an array that NumPy cannot convert, CuPy's for instance, what `lend` gives.
+
+    Raises:
+        TypeError: A masked array hides some of its numbers, which would count here.
+    """
+    if type(value) is np.ndarray:
+        return value
     if is_cupy(value):
         return cast(AnyArray, value)
+    masked = sys.modules.get("numpy.ma")
+    if masked is not None and isinstance(value, masked.MaskedArray) and masked.is_masked(value):
+        raise TypeError(
+            f"expected an array without a mask, got one of shape {value.shape} of which {np.sum(value.mask)} numbers "
+            "are masked. Say what counts in their place: `array.filled(0)` for instance"
+        )
     try:
         array = np.asarray(value)
     except TypeError:

@@ -73,7 +73,8 @@ def as_array(leaf: Any) -> AnyArray:
     """
     if isinstance(leaf, SyncOnReadVariable):
         return leaf.component
-    array = leaf if isinstance(leaf, np.ndarray) else default_array(leaf)
+    # Of a matrix or another kind of NumPy's arrays only the numbers are meant, not what it makes of a sum.
+    array = arrays.as_array(leaf) if isinstance(leaf, np.ndarray) else default_array(leaf)
     if isinstance(leaf, int) and array.dtype.kind in "uO":
         raise ValueError(
             f"expected a Python int of -2**63 to 2**63 - 1, got one of {leaf.bit_length()} bits. Pass an array of "

@@ -113,3 +113,12 @@ def test_what_numpy_cannot_convert_says_why() -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     with pytest.raises(TypeError, match="to_dense"):
         arrays.as_array(torch.ones(2).to_sparse())
+
+
+def test_a_mask_is_not_lost() -> None:
+    masked = np.ma.array(np.ones(3), mask=[False, True, False])
+    with pytest.raises(TypeError, match=r"shape \(3,\) of which 1 numbers are masked.*filled"):
+        arrays.as_array(masked)
+    plain = arrays.as_array(np.ma.array(np.ones(3)))
+    assert type(plain) is np.ndarray
+    assert plain.tolist() == [1, 1, 1]

@@ -283,3 +283,21 @@ def test_a_replica_without_booleans_does_not_decide(strategy: Strategy, op: str,
     assert nobody.dtype == bool
     assert nobody.tolist() == [identity, identity]
     assert strategy.reduce(op, np.zeros((0, 2), bool), axis=None).shape == (0, 2)
+
+
+@pytest.mark.filterwarnings("ignore:the matrix subclass:PendingDeprecationWarning")
+def test_kinds_of_arrays_with_sums_of_their_own(communicator: Communicator) -> None:
+    strategy = Strategy(communicator)
+    n = communicator.size
+    matrix = np.matrix([[1.0, 2.0], [3.0, 4.0]])
+    assert strategy.reduce("SUM", matrix, axis=0).tolist() == [4 * n, 6 * n]
+    unmasked = np.ma.array(np.ones((4, 2)))
+    assert strategy.reduce("MEAN", unmasked, axis=0).tolist() == [1, 1]
+    masked = np.ma.array(np.ones((4, 2)), mask=[[False, True]] * 4)
+    for axis in (0, None):
+        # Its own sum leaves out what a mean would count.
+        with pytest.raises(TypeError, match="4 numbers are masked"):
+            strategy.reduce("MEAN", masked, axis=axis)
+    with pytest.raises(TypeError, match="4 numbers are masked"):
+        strategy.gather(masked, axis=0)
+    assert strategy.reduce("SUM", 1, axis=None) == n
