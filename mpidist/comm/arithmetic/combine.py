@@ -53,13 +53,16 @@ def named_dtype(name: npt.DTypeLike | None) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def combined_dtype(dtype: np.dtype[Any], op: ReduceOp, *, combines_halves: bool) -> np.dtype[Any]:
+def combined_dtype(
+    dtype: np.dtype[Any], op: ReduceOp, *, combines_halves: bool, adds_by_mpi: bool = True
+) -> np.dtype[Any]:
     """Local. The dtype in which arrays are combined: their own, unless the backend lacks it or a sum may overflow.
 
     Args:
         dtype: The arrays' dtype.
         op: The operation.
         combines_halves: See `Backend`.
+        adds_by_mpi: See `Backend`.
     """
     if op is ReduceOp.MEAN and dtype.kind in "iu":
         # The sum of small integers may not fit their own dtype.
@@ -70,7 +73,8 @@ def combined_dtype(dtype: np.dtype[Any], op: ReduceOp, *, combines_halves: bool)
         return dtype.newbyteorder("=") if keeps else np.dtype(np.float32)
     if dtype.kind == "b" and not combines_halves:
         return np.dtype(np.uint8)
-    if dtype.kind in "iu" and dtype.itemsize < 4 and op is ReduceOp.SUM and not combines_halves:
+    is_small = dtype.kind in "iu" and dtype.itemsize < 4
+    if is_small and op is ReduceOp.SUM and adds_by_mpi and not combines_halves:
         # Open MPI adds these with saturation in vectors, and modulo 2**n in what is left of them. Cut off, a wider sum
         # is the one modulo 2**n, as NumPy has it.
         return np.dtype(f"{dtype.kind}4")

@@ -339,7 +339,10 @@ class CollectiveFront(Resource):
 
     def dtype_combined(self, dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
         """Local. The dtype in which the backend combines arrays of the dtype `dtype`."""
-        return combined_dtype(dtype, op, combines_halves=self.backend.combines_halves)
+        backend = self.backend
+        return combined_dtype(
+            dtype, op, combines_halves=backend.combines_halves, adds_by_mpi=backend.adds_by_mpi
+        )
 
     def _divided(self, total: Any, op: ReduceOp) -> Any:
         if op is not _MEAN or self.backend.divides_means:
