@@ -113,10 +113,11 @@ def traffic_case(read: int, changed: int) -> Case:
     )
     if code is None:
         raise SystemExit("the traffic limit could not be compiled: see the warning above")
-    call = code.call
+    # The machine code lives as long as its owner.
+    owner = code
 
     def case() -> None:
-        call(share, *(array.ctypes.data for array in arrays))
+        owner.call(share, *(array.ctypes.data for array in arrays))
 
     return case
 
