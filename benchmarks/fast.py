@@ -10,9 +10,7 @@ call that accumulates gradients; Adam on the rows of a table, some of which are 
 from __future__ import annotations
 
 import importlib
-import os
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -20,7 +18,7 @@ from typing import Any
 import click
 import measure
 import numpy as np
-from measure import WORLD, Case, say
+from measure import WORLD, Case, compiling, say
 
 import mpidist
 from mpidist.comm.arithmetic import compiler
@@ -33,17 +31,6 @@ ARRAY = (8 << 20,)
 SHAPES = ((1 << 23,), (1 << 22,), (1 << 22,))
 # Rows and width of the table, and how many rows each rank names in a step.
 TABLE, NAMED = (1 << 18, 64), 1 << 15
-
-
-@contextmanager
-def compiling(*, compiles: bool) -> Iterator[None]:
-    """Inside, what is compiled is; or nothing is."""
-    before = os.environ.get(compiler.VARIABLE)
-    os.environ[compiler.VARIABLE] = str(int(compiles))
-    yield
-    os.environ.pop(compiler.VARIABLE)
-    if before is not None:
-        os.environ[compiler.VARIABLE] = before
 
 
 def sum_case(*, allocated: bool) -> Case:

@@ -8,12 +8,15 @@ import platform
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from mpi4py import MPI
+
+from mpidist.comm.arithmetic import compiler
 
 WORLD = MPI.COMM_WORLD
 Case = Callable[[], object]
@@ -31,6 +34,17 @@ def interleaved(cases: Mapping[str, Case], rounds: int) -> dict[str, dict[str, f
             if number > 0:  # the first round touches memory and builds plans
                 times[name].append(taken * 1e3)
     return {name: {"min": min(t), "median": statistics.median(t)} for name, t in times.items()}
+
+
+@contextmanager
+def compiling(*, compiles: bool) -> Iterator[None]:
+    """Inside, what the extra `fast` compiles is compiled, or left to NumPy."""
+    before = os.environ.get(compiler.VARIABLE)
+    os.environ[compiler.VARIABLE] = str(int(compiles))
+    yield
+    os.environ.pop(compiler.VARIABLE)
+    if before is not None:
+        os.environ[compiler.VARIABLE] = before
 
 
 def machine() -> dict[str, Any]:

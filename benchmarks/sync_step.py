@@ -19,8 +19,7 @@ import importlib.util
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -28,7 +27,7 @@ import click
 import measure
 import numpy as np
 import numpy.typing as npt
-from measure import WORLD, Case, say
+from measure import WORLD, Case, compiling, say
 from mpi4py import MPI
 
 import mpidist
@@ -81,17 +80,6 @@ def arena_case(kernel: Kernel | None, *, shared: bool | None = None) -> tuple[Ca
         gradient[...] = 1e-3
     pairs = list(zip(gradients, variables, strict=True))
     return lambda: optimizer.apply_gradients(pairs), [strategy, variables, optimizer]
-
-
-@contextmanager
-def compiling(*, compiles: bool) -> Iterator[None]:
-    """Optimizers that are built here are compiled, or not."""
-    before = os.environ.get(compiler.VARIABLE)
-    os.environ[compiler.VARIABLE] = str(int(compiles))
-    yield
-    os.environ.pop(compiler.VARIABLE)
-    if before is not None:
-        os.environ[compiler.VARIABLE] = before
 
 
 def traffic_case(read: int, changed: int) -> Case:

@@ -43,7 +43,7 @@ K = TypeVar("K", Kernel, LayerKernel)
 
 
 class _Parts(Generic[K]):
-    """What both kinds of kernels share: the state, of which both parts have their own."""
+    """The state of a kernel, which both parts have for themselves; for both kinds of kernels."""
 
     def __init__(self, kernel: K) -> None:
         self._kernel: K = kernel
