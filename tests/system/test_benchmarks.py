@@ -60,6 +60,35 @@ def test_collectives_are_compared_and_give_times_to_the_model(tmp_path: Path) ->
     assert 0 < row["efficiency"] <= row["efficiency_overlapped"] <= 1
 
 
+@pytest.mark.skipif(
+    importlib.util.find_spec("llvmlite") is None, reason="needs llvmlite: pip install 'mpidist[fast]'"
+)
+def test_a_step_is_measured_beside_the_traffic_that_it_needs(tmp_path: Path) -> None:
+    figures = tmp_path / "sync_step.json"
+    result = run_program(2, FOLDER / "sync_step.py", "--rounds", 1, "--json", figures, timeout_seconds=200)
+    assert result.returncode == 0, result.stderr + result.stdout
+    found = json.loads(figures.read_text())["figures"]
+    assert set(found) == {"reduction", "with SGD", "with Adam"}
+    for name, figure in found.items():
+        assert {"traffic limit", "mpidist", "MPI in place"} <= set(figure["times_ms"])
+        assert ("mpidist, fast" in figure["times_ms"]) == (name != "reduction")
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("llvmlite") is None, reason="needs llvmlite: pip install 'mpidist[fast]'"
+)
+def test_what_is_compiled_is_compared_with_numpy(tmp_path: Path) -> None:
+    figures, picture = tmp_path / "fast.json", tmp_path / "fast.png"
+    result = run_program(
+        3, FOLDER / "fast.py", "--rounds", 1, "--json", figures, "--plot", picture, timeout_seconds=200
+    )
+    assert result.returncode == 0, result.stderr + result.stdout
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    cases = json.loads(figures.read_text())["figures"]
+    assert {"sum, node memory", "SGD, global_clipnorm", "Adam on rows"} <= set(cases)
+    assert all(set(times) == {"without", "with"} for times in cases.values())
+
+
 def test_resnet50s_gradients_are_measured_alone(tmp_path: Path) -> None:
     figures = tmp_path / "collectives.json"
     result = run_program(
