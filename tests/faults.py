@@ -1285,7 +1285,7 @@ SERVING = (
     ),
     Fault(
         "a function does not read the rows that it has written since it read some", "serving/rows.py",
-        "in self._changes[self._known :]:", "in self._changes[: -self._known or None]:",
+        "in range(self._known, len(self._changes)):", "in range(len(self._changes) - self._known):",
         "unit/test_sharded.py::test_writes_of_rows_in_any_order",
     ),
     Fault(

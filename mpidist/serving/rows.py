@@ -100,8 +100,8 @@ class RowChanges:
 
     def __init__(self) -> None:
         self._changes: list[RowChange] = []
-        # The rows of the first changes, as far as they were looked at.
-        self._rows: set[int] = set()
+        # For each row, as far as the changes were looked at, the places of those that name it.
+        self._changes_of: dict[int, list[int]] = {}
         self._known = 0
 
     def add(self, kind: str, numbers: AnyArray, values: AnyArray) -> None:
@@ -121,21 +121,22 @@ class RowChanges:
             rows: Their numbers, of shape (n,).
             values: Of shape (n, width).
         """
-        for _, numbers, _ in self._changes[self._known :]:
-            self._rows.update(numbers.tolist())
+        for at in range(self._known, len(self._changes)):
+            for row in self._changes[at][1].tolist():
+                self._changes_of.setdefault(row, []).append(at)
         self._known = len(self._changes)
         # Most functions read other rows than they have changed.
-        if self._rows.isdisjoint(rows.tolist()):
+        hits = [self._changes_of[row] for row in set(rows.tolist()) if row in self._changes_of]
+        if not hits:
             return
         order = np.argsort(rows, kind="stable")
         ordered = rows[order]
-        for kind, numbers, given in self._changes:
+        for at in sorted(set().union(*hits)):
+            kind, numbers, given = self._changes[at]
             # A row that was read several times changes everywhere, and by all of its changes in their order.
             low, high = np.searchsorted(ordered, numbers), np.searchsorted(ordered, numbers, "right")
-            counts = high - low
-            if counts.any():
-                places = np.concatenate([order[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True)])
-                apply_rows(kind, values, np.repeat(given, counts, axis=0), places)
+            places = np.concatenate([order[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True)])
+            apply_rows(kind, values, np.repeat(given, high - low, axis=0), places)
 
     def applied(self, value: AnyArray) -> AnyArray:
         """Local. A copy of a whole value, with the changes."""
