@@ -11,7 +11,15 @@ from typing import Any
 from mpidist import launch
 from mpidist.checkpoint import hdf5
 from mpidist.checkpoint.cut import write_cut
-from mpidist.checkpoint.directory import SUFFIX, DirectoryWork, as_path, file_of, make_latest, require_file
+from mpidist.checkpoint.directory import (
+    SUFFIX,
+    DirectoryWork,
+    as_path,
+    file_of,
+    make_latest,
+    remove_leftovers,
+    require_file,
+)
 from mpidist.checkpoint.layout import SAVE_COUNTER
 from mpidist.checkpoint.listing import arrays_to_write, list_together
 from mpidist.checkpoint.lock import DirectoryLock
@@ -139,10 +147,14 @@ class Checkpoint:
                 would be lost.
         """
         count = self._save_counter + 1
-        path = f"{as_path('file_prefix', file_prefix)}-{count}{SUFFIX}"
-        lock = DirectoryLock(os.path.dirname(path))
+        prefix = as_path("file_prefix", file_prefix)
+        path = f"{prefix}-{count}{SUFFIX}"
+        directory, name = os.path.split(prefix)
+        lock = DirectoryLock(directory)
+        before = lock.acquire, partial(remove_leftovers, directory, name)
         try:
-            self.save_found(self.find_objects(), path, DirectoryWork(lock.acquire, partial(make_latest, path)), count)
+            work = DirectoryWork(before, after=partial(make_latest, path))
+            self.save_found(self.find_objects(), path, work, count)
         finally:
             lock.release()
         return path

@@ -196,7 +196,7 @@ def write_cut(
             if (now.records, now.shared) != (plan.records, plan.shared):
                 # The text of a generator's state may be longer now, for instance.
                 os.unlink(blank.path)
-                blank = create_blank(path, now.records, now.shared, None)
+                blank = create_blank(path, now.records, now.shared, ())
             home.begin_cut(now.shares(blank))
         try:
             checksums = now.write_own(communicator, blank)
@@ -205,7 +205,7 @@ def write_cut(
         small = now.write_small(communicator, blank, outcomes)
         shards = now.join_shards(blank, outcomes)
         everyone = [checksums, small, *(outcome.checksums for outcome in outcomes.values()), *shards]
-        return publish(blank, everyone, path, work.after)
+        return publish(blank, everyone, path, work)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(blank.path)

@@ -5,6 +5,7 @@ The state file is called `checkpoint`, as tf.train's is. It is a small JSON text
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import glob
 import json
@@ -25,7 +26,10 @@ from mpidist.errors import CheckpointError
 logger = logging.getLogger("mpidist")
 
 STATE_FILE = "checkpoint"
+LOCK_FILE = "checkpoint.lock"
 SUFFIX = ".h5"
+# In the name of a temporary file: `secrets.token_hex(4)`.
+_TOKEN = "[0-9a-f]{8}"
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,16 @@ class DirectoryState:
 
 
 class DirectoryWork(NamedTuple):
-    """The work of the rank that looks after the directory, before and after a checkpoint is written.
+    """The work of the rank that looks after the directory, while a checkpoint is written.
 
     Attributes:
-        before: Called before the file is made.
+        before: Called one by one before the file is made.
+        announce: Called when all ranks have written, before the file gets its name.
         after: Called when the file has its name, with the time of that in seconds since 1970.
     """
 
-    before: Callable[[], object] | None = None
+    before: Sequence[Callable[[], object]] = ()
+    announce: Callable[[], object] | None = None
     after: Callable[[float], object] | None = None
 
 
@@ -188,7 +194,9 @@ def replace_file(path: str, data: bytes) -> None:
         os.fsync(descriptor)
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        # The directory may be gone, or read-only since the failure.
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
         raise
     finally:
         os.close(descriptor)
@@ -243,14 +251,17 @@ def remove_leftovers(directory: str, prefix: str) -> None:
     """Local. Delete the temporary files of saves that were killed.
 
     Args:
-        directory: The directory of the checkpoints.
-        prefix: Their name up to the number. Hold the directory's lock: a temporary file of a job that is saving looks
-            just the same.
+        directory: The directory of the checkpoints. Hold its lock: a temporary file of a job that is saving looks just
+            the same.
+        prefix: Their name up to the number.
     """
-    here = glob.escape(directory)
-    for name in (f"{glob.escape(prefix)}-*{SUFFIX}", STATE_FILE):
-        for path in glob.glob(os.path.join(here, f".{name}.*.tmp")):
-            _delete(path)
+    # Not those of `Checkpoint.write`, which needs no lock, and may be writing.
+    form = re.compile(
+        rf"\.({re.escape(prefix)}-\d+{re.escape(SUFFIX)}|{STATE_FILE})\.{_TOKEN}\.tmp"
+        rf"|\.?{re.escape(LOCK_FILE)}.*\.{_TOKEN}\.tmp"
+    )
+    for name in filter(form.fullmatch, os.listdir(directory or os.curdir)):
+        _delete(os.path.join(directory, name))
 
 
 def delete_checkpoints(directory: str, names: Sequence[str]) -> None:

@@ -18,10 +18,9 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-from mpidist.checkpoint.directory import replace_file
+from mpidist.checkpoint.directory import LOCK_FILE, replace_file
 from mpidist.errors import CheckpointError
 
-LOCK_FILE = "checkpoint.lock"
 BEAT_SECONDS = 10.0
 DEAD_SECONDS = 60.0
 _POLL_SECONDS = 0.5
@@ -103,7 +102,7 @@ class DirectoryLock:
         if self._held != place:
             self.release()
         me = this_process()
-        begin = self._touched()
+        begin: float | None = None
         while True:
             holder = _read(self.path)
             if holder == me:
@@ -116,6 +115,7 @@ class DirectoryLock:
                 # This process was silent for so long that another job took it for dead. Taking the lock back would
                 # have both jobs save by turns.
                 raise self._busy(holder, "it has taken over from this job in the meantime")
+            begin = self._touched() if begin is None else begin
             dead = self._is_dead(holder, me, begin)
             if dead and self._take_over(holder, me):
                 break
@@ -188,7 +188,9 @@ class DirectoryLock:
         probe = f"{self.path}.{secrets.token_hex(4)}.tmp"
         with open(probe, "wb") as file:
             now = os.fstat(file.fileno()).st_mtime
-        os.unlink(probe)
+        # The holder deletes what looks left behind.
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(probe)
         return True if now - touched > DEAD_SECONDS else None
 
 
@@ -215,7 +217,8 @@ def _create(path: str, me: Holder) -> bool:
         with open(temporary, "wb") as file:
             file.write(_encode(me))
         os.link(temporary, path)
-    except FileExistsError:
+    # Of a quicker process that holds the lock by now, and takes the temporary file for one that was left behind.
+    except (FileExistsError, FileNotFoundError):
         return False
     finally:
         with contextlib.suppress(FileNotFoundError):

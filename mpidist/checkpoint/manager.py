@@ -7,6 +7,7 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
@@ -112,13 +113,7 @@ class CheckpointManager:
         self._init_fn = init_fn
         self._last_step = None if last_checkpoint_step is None else whole("last_checkpoint_step", last_checkpoint_step)
         self._lock = DirectoryLock(self._directory)
-        state = read_state(self._directory) or DirectoryState((), time.time(), None)
-        own = self._numbers_of(entry.name for entry in state.entries)
-        present = tuple(entry for entry in state.entries if entry.name in own and self._has(entry.name))
-        latest = state.latest if state.latest is not None and self._has(state.latest) else None
-        if latest is None and present:
-            latest = present[-1].name
-        self._state = DirectoryState(present, state.last_preserved, latest)
+        self._state = self._present(read_state(self._directory) or DirectoryState((), time.time(), None))
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -162,7 +157,7 @@ class CheckpointManager:
         Raises:
             CheckpointError: On every rank: another job saves to the directory, or values of an earlier restore still
                 wait for an object.
-            OSError: On every rank, if any rank cannot write. The checkpoints and the state file are as before.
+            OSError: On every rank, if any rank cannot write. The checkpoints are as before, and so is the latest.
             MismatchError: The ranks hold different objects, or have another directory or number.
             TypeError, ValueError: On every rank: the number is no integer, or negative.
         """
@@ -185,7 +180,10 @@ class CheckpointManager:
             number, count = int(given), self._checkpoint.save_counter + 1
         path = self._path(f"{self._name}-{number}")
         name = os.path.basename(path)
-        work = DirectoryWork(self._prepare, lambda now: self._update(self._with_entry(name, now)))
+        work = DirectoryWork(
+            (self._lock.acquire, partial(remove_leftovers, self._directory, self._name)),
+            lambda: self._announce(name), lambda now: self._update(self._with_entry(name, now)),
+        )
         saved_at = self._checkpoint.save_found(found, path, work, count)
         self._state, _ = self._retire(self._with_entry(name, saved_at))
         self._last_step = step
@@ -271,13 +269,24 @@ class CheckpointManager:
         )
         return cast(T, everyone[0][1])
 
+    def _present(self, state: DirectoryState) -> DirectoryState:
+        """What is there of a state file's checkpoints: those of managers of this name, and the latest of all."""
+        own = self._numbers_of(entry.name for entry in state.entries)
+        present = tuple(entry for entry in state.entries if entry.name in own and self._has(entry.name))
+        latest = state.latest if state.latest is not None and self._has(state.latest) else None
+        if latest is None and present:
+            latest = present[-1].name
+        return DirectoryState(present, state.last_preserved, latest)
+
     def _decide(self, step: int | None, check_interval: bool) -> tuple[bool, int, DirectoryState]:
-        number = self._checkpoint.save_counter + 1
+        number, state = self._checkpoint.save_counter + 1, self._state
+        if not self._is_due(step, check_interval):
+            return False, number, state
         there = self._numbers_of(candidates(self._directory, None))
-        known = {entry.name for entry in self._state.entries}
+        known = {entry.name for entry in state.entries}
         if any(other >= number and name not in known for name, other in there.items()):
             number = max(there.values()) + 1
-        return self._is_due(step, check_interval), number, self._state
+        return True, number, state
 
     def _candidates(self, *, fallback: bool) -> list[str]:
         latest = self._state.latest
@@ -292,9 +301,10 @@ class CheckpointManager:
             )
         return [] if latest is None else [latest]
 
-    def _prepare(self) -> None:
-        self._lock.acquire()
-        remove_leftovers(self._directory, self._name)
+    def _announce(self, name: str) -> None:
+        # Managers delete only what the state file names, and a kill may come as soon as the file has its name.
+        if not self._has(name):
+            self._write(replace(self._with_entry(name, time.time()), latest=self._state.latest))
 
     def _with_entry(self, name: str, now: float) -> DirectoryState:
         entries = tuple(old for old in self._state.entries if old.name != name)

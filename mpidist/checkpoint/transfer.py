@@ -81,7 +81,7 @@ def write_checkpoint(
             everyone = exchange(communicator, f"writing checkpoint {path!r}", checksums, error)
             order.compare_across()
         return on_first_rank(
-            communicator, f"completing checkpoint {path!r}", partial(publish, blank, everyone, path, work.after)
+            communicator, f"completing checkpoint {path!r}", partial(publish, blank, everyone, path, work)
         )
     except BaseException:
         if communicator.rank == 0:
@@ -109,11 +109,11 @@ def verify(communicator: Communicator, file: SavedFile, paths: Iterable[str]) ->
 
 
 def create_blank(
-    path: str, records: Sequence[Record], shared: Mapping[str, str], before: Callable[[], object] | None
+    path: str, records: Sequence[Record], shared: Mapping[str, str], before: Iterable[Callable[[], object]]
 ) -> Blank:
     """Local. Make a file for these datasets, under another name; see `write_checkpoint`."""
-    if before is not None:
-        before()
+    for step in before:
+        step()
     directory, name = os.path.split(path)
     os.makedirs(directory or ".", exist_ok=True)
     # In the same directory: a rename is atomic only within one file system.
@@ -250,15 +250,15 @@ def write_pieces(
         write_at(descriptor, data, offset + position)
 
 
-def publish(
-    blank: Blank, everyone: Sequence[Checksums], path: str, after: Callable[[float], object] | None
-) -> float:
+def publish(blank: Blank, everyone: Sequence[Checksums], path: str, work: DirectoryWork) -> float:
     """Local. Mark a file as whole and give it its name; the order of the steps is what keeps a crash harmless.
 
     The content is on the disk already, `complete` syncs the mark, and only then does the rename put the file in the
     place of an older one. The directory is synced next: without that, a crash may undo the rename, and a state file
     written by `after` would name a file that is not there.
     """
+    if work.announce is not None:
+        work.announce()
     checksums: dict[int, int] = {}
     # In the order of the ranks, which is that of their parts of a piece.
     for share in everyone:
@@ -271,8 +271,8 @@ def publish(
     try:
         sync_directory(os.path.dirname(path))
         now = time.time()
-        if after is not None:
-            after(now)
+        if work.after is not None:
+            work.after(now)
     except BaseException:
         # No state file names the new checkpoint, so nothing would delete it. One that was there before may be named.
         if not was_there:

@@ -18,8 +18,8 @@ import pytest
 
 from mpidist.checkpoint import lock as lock_module
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.checkpoint.directory import CheckpointEntry, DirectoryState, read_state, retire
-from mpidist.checkpoint.lock import LOCK_FILE, DirectoryLock
+from mpidist.checkpoint.directory import LOCK_FILE, CheckpointEntry, DirectoryState, read_state, retire
+from mpidist.checkpoint.lock import DirectoryLock
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError
@@ -319,6 +319,22 @@ def test_of_two_that_find_a_holder_dead_one_gets_the_lock(tmp_path: Path, monkey
         DirectoryLock(str(tmp_path)).acquire()
     assert json.loads(path.read_text()) == dataclasses.asdict(quicker)
     assert os.listdir(tmp_path) == [LOCK_FILE]
+
+
+def test_a_holder_may_delete_the_temporary_files_of_those_that_want_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    start = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19])
+    quicker = dataclasses.replace(lock_module.this_process(), process=os.getppid(), started=start)
+
+    def link(temporary: str, path: str) -> None:
+        Path(path).write_text(json.dumps(dataclasses.asdict(quicker)))
+        os.unlink(temporary)
+        raise FileNotFoundError(temporary)
+
+    monkeypatch.setattr(os, "link", link)
+    with pytest.raises(CheckpointError, match=rf"process {os.getppid()} on .*; it is alive"):
+        DirectoryLock(str(tmp_path)).acquire()
 
 
 @pytest.mark.parametrize("text", ['{"job": 3}', "[" * 100_000, "null"])

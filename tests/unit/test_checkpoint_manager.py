@@ -17,10 +17,18 @@ from typing import Any
 import numpy as np
 import pytest
 
+from mpidist.checkpoint import hdf5
 from mpidist.checkpoint import lock as lock_module
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.checkpoint.directory import CheckpointEntry, DirectoryState, read_state, retire, write_state
-from mpidist.checkpoint.lock import LOCK_FILE, DirectoryLock, Holder, is_dead, this_process
+from mpidist.checkpoint.directory import (
+    LOCK_FILE,
+    CheckpointEntry,
+    DirectoryState,
+    read_state,
+    retire,
+    write_state,
+)
+from mpidist.checkpoint.lock import DirectoryLock, Holder, is_dead, this_process
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.errors import CheckpointError
@@ -176,11 +184,37 @@ def test_state_file_is_text_with_relative_names(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_killed_saves_are_removed(tmp_path: Path) -> None:
-    for name in (".ckpt-7.h5.0123abcd.tmp", ".checkpoint.0123abcd.tmp", ".other-1.h5.0123abcd.tmp", "ckpt.tmp"):
+    for name in (
+        ".ckpt-7.h5.0123abcd.tmp", ".checkpoint.0123abcd.tmp", "checkpoint.lock.0123abcd.tmp",
+        ".checkpoint.lock.0123abcd.tmp", ".other-1.h5.0123abcd.tmp", "ckpt.tmp",
+    ):
         (tmp_path / name).write_text("x")
     with CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path, 1) as manager:
         manager.save()
     assert sorted(os.listdir(tmp_path)) == [".other-1.h5.0123abcd.tmp", "checkpoint", "ckpt-1.h5", "ckpt.tmp"]
+    Checkpoint(v=variable(0.0)).save(tmp_path / "other")
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-1.h5", "ckpt.tmp", "other-1.h5"]
+
+
+def test_a_manager_leaves_alone_what_another_job_writes_without_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An evaluator keeps the best model in the directory of the training, which saves in the same moment."""
+    manager = CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path, 1)
+    complete = hdf5.complete
+
+    def complete_later(blank: hdf5.Blank, checksums: list[int]) -> None:
+        monkeypatch.undo()
+        manager.save()
+        complete(blank, checksums)
+
+    monkeypatch.setattr(hdf5, "complete", complete_later)
+    path = Checkpoint(v=variable(2.0)).write(tmp_path / "ckpt-best")
+    manager.close()
+    best = variable(0.0)
+    Checkpoint(v=best).read(path).assert_consumed()
+    assert best.numpy() == 2.0
+    assert files(tmp_path) == ["ckpt-1.h5", "ckpt-best.h5"]
 
 
 def test_is_dead_knows_restarts_processes_and_what_it_cannot_know(monkeypatch: pytest.MonkeyPatch) -> None:
