@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import time
@@ -286,6 +287,9 @@ class CheckpointManager:
         known = {entry.name for entry in state.entries}
         if any(other >= number and name not in known for name, other in there.items()):
             number = max(there.values()) + 1
+        # Another manager of this name, of this program or of a job that has ended, may have saved since.
+        with contextlib.suppress(ValueError):
+            state = self._present(read_state(self._directory) or state)
         return True, number, state
 
     def _candidates(self, *, fallback: bool) -> list[str]:

@@ -337,6 +337,19 @@ def test_a_holder_may_delete_the_temporary_files_of_those_that_want_the_lock(
         DirectoryLock(str(tmp_path)).acquire()
 
 
+def test_managers_of_one_name_know_of_each_other(tmp_path: Path) -> None:
+    """Of one program, or of a job that has ended since the other was started."""
+    first, second = (CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path, 2) for _ in range(2))
+    for manager in (first, second, first, second):
+        manager.save()
+    assert [os.path.basename(path) for path in second.checkpoints] == files(tmp_path) == ["ckpt-3.h5", "ckpt-4.h5"]
+    state = read_state(str(tmp_path))
+    assert state is not None
+    assert [entry.name for entry in state.entries] == files(tmp_path)
+    first.close()
+    second.close()
+
+
 @pytest.mark.parametrize("text", ['{"job": 3}', "[" * 100_000, "null"])
 def test_a_forged_lock_is_a_clear_error(tmp_path: Path, text: str) -> None:
     (tmp_path / LOCK_FILE).write_text(text)
