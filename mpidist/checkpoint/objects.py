@@ -5,12 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.attributes import CONTAINERS, PLAIN, SETS, children_of, has_children, is_array, is_number
+from mpidist.attributes import (
+    CONTAINERS,
+    PLAIN,
+    SETS,
+    attributes_of,
+    children_of,
+    has_children,
+    is_array,
+    is_number,
+)
 from mpidist.checkpoint.hdf5 import is_storable
 from mpidist.checkpoint.layout import Record, join
 from mpidist.checkpoint.saved import SavedArray
@@ -290,6 +300,9 @@ def _push_children(
 ) -> None:
     """Put what an object holds on the stack, so that the first child is popped first; note the numbers among it."""
     children, is_container = children_of(value), isinstance(value, CONTAINERS)
+    if is_container and type(value) not in CONTAINERS:
+        # Of a class of the user's, which may have attributes, too. Pushed first, they come behind the items.
+        _push_children(waiting, found, parts, SimpleNamespace(**attributes_of(value)), place)
     if not is_container:
         place = _Place.OURS if type(value).__module__.startswith("mpidist.") else _Place.OBJECT
     # An object may have a million plain values, which matter only where they are an error, or part of a state.

@@ -20,6 +20,7 @@ from mpidist.comm.communicator import SoloCommunicator
 from mpidist.errors import CheckpointError
 from mpidist.variables.arena import Arena
 from mpidist.variables.creation import create_variable
+from mpidist.variables.module import Module
 from mpidist.variables.variable import Variable
 from tests.calls import calls_of
 
@@ -85,6 +86,51 @@ def as_variables(value: Any) -> Any:
     if isinstance(value, MappingProxyType):
         return MappingProxyType({key: as_variables(item) for key, item in value.items()})
     return variable(value)
+
+
+def test_a_container_of_another_class_has_items_and_attributes() -> None:
+    class Layers(list):  # type: ignore[type-arg]  # of anything
+        pass
+
+    layers: Any = Layers([variable(1.0)])
+    layers.scale = variable(2.0)
+    layers.table = np.zeros(3)
+    found = walk([(("m",), SimpleNamespace(layers=layers))])
+    assert list(found.leaves) == ["m/layers/0", "m/layers/scale"]
+    assert list(found.lost) == ["m/layers/table"]
+
+
+def test_a_module_that_is_a_container_has_items_and_attributes(tmp_path: Path) -> None:
+    class Layers(Module, list):  # type: ignore[type-arg]  # of anything
+        pass
+
+    class Heads(Module, UserDict):  # type: ignore[type-arg]  # of anything
+        def __init__(self, **items: Variable) -> None:
+            Module.__init__(self)
+            UserDict.__init__(self, items)
+
+    def build(value: float) -> tuple[Any, Any]:
+        layers: Any = Layers()
+        layers.append(variable(value))
+        heads: Any = Heads(main=variable(value + 1))
+        layers.scale, heads.scale, layers.heads = variable(value + 2), variable(value + 3), heads
+        return layers, heads
+
+    layers, _ = build(1.0)
+    paths = ["m/0", "m/heads/main", "m/heads/scale", "m/scale"]
+    assert list(walk([(("m",), layers)]).leaves) == paths
+    path = Checkpoint(m=layers).save(tmp_path / "c")
+    again, heads = build(0.0)
+    Checkpoint(m=again).restore(path).assert_consumed()
+    assert [float(v.numpy()) for v in (again[0], heads["main"], heads.scale, again.scale)] == [1.0, 2.0, 4.0, 3.0]
+    # What comes later is restored when it is set.
+    late: Any = Layers()
+    status = Checkpoint(m=late).restore(path)
+    late.scale = variable(0.0)
+    assert late.scale.numpy() == 3.0
+    late.heads = heads
+    late.append(variable(0.0))
+    status.assert_consumed()
 
 
 def test_slots_are_attributes(tmp_path: Path) -> None:
