@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from functools import cached_property
 from types import SimpleNamespace
 from typing import Any, NamedTuple, cast
 
@@ -151,9 +152,18 @@ class Found:
     def names_of(self, path: str) -> Iterator[str]:
         """Local. Give `path` and the other paths that lead to the same object."""
         yield path
+        ends = [at for at, letter in enumerate(path) if letter == "/"] if self.shared else []
+        for end in [*ends, len(path)]:
+            for alias in self._aliases.get(path[:end], ()):
+                yield alias + path[end:]
+
+    @cached_property
+    def _aliases(self) -> dict[str, list[str]]:
+        """The other way round: the further paths by the first one. To be asked for when the walk is at its end."""
+        aliases: dict[str, list[str]] = {}
         for alias, first in self.shared.items():
-            if path == first or path.startswith(first + "/"):
-                yield alias + path[len(first) :]
+            aliases.setdefault(first, []).append(alias)
+        return aliases
 
 
 def can_hold_variables(value: object) -> bool:

@@ -176,6 +176,23 @@ def test_shared_objects_are_stored_once_and_restored_under_any_path(tmp_path: Pa
     assert (fresh.kernel.numpy() == 6).all()
 
 
+def test_the_names_of_all_are_found_without_a_look_at_all_shared_paths_each_time() -> None:
+    class Counted(dict[str, str]):
+        looks = 0
+
+        def items(self) -> Any:
+            Counted.looks += 1
+            return super().items()
+
+    layers = [SimpleNamespace(k=variable(float(n))) for n in range(3)]
+    found = walk([(("m",), SimpleNamespace(layers=layers, twin=layers[0], weights=[one.k for one in layers]))])
+    found.shared = Counted(found.shared)
+    names = {path: [*found.names_of(path)] for path in found.leaves}
+    assert names["m/layers/0/k"] == ["m/layers/0/k", "m/twin/k", "m/weights/0"]
+    assert names["m/layers/2/k"] == ["m/layers/2/k", "m/weights/2"]
+    assert Counted.looks <= 1
+
+
 def test_root_stands_without_a_name(tmp_path: Path) -> None:
     layer = Layer(2.0)
     path = Checkpoint(layer, extra=variable(1.0)).write(tmp_path / "c")
