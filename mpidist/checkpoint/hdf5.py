@@ -42,6 +42,8 @@ class Contents:
         offsets: First byte of each dataset; 0 for an empty one.
         checksums: CRC32 of all pieces of all datasets.
         shared: See `layout.encode_index`.
+        complete_offset: Place of the mark of a whole checkpoint.
+        complete: The mark; with the checksum of all checksums in it, a file of another content has another one.
     """
 
     path: str
@@ -50,6 +52,8 @@ class Contents:
     offsets: list[int]
     checksums: list[int]
     shared: dict[str, str]
+    complete_offset: int
+    complete: bytes
 
 
 @dataclass(frozen=True)
@@ -211,7 +215,8 @@ def _add_dataset(file: h5py.File, record: Record) -> int:
 def _contents(path: str, file: h5py.File, descriptor: int) -> Contents:
     file_bytes = os.fstat(descriptor).st_size
     checked: set[str] = set()
-    done, expected = np.frombuffer(_own(file, COMPLETE, (2,), descriptor, checked), "<u4").tolist()
+    complete = bytes(_own(file, COMPLETE, (2,), descriptor, checked))
+    done, expected = np.frombuffer(complete, "<u4").tolist()
     if done != 1:
         raise DamagedCheckpointError("the job that wrote it was interrupted")
     index = bytes(_own(file, INDEX, (), descriptor, checked))
@@ -232,7 +237,8 @@ def _contents(path: str, file: h5py.File, descriptor: int) -> Contents:
                 f"{dataset.shape} and {dataset.dtype}"
             )
         offsets.append(_offset(dataset, record.path, file_bytes))
-    return Contents(path, file_bytes, records, offsets, checksums, shared)
+    complete_offset = _offset(_dataset(file, COMPLETE, checked), COMPLETE, file_bytes)
+    return Contents(path, file_bytes, records, offsets, checksums, shared, complete_offset, complete)
 
 
 def _own(

@@ -51,10 +51,15 @@ class SavedFile:
         self.contents = contents
         self.opened = _Opened(contents.path)
         size = os.fstat(self.opened.descriptor).st_size
-        if size != contents.file_bytes:
+        # Another one of the same size and structure would mix its values with those of the first, as far as no
+        # checksum is this rank's to check.
+        if size != contents.file_bytes or contents.complete != read_at(
+            self.opened.descriptor, len(contents.complete), contents.complete_offset
+        ):
             raise CheckpointError(
-                f"{contents.path!r}: expected {contents.file_bytes} bytes as on rank 0, got {size}. Save checkpoints "
-                "to a file system that all hosts share"
+                f"{contents.path!r}: expected the file of {contents.file_bytes} bytes that rank 0 has read, got "
+                f"another one, of {size} bytes. Save checkpoints to a file system that all hosts share; or, if "
+                "somebody has just saved one of this name, restore it again"
             )
         self.arrays = {
             record.path: SavedArray(self.opened, record, offset)

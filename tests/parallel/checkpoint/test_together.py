@@ -117,6 +117,31 @@ def test_a_rank_that_cannot_open_the_file_makes_all_raise(
     Checkpoint(v=v).read(path).assert_consumed()
 
 
+def test_a_file_that_is_replaced_while_the_ranks_open_it_is_an_error_of_all(
+    communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    v, w = create_variable(Arena(communicator), 1.0), create_variable(Arena(communicator), np.ones(5000))
+    checkpoint = Checkpoint(v=v, w=w)
+    path = checkpoint.write(mpi_tmp_path / "best")
+    v.assign(2.0)
+    newer = checkpoint.write(mpi_tmp_path / "newer")
+    v.assign(5.0)
+    original = os.open
+
+    def open_later(name: Any, *arguments: Any, **options: Any) -> int:
+        if communicator.rank == communicator.size - 1 and str(name) == path:
+            os.replace(newer, path)
+        return original(name, *arguments, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "open", open_later)
+        with pytest.raises(CheckpointError, match=r"got another one, .* restore it again"):
+            checkpoint.read(path)
+    assert v.numpy() == 5.0
+    checkpoint.read(path).assert_consumed()
+    assert v.numpy() == 2.0
+
+
 class Choosy:
     """An object with state that takes none on one rank."""
 
