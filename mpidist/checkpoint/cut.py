@@ -188,8 +188,8 @@ def write_cut(
     communicator = SoloCommunicator()
     plan = _Plan(find(), count)
     blank = create_blank(path, plan.records, plan.shared, work.before)
-    home.communicator.share_directory(os.path.dirname(os.path.abspath(path)))
     try:
+        home.communicator.share_directory(os.path.dirname(os.path.abspath(path)))
         # The disk may take its time for the file; no closure waits for that. Then all is of one moment.
         with home.pause():
             now = _Plan(find(), count)

@@ -33,7 +33,7 @@ from mpidist.checkpoint.latest import latest_checkpoint
 from mpidist.checkpoint.lock import DirectoryLock
 from mpidist.comm.agreement import exchange, require_same
 from mpidist.comm.communicator import Communicator
-from mpidist.errors import DamagedCheckpointError
+from mpidist.errors import CheckpointError, DamagedCheckpointError
 from mpidist.variables.variable import Variable
 
 __all__ = ["CheckpointManager", "latest_checkpoint"]
@@ -101,6 +101,7 @@ class CheckpointManager:
             )
         self._checkpoint = checkpoint
         self._directory = as_path("directory", directory)
+        self._place = os.path.abspath(self._directory)
         self._max_to_keep = max_to_keep
         hours = keep_checkpoint_every_n_hours
         self._keep_every_seconds = None if hours is None else number(
@@ -156,8 +157,8 @@ class CheckpointManager:
             The path, or None where it is too early to save.
 
         Raises:
-            CheckpointError: On every rank: another job saves to the directory, or values of an earlier restore still
-                wait for an object.
+            CheckpointError: On every rank: another job saves to the directory; values of an earlier restore still wait
+                for an object; or the directory is another one, since the program has changed its working directory.
             OSError: On every rank, if any rank cannot write. The checkpoints are as before, and so is the latest.
             MismatchError: The ranks hold different objects, or have another directory or number.
             TypeError, ValueError: On every rank: the number is no integer, or negative.
@@ -202,7 +203,8 @@ class CheckpointManager:
 
         Raises:
             DamagedCheckpointError: On every rank: the checkpoint is damaged; with `fallback` all of them are.
-            CheckpointError: On every rank: the checkpoint does not fit the objects.
+            CheckpointError: On every rank: the checkpoint does not fit the objects; or the directory is another one, as
+                for `save`.
             MismatchError: The ranks have different directories.
         """
         found = self._checkpoint.find_objects()
@@ -259,6 +261,7 @@ class CheckpointManager:
         error: Exception | None = None
         try:
             number = None if number is None else whole("checkpoint_number", number, least=0)
+            self._require_place()
             decision = decide() if group.rank == 0 else None
         except Exception as caught:
             error = caught
@@ -269,6 +272,15 @@ class CheckpointManager:
             "Pass the same ones on every rank.",
         )
         return cast(T, everyone[0][1])
+
+    def _require_place(self) -> None:
+        place = os.path.abspath(self._directory)
+        if place != self._place:
+            # It would delete old checkpoints of whoever saves there.
+            raise CheckpointError(
+                f"`directory` {self._directory!r} of a CheckpointManager was expected to be {self._place!r} as when it "
+                f"was made, got {place!r}: the program has changed its working directory. Pass an absolute path"
+            )
 
     def _present(self, state: DirectoryState) -> DirectoryState:
         """What is there of a state file's checkpoints: those of managers of this name, and the latest of all."""

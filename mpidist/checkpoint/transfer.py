@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import secrets
 import time
@@ -70,8 +71,8 @@ def write_checkpoint(
     blank = on_first_rank(
         communicator, f"creating checkpoint {path!r}", partial(create_blank, path, records, shared, work.before)
     )
-    communicator.share_directory(os.path.dirname(os.path.abspath(path)))
     try:
+        communicator.share_directory(os.path.dirname(os.path.abspath(path)))
         # What is in the file must not come from calls in which ranks differ.
         with communicator.order.enter("save", None, None) as order:
             order.show_call()
@@ -138,6 +139,11 @@ def write_arrays(
     descriptor = -1
     try:
         descriptor = os.open(blank.path, os.O_WRONLY)
+    except FileNotFoundError:
+        error = FileNotFoundError(
+            errno.ENOENT, f"rank 0 has made {blank.path!r}, and this rank does not see it: save checkpoints to a file "
+            f"system that all hosts share, and by an absolute path (here the working directory is {os.getcwd()!r})"
+        )
     except OSError as caught:
         error = caught
     try:

@@ -94,6 +94,44 @@ def test_a_rank_that_reads_an_old_state_file_goes_on_with_the_others(
         assert manager.restore_or_initialize() == str(mpi_tmp_path / "ckpt-3.h5")
 
 
+def test_a_manager_does_not_follow_the_program_to_another_directory(
+    communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    checkpoint = Checkpoint(v=create_variable(Arena(communicator), 1.0))
+    here, there = mpi_tmp_path / "here", mpi_tmp_path / "there"
+    for place in (here, there):
+        place.mkdir(exist_ok=True)
+        monkeypatch.chdir(place)
+        with CheckpointManager(checkpoint, "run", None if place == there else 1) as manager:
+            manager.save(1)
+            manager.save(2)
+    monkeypatch.chdir(here)
+    with CheckpointManager(checkpoint, "run", 1) as manager:
+        # One rank is enough.
+        monkeypatch.chdir(there if communicator.rank == communicator.size - 1 else here)
+        for act in (manager.save, manager.restore_or_initialize):
+            with pytest.raises(CheckpointError, match=r"was expected to be '.*here/run' .*, got '.*there/run'"):
+                act()
+        communicator.barrier()
+        assert sorted(os.listdir(there / "run")) == ["checkpoint", "ckpt-1.h5", "ckpt-2.h5"]
+        monkeypatch.chdir(here)
+        assert manager.save(3) == "run/ckpt-3.h5"
+
+
+@pytest.mark.mpi(min_size=2)
+def test_ranks_in_different_directories_get_an_error_that_says_so(
+    communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    place = mpi_tmp_path / str(communicator.rank)
+    place.mkdir()
+    monkeypatch.chdir(place)
+    checkpoint = Checkpoint(v=create_variable(Arena(communicator), 1.0))
+    with pytest.raises(FileNotFoundError, match=r"rank 0 has made 'run/.*tmp', and this rank .*/1'"):
+        checkpoint.save("run/c")
+    communicator.barrier()
+    assert not list(mpi_tmp_path.glob("*/run/*"))
+
+
 @pytest.mark.parametrize("victim", ["first", "last"])
 def test_a_rank_that_cannot_open_the_file_makes_all_raise(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, victim: str
