@@ -318,7 +318,12 @@ def _writes_what_is_its_own(_role: int | None) -> bool:
 
 def _look_into(path: str) -> hdf5.Contents:
     require_file(path)
-    return hdf5.read_contents(path)
+    try:
+        return hdf5.read_contents(path)
+    except FileNotFoundError:
+        # Deleted in between.
+        require_file(path)
+        raise
 
 
 def _open(contents: hdf5.Contents, name: str) -> SavedFile:

@@ -212,9 +212,17 @@ def candidates(directory: str, state: DirectoryState | None) -> list[str]:
     named = [] if state is None else [state.latest, *(entry.name for entry in reversed(state.entries))]
     others = glob.glob(os.path.join(glob.escape(directory), f"*{SUFFIX}"))
     # By name where the times are equal: they may be a copy's.
-    others.sort(key=lambda path: (os.path.getmtime(path), path), reverse=True)
+    others.sort(key=lambda path: (_written_at(path), path), reverse=True)
     names = dict.fromkeys([*filter(None, named), *map(os.path.basename, others)])
     return [name for name in names if os.path.isfile(os.path.join(directory, name))]
+
+
+def _written_at(path: str) -> float:
+    try:
+        return os.path.getmtime(path)
+    except OSError:
+        # Another job has deleted it a moment ago, or it is a link to nothing.
+        return 0.0
 
 
 def numbers_of(names: Iterable[str], prefix: str) -> dict[str, int]:

@@ -51,6 +51,9 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
             if name == names[-1]:
                 raise
             logger.warning("%s. Going on with the one before", str(error))
+        except FileNotFoundError:
+            # A job that goes on has deleted it, and has saved newer ones.
+            return latest_checkpoint(directory, fallback=True)
         else:
             return path
     return None

@@ -203,6 +203,7 @@ class CheckpointManager:
 
         Raises:
             DamagedCheckpointError: On every rank: the checkpoint is damaged; with `fallback` all of them are.
+            FileNotFoundError: On every rank: another job has just deleted it.
             CheckpointError: On every rank: the checkpoint does not fit the objects; or the directory is another one, as
                 for `save`.
             MismatchError: The ranks have different directories.
@@ -214,7 +215,7 @@ class CheckpointManager:
         for name in names:
             try:
                 self._checkpoint.restore_found(found, self._path(name))
-            except DamagedCheckpointError as error:
+            except (DamagedCheckpointError, FileNotFoundError) as error:
                 if name == names[-1]:
                     raise
                 if group.rank == 0:

@@ -16,6 +16,7 @@ import h5py
 import numpy as np
 import pytest
 
+from mpidist.checkpoint import hdf5
 from mpidist.checkpoint import lock as lock_module
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.directory import LOCK_FILE, CheckpointEntry, DirectoryState, read_state, retire
@@ -256,6 +257,45 @@ def test_arguments_of_another_kind_say_what_was_expected(tmp_path: Path) -> None
         latest_checkpoint(nothing)
     with pytest.raises(IsADirectoryError, match=rf"got the directory '{tmp_path}'; .*latest_checkpoint"):
         Checkpoint(v=v).restore(tmp_path)
+
+
+def test_a_link_to_nothing_is_no_checkpoint(tmp_path: Path) -> None:
+    v = fill(tmp_path, 2)
+    (tmp_path / "ckpt-9.h5").symlink_to("gone")
+    assert latest_checkpoint(tmp_path, fallback=True) == str(tmp_path / "ckpt-2.h5")
+    with CheckpointManager(Checkpoint(v=v), tmp_path, 2) as manager:
+        assert manager.restore_or_initialize(fallback=True) == str(tmp_path / "ckpt-2.h5")
+        assert manager.save() == str(tmp_path / "ckpt-3.h5")
+
+
+def test_checkpoints_may_be_deleted_at_any_moment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the training, while an evaluator looks for the latest one."""
+    v = fill(tmp_path, 3)
+
+    def delete_and(function: Any, number: int) -> Any:
+        def act(*arguments: Any) -> Any:
+            (tmp_path / f"ckpt-{number}.h5").unlink(missing_ok=True)
+            return function(*arguments)
+        return act
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os.path, "getmtime", delete_and(os.path.getmtime, 1))
+        assert latest_checkpoint(tmp_path, fallback=True) == str(tmp_path / "ckpt-3.h5")
+    assert files(tmp_path) == ["ckpt-2.h5", "ckpt-3.h5"]
+    with monkeypatch.context() as patch:
+        patch.setattr("mpidist.checkpoint.latest.read_contents", delete_and(hdf5.read_contents, 3))
+        assert latest_checkpoint(tmp_path, fallback=True) == str(tmp_path / "ckpt-2.h5")
+    fill(tmp_path, 3)
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(hdf5, "read_contents", delete_and(hdf5.read_contents, 3))
+        with pytest.raises(FileNotFoundError, match=r"no checkpoint .*ckpt-3\.h5'; the directory has ckpt-1"):
+            manager.restore_or_initialize()
+    fill(tmp_path, 3)
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, 1)
+    with monkeypatch.context() as patch:
+        patch.setattr(hdf5, "read_contents", delete_and(hdf5.read_contents, 3))
+        assert manager.restore_or_initialize(fallback=True) == str(tmp_path / "ckpt-2.h5")
 
 
 def test_a_file_that_h5py_holds_open_is_restored(tmp_path: Path) -> None:
