@@ -118,7 +118,10 @@ class Checkpoint:
 
     @property
     def pending(self) -> Status | None:
-        """Local. The status of the last restore while some of its values wait for their objects, else None."""
+        """Local. The status of the last restore while some of its values wait for their objects, else None.
+
+        Also of one that has failed half-way: then nothing is saved until a restore has come to its end.
+        """
         return self._pending
 
     def find_objects(self) -> Found:
@@ -140,8 +143,8 @@ class Checkpoint:
 
         Raises:
             OSError: On every rank, if any rank cannot write. The checkpoints saved before are untouched.
-            CheckpointError: Values of an earlier `restore` still wait for an object, see `Status`; or another job, or a
-                manager in another process, saves to the directory.
+            CheckpointError: Values of an earlier `restore` still wait for an object, see `Status`, or it has failed
+                half-way; or another job, or a manager in another process, saves to the directory.
             MismatchError: The ranks hold different objects, or save to different paths.
             ValueError: Variables of several strategies, a state that cannot be stored, or a plain array or number that
                 would be lost.
@@ -269,7 +272,11 @@ class Checkpoint:
                 communicator, f"reading {SAVE_COUNTER!r} of {name!r}", lambda: None if counter is None else int(counter)
             )
             status = Status(self.find_objects, file, self._forget, with_counter=with_counter)
-            status.restore_into(found)
+            try:
+                status.restore_into(found)
+            except BaseException:
+                self._pending = status if status.is_torn else None
+                raise
         # A pending status keeps the file open.
         self._pending = status if status.waits() else None
         return status, count

@@ -42,6 +42,7 @@ class Status:
 
     Attributes:
         number: Place of this restore among all restores of the program.
+        is_torn: Whether it has failed when some objects had their values, and others not.
 
     Args:
         find: Finds the checkpoint's objects as they are now.
@@ -53,7 +54,7 @@ class Status:
     # Without `__dict__`: modules and checkpoints keep a status, and a walk must not enter it.
     __slots__ = (
         "_file", "_find", "_forget", "_has_ended", "_is_busy", "_missing", "_restored", "_used", "_with_counter",
-        "number",
+        "is_torn", "number",
     )
 
     def __init__(
@@ -61,6 +62,7 @@ class Status:
         with_counter: bool,
     ) -> None:
         self.number = next(_numbers)
+        self.is_torn = False
         self._find = find
         self._file = file
         self._forget = forget
@@ -112,7 +114,7 @@ class Status:
             self._forget(self)
 
     def require_restored(self, found: Found) -> None:
-        """Local. Raise where values wait for one of the objects, the same on every rank.
+        """Local. Raise where values wait for one of the objects, or not all are there; the same on every rank.
 
         Args:
             found: The checkpoint's objects as they are now.
@@ -120,6 +122,12 @@ class Status:
         Raises:
             CheckpointError: Lists the objects.
         """
+        if self.is_torn:
+            raise mark_shared(CheckpointError(
+                f"the restore of {self._name()} has failed half-way: saving now would mix its values with those from "
+                "before. Restore it again, or another one. Call `end_waiting()` on `checkpoint.pending` instead if the "
+                "objects are to keep the values that they have"
+            ))
         if self._file is None or not self.waits():
             return
         late = new_paths(found, self._file, self._restored, self.number)
@@ -164,10 +172,18 @@ class Status:
         # Objects with state come first: they may still reject what was saved, and then no variable has changed.
         for path, (state, tree) in match.states.items():
             # Agreed on one by one: some have collective calls of their own.
-            together(communicator, f"restoring {path!r}", partial(self._load, path, state, tree), may_agree=True)
+            try:
+                together(communicator, f"restoring {path!r}", partial(self._load, path, state, tree), may_agree=True)
+            except BaseException as error:
+                # An object that rejects what was saved has taken nothing of it.
+                self.is_torn = self.is_torn or not isinstance(error, CheckpointError)
+                raise
+            self.is_torn = True
         for variable, array in match.variables.values():
+            self.is_torn = True
             variable.load(array.read_for(variable))
             variable.restored_by = self.number
+        self.is_torn = False
         _warn_of_other_replicas(communicator, match)
         self._restored.update(match.variables, match.states)
         self._used |= names

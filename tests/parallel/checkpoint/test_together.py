@@ -289,6 +289,48 @@ def test_a_read_that_fails_on_one_rank_is_an_error_of_all(
     np.testing.assert_array_equal(variable.numpy(), np.ones(5))
 
 
+@pytest.mark.parametrize("way_out", ["restore", "restore_new", "end_waiting"])
+def test_what_was_restored_half_way_is_not_saved(
+    communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch, way_out: str
+) -> None:
+    arena = Arena(communicator)
+    a, b = create_variable(arena, np.ones(9)), create_variable(arena, np.ones(9))
+    checkpoint = Checkpoint(a=a, b=b)
+    with CheckpointManager(checkpoint, mpi_tmp_path, 1) as manager:
+        path = manager.save()
+        a.assign(np.full(9, 2.0))
+        b.assign(np.full(9, 2.0))
+        read = SavedArray.read
+
+        def fail(self: SavedArray, start: int, stop: int) -> Any:
+            if self.name == "b" and communicator.rank == communicator.size - 1:
+                raise OSError(errno.EIO, "no disk")
+            return read(self, start, stop)
+
+        with monkeypatch.context() as patch:
+            patch.setattr(SavedArray, "read", fail)
+            with pytest.raises(OSError, match="no disk"):
+                checkpoint.restore(path)
+        assert (a[0], b[0]) == (1.0, 2.0)
+        for act in (manager.save, lambda: checkpoint.save(mpi_tmp_path / "other")):
+            with pytest.raises(CheckpointError, match=r"ckpt-1\.h5' has failed half-way: .*Restore it again"):
+                act()
+        communicator.barrier()
+        assert sorted(os.listdir(mpi_tmp_path)) == ["checkpoint", "checkpoint.lock", "ckpt-1.h5"]
+        communicator.barrier()
+        pending = checkpoint.pending
+        assert pending is not None
+        if way_out == "restore":
+            manager.restore_or_initialize()
+        elif way_out == "restore_new":
+            pending.restore_new().assert_consumed()
+        else:
+            pending.end_waiting()
+        assert checkpoint.pending is None
+        assert (a[0], b[0]) == (1.0, 2.0 if way_out == "end_waiting" else 1.0)
+        assert manager.save() == str(mpi_tmp_path / "ckpt-2.h5")
+
+
 @pytest.mark.mpi(min_size=2)
 def test_paths_to_restore_must_be_the_same(communicator: Communicator, mpi_tmp_path: Path) -> None:
     variable = create_variable(Arena(communicator), 1.0)
