@@ -208,7 +208,13 @@ def _add_dataset(file: h5py.File, record: Record) -> int:
         dtype = h5py.string_dtype("utf-8", dtype.itemsize)
     kind = h5py.h5t.py_create(dtype, logical=True)
     space = h5py.h5s.create_simple(record.shape) if record.shape else h5py.h5s.create(h5py.h5s.SCALAR)
-    dataset = h5py.h5d.create(file.id, record.path.encode(), kind, space, storage, links)
+    try:
+        dataset = h5py.h5d.create(file.id, record.path.encode(), kind, space, storage, links)
+    except ValueError as error:
+        raise ValueError(
+            f"{record.path!r}: another array has this path, or one that begins or ends on the way, so that both cannot "
+            f"be in one file ({error}). Give one of them another name; keys such as 1 and '1' are the same there"
+        ) from error
     return int(dataset.get_offset() or 0)
 
 

@@ -228,6 +228,15 @@ def test_equal_paths_and_odd_keys_are_errors(tmp_path: Path) -> None:
         Checkpoint(variable(1.0)).write(tmp_path / "c")
 
 
+@pytest.mark.parametrize("key", [1, "1"])
+def test_an_array_on_the_way_to_another_is_an_error(tmp_path: Path, key: object) -> None:
+    other = "1" if key == 1 else 1
+    checkpoint = Checkpoint(m={key: variable(1.0), other: SimpleNamespace(b=variable(2.0))})
+    with pytest.raises(ValueError, match=r"'m/1(/b)?': another array has this path, or one .* on the way"):
+        checkpoint.save(tmp_path / "c")
+    assert not os.listdir(tmp_path)
+
+
 def test_instances_that_answer_to_any_name_are_not_asked(tmp_path: Path) -> None:
     class Proxy:
         def __getattr__(self, name: str) -> Any:
