@@ -227,7 +227,8 @@ def _written_at(path: str) -> float:
 
 def numbers_of(names: Iterable[str], prefix: str) -> dict[str, int]:
     """Local. The numbers of the checkpoints `prefix-N.h5` among `names`, by name."""
-    form = re.compile(rf"{re.escape(prefix)}-(\d+){re.escape(SUFFIX)}")
+    # No file has a longer name, and Python makes no integer of any length.
+    form = re.compile(rf"{re.escape(prefix)}-(\d{{1,255}}){re.escape(SUFFIX)}")
     return {name: int(match[1]) for name in names if (match := form.fullmatch(name))}
 
 

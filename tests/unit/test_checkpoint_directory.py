@@ -196,6 +196,17 @@ def test_a_forged_state_file_is_ignored(tmp_path: Path, text: str, caplog: pytes
     assert "cannot be understood" in caplog.text
 
 
+def test_a_state_file_may_name_a_file_that_no_system_has(tmp_path: Path) -> None:
+    v = fill(tmp_path, 2)
+    content = json.loads((tmp_path / "checkpoint").read_text())
+    content["all_model_checkpoint_paths"][0] = f"ckpt-{'9' * 5000}.h5"
+    (tmp_path / "checkpoint").write_text(json.dumps(content))
+    with CheckpointManager(Checkpoint(v=v), tmp_path, 1) as manager:
+        assert manager.checkpoints == [str(tmp_path / "ckpt-2.h5")]
+        assert manager.restore_or_initialize() == str(tmp_path / "ckpt-2.h5")
+        assert manager.save() == str(tmp_path / "ckpt-3.h5")
+
+
 def test_a_pipe_as_state_file_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "checkpoint")
     with pytest.raises(CheckpointError, match="got no regular file"):
