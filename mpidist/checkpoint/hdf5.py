@@ -8,6 +8,7 @@ CRC32 of the other two.
 
 from __future__ import annotations
 
+import errno
 import functools
 import os
 import re
@@ -170,7 +171,7 @@ def read_contents(path: str) -> Contents:
     Nothing but the file itself is opened, and no more memory is taken than it has bytes, whatever it says.
 
     Raises:
-        FileNotFoundError: No such file.
+        FileNotFoundError: No such file, or no longer.
         DamagedCheckpointError: Not HDF5, truncated, not completed, damaged, or not written by mpidist.
         CheckpointError: A later version of mpidist wrote it.
         OSError: It cannot be read.
@@ -181,12 +182,14 @@ def read_contents(path: str) -> Contents:
             # Not HDF5's usual driver: it refuses a file that this process has open in another way.
             with h5py.File(path, "r", driver="stdio", locking=False) as file:
                 return _contents(path, file, raw.fileno())
-        except DamagedCheckpointError as error:
-            raise DamagedCheckpointError(f"{path!r} is not a whole checkpoint: {error}. {WAY_OUT}") from None
-        except CheckpointError as error:
-            raise CheckpointError(f"{path!r} cannot be read: {error}") from None
         # A damaged file may raise anything in HDF5, in h5py, and where its index is read.
         except Exception as error:
+            if os.fstat(raw.fileno()).st_nlink == 0:
+                raise FileNotFoundError(errno.ENOENT, "somebody has just deleted or replaced it", path) from error
+            if isinstance(error, DamagedCheckpointError):
+                raise DamagedCheckpointError(f"{path!r} is not a whole checkpoint: {error}. {WAY_OUT}") from None
+            if isinstance(error, CheckpointError):
+                raise CheckpointError(f"{path!r} cannot be read: {error}") from None
             raise DamagedCheckpointError(
                 f"{path!r} cannot be read as a checkpoint: it is truncated, damaged or no HDF5 file ({error}). "
                 f"{WAY_OUT}"

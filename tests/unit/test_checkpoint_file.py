@@ -115,6 +115,25 @@ def test_a_missing_file_names_those_that_are_there(tmp_path: Path) -> None:
         Checkpoint(a=variable(0.0)).restore(tmp_path / "other" / "ckpt-9")
 
 
+@pytest.mark.parametrize("how", ["deleted", "replaced"])
+def test_a_file_that_goes_while_it_is_opened_is_not_called_damaged(
+    saved: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    other = Checkpoint(b=variable(1.0)).write(tmp_path / "other")
+    open_file = h5py.File
+
+    def lose(*arguments: Any, **options: Any) -> Any:
+        if how == "deleted":
+            os.unlink(saved)
+        else:
+            os.replace(other, saved)
+        return open_file(*arguments, **options)
+
+    monkeypatch.setattr(h5py, "File", lose)
+    with pytest.raises(FileNotFoundError, match=r"deleted or replaced it|no checkpoint"):
+        Checkpoint(a=variable(1.0)).restore(saved)
+
+
 def test_a_repacked_file_is_an_error(saved: str, tmp_path: Path) -> None:
     other = str(tmp_path / "other.h5")
     with h5py.File(saved) as source, h5py.File(other, "w") as target:
