@@ -27,7 +27,7 @@ from mpidist.variables.step.plan import Plan
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
 from mpidist.variables.update.compiled import TABLE_SHARE, is_wanted
-from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
+from mpidist.variables.update.kernel import Kernel, LayerKernel, Update, require_rate
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION, OptimizerOptions
 from mpidist.variables.variable import Gradient, Variable
 
@@ -65,6 +65,7 @@ class ArenaPlan:
             arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",
             "Each rank updates a part of the variables: make the optimizer the same way on every rank.",
         )
+        self._kernel = kernel
         self._plan = plan = Plan(variables, arithmetic.slots, arithmetic.scratch_count)
         self._update = open_update(plan, arithmetic, options)
         self._finite_update = open_update(plan, arithmetic, options, must_be_finite=True)
@@ -106,6 +107,8 @@ class ArenaPlan:
         if self._plan.arena.is_closed:
             self._plan.arena.require_open()
         if self._accumulator is not None:
+            # First: the call can be made again with another rate, and the sums are then what they were.
+            require_rate(self._kernel, settings.step, settings.learning_rate)
             self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
             numbers = self._accumulator.hand_over(self._plan.gradients)
             settings = settings._replace(factor=1 / self._accumulated, is_summed=False, calls=self._calls)

@@ -94,6 +94,20 @@ class LayerKernel(ABC):
         """
 
 
+def require_rate(kernel: Kernel | LayerKernel, step: int, learning_rate: float) -> None:
+    """Local. Raise the error of a kernel that refuses a learning rate, before anything of the step has begun.
+
+    Args:
+        kernel: As given to an optimizer.
+        step: 1 in the first step.
+        learning_rate: Of this step.
+    """
+    if isinstance(kernel, LayerKernel):
+        kernel.prepare(step, learning_rate, 1.0, 1.0)
+    else:
+        kernel.prepare(step, learning_rate)
+
+
 def positive(**values: float) -> None:
     """Local. Raise ValueError for a negative hyperparameter, TypeError for one that is no number."""
     for name, value in values.items():

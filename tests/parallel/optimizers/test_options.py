@@ -235,6 +235,24 @@ def test_a_rate_that_a_kernel_refuses_leaves_the_step_undone(strategy: Strategy,
     assert optimizer.iterations == 1
 
 
+@pytest.mark.parametrize("options", [{}, {"global_clipnorm": 0.5}])
+def test_a_rate_that_a_kernel_refuses_keeps_what_was_accumulated(strategy: Strategy, options: dict[str, Any]) -> None:
+    variables, expected = make_model(strategy), make_model(strategy)
+    optimizer = Ftrl(0.1, gradient_accumulation_steps=2, **options)
+    reference = Ftrl(0.1, gradient_accumulation_steps=2, **options)
+    calls = [gradients_of(call, strategy.communicator.rank) for call in range(2)]
+    step(strategy, optimizer, calls[0], variables)
+    optimizer.learning_rate = 0
+    with pytest.raises(ValueError, match="Ftrl needs a learning rate above 0"):
+        step(strategy, optimizer, calls[1], variables)
+    optimizer.learning_rate = 0.1
+    step(strategy, optimizer, calls[1], variables)
+    for gradients in calls:
+        step(strategy, reference, gradients, expected)
+    require_equal(variables, expected)
+    assert optimizer.iterations == 2
+
+
 def test_sparse_gradients_are_their_dense_forms(strategy: Strategy) -> None:
     rank = strategy.communicator.rank
     makers: list[Callable[[], Optimizer]] = [
