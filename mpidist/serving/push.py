@@ -62,6 +62,8 @@ class Pushed:
         self._slot_bytes = slot_bytes
         self._end = _HEAD_BYTES
         self._changes: list[Change] = []
+        # Of a change that could not be written: the function may have handled it.
+        self._error: MemoryError | None = None
         # The beginning of the slot, as long as nothing is written there.
         self._gathered: AnyArray | None = None if slot_bytes < _GATHERED_BYTES else np.empty(_GATHERED_BYTES, np.uint8)
 
@@ -81,7 +83,11 @@ class Pushed:
         array = np.ascontiguousarray(array)
         begin = -(-self._end // ALIGNMENT) * ALIGNMENT
         end = begin + array.nbytes
-        self._require(end)
+        try:
+            self._require(end)
+        except MemoryError as error:
+            self._error = error
+            raise
         if self._gathered is not None and end <= _GATHERED_BYTES:
             self._gathered[begin:end] = as_bytes(array)
         else:
@@ -100,7 +106,14 @@ class Pushed:
             self._put((_HEAD_BYTES, gathered[_HEAD_BYTES : self._end]))
 
     def close(self) -> None:
-        """Local. Write the table: the server can read it all."""
+        """Local. Write the table: the server can read it all.
+
+        Raises:
+            MemoryError: There was none for one of the changes, or for the table. Others that belong to it, such as the
+                rest of an optimizer's step, must not count alone.
+        """
+        if self._error is not None:
+            raise self._error
         table = np.frombuffer(pickle.dumps([tuple(change) for change in self._changes]), np.uint8)
         head, end = np.array([self._end, table.size], np.uint64), self._end + table.size
         self._require(end)

@@ -88,3 +88,30 @@ def test_update_that_fits_one_server_only_is_not_waited_for(communicator: Commun
         np.testing.assert_array_equal(small.numpy(), np.ones(8))
 
     on_chief(communicator, program, ServerOptions(heap_bytes=1 << 22, slot_bytes=slot_bytes), servers=2)
+
+
+@pytest.mark.mpi(min_size=3)
+def test_part_of_a_step_does_not_count_alone(communicator: Communicator) -> None:
+    """The gradient of the first variable lies in the slot when there is no room for that of the second."""
+
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            small, large = mpidist.Variable(np.zeros(8)), mpidist.Variable(np.zeros(10_000))
+        optimizer = mpidist.optimizers.SGD(1.0)
+        optimizer.build([small, large])
+
+        def step() -> str:
+            try:
+                optimizer.apply_gradients([(np.ones(8), small), (np.ones(10_000), large)])
+            except MemoryError:
+                return "handled"
+            return "applied"
+
+        with pytest.raises(MemoryError, match=r"give ServerOptions\(slot_bytes="):
+            coordinator.schedule(step, on_error="keep").get()
+        coordinator.schedule(lambda: small.assign_add(np.ones(8)))
+        coordinator.join()
+        assert small.numpy().tolist() == [1] * 8
+        assert optimizer.iterations == 0
+
+    on_chief(communicator, program, ServerOptions(heap_bytes=1 << 22, slot_bytes=1 << 16))
