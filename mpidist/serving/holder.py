@@ -134,6 +134,8 @@ class Holder:
                     # A commit that comes too late has none.
                     yield change, array, steps[change.step]
 
+    # As in compiled loops, whatever the program has told NumPy: an error in the middle of an update would end the job.
+    @np.errstate(all="ignore")
     def _apply(self, apply: Apply) -> None:
         for change, array, step in self._changes(apply):
             if step is None:
@@ -141,6 +143,7 @@ class Holder:
             else:
                 self._updates[step.optimizer].apply(self._variables[change.variable], array, step, change.factor)
 
+    @np.errstate(all="ignore")
     def _apply_round(self, action: ApplyRound) -> None:
         """Apply what functions have changed otherwise, in their order, and then the means of their gradients."""
         gradients: dict[tuple[Step, int], list[tuple[AnyArray, float]]] = {}

@@ -115,6 +115,31 @@ def test_each_optimizer_with_each_option_has_the_bits_of_one_process(
     assert any(communicator.all_gather_object(has_compiled)) is compiles
 
 
+def test_servers_calculate_whatever_the_program_has_told_numpy(communicator: Communicator) -> None:
+    """Programs look for NaNs so. An error in the middle of an update would end the server, and the job with it."""
+    gradient = np.array([1e-30, 1e30, np.inf, np.nan], "float32")
+
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            weight = mpidist.Variable(np.ones(4, "float32"))
+            table = mpidist.Variable(np.ones((4, 1)), sparse_gradient=True)
+        optimizer = optimizers.Adam(0.1)
+        optimizer.build([weight])
+        coordinator.schedule(lambda: optimizer.apply_gradients([(gradient, weight)]))
+        rows = mpidist.IndexedSlices(np.zeros((2, 1)), np.arange(2))
+        coordinator.schedule(lambda: table.scatter_div(rows))
+        coordinator.join()
+        alone = mpidist.Variable(np.ones(4, "float32"))
+        with np.errstate(all="ignore"):
+            optimizers.Adam(0.1).apply_gradients([(gradient, alone)])
+        assert weight.numpy().tobytes() == alone.numpy().tobytes()
+        assert table.numpy().ravel().tolist() == [np.inf, np.inf, 1, 1]
+
+    for synchronous in (False, True):
+        with np.errstate(all="raise"):
+            on_chief(communicator, program, synchronous=synchronous)
+
+
 @pytest.mark.parametrize("dtype", ["complex64", "complex128", "float16", "bfloat16", "longdouble"])
 def test_other_dtypes_have_the_bits_of_one_process(communicator: Communicator, dtype: str) -> None:
     pytest.importorskip("ml_dtypes", reason="bfloat16 needs ml_dtypes")
