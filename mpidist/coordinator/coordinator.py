@@ -301,6 +301,7 @@ class ClusterCoordinator:
     def _step(self) -> None:
         """Go on for a moment, or wait for a message."""
         self._raise_failure()
+        self._chief.require_decided()
         self._waits.show()
         if not self._act() and not self._end_round():
             self._station.step(0.0 if self.strategy.roles.is_one_process else _WAIT_SECONDS)

@@ -29,6 +29,7 @@ from mpidist.serving.messages import OWN_WRITE, Applied, CutDone, Message
 from mpidist.serving.own_threads import OwnersLock
 from mpidist.serving.plan import ServedPlan, require_plannable
 from mpidist.serving.push import Pushed
+from mpidist.serving.rates import rate_of
 from mpidist.serving.reading import read_whole
 from mpidist.serving.rows import SCATTER, pack, read_rows
 from mpidist.serving.shards import cells_of
@@ -94,6 +95,7 @@ class Chief(ServedHome):
         self._beside: int | None = None
         # What came about closures in a pause.
         self._held: list[tuple[int, Message]] | None = None
+        self._is_deciding = False
         self._plans = 0
         self.dropped = Dropped(station, self.commits, self._heaps.give)
 
@@ -208,6 +210,7 @@ class Chief(ServedHome):
 
     def settle(self) -> None:
         """Local. Before workers get more to do, forget what was dropped, and wait until all own writes can be read."""
+        self.require_decided()
         require_open(self.station.window)
         self.dropped.let_go()
         self._wait_for_writes(self.commits.servers)
@@ -217,7 +220,8 @@ class Chief(ServedHome):
             with self.station.awaited((server,), _WRITE):
                 while self.commits.unwritten(server):
                     self.station.step(_WAIT_SECONDS)
-                    self.watch()
+                    if not self._is_deciding:
+                        self.watch()
 
     def plan(
         self, variables: Sequence[Variable], kernel: Kernel | LayerKernel, options: OptimizerOptions
@@ -268,6 +272,7 @@ class Chief(ServedHome):
     def push(self, kind: str, place: Place, array: AnyArray) -> None:
         """Local. See `ServedHome.push`."""
         with self.lock:
+            self.require_decided()
             while self._is_one_process and self.station.step():
                 pass  # its own worker uses the same slots
             with self.station.awaited([*filter(self.commits.unwritten, self.commits.servers)], _WRITE):
@@ -355,7 +360,26 @@ class Chief(ServedHome):
 
     def _rate(self, optimizer: int, iteration: int) -> float:
         """The learning rate of a step that is about to be committed."""
-        return self.optimizers[optimizer].rate_at(iteration)
+        with self._deciding():
+            return rate_of(self.optimizers[optimizer], iteration)
+
+    @contextlib.contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """Surround a schedule. It may read variables, and wait: what comes meanwhile is for after the decision."""
+        held, self._held, self._is_deciding = self._held, [], True
+        try:
+            yield
+        finally:
+            came, self._held, self._is_deciding = self._held, held, False
+            self.station.put_back(came)
+
+    def require_decided(self) -> None:
+        """Local. Raise RuntimeError inside a schedule: it would wait for what waits for its end."""
+        if self._is_deciding:
+            raise RuntimeError(
+                "a learning rate schedule uses the ClusterCoordinator, or writes a variable, while an update waits for "
+                "the rate: let it compute the rate from its step, and from what it reads of variables"
+            )
 
     def _name_of_optimizer(self, optimizer: int) -> str:
         known = self.optimizers.get(optimizer)

@@ -14,7 +14,7 @@ from mpidist.serving.messages import OWN_WRITE, SLOTS, Commit, Cut, CutDone, Dro
 
 
 class RateError(RuntimeError):
-    """A schedule of the user gives no learning rate."""
+    """A schedule of the user gives no learning rate, or one that the optimizer refuses."""
 
 
 class Attempt(NamedTuple):
@@ -47,7 +47,8 @@ class Commits:
     Args:
         rank: The coordinator's rank.
         servers: The ranks of all servers.
-        rate: The learning rate of an optimizer, given its number and its iteration, counted from 0.
+        rate: The learning rate of an optimizer, given its number and its iteration, counted from 0. Raises RateError
+            for one that the optimizer refuses, and what a schedule raises.
         name: The name of an optimizer for people, given its number.
 
     Attributes:
@@ -142,6 +143,8 @@ class Commits:
     def _rate(self, optimizer: int, iteration: int) -> float:
         try:
             rate = float(self.rate(optimizer, iteration))
+        except RateError as error:
+            raise self._refused(optimizer, iteration, str(error)) from error
         except Exception as error:
             raise self._refused(optimizer, iteration, f"the schedule raises {error!r}") from error
         if math.isnan(rate):

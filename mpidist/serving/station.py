@@ -9,7 +9,7 @@ import contextlib
 import pickle
 import threading
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from mpidist.comm.deaths import IS_SILENT, WATCH, Process
@@ -83,6 +83,7 @@ class Station:
         self._needed = needed
         self._key_of = key_of
         self._answers: dict[int, Answer | None] = {}
+        self._again: list[tuple[int, Message]] = []
         self._number = 0
 
     def send(self, send: Send) -> None:
@@ -101,6 +102,14 @@ class Station:
         """
         with self.whole:
             return self._step(seconds)
+
+    def put_back(self, messages: Sequence[tuple[int, Message]]) -> None:
+        """Local. Take messages once more, before all others.
+
+        Args:
+            messages: With their senders, in their order.
+        """
+        self._again[:0] = messages
 
     def leave(self, reason: str) -> None:
         """Local. Tell all others that this process serves no more, and end its window.
@@ -121,12 +130,14 @@ class Station:
         if self.background is not None:
             self.background()
             seconds = min(seconds, _BACKGROUND_SECONDS)
-        got = self.window.poll(seconds)
-        if got is None:
-            self.require_needed()
-            return False
-        sender, data = got
-        message = decode(data)
+        if self._again:
+            sender, message = self._again.pop(0)
+        else:
+            got = self.window.poll(seconds)
+            if got is None:
+                self.require_needed()
+                return False
+            sender, message = got[0], decode(got[1])
         if isinstance(message, Left):
             self.left[sender] = message.reason
             self.require_needed()

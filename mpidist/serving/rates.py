@@ -1,0 +1,30 @@
+"""The learning rates of steps that are about to be committed."""
+
+from __future__ import annotations
+
+import math
+
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.serving.commits import RateError
+from mpidist.serving.plan import ServedPlan
+from mpidist.variables.update.kernel import require_rate
+
+
+def rate_of(optimizer: Optimizer, iteration: int) -> float:
+    """Local. The learning rate of a step.
+
+    Args:
+        optimizer: On the coordinator.
+        iteration: Of the step, counted from 0.
+
+    Raises:
+        RateError: The optimizer refuses the rate. On the servers that would come too late.
+        Exception: What the schedule raises.
+    """
+    rate = optimizer.rate_at(iteration)
+    if isinstance(optimizer.plan, ServedPlan) and not math.isnan(rate):
+        try:
+            require_rate(optimizer.plan.kernel, iteration + 1, rate)
+        except ValueError as error:
+            raise RateError(str(error)) from error
+    return rate
