@@ -54,6 +54,17 @@ class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle ha
         """Local. See `pickle.Pickler.persistent_id`."""
         return self._handle_of(given)
 
+    def reducer_override(self, given: object) -> Any:
+        """Local. See `pickle.Pickler.reducer_override`."""
+        reduced = super().reducer_override(given)
+        slots = vars(given).get("__slots__") if isinstance(given, type) else None
+        if slots and isinstance(reduced, tuple):
+            # cloudpickle makes a class without slots of it, and the class here does not take the objects of that one.
+            kind, *parts = reduced[1]
+            if kind is type(given):
+                parts[2].setdefault("__slots__", slots)
+        return reduced
+
 
 class _PlainPickler(pickle.Pickler):
     """Smaller and faster, for what has no functions."""

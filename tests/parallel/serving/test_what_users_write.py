@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import sys
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -57,6 +58,41 @@ def test_any_callable_and_any_argument(communicator: Communicator) -> None:
         assert coordinator.fetch(values) == [(number, number) for number in range(4)]
         with pytest.raises(TypeError, match=r"what cannot be sent to the coordinator: .*create_per_worker_value"):
             coordinator.schedule(lambda: (x for x in range(3)), on_error="keep").fetch()
+
+    on_chief(communicator, program)
+
+
+def test_objects_with_slots_come_and_go(communicator: Communicator) -> None:
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        # Classes of the program's own, which workers do not import.
+        @dataclasses.dataclass(slots=True)
+        class Losses:
+            first: float
+            second: float
+
+        class Few:
+            __slots__ = ("__own", "given")
+
+            def __init__(self, given: int) -> None:
+                self.__own, self.given = 1, given
+
+            def total(self) -> int:
+                return self.__own + self.given
+
+        class More(Few):
+            __slots__ = "more"
+
+        class Pair(NamedTuple):
+            first: int
+            second: int
+
+        for made in (lambda: Losses(1, 2), lambda: Few(3), lambda: More(3), lambda: Pair(1, 2)):
+            found = coordinator.schedule(made).fetch()
+            assert type(found) is type(made())
+            if isinstance(found, Few):
+                assert coordinator.schedule(lambda few: few.total(), (found,)).fetch() == found.total() == 4
+            else:
+                assert found == made()
 
     on_chief(communicator, program)
 
