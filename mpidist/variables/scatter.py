@@ -166,10 +166,16 @@ def row_numbers(variable: Scatter, indices: npt.ArrayLike) -> AnyArray:
     """Local. Numbers of rows as int64 of any shape.
 
     Raises:
-        ValueError: The variable has no rows, or not so many.
+        ValueError: The variable has no rows, or not so many; or lists of different lengths.
         TypeError: The indices are not integers.
     """
-    given = np.asarray(arrays.to_host(arrays.as_array(indices)))
+    try:
+        given = np.asarray(arrays.to_host(arrays.as_array(indices)))
+    except ValueError as error:
+        raise ValueError(
+            f"variable {variable.name!r}: expected numbers of rows that make one array, got {described(indices)}. Of "
+            "lists of different lengths, `embedding_lookup_sparse` takes one for each example"
+        ) from error
     if given.size == 0 and given.dtype.kind == "f":
         # An empty list has no integers.
         given = given.astype(np.int64)

@@ -59,6 +59,8 @@ def test_what_is_no_id_or_no_table(table: Any) -> None:
     for ids in ([0.5], "a", [True], None, [None]):
         with pytest.raises(TypeError, match="'table': expected integers as numbers of rows, got"):
             mpidist.embedding_lookup(table, ids)  # type: ignore[arg-type]  # that is the point
+    with pytest.raises(ValueError, match=r"make one array, got \[\[1, 2\], \[3\]\] .*`embedding_lookup_sparse`"):
+        mpidist.embedding_lookup(table, [[1, 2], [3]])
     with pytest.raises(ValueError, match="'one' is a scalar, which has no rows"):
         mpidist.embedding_lookup(mpidist.Variable(1.0, name="one"), [0])
     with pytest.raises(TypeError, match="`params` must be a variable of mpidist, the table, got an array"):
