@@ -94,8 +94,8 @@ class Pushed:
             self.write()
             self._put((begin, array.reshape(-1)))
         self._end = end
-        # The text of a dtype of ml_dtypes says only how many bytes it has.
-        dtype = array.dtype.name if array.dtype.kind == "V" else array.dtype.str
+        # The text of a dtype of ml_dtypes, which is not one of NumPy's own, says only how many bytes it has.
+        dtype = array.dtype.name if array.dtype.isbuiltin == 2 else array.dtype.str
         self._changes.append(Change(kind, variable, begin, dtype, array.size, step, factor))
         return self._offset + begin
 

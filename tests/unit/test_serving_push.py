@@ -69,6 +69,28 @@ def test_changes_are_read_as_they_were_made(sizes: list[int], slot_bytes: int) -
         np.testing.assert_array_equal(got, expected)
 
 
+@pytest.mark.parametrize("name", [
+    "?", "<i8", ">i4", "<f2", ">f8", "g", "<c16", "bfloat16", "float8_e5m2", "float8_e4m3fn",
+])
+def test_arrays_of_any_dtype_keep_it(name: str) -> None:
+    """A dtype of ml_dtypes may look like a float of NumPy's. A server that cannot read a push would end the job."""
+    dtype = np.dtype(getattr(pytest.importorskip("ml_dtypes"), name, name))
+    window, pushed = pushing()
+    pushed.add("assign", 1, np.array([0, 1, 1], "int8").astype(dtype))
+    pushed.close()
+    [(_, found)] = read_pushed(window.memory, SLOT)
+    assert found.dtype == dtype
+    assert found.astype(complex).tolist() == [0, 1, 1]
+
+
+def test_a_push_of_which_a_change_had_no_room_cannot_be_closed() -> None:
+    _, pushed = pushing()
+    pushed.add("step", 1, np.ones(SMALL))
+    for call in (lambda: pushed.add("step", 2, np.ones(SLOT_BYTES)), pushed.close):
+        with pytest.raises(MemoryError, match=r"give ServerOptions\(slot_bytes="):
+            call()
+
+
 def test_a_small_push_is_one_put_and_nothing_of_it_is_there_before() -> None:
     window, pushed = pushing()
     pushed.add("add", 1, np.ones(SMALL))
