@@ -5,11 +5,14 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import sys
+import traceback
 from collections.abc import Callable, Iterator
 from threading import RLock, get_ident
 from types import TracebackType
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, NoReturn, ParamSpec, TypeVar
 
+from mpidist.observe.output import flush
 from mpidist.serving.turn import Turn, in_turn
 
 W = TypeVar("W", bound="OwnThreads")
@@ -84,6 +87,22 @@ class OwnThreads:
         self.runs = False
 
     @contextlib.contextmanager
+    def in_this_process(self) -> Iterator[None]:
+        """Local. Surround a function of the program: a child that it has forked ends with it.
+
+        It would go on as this process else, and speak to the other ranks in its name.
+        """
+        error: BaseException | None = None
+        try:
+            yield
+        except BaseException as raised:
+            if self.lock.is_ours():
+                raise
+            error = raised
+        if not self.lock.is_ours():
+            _end_child(error)
+
+    @contextlib.contextmanager
     def during_function(self) -> Iterator[None]:
         """Local. Surround a function. Threads that it has not joined come too late."""
         self.runs = True
@@ -92,6 +111,18 @@ class OwnThreads:
         finally:
             with self.lock:
                 self.runs = False
+
+
+def _end_child(error: BaseException | None) -> NoReturn:
+    """End this forked process as Python ends one, but without what is to be done at a rank's end."""
+    code = 0
+    if isinstance(error, SystemExit) and (error.code is None or isinstance(error.code, int)):
+        code = error.code or 0
+    elif error is not None:
+        code = 1
+        sys.stderr.write("".join(traceback.format_exception(error)))
+    flush()
+    os._exit(code & 0xFF)
 
 
 def one_at_a_time(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:

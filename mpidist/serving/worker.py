@@ -190,7 +190,7 @@ class Worker(ServedHome, OwnThreads):
         return Built(build.resource, begun=own.begun)
 
     def _call(self, function: int, pickled: bytes) -> Any:
-        with self.strategy.inside():
+        with self.strategy.inside(), self.in_this_process():
             arguments, named = handles.load(pickled, self._find)
             return self._find(("function", function))(*arguments, **named)
 

@@ -54,6 +54,41 @@ print("the chief's:", int(count), flush=True)
 """
 
 
+# They come out of the function as if they were the worker.
+LEAVING = """
+import os, sys
+import mpidist
+
+options = mpidist.ServerOptions(heap_bytes=1 << 20, slot_bytes=1 << 16)
+strategy = mpidist.ParameterServerStrategy(mpidist.cluster_resolver.MPIClusterResolver(num_ps=1), options=options)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+
+def fork(way):
+    child = os.fork()
+    if child == 0:
+        if way == "raises":
+            raise ValueError("the child's")
+        if way == "exits":
+            sys.exit(3)
+        return "a child's"
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+print([coordinator.schedule(fork, (way,)).fetch() for way in ("returns", "raises", "exits")], flush=True)
+values = coordinator.create_per_worker_value(fork, ("exits",))
+print(coordinator.schedule(lambda value: value, (values,)).fetch(), flush=True)
+"""
+
+
+def test_they_end_with_the_function_that_has_forked_them(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(LEAVING)
+    result = run_program(3, program)
+    text = result.stdout + result.stderr
+    assert result.returncode == 0, text
+    assert "[0, 1, 3]\n3\n" in result.stdout, text
+    assert "ValueError: the child's" in result.stderr, text
+
+
 def test_they_take_part_in_nothing(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
