@@ -262,7 +262,10 @@ class Optimizer:
         given: Any = self.learning_rate(iteration) if callable(self.learning_rate) else self.learning_rate
         if isinstance(given, _NO_RATES):
             raise self._no_rate(given, iteration)
-        return float(given)
+        try:
+            return float(given)
+        except TypeError as error:
+            raise self._no_rate(given, iteration) from error
 
     def _no_rate(self, given: object, iteration: int) -> TypeError:
         is_schedule = callable(self.learning_rate)

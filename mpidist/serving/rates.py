@@ -18,10 +18,16 @@ def rate_of(optimizer: Optimizer, iteration: int) -> float:
         iteration: Of the step, counted from 0.
 
     Raises:
-        RateError: The optimizer refuses the rate. On the servers that would come too late.
+        RateError: The optimizer refuses the rate, which on the servers would come too late; or it is no number, and
+            comes from no schedule.
         Exception: What the schedule raises.
     """
-    rate = optimizer.rate_at(iteration)
+    try:
+        rate = optimizer.rate_at(iteration)
+    except TypeError as error:
+        if callable(optimizer.learning_rate):
+            raise
+        raise RateError(str(error)) from error
     if isinstance(optimizer.plan, ServedPlan) and not math.isnan(rate):
         try:
             require_rate(optimizer.plan.kernel, iteration + 1, rate)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -47,6 +48,24 @@ def test_a_rate_that_a_kernel_refuses_leaves_the_update_undone(communicator: Com
         assert second.numpy().tobytes() == alone.numpy().tobytes()
 
     on_chief(communicator, program, synchronous=synchronous)
+
+
+def test_a_rate_that_is_no_number_is_named(communicator: Communicator) -> None:
+    def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
+        with strategy.scope():
+            weight = mpidist.Variable(np.zeros(3))
+        optimizer = SGD(1.0)
+        optimizer.build([weight])
+        rates: list[Any] = [None, [0.1], lambda _: None]
+        for rate in rates:
+            optimizer.learning_rate = rate
+            coordinator.schedule(lambda: optimizer.apply_gradients([(np.ones(3), weight)]))
+            # What is no schedule raises nothing.
+            begin = "the schedule raises TypeError.*" if callable(rate) else ""
+            with pytest.raises(RateError, match=f"at its step 0: {begin}SGD: the learning rate must be a number, got"):
+                coordinator.join()
+
+    on_chief(communicator, program)
 
 
 def test_a_schedule_reads_variables_while_updates_come(communicator: Communicator) -> None:
