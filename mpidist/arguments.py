@@ -85,6 +85,18 @@ def flag(argument: str, value: Any, *, owner: str = "") -> bool:
     return bool(value)
 
 
+def python_numbers(given: object) -> None:
+    """Local. Put Python's numbers in the place of those of NumPy in a dataclass, which may be frozen; else do nothing.
+
+    NumPy's numbers carry a dtype: one of float64 widens float32 arithmetic, one of float16 rounds it, and a small
+    integer overflows.
+    """
+    for field in fields(given) if is_dataclass(given) else ():
+        value = getattr(given, field.name)
+        if getattr(value, "shape", None) == () and hasattr(value, "item"):
+            object.__setattr__(given, field.name, value.item())
+
+
 def described(value: object) -> str:
     """Local. A short text about a value for an error: never all elements of an array or a list."""
     kind = type(value).__name__

@@ -7,7 +7,7 @@ import math
 from dataclasses import dataclass, fields, replace
 from typing import TypeVar
 
-from mpidist.arguments import number, whole
+from mpidist.arguments import flag, number, python_numbers, whole
 
 E = TypeVar("E", bound=enum.Enum)
 
@@ -161,6 +161,9 @@ class CommunicationOptions:
             raise ValueError(f"`bytes_per_pack` must be 0 (automatic) or positive, got {self.bytes_per_pack}")
         if self.timeout_seconds is not None and self.timeout_seconds != math.inf:
             number("timeout_seconds", self.timeout_seconds, least=0)
+        flag("check", self.check)
+        flag("reproducible", self.reproducible)
+        python_numbers(self)
         member = parse_enum(CommunicationImplementation, self.implementation, "implementation")
         object.__setattr__(self, "implementation", member)
         if self.wire_dtype not in (None, "float16", "bfloat16"):
@@ -231,14 +234,18 @@ class InputOptions:
     """
 
     experimental_fetch_to_device: bool | None = None
-    experimental_replication_mode: InputReplicationMode = InputReplicationMode.PER_WORKER
+    experimental_replication_mode: InputReplicationMode | str = InputReplicationMode.PER_WORKER
     experimental_place_dataset_on_device: bool = False
     experimental_per_replica_buffer_size: int = 1
 
     def __post_init__(self) -> None:
-        size = self.experimental_per_replica_buffer_size
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
-            raise ValueError(f"`experimental_per_replica_buffer_size` must be an int >= 0, got {size!r}")
+        if self.experimental_fetch_to_device is not None:
+            flag("experimental_fetch_to_device", self.experimental_fetch_to_device)
+        mode = parse_enum(InputReplicationMode, self.experimental_replication_mode, "experimental_replication_mode")
+        object.__setattr__(self, "experimental_replication_mode", mode)
+        flag("experimental_place_dataset_on_device", self.experimental_place_dataset_on_device)
+        whole("experimental_per_replica_buffer_size", self.experimental_per_replica_buffer_size, least=0)
+        python_numbers(self)
 
 
 @dataclass(frozen=True)
@@ -268,3 +275,5 @@ class WindowOptions:
                     "`ports` must be None or the first and the last of some ports, from 1 to 65535, such as "
                     f"(50000, 50100), got {self.ports!r}"
                 )
+            object.__setattr__(self, "ports", (first, last))
+        python_numbers(self)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 
+from mpidist.arguments import flag
 from mpidist.checkpoint.directory import as_path, candidates, read_state
 from mpidist.checkpoint.hdf5 import read_contents
 from mpidist.checkpoint.saved import SavedFile
@@ -35,6 +36,7 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
         TypeError: `directory` is no path.
     """
     directory = as_path("directory", directory)
+    fallback = flag("fallback", fallback)
     state = read_state(directory)
     if not fallback:
         path = None if state is None or state.latest is None else os.path.join(directory, state.latest)

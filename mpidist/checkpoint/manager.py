@@ -12,7 +12,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, TypeVar, cast
 
-from mpidist.arguments import described, number, whole
+from mpidist.arguments import described, flag, number, whole
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.directory import (
     CheckpointEntry,
@@ -174,7 +174,8 @@ class CheckpointManager:
         with found.calls(group).during("save"):
             # Rank 0 decides, and its list of checkpoints counts: what another rank has read of the directory may be
             # old.
-            is_due, number, self._state = self._agree(group, lambda: self._decide(step, check_interval), given)
+            choice = "check_interval", check_interval
+            is_due, number, self._state = self._agree(group, lambda: self._decide(step, check_interval), choice, given)
         if not is_due:
             return None
         count = number
@@ -211,7 +212,7 @@ class CheckpointManager:
         found = self._checkpoint.find_objects()
         group = found.group()
         with found.calls(group).during("restore"):
-            names = self._agree(group, lambda: self._candidates(fallback=fallback))
+            names = self._agree(group, lambda: self._candidates(fallback=fallback), ("fallback", fallback))
         for name in names:
             try:
                 self._checkpoint.restore_found(found, self._path(name))
@@ -256,13 +257,21 @@ class CheckpointManager:
             return True
         return step != self._last_step and not (check_interval and step < self._last_step + self._interval)
 
-    def _agree(self, group: Communicator, decide: Callable[[], T], number: Any = None) -> T:
-        """Collective. Call `decide` on rank 0 for all; raise on all where directories or numbers differ or are none."""
+    def _agree(self, group: Communicator, decide: Callable[[], T], choice: tuple[str, Any], number: Any = None) -> T:
+        """Collective. Call `decide` on rank 0 for all; raise on all where directories or numbers differ or are none.
+
+        Args:
+            group: The ranks.
+            decide: Called on rank 0.
+            choice: The name and the value of an argument that is True or False.
+            number: Of a checkpoint.
+        """
         decision: T | None = None
         error: Exception | None = None
         try:
             number = None if number is None else whole("checkpoint_number", number, least=0)
             self._require_place()
+            flag(*choice)
             decision = decide() if group.rank == 0 else None
         except Exception as caught:
             error = caught

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 from dataclasses import dataclass, field
 
+from mpidist.arguments import flag
 from mpidist.options import AutoShardPolicy, parse_enum
 
 
@@ -52,11 +53,15 @@ class Options:
     experimental_distribute: DistributeOptions = field(default_factory=DistributeOptions)
     deterministic: bool | None = None
 
+    def __post_init__(self) -> None:
+        if self.deterministic is not None:
+            flag("deterministic", self.deterministic, owner="Options: ")
+
     def merge(self, options: Options) -> Options:
         """Local. New options: those that are set in `options`, and these where they are not set there.
 
         Raises:
-            TypeError: `options` are not `Options`.
+            TypeError: `options` are not `Options`, or an option has another type.
         """
         if not isinstance(options, Options):
             raise TypeError(f"expected mpidist.data.Options, got {options!r} of type {type(options).__name__}")

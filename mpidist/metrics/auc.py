@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays
+from mpidist.arguments import flag
 from mpidist.arrays import AnyArray
 from mpidist.metrics.above import positives_above, require_probabilities
 from mpidist.metrics.argument import as_floats, as_numbers, as_pair, as_thresholds, positive, spread_weights
@@ -174,7 +175,7 @@ def AUC(  # noqa: PLR0913  # tf.keras.metrics.AUC's arguments
         raise ValueError(f"`curve` must be one of {', '.join(CURVES)}, got {curve!r}")
     if not isinstance(summation_method, str) or summation_method.lower() not in METHODS:
         raise ValueError(f"`summation_method` must be one of {', '.join(METHODS)}, got {summation_method!r}")
-    if multi_label != (num_labels is not None):
+    if flag("multi_label", multi_label) != (num_labels is not None):
         raise ValueError(
             f"`multi_label` and `num_labels` go together, got multi_label={multi_label!r}, num_labels={num_labels!r}"
         )
@@ -187,7 +188,8 @@ def AUC(  # noqa: PLR0913  # tf.keras.metrics.AUC's arguments
     return Metric(
         AucMeasure(
             curve.upper(), summation_method.lower(), (-_MARGIN, *inner, 1 + _MARGIN), labels,
-            None if label_weights is None else _as_label_weights(label_weights, labels), from_logits,
+            None if label_weights is None else _as_label_weights(label_weights, labels),
+            flag("from_logits", from_logits),
         ),
         name=name, dtype=dtype,
     )

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arguments import flag
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.update.kernel import Schedule, Update, fraction, positive
@@ -116,6 +117,7 @@ def Adam(
     """
     fraction(beta_1=beta_1, beta_2=beta_2)
     positive(epsilon=epsilon)
+    flag("amsgrad", amsgrad)
     return Optimizer(AdamKernel(beta_1, beta_2, epsilon, amsgrad=amsgrad), learning_rate, name=name, **options)
 
 
@@ -150,5 +152,6 @@ def AdamW(
     """
     fraction(beta_1=beta_1, beta_2=beta_2)
     positive(epsilon=epsilon, weight_decay=weight_decay)
+    flag("amsgrad", amsgrad)
     kernel = AdamKernel(beta_1, beta_2, epsilon, weight_decay, amsgrad)
     return Optimizer(kernel, learning_rate, name=name, **options)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arguments import flag
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.update.kernel import LayerKernel, Schedule, Update, positive, share
@@ -111,6 +112,6 @@ def LARS(
     """
     share(momentum=momentum)
     positive(weight_decay_rate=weight_decay_rate, eeta=eeta)
-    if nesterov and not momentum:
+    if flag("nesterov", nesterov) and not momentum:
         raise ValueError("`nesterov=True` needs a `momentum` above 0")
     return Optimizer(LARSKernel(momentum, weight_decay_rate, eeta, nesterov), learning_rate, name=name, **options)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mpidist.arguments import whole
+from mpidist.arguments import described, whole
 from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
 from mpidist.optimizers.optimizer import Optimizer
@@ -49,13 +49,12 @@ class LossScaleOptimizer:
     ) -> None:
         if not isinstance(inner_optimizer, Optimizer):
             raise TypeError(f"`inner_optimizer` must be an optimizer of mpidist, got {inner_optimizer!r}")
-        if not isinstance(initial_scale, (int, float, np.number)):
-            raise TypeError(f"`initial_scale` must be a number, got {initial_scale!r}")
+        if isinstance(initial_scale, bool) or not isinstance(initial_scale, (int, float, np.number)):
+            raise TypeError(f"`initial_scale` must be a number, got {described(initial_scale)}")
         if not 0 < initial_scale <= LARGEST_SCALE:
             raise ValueError(f"`initial_scale` must be above 0 and at most 2**126, got {initial_scale!r}")
-        whole("dynamic_growth_steps", dynamic_growth_steps, least=1)
         self.inner_optimizer = inner_optimizer
-        self.dynamic_growth_steps = dynamic_growth_steps
+        self.dynamic_growth_steps = whole("dynamic_growth_steps", dynamic_growth_steps, least=1)
         self.name = name
         self.dynamic_scale = float(initial_scale)
         self._smallest = min(1.0, self.dynamic_scale)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from mpidist import context
-from mpidist.arguments import described, flag, number
+from mpidist.arguments import described, flag, number, python_numbers
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.optimizers.requirements import listed, refuse_unknown, require_pairs, require_updatable
@@ -62,6 +62,7 @@ class Optimizer:
                 f"`kernel` must be the arithmetic of an optimizer (mpidist.optimizers.Kernel), got {kernel!r} of type "
                 f"{type(kernel).__name__}. Use mpidist.optimizers.SGD() or another optimizer that is there"
             )
+        python_numbers(kernel)
         self.kernel = kernel
         self.learning_rate: float | Schedule = learning_rate
         self.name = name

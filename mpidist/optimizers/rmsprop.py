@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arguments import flag
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.update.kernel import Schedule, Update, fraction, positive, share
@@ -125,4 +126,5 @@ def RMSprop(
     fraction(rho=rho)
     share(momentum=momentum)
     positive(epsilon=epsilon)
+    flag("centered", centered)
     return Optimizer(RMSpropKernel(rho, momentum, epsilon, centered), learning_rate, name=name, **options)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from mpidist.arguments import described, flag, named, number, whole
+from mpidist.arguments import described, flag, named, number, python_numbers, whole
 from mpidist.variables.update.kernel import Schedule
 
 # More than what arithmetic of floats is wrong by, less than one step of any training.
@@ -37,6 +37,7 @@ class ExponentialDecay:
             _check_length("decay_steps", self.decay_steps)
             number("decay_rate", self.decay_rate, least=0)
             flag("staircase", self.staircase)
+        python_numbers(self)
 
     def __call__(self, step: int) -> float:
         """Local. The rate at a step."""
@@ -66,6 +67,7 @@ class InverseTimeDecay:
             _check_length("decay_steps", self.decay_steps)
             number("decay_rate", self.decay_rate, least=0)
             flag("staircase", self.staircase)
+        python_numbers(self)
 
     def __call__(self, step: int) -> float:
         """Local. The rate at a step."""
@@ -99,6 +101,7 @@ class PolynomialDecay:
             number("end_learning_rate", self.end_learning_rate, least=0)
             number("power", self.power, least=0)
             flag("cycle", self.cycle)
+        python_numbers(self)
 
     def __call__(self, step: int) -> float:
         """Local. The rate at a step."""
@@ -128,6 +131,7 @@ class CosineDecay:
             number("initial_learning_rate", self.initial_learning_rate, least=0)
             _check_length("decay_steps", self.decay_steps)
             number("alpha", self.alpha, least=0)
+        python_numbers(self)
 
     def __call__(self, step: int) -> float:
         """Local. The rate at a step."""
@@ -162,6 +166,7 @@ class CosineDecayRestarts:
             number("t_mul", self.t_mul, least=1)
             number("m_mul", self.m_mul, least=0)
             number("alpha", self.alpha, least=0)
+        python_numbers(self)
 
     def __call__(self, step: int) -> float:
         """Local. The rate at a step."""
@@ -232,6 +237,7 @@ class LinearWarmup:
             if not callable(self.after):
                 with named("expected a rate, or a schedule, which is a function of the step"):
                     number("after", self.after, least=0)
+        python_numbers(self)
 
     def __call__(self, step: int) -> float:
         """Local. The rate at a step."""

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from mpidist.arguments import flag
 from mpidist.arrays import AnyArray
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.update.kernel import Schedule, Update, share
@@ -91,6 +92,6 @@ def SGD(
         TypeError: A hyperparameter is no number, or an argument does not exist.
     """
     share(momentum=momentum)
-    if nesterov and not momentum:
+    if flag("nesterov", nesterov) and not momentum:
         raise ValueError("`nesterov=True` needs a `momentum` above 0")
     return Optimizer(SGDKernel(momentum, nesterov), learning_rate, name=name, **options)

@@ -235,7 +235,7 @@ class Strategy(Resource):
         Raises:
             ValueError: Fewer logical replicas than ranks, no rows at all, or results of different shapes.
             MismatchError: Ranks pass other numbers, dtypes or row shapes, or `fn` returns other ones.
-            TypeError: Results that cannot be added: booleans, objects, IndexedSlices.
+            TypeError: Results that cannot be added (booleans, objects, IndexedSlices), or a number that is no integer.
             RuntimeError: Inside `run`.
             NotImplementedError: The strategy's variables lie on GPUs.
         """

@@ -10,6 +10,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from mpidist import context, tree
+from mpidist.arguments import flag
 from mpidist.comm.agreement import exchange, require_same
 from mpidist.comm.asynchronous import AsyncCollective, open_asynchronous
 from mpidist.comm.communication_thread import Handle
@@ -137,6 +138,7 @@ class StrategyExtended(Resource):
             RuntimeError: Another strategy is current, or several replicas run on this rank.
         """
         op = parse_enum(ReduceOp, reduce_op, "reduce_op")
+        in_place = flag("in_place", in_place)
         self._require_own_context()
         context.require_collectives()
         if self._asynchronous is None:
@@ -200,6 +202,7 @@ class StrategyExtended(Resource):
             TypeError: `fn` is not a function, or `kwargs` not a mapping.
         """
         require_call(fn, args, kwargs)
+        flag("group", group, owner="update: ")
         if not self.variable_created_in_scope(var):
             raise ValueError(f"`update` expects a variable made in the scope of {self._owner!r}, got {var!r}")
         keywords = kwargs or {}

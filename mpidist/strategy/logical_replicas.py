@@ -15,6 +15,7 @@ import numpy as np
 from threadpoolctl import ThreadpoolController
 
 from mpidist import context, tree
+from mpidist.arguments import whole
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import require_same, same_on_all, together
 from mpidist.comm.arithmetic.slices import even_sizes, slices_of
@@ -66,7 +67,9 @@ class LogicalReplicas:
                 "lie on GPUs: compute them in `run`, or use a strategy on CPUs"
             ))
         leaves, spec = tree.flatten(batch)
-        arrays, rows = together(communicator, "gradients", lambda: _rows_of(leaves))
+        arrays, rows, logical_replicas, blas_threads = together(
+            communicator, "gradients", lambda: (*_rows_of(leaves), *_whole_counts(logical_replicas, blas_threads))
+        )
         described = [None if one is None else (one.dtype.str, one.shape[1:]) for one in arrays]
         calls = communicator.all_gather_object((rows, (logical_replicas, blas_threads, described)))
         require_same(
@@ -75,7 +78,7 @@ class LogicalReplicas:
         )
         cut = Cut(tuple(call[0] for call in calls), logical_replicas)
         try:
-            _check(cut, logical_replicas, blas_threads)
+            _check(cut, logical_replicas)
         except ValueError as error:
             raise mark_shared(error) from None
         self._calls += 1
@@ -212,10 +215,14 @@ def _rows_of(leaves: list[Any]) -> tuple[list[AnyArray | None], int]:
     return arrays, shapes[0][0]
 
 
-def _check(cut: Cut, logical_replicas: int, blas_threads: int) -> None:
-    for name, value in (("logical_replicas", logical_replicas), ("blas_threads", blas_threads)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"gradients: `{name}` must be an integer of at least 1, got {value!r}")
+def _whole_counts(logical_replicas: int, blas_threads: int) -> tuple[int, int]:
+    return (
+        whole("logical_replicas", logical_replicas, least=1, owner="gradients: "),
+        whole("blas_threads", blas_threads, least=1, owner="gradients: "),
+    )
+
+
+def _check(cut: Cut, logical_replicas: int) -> None:
     ranks = len(cut.rows)
     if logical_replicas < ranks:
         raise ValueError(

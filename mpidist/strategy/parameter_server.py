@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from mpidist import context
-from mpidist.arguments import described
+from mpidist.arguments import described, flag
 from mpidist.cluster.launch_line import warn_of_deaths
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.server_roles import ServerRoles, agree_on_roles
@@ -121,6 +121,7 @@ class ParameterServerStrategy(Strategy):
             )
         if options is not None and not isinstance(options, ServerOptions):
             raise ValueError(f"`options` must be ServerOptions, got {options!r}")
+        flag("serve", serve)
         pace = pace_of(staleness, synchronous, backup_workers)
         directory = checked_directory(join_directory)
         ranks = open_communicator(communicator)
@@ -171,14 +172,13 @@ class ParameterServerStrategy(Strategy):
                 group, "having memory for the slots of heaps", make if rank in roles.servers else _nothing
             )
         except Exception:
-            # It raises on all ranks.
+            # It raises on all ranks, as what is below does.
             window.close()
             raise
         if directory is not None:
             try:
                 self.invitation = invite(window, slots, self, directory)
             except Exception:
-                # Likewise.
                 window.close()
                 raise
             station.roles.append(taker_of(slots) if self.invitation is None else JoinTaker(self.invitation.note))

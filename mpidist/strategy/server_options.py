@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
-from mpidist.arguments import whole
+from mpidist.arguments import python_numbers, whole
 from mpidist.options import WindowOptions
 
 _DEFAULT_HEAP_BYTES = 256 << 20
@@ -37,6 +37,7 @@ class ServerOptions:
         if self.slot_bytes is not None:
             whole("slot_bytes", self.slot_bytes, least=1 << 12)
         whole("copy_bytes", self.copy_bytes, least=0)
+        python_numbers(self)
         if not isinstance(self.window, WindowOptions):
             raise TypeError(f"`window` must be WindowOptions, got {self.window!r}")
         if self.consistency not in ("whole", "relaxed"):

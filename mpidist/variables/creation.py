@@ -9,6 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist import arrays
+from mpidist.arguments import flag
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.combine import named_dtype
@@ -48,11 +49,14 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     Raises:
         ValueError: A synchronization that does not exist or is NONE, MEAN of a dtype that has no fractions, sparse
             gradients of a scalar or of an ON_READ variable, a trainable ON_READ variable, or one of booleans with SUM.
-        TypeError: The initial value is no array of numbers.
+        TypeError: The initial value is no array of numbers, or an argument has another type.
         MismatchError: Shape or dtype differ between ranks.
     """
     name = "Variable" if name is None else name
     owner = f"variable {name!r}: "
+    if trainable is not None:
+        flag("trainable", trainable, owner=owner)
+    flag("sparse_gradient", sparse_gradient, owner=owner)
     sync = parse_enum(VariableSynchronization, synchronization, "synchronization", owner)
     aggregation = parse_enum(VariableAggregation, aggregation, "aggregation", owner)
     if sync is VariableSynchronization.NONE:
@@ -79,7 +83,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     if sync is VariableSynchronization.ON_READ:
         return SyncOnReadVariable(arena, initial, name=name, aggregation=aggregation)
     return create_mirrored(
-        arena, initial, name=name, trainable=trainable is None or trainable, aggregation=aggregation,
+        arena, initial, name=name, trainable=trainable is None or bool(trainable), aggregation=aggregation,
         sparse_gradient=sparse_gradient,
     )
 

@@ -8,6 +8,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
+from mpidist.arguments import flag
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.memory.node_memory import NodeMemory
@@ -32,9 +33,12 @@ def wanted(shared: bool | None, options: CommunicationOptions, summed_by: str | 
         on_gpu: Whether the variables lie on GPUs.
 
     Raises:
+        TypeError: `shared` is something else.
         ValueError: Shared memory, and something that excludes it, are both demanded.
         NotImplementedError: Variables on GPUs, and `compression`.
     """
+    if shared is not None:
+        shared = flag("shared", shared)
     if shared and summed_by is not None:
         raise ValueError(
             f"shared=True sums gradients in node memory, and {summed_by} makes a collective sum them: choose one of "

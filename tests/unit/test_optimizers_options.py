@@ -52,6 +52,48 @@ def test_options_out_of_range(make: Any, text: str) -> None:
         make()
 
 
+@pytest.mark.parametrize("kind", [np.float64, np.float32])
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda of: SGD(of(0.5), of(0.75), weight_decay=of(0.25)),
+        lambda of: SGD(0.5, use_ema=True, ema_momentum=of(0.75), ema_overwrite_frequency=2),
+        lambda of: optimizers.Adam(0.5, of(0.75), of(0.875), of(0.125)),
+        lambda of: RMSprop(0.5, of(0.75), of(0.5), of(0.125)),
+        lambda of: SGD(optimizers.CosineDecay(of(0.5), of(7), of(0.125))),
+        lambda of: SGD(optimizers.PolynomialDecay(of(0.5), of(7), of(0.125), of(3))),
+        lambda of: SGD(optimizers.CosineDecayRestarts(of(0.5), of(7), of(1.5), of(0.75), of(0.125))),
+        lambda of: SGD(optimizers.InverseTimeDecay(of(0.5), of(7), of(3))),
+        lambda of: SGD(optimizers.ExponentialDecay(of(0.5), of(7), of(0.75))),
+        lambda of: SGD(optimizers.LinearWarmup(3, of(0.5))),
+        lambda of: SGD(optimizers.PiecewiseConstantDecay((2,), (of(0.5), of(0.75)))),
+    ],
+)
+@pytest.mark.parametrize("dtype", ["float32", "float16"])
+def test_numbers_of_numpy_give_the_bits_of_pythons(make: Any, kind: Any, dtype: str) -> None:
+    rng = np.random.default_rng(0)
+    first, gradients = rng.normal(size=50).astype(dtype), rng.normal(size=(4, 50)).astype(dtype)
+    results = []
+    for of in (kind, float):
+        variable, optimizer = mpidist.Variable(first), make(of)
+        for gradient in gradients:
+            optimizer.apply_gradients([(gradient.copy(), variable)])
+        results.append(variable.numpy())
+    np.testing.assert_array_equal(results[0], results[1])
+
+
+def test_integers_of_numpy_are_options() -> None:
+    optimizer = SGD(
+        gradient_accumulation_steps=np.int64(2), use_ema=np.True_, ema_overwrite_frequency=np.int64(3),  # type: ignore[arg-type]
+    )
+    assert type(optimizer.options.gradient_accumulation_steps) is int
+    for wrong in (True, 2.0, "2"):
+        with pytest.raises(TypeError, match="`gradient_accumulation_steps` must be an integer of at least 2, got"):
+            SGD(gradient_accumulation_steps=wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="`clipnorm` must be a number or None, got True"):
+        SGD(clipnorm=True)
+
+
 def test_what_is_no_option() -> None:
     for name, way_out in (
         ("clip_norm", "Use clipnorm"), ("lr", "Use learning_rate"), ("betas", "Use beta_1 and beta_2"),

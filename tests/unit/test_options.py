@@ -5,8 +5,11 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import numpy as np
 import pytest
 
+from mpidist.comm.compression.power_sgd import PowerSGD
+from mpidist.comm.compression.top_k import TopK
 from mpidist.options import (
     AutoShardPolicy,
     CommunicationImplementation,
@@ -17,8 +20,10 @@ from mpidist.options import (
     RunOptions,
     VariableAggregation,
     VariableSynchronization,
+    WindowOptions,
     parse_enum,
 )
+from mpidist.strategy.server_options import ServerOptions
 
 
 def test_values_are_those_of_tf_distribute() -> None:
@@ -75,10 +80,39 @@ def test_communication_options_that_make_no_sense(arguments: dict[str, Any], kin
         CommunicationOptions(**arguments)
 
 
-@pytest.mark.parametrize("size", [-1, 1.0, True, None])
-def test_input_options_that_make_no_sense(size: Any) -> None:
-    with pytest.raises(ValueError, match="experimental_per_replica_buffer_size"):
+@pytest.mark.parametrize(("size", "kind"), [(-1, ValueError), (1.0, TypeError), (True, TypeError), (None, TypeError)])
+def test_input_options_that_make_no_sense(size: Any, kind: type[Exception]) -> None:
+    text = "`experimental_per_replica_buffer_size` must be an integer of at least 0, got"
+    with pytest.raises(kind, match=text):
         InputOptions(experimental_per_replica_buffer_size=size)
+
+
+def test_an_input_option_by_name() -> None:
+    by_name: Any = "per_replica"
+    mode = InputOptions(experimental_replication_mode=by_name).experimental_replication_mode
+    assert mode is InputReplicationMode.PER_REPLICA
+    with pytest.raises(ValueError, match="is not a valid InputReplicationMode; expected one of PER_WORKER"):
+        InputOptions(experimental_replication_mode="per_rank")
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        # A time in float16 is infinite after one sum with a clock, and an int8 overflows.
+        (CommunicationOptions(timeout_seconds=np.float16(3)), "timeout_seconds"),
+        (CommunicationOptions(bytes_per_pack=np.int8(3)), "bytes_per_pack"),
+        (CommunicationOptions(check=np.True_), "check"),  # type: ignore[arg-type]
+        (InputOptions(experimental_per_replica_buffer_size=np.int64(2)), "experimental_per_replica_buffer_size"),
+        (WindowOptions(silence_seconds=np.float32(3)), "silence_seconds"),
+        (WindowOptions(ports=np.array([3, 4])), "ports"),  # type: ignore[arg-type]
+        (ServerOptions(heap_bytes=np.int32(1 << 20), slot_bytes=np.int32(1 << 12)), "heap_bytes slot_bytes"),
+        (PowerSGD(rank=np.int8(2), start_step=np.int64(1), seed=np.int64(3)), "rank start_step seed"),
+        (TopK(np.float16(0.25)), "ratio"),
+    ],
+)
+def test_numbers_of_numpy_become_those_of_python(options: Any, names: str) -> None:
+    for name in names.split():
+        assert type(getattr(options, name)) in (bool, int, float, tuple)
 
 
 def test_options_kept_for_compatibility() -> None:

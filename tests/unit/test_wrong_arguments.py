@@ -209,6 +209,33 @@ def test_a_wrong_argument_of_a_method_is_named() -> None:
     assert not failures, "\n".join(failures)
 
 
+# Arguments of tf.distribute that are taken, and have no effect; and one that only the library gives.
+FREE_FLAGS = {
+    "auto_set_gpu", "experimental_bucketizing_dynamic_shape", "experimental_enable_dynamic_batch_size", "on_gpu",
+    "read_value", "start", "use_locking",
+}
+
+
+def test_what_is_true_or_false_is_nothing_else() -> None:
+    """A text is true, also that of "False": an option that is not asked for would be on without a word."""
+    taken, count = [], 0
+    for name, made in {**public(), **methods()}.items():
+        for one in parameters(made):
+            if one.annotation not in ("bool", "bool | None") or one.name in FREE_FLAGS:
+                continue
+            others = {**fitting_for(name), **arguments_of_methods()}
+            values = {it.name: others[it.name] for it in parameters(made) if it.default is it.empty}
+            count += 1
+            try:
+                made(**{**values, one.name: "False"})
+            except Exception as error:
+                if type(error) is TypeError and f"`{one.name}` must be True or False" in str(error):
+                    continue
+            taken.append(f"{name}({one.name})")
+    assert not taken
+    assert count > 20
+
+
 VALUES = st.one_of(
     st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=4), st.binary(max_size=3),
     st.lists(st.integers() | st.text(max_size=2), max_size=3), st.dictionaries(st.text(max_size=2), st.integers()),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from mpidist.arguments import python_numbers, whole
 from mpidist.arrays import AnyArray
 from mpidist.comm.collective import Collective
 from mpidist.comm.compression.compression import ERROR, CompressionState, is_compressible, with_error
@@ -37,6 +38,7 @@ class PowerSGD:
 
     Raises:
         ValueError: A number is out of range.
+        TypeError: A number is no integer.
     """
 
     rank: int = 1
@@ -45,9 +47,8 @@ class PowerSGD:
 
     def __post_init__(self) -> None:
         for name, least in (("rank", 1), ("start_step", 0), ("seed", 0)):
-            value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, int) or value < least:
-                raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}")
+            whole(name, getattr(self, name), least=least)
+        python_numbers(self)
 
     def compresses(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> bool:
         """Local. See `Compression.compresses`."""

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.arguments import number
+from mpidist.arguments import number, python_numbers
 from mpidist.arrays import AnyArray
 from mpidist.comm.collective import Collective
 from mpidist.comm.compression.compression import ERROR, CompressionState, is_compressible, with_error
@@ -38,6 +38,7 @@ class TopK:
     def __post_init__(self) -> None:
         if not 0 < number("ratio", self.ratio) <= 1:
             raise ValueError(f"`ratio` must be above 0 and at most 1, got {self.ratio!r}")
+        python_numbers(self)
 
     def count(self, size: int) -> int:
         """Local. The number of elements that a rank sends of an array of `size` elements."""

@@ -15,6 +15,7 @@ import numpy as np
 from typing_extensions import override
 
 from mpidist import arrays
+from mpidist.arguments import whole
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
@@ -112,12 +113,11 @@ class PackedReduction(CrossDeviceOps):
 
     Raises:
         ValueError: `num_packs` is negative.
+        TypeError: It is no integer.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
-        if isinstance(num_packs, bool) or not isinstance(num_packs, int) or num_packs < 0:
-            raise ValueError(f"`num_packs` must be an int, 0 (no packing) or more, got {num_packs!r}")
-        self._num_packs = num_packs
+        self._num_packs = whole("num_packs", num_packs, least=0)
 
     def batch_reduce_implementation(
         self,
@@ -152,6 +152,7 @@ class HierarchicalCopyAllReduce(PackedReduction):
 
     Raises:
         ValueError: `num_packs` is negative.
+        TypeError: It is no integer.
     """
 
     def __init__(self, num_packs: int = 1) -> None:
@@ -206,6 +207,7 @@ class NcclAllReduce(PackedReduction):
 
     Raises:
         ValueError: `num_packs` is negative.
+        TypeError: It is no integer.
     """
 
     takes_device_arrays = True

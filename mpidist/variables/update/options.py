@@ -7,6 +7,7 @@ from typing import TypedDict
 
 import numpy as np
 
+from mpidist.arguments import flag, python_numbers, whole
 from mpidist.variables.update.kernel import positive, share
 
 # Names of an optimizer's state in a checkpoint, besides its slots. Of accumulated gradients: the sums, and 1 for each
@@ -59,7 +60,7 @@ class OptimizerOptions:
 
     Raises:
         ValueError: Something is out of range, or two kinds of clipping are asked for.
-        TypeError: Something is no number.
+        TypeError: Something has another type.
     """
 
     weight_decay: float | None = None
@@ -78,7 +79,7 @@ class OptimizerOptions:
             if (limit := getattr(self, name)) is not None
         }
         for name, limit in clipping.items():
-            if not isinstance(limit, (int, float, np.number)):
+            if isinstance(limit, bool) or not isinstance(limit, (int, float, np.number)):
                 raise TypeError(f"`{name}` must be a number or None, got {limit!r} of type {type(limit).__name__}")
             if not limit > 0:
                 raise ValueError(f"`{name}` must be above 0, got {limit!r}; leave it out if nothing is to be clipped")
@@ -87,8 +88,10 @@ class OptimizerOptions:
         share(ema_momentum=self.ema_momentum)
         for name, least in (("gradient_accumulation_steps", 2), ("ema_overwrite_frequency", 1)):
             count = getattr(self, name)
-            if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < least):
-                raise ValueError(f"`{name}` must be an integer of at least {least} or None, got {count!r}")
+            if count is not None:
+                whole(name, count, least=least)
+        flag("use_ema", self.use_ema)
+        python_numbers(self)
         if self.ema_overwrite_frequency is not None and not self.use_ema:
             raise ValueError("`ema_overwrite_frequency` needs `use_ema=True`")
 

@@ -145,9 +145,11 @@ def test_collectives_inside(strategy: Strategy) -> None:
 def test_errors_are_the_same_on_every_rank(strategy: Strategy) -> None:
     ranks = strategy.communicator
     batch = np.zeros((4, 2), np.float32)
-    for wrong in (0, -1, 2.0, True):
-        with pytest.raises(ValueError, match=r"`logical_replicas` must be an integer of at least 1"):
-            strategy.gradients(np.sum, batch, wrong)  # type: ignore[arg-type]
+    for wrong, kind in ((0, ValueError), (-1, ValueError), (2.0, TypeError), (True, TypeError), ("8", TypeError)):
+        # Also where one rank alone is wrong.
+        for given in (wrong, wrong if ranks.rank == ranks.size - 1 else 8):
+            with pytest.raises(kind, match=r"`logical_replicas` must be an integer of at least 1"):
+                strategy.gradients(np.sum, batch, given)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="`blas_threads`"):
         strategy.gradients(np.sum, batch, 8, blas_threads=0)
     unequal: list[Any] = [np.float32(1), [], {"a": np.zeros(3), "b": np.zeros(2)}]
@@ -175,6 +177,8 @@ def test_errors_are_the_same_on_every_rank(strategy: Strategy) -> None:
             strategy.gradients(lambda _: np.zeros(next(count)), batch, 2 * ranks.size)
     # Nothing is left on the way.
     assert strategy.gradients(lambda b: b.sum(), np.ones((4, 2), "f"), 8) == 8 * ranks.size
+    # An int8 would overflow with any number of rows.
+    assert strategy.gradients(lambda b: b.sum(), np.ones((200, 2), "f"), np.int8(8)) == 400 * ranks.size
 
 
 def test_skipped_aggregation_wants_the_same_values_under_check(communicator: Communicator) -> None:
