@@ -920,8 +920,8 @@ STRATEGY = (
         "parallel/strategy/test_values.py::test_python_ints_are_never_cut_off", 2,
     ),
     Fault(
-        "others do not hear of a value that is refused", "strategy/values.py",
-        'collective.log.begin("all_reduce", op, _REFUSED).fail(error)', "pass",
+        "others do not hear of a value that is refused", "comm/front/call_log.py",
+        "self.begin(name, _Refusal(str(error)), None).fail(error)", "pass",
         "parallel/strategy/test_values.py::test_what_cannot_be_sent_is_refused_alike_and_harms_nothing", 2,
     ),
     Fault(

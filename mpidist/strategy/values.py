@@ -98,8 +98,6 @@ _LOCAL: dict[ReduceOp, Callable[..., Any]] = {
 
 # Looked up once: a small sum takes 2 us.
 _NUMBERS = (np.floating, np.integer)
-# Shown to the other ranks in the place of a value that is refused.
-_REFUSED = np.empty(0, object)
 
 
 def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:
@@ -170,8 +168,7 @@ def _components(
     try:
         return [_component(op, leaf, axis) for leaf in leaves]
     except (TypeError, ValueError) as error:
-        collective.log.begin("all_reduce", op, _REFUSED).fail(error)
-        raise
+        collective.log.refuse("all_reduce" if axis is None else "reduce along axes", error)
 
 
 def _component(op: ReduceOp, leaf: Any, axis: int | Sequence[int] | None) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
 from mpidist.arrays import AnyArray
@@ -15,6 +16,19 @@ from mpidist.options import CommunicationOptions, ReduceOp
 # So many first calls of a collective are compared before they begin: most mistakes show there, and every rank can raise
 # an error before anything has gone wrong. All ranks must compare or none, so only the number of calls may decide it.
 CHECKED_CALLS = 16
+
+
+@dataclass(frozen=True, repr=False)
+class _Refusal:
+    """The detail of a call that this rank refuses: one call on all ranks that do, whatever their reasons."""
+
+    reason: str = field(compare=False)
+
+    def __str__(self) -> str:
+        return "refused"
+
+    def __repr__(self) -> str:
+        return f"refused: {self.reason}"
 
 
 class Begin(Protocol):
@@ -67,10 +81,22 @@ class CallLog:
             return
         if self._checks or self._count <= CHECKED_CALLS:
             call = f"{name} {detail.name if isinstance(detail, ReduceOp) else detail}"
-            described = (call,) if array is None else (call, array.shape, array.dtype.name)
+            described: tuple[object, ...] = (call,) if array is None else (call, array.shape, array.dtype.name)
+            if isinstance(detail, _Refusal):
+                described = name, detail
             same_on_all(self._communicator, "the collective call, its shape and dtype", described, HINT)
         elif self._arrival is None:
             self.begin = self._order.enter
+
+    def refuse(self, name: str, error: Exception) -> NoReturn:
+        """Collective. Raise an error in this rank's arguments; ranks with right ones hear of it in their call `name`.
+
+        Raises:
+            MismatchError: In its place, where calls are compared before they begin, and other ranks' arguments are
+                right.
+        """
+        self.begin(name, _Refusal(str(error)), None).fail(error)
+        raise error
 
     def refuse_calls(self) -> None:
         """Local. From now on every call raises RuntimeError: the collective is closed."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from collections import namedtuple
 from collections.abc import Callable
 from typing import Any
@@ -154,6 +155,27 @@ def test_what_cannot_be_sent_is_refused_alike_and_harms_nothing(
         texts = strategy.communicator.all_gather_object(f"{caught.type.__name__}: {caught.value}")
         assert texts == texts[:1] * n
         assert strategy.reduce("SUM", 1.0, axis=None) == n
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    ("value", "axis", "text"),
+    [
+        ("a", None, "expected arrays or numbers, got 'a' of type str"),
+        (True, None, "SUM of booleans is not defined"),
+        (np.zeros(2), 1, "`axis` is out of range: expected -1 to 0"),
+        (np.zeros(2), "0", "`axis` must be None, an int or a sequence of ints, got '0'"),
+    ],
+)
+def test_what_one_rank_refuses_is_told_on_all(strategy: Strategy, value: Any, axis: Any, text: str) -> None:
+    last = strategy.num_replicas_in_sync - 1
+    mine = (value, axis) if strategy.communicator.rank == last else (np.zeros(2), None if axis is None else 0)
+    with pytest.raises(MismatchError, match=rf"refused: {re.escape(text)}.* on rank {last}"):
+        strategy.reduce("SUM", mine[0], axis=mine[1])
+    # Refused on all ranks it is no mismatch, be the texts different.
+    with pytest.raises((TypeError, ValueError)) as caught:
+        strategy.reduce("SUM", [object()], axis=None)
+    assert not isinstance(caught.value, MismatchError)
 
 
 def test_python_ints_are_never_cut_off(strategy: Strategy) -> None:
