@@ -20,7 +20,7 @@ from mpidist.comm.communicator import Communicator
 from mpidist.comm.window import require_open
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
+from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.serving.commits import Commits, numbered
 from mpidist.serving.dropped import Dropped
 from mpidist.serving.exit_code import ExitCodeFile
@@ -34,6 +34,7 @@ from mpidist.serving.reading import read_whole
 from mpidist.serving.rows import SCATTER, pack, read_rows
 from mpidist.serving.shards import cells_of
 from mpidist.serving.station import Station
+from mpidist.variables.creation import traits_of
 from mpidist.variables.partitioners import Partitioner
 from mpidist.variables.served import Place, ServedHome, ServedSum, ServedVariable
 from mpidist.variables.sharded import ShardedVariable, served_parts
@@ -130,16 +131,9 @@ class Chief(ServedHome):
             HeapFullError: No server has room for it.
         """
         name = "Variable" if name is None else name
-        owner = f"variable {name!r}: "
-        sync = parse_enum(VariableSynchronization, synchronization, "synchronization", owner)
-        chosen = parse_enum(VariableAggregation, aggregation, "aggregation", owner)
-        is_sum = sync is VariableSynchronization.ON_READ
-        if is_sum and sparse_gradient:
-            raise ValueError(
-                f"{owner}sparse_gradient=True is for variables that optimizers update, which are ON_WRITE, got "
-                "ON_READ; leave it out"
-            )
-        kind, trains = (ServedSum, False) if is_sum else (ServedVariable, trainable is None or trainable)
+        traits = traits_of(f"variable {name!r}: ", trainable, synchronization, aggregation, sparse_gradient)
+        chosen, is_sum, sparse_gradient = traits.aggregation, traits.is_on_read, traits.sparse_gradient
+        kind = ServedSum if is_sum else ServedVariable
         cut = None if is_sum or self._beside is not None else self.partitioner
         cells = cells_of(initial_value, dtype, name, chosen, cut, has_rows=sparse_gradient, is_on_read=is_sum)
         made: list[ServedVariable] = []
@@ -148,7 +142,7 @@ class Chief(ServedHome):
                 initial = cell.make()
                 made.append(self._make(
                     initial.shape, initial.dtype, cell.name, kind=kind, buffers=1 if sparse_gradient else 2,
-                    server=self._beside, is_table=sparse_gradient, trainable=trains, aggregation=chosen,
+                    server=self._beside, is_table=sparse_gradient, trainable=traits.trainable, aggregation=chosen,
                     beside=Counter(shard.place.server for shard in made),
                 ))
                 place, window = made[-1].place, self.station.window

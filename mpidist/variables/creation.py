@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mpidist import arrays
 from mpidist.arguments import flag
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import together
+from mpidist.comm.agreement import exchange, require_same
 from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
 from mpidist.variables.arena_memory import ArenaMemory
@@ -50,42 +50,83 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         ValueError: A synchronization that does not exist or is NONE, MEAN of a dtype that has no fractions, sparse
             gradients of a scalar or of an ON_READ variable, a trainable ON_READ variable, or one of booleans with SUM.
         TypeError: The initial value is no array of numbers, or an argument has another type.
-        MismatchError: Shape or dtype differ between ranks.
+        MismatchError: Shape, dtype or another argument but the value and the name differ between ranks.
     """
     name = "Variable" if name is None else name
-    owner = f"variable {name!r}: "
-    if trainable is not None:
-        flag("trainable", trainable, owner=owner)
-    flag("sparse_gradient", sparse_gradient, owner=owner)
+    traits: Traits | None = None
+    initial: AnyArray | None = None
+    error: Exception | None = None
+    try:
+        traits = traits_of(f"variable {name!r}: ", trainable, synchronization, aggregation, sparse_gradient)
+        initial = initial_array(
+            initial_value, dtype, name, traits.aggregation, has_rows=traits.sparse_gradient,
+            is_on_read=traits.is_on_read,
+        )
+    except Exception as caught:
+        error = caught
+    everyone = exchange(arena.communicator, f"computing the initial value of variable {name!r}", traits, error)
+    require_same(everyone, f"the arguments of variable {name!r}", "Build the same model on every rank.")
+    traits, initial = cast(Traits, traits), cast(AnyArray, initial)
+    if traits.is_on_read:
+        return SyncOnReadVariable(arena, initial, name=name, aggregation=traits.aggregation)
+    return create_mirrored(
+        arena, initial, name=name, trainable=traits.trainable, aggregation=traits.aggregation,
+        sparse_gradient=traits.sparse_gradient,
+    )
+
+
+class Traits(NamedTuple):
+    """What a variable is, besides its value: the same on every rank."""
+
+    is_on_read: bool
+    aggregation: VariableAggregation
+    trainable: bool
+    sparse_gradient: bool
+
+    def __repr__(self) -> str:
+        kind = "ON_READ" if self.is_on_read else "ON_WRITE"
+        return (
+            f"({kind}, {self.aggregation.name}, trainable={self.trainable}, sparse_gradient={self.sparse_gradient})"
+        )
+
+
+def traits_of(
+    owner: str, trainable: bool | None, synchronization: VariableSynchronization | str,
+    aggregation: VariableAggregation | str, sparse_gradient: bool,
+) -> Traits:
+    """Local. What a variable is by the arguments of `mpidist.Variable`.
+
+    Args:
+        owner: The beginning of errors: "variable 'w': ".
+        trainable: As for `create_variable`, like the others.
+        synchronization: AUTO is ON_WRITE.
+        aggregation: How replicas' values are combined.
+        sparse_gradient: Whether its gradients are `IndexedSlices`.
+
+    Raises:
+        ValueError: There is no such synchronization or aggregation, or the arguments contradict each other.
+        TypeError: An argument has another type.
+    """
     sync = parse_enum(VariableSynchronization, synchronization, "synchronization", owner)
-    aggregation = parse_enum(VariableAggregation, aggregation, "aggregation", owner)
+    chosen = parse_enum(VariableAggregation, aggregation, "aggregation", owner)
+    is_sparse = flag("sparse_gradient", sparse_gradient, owner=owner)
+    trains = None if trainable is None else flag("trainable", trainable, owner=owner)
     if sync is VariableSynchronization.NONE:
         raise ValueError(
             f"{owner}synchronization NONE is not supported with a strategy; use ON_WRITE or ON_READ"
         )
-    if sync is VariableSynchronization.ON_READ and trainable:
+    is_on_read = sync is VariableSynchronization.ON_READ
+    if is_on_read and trains:
         raise ValueError(
             f"{owner}trainable=True is for variables that optimizers update, which are ON_WRITE, got ON_READ; leave "
             "it out"
         )
-    if sync is VariableSynchronization.ON_READ and sparse_gradient:
+    if is_on_read and is_sparse:
         raise ValueError(
             f"{owner}sparse_gradient=True is for variables that optimizers update, which are ON_WRITE, got "
             "ON_READ; leave it out"
         )
-    initial = together(
-        arena.communicator, f"computing the initial value of variable {name!r}",
-        lambda: initial_array(
-            initial_value, dtype, name, aggregation, has_rows=sparse_gradient,
-            is_on_read=sync is VariableSynchronization.ON_READ,
-        ),
-    )
-    if sync is VariableSynchronization.ON_READ:
-        return SyncOnReadVariable(arena, initial, name=name, aggregation=aggregation)
-    return create_mirrored(
-        arena, initial, name=name, trainable=trainable is None or bool(trainable), aggregation=aggregation,
-        sparse_gradient=sparse_gradient,
-    )
+    return Traits(is_on_read, chosen, not is_on_read and trains is not False, is_sparse)
 
 
 def initial_array(

@@ -440,3 +440,19 @@ def test_after_its_end_the_strategy_says_so() -> None:
         with pytest.raises(RuntimeError, match=r"this strategy is closed: .* Variables on servers have ended with it"):
             act()
     assert not late.is_done
+
+
+@pytest.mark.parametrize(
+    ("arguments", "kind", "text"),
+    [
+        ({"trainable": "False"}, TypeError, "variable 'w': `trainable` must be True or False, got 'False'"),
+        ({"sparse_gradient": 1}, TypeError, "variable 'w': `sparse_gradient` must be True or False, got 1"),
+        ({"synchronization": "ON_READ", "trainable": True}, ValueError, "trainable=True is for variables that"),
+        ({"synchronization": "NONE"}, ValueError, "synchronization NONE is not supported"),
+    ],
+)
+def test_variables_of_servers_take_the_arguments_of_others(
+    strategy: ParameterServerStrategy, arguments: dict[str, Any], kind: type[Exception], text: str
+) -> None:
+    with strategy.scope(), pytest.raises(kind, match=text):
+        mpidist.Variable([1.0], name="w", **arguments)

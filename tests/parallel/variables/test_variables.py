@@ -196,6 +196,26 @@ def test_ranks_that_pass_other_shapes_or_dtypes_are_told_alike(strategy: Strateg
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize(
+    "one", [{"trainable": False}, {"aggregation": "SUM"}, {"synchronization": "ON_READ"}, {"sparse_gradient": True}]
+)
+def test_ranks_that_pass_other_arguments_are_told_alike(strategy: Strategy, one: dict[str, Any]) -> None:
+    odd = strategy.communicator.rank == strategy.communicator.size - 1
+    with pytest.raises(MismatchError, match=r"the arguments of variable 'w' must be the same on all ranks") as caught:
+        create(strategy, [1.0], name="w", **(one if odd else {}))
+    assert len(set(strategy.communicator.all_gather_object(str(caught.value)))) == 1
+    # A wrong one on one rank is an error on all.
+    for wrong, kind, text in (
+        ({"trainable": "no"}, TypeError, "failed on rank .*`trainable` must be True or False, got 'no' of type str"),
+        ({"aggregation": "MEDIAN"}, ValueError, "failed on rank .*'MEDIAN' is not a valid VariableAggregation"),
+        ({"synchronization": "NONE"}, ValueError, "failed on rank .*synchronization NONE is not supported"),
+    ):
+        with pytest.raises(kind, match=text):
+            create(strategy, [1.0], name="w", **(wrong if odd else {}))
+    assert everywhere(strategy, create(strategy, 1.0)) == 1
+
+
+@pytest.mark.mpi(min_size=2)
 def test_check_finds_differing_writes(communicator: Communicator) -> None:
     strategy = make_strategy(communicator, "node", check=True)
     v = create(strategy, np.zeros(1000))
