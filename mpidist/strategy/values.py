@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import pickle
 from abc import ABC
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeVar, cast
@@ -265,17 +265,21 @@ def _wide(dtype: np.dtype[Any]) -> np.dtype[Any]:
 
 
 def _axes(array: AnyArray, axis: int | Sequence[int]) -> tuple[int, ...]:
-    is_one = isinstance(axis, (int, np.integer)) or not isinstance(axis, Iterable)
+    # An iterator can be read only once, and axes are asked for several times.
+    is_one = isinstance(axis, (int, np.integer, Iterator)) or not isinstance(axis, Iterable)
     axes = (cast(int, axis),) if is_one else tuple(cast("Sequence[int]", axis))
     for one in axes:
         if isinstance(one, bool) or not isinstance(one, (int, np.integer)):
             raise TypeError(f"`axis` must be None, an int or a sequence of ints, got {axis!r}")
         if not -array.ndim <= one < array.ndim:
+            wanted = f"{-array.ndim} to {array.ndim - 1}" if array.ndim else "None"
             raise ValueError(
-                f"`axis` is out of range: expected {-array.ndim} to {array.ndim - 1} for a component of shape "
-                f"{array.shape}, got {axis!r}"
+                f"`axis` is out of range: expected {wanted} for a component of shape {array.shape}, got {axis!r}"
             )
-    return tuple(int(one) % array.ndim for one in axes)
+    found = tuple(int(one) % array.ndim for one in axes)
+    if len(set(found)) < len(found):
+        raise ValueError(f"`axis` names a dimension twice, of a component of shape {array.shape}: {axis!r}")
+    return found
 
 
 def compute_average_loss(

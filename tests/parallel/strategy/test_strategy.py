@@ -143,6 +143,15 @@ def test_reduce_errors(strategy: Strategy) -> None:
                 strategy.reduce(op, np.zeros(2, complex), axis=none_or_axis)
     with pytest.raises(TypeError, match="axis"):
         strategy.reduce("SUM", x, axis=True)
+    with pytest.raises(ValueError, match=r"expected None for a component of shape \(\), got 0"):
+        strategy.reduce("MEAN", 1.0, axis=0)
+    for axis in ((0, 0), (0, -2)):
+        with pytest.raises(ValueError, match=r"`axis` names a dimension twice, of a component of shape \(2, 3\)"):
+            strategy.reduce("SUM", x, axis=axis)
+    # Read once, it would name no dimension the second time.
+    once: Any = iter((0, 1))
+    with pytest.raises(TypeError, match="`axis` must be None, an int or a sequence of ints"):
+        strategy.reduce("SUM", x, axis=once)
 
 
 @pytest.mark.mpi(min_size=2)
