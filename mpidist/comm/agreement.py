@@ -183,7 +183,8 @@ def _shared_error(step: str, reports: list[_Report | None]) -> Exception:
     failed = [(rank, report) for rank, report in enumerate(reports) if report is not None]
     _, first = failed[0]
     if len(failed) == len(reports) and all(report[:2] == first[:2] for _, report in failed):
-        text = f"{step}: {first.text}"
+        # A text that names the call does so once.
+        text = f"{step}: {first.text.removeprefix(step.partition(':')[0] + ': ')}"
     else:
         alike = [r for r, report in failed if report[:2] == first[:2]]
         text = f"{step} failed on {name_ranks(alike)} (host {first.host}): {first.kind}: {first.text}"

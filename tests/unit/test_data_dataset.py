@@ -249,6 +249,33 @@ def test_hdf5_datasets(tmp_path: Path) -> None:
         assert y == 0
 
 
+def test_a_closed_hdf5_file_is_named(tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = np.arange(6)
+        dataset = Dataset.from_tensor_slices(file["x"])
+    for closed in (dataset, dataset.batch(2), dataset.shuffle(6, seed=0).batch(2)):
+        with pytest.raises(ValueError, match=r"HDF5 file of a dataset was closed before .* Dataset\.from_files\(path"):
+            list(closed)
+
+
+@pytest.mark.parametrize("where", ["HDF5", "memory"])
+def test_texts_and_other_objects(where: str, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "data.h5", "w") as file:
+        file["x"] = ["a", "bb", "c"]
+        texts = file["x"].asstr() if where == "HDF5" else np.array(["a", "bb", "c"], object)
+        dataset = Dataset.from_tensor_slices(texts)
+        assert list(dataset) == ["a", "bb", "c"]
+        assert dataset.element_spec.dtype == object
+        for changed in (
+            dataset, dataset.filter(lambda _: True), dataset.cache(), dataset.take_while(lambda _: True),
+            dataset.batch(2).unbatch(), dataset.batch(1).unbatch().filter(lambda _: True),
+        ):
+            assert listed(changed.batch(2)) == [["a", "bb"], ["c"]]
+        padded = list(dataset.padded_batch(2))
+        assert [type(one) for batch in padded for one in batch] == [str] * 3
+        assert listed(dataset.map(str.upper).filter(lambda text: len(str(text)) == 1).batch(2)) == [["A", "C"]]
+
+
 def test_iterables_are_read_lazily_and_again_in_each_pass() -> None:
     opened = 0
     given = []

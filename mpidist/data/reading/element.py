@@ -192,9 +192,18 @@ def spec_of(element: Any) -> Any:
     return tree.map_leaves(
         lambda leaf: DatasetSpec(leaf.element_spec)
         if _is_dataset(leaf)
-        else ArraySpec(tuple(leaf.shape), np.dtype(leaf.dtype)),
+        else ArraySpec(tuple(as_leaf(leaf).shape), np.dtype(as_leaf(leaf).dtype)),
         element,
     )
+
+
+def as_leaf(value: Any) -> Any:
+    """Local. A leaf with shape and dtype. A row of an array of objects has none, such as a text from HDF5."""
+    if hasattr(value, "dtype"):
+        return value
+    leaf = np.empty((), object)
+    leaf[()] = value
+    return leaf
 
 
 def without_rows(spec: Any) -> Any:
@@ -256,6 +265,8 @@ def _is_python_number(value: Any) -> bool:
 
 
 def _stack_leaf(leaves: Sequence[Any]) -> Any:
+    if not all(hasattr(leaf, "dtype") for leaf in leaves):
+        leaves = [as_leaf(leaf) for leaf in leaves]
     _require_alike({(tuple(leaf.shape), leaf.dtype) for leaf in leaves})
     return np.stack(leaves)
 

@@ -114,6 +114,7 @@ def _shapes_of(element: Any, shapes: Any) -> list[tuple[int | None, ...] | None]
 
 
 def _padded(column: Sequence[Any], shape: Sequence[int | None] | None, value: Any) -> Any:
+    column = [elements.as_leaf(leaf) for leaf in column]
     kinds = {(np.ndim(leaf), leaf.dtype) for leaf in column}
     if len({dimensions for dimensions, _ in kinds}) > 1 or len({dtype.kind for _, dtype in kinds}) > 1:
         raise ValueError(
@@ -140,7 +141,7 @@ def _padded(column: Sequence[Any], shape: Sequence[int | None] | None, value: An
     for number, leaf in enumerate(column):
         # The Ellipsis gives a view even where the elements are scalars; `batch[number]` would give a copy there.
         row = batch[number, ...]
-        row[tuple(slice(0, size) for size in leaf.shape)] = leaf
+        row[tuple(slice(0, size) for size in leaf.shape)] = leaf[()]
     return batch
 
 

@@ -242,13 +242,24 @@ class ElementSource:
 
 
 def _read_row(leaf: Any, item: Any) -> Any:
-    row = leaf[item]
-    return row.copy() if isinstance(leaf, np.ndarray) else row
+    row = _opened(leaf)[item]
+    # A row of an array of objects may be anything.
+    return row.copy() if isinstance(leaf, np.ndarray) and isinstance(row, (np.ndarray, np.generic)) else row
+
+
+def _opened(leaf: Any) -> Any:
+    """An array that can be read: what h5py says of a closed file names no file, and no way out."""
+    if not getattr(getattr(leaf, "id", None), "valid", True):
+        raise ValueError(
+            "the HDF5 file of a dataset was closed before its rows were read. Keep it open, or let the library open "
+            "it: Dataset.from_files(path, mpidist.data.hdf5_reader(name))"
+        )
+    return leaf
 
 
 def _read_run(leaf: Any, begin: int, end: int) -> Any:
     """Consecutive rows, in memory of their own."""
-    return np.array(leaf[begin:end]) if isinstance(leaf, np.ndarray) else leaf[begin:end]
+    return np.array(leaf[begin:end]) if isinstance(leaf, np.ndarray) else _opened(leaf)[begin:end]
 
 
 def _read_rows(leaf: Any, indices: npt.NDArray[np.int64]) -> Any:
@@ -257,4 +268,4 @@ def _read_rows(leaf: Any, indices: npt.NDArray[np.int64]) -> Any:
         return leaf.take(indices, axis=0)
     # h5py accepts only increasing and distinct row numbers.
     increasing, positions = np.unique(indices, return_inverse=True)
-    return leaf[increasing][positions]
+    return _opened(leaf)[increasing][positions]

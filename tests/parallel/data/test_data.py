@@ -202,6 +202,21 @@ def test_hdf5_is_read_in_the_prefetching_thread(communicator: Communicator) -> N
     assert sorted(row for step in steps for row in joined(step)) == list(range(37))
 
 
+def test_a_rank_without_texts_gets_an_empty_batch(communicator: Communicator) -> None:
+    with h5py.File("only in memory", "w", driver="core", backing_store=False) as file:
+        file["x"] = ["a", "bb", "c"]
+        batches = list(DistributedDataset(Dataset.from_tensor_slices(file["x"].asstr()).batch(2), communicator))
+    steps = by_rank(communicator, batches)
+    assert [joined(step) for step in steps] == [["a", "bb"], ["c"]]
+    assert {batch.dtype for batch in batches} == {np.dtype(object)}
+
+
+def test_what_is_no_dataset_is_said_once(communicator: Communicator) -> None:
+    wrong: Any = None
+    with pytest.raises(TypeError, match=r"^experimental_distribute_dataset: expected a mpidist"):
+        DistributedDataset(wrong, communicator)
+
+
 def test_a_map_after_batch_sees_the_global_batch(communicator: Communicator) -> None:
     dataset = Dataset.range(10).batch(4).map(lambda x: x - x.sum())
     steps = by_rank(communicator, list(DistributedDataset(dataset, communicator)))
