@@ -276,10 +276,9 @@ def _axes(array: AnyArray, axis: int | Sequence[int]) -> tuple[int, ...]:
             raise ValueError(
                 f"`axis` is out of range: expected {wanted} for a component of shape {array.shape}, got {axis!r}"
             )
-    found = tuple(int(one) % array.ndim for one in axes)
-    if len(set(found)) < len(found):
+    if len({one % array.ndim for one in axes}) < len(axes):
         raise ValueError(f"`axis` names a dimension twice, of a component of shape {array.shape}: {axis!r}")
-    return found
+    return tuple(int(one) % array.ndim for one in axes)
 
 
 def compute_average_loss(
