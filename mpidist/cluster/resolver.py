@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 
+from mpidist.arguments import described, whole
 from mpidist.cluster.devices import visible_gpus
 from mpidist.cluster.spec import ClusterSpec
 
@@ -50,6 +51,8 @@ class ClusterResolver(ABC):
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
+        if task_type is not None and not isinstance(task_type, str):
+            raise TypeError(f"`task_type` must be the name of a job, or None, got {described(task_type)}")
         self._task_type = task_type
 
     @property
@@ -59,7 +62,7 @@ class ClusterResolver(ABC):
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
+        self._task_id = None if task_id is None else whole("task_id", task_id, least=0)
 
     @property
     def environment(self) -> str | None:

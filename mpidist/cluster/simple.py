@@ -21,7 +21,9 @@ class SimpleClusterResolver(ClusterResolver):
         rpc_layer: Prefix of the addresses.
 
     Raises:
-        TypeError: `cluster_spec` is not a `ClusterSpec`, or `master` is not a string.
+        TypeError: `cluster_spec` is not a `ClusterSpec`, `master` or `task_type` is not a string, or `task_id` is no
+            integer.
+        ValueError: `task_id` is negative.
     """
 
     def __init__(  # tf.distribute's signature
@@ -48,8 +50,8 @@ class SimpleClusterResolver(ClusterResolver):
             )
         self._cluster_spec = cluster_spec
         self._master = master
-        self._task_type = task_type
-        self._task_id = task_id
+        self.task_type = task_type
+        self.task_id = task_id
         self._environment = environment
         self._num_accelerators = dict(num_accelerators or {})
         self._rpc_layer = rpc_layer

@@ -35,7 +35,7 @@ def require_step(step: Step | None) -> int:
     """Local. `step`, or else the default step, as a number.
 
     Raises:
-        ValueError: There is no step at all.
+        ValueError: There is no step at all, or it has more than 64 bits.
         TypeError: The step is no number.
     """
     chosen = get_step() if step is None else step
@@ -48,9 +48,12 @@ def require_step(step: Step | None) -> int:
         # Neither a text nor a part of a step counts as a number of steps.
         if isinstance(chosen, (str, bytes)) or (isinstance(chosen, numbers.Real) and chosen != int(chosen)):
             raise TypeError
-        return int(chosen)
+        number = int(chosen)
     except (TypeError, ValueError, OverflowError):
         raise TypeError(
             f"`step` of a summary must be an integer or a variable of one, got {chosen!r} of type "
             f"{type(chosen).__name__}"
         ) from None
+    if not -(2**63) <= number < 2**63:
+        raise ValueError(f"`step` of a summary must be an integer of at most 64 bits, got {chosen!r}")
+    return number

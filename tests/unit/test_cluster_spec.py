@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+from typing import Any
 
+import numpy as np
 import pytest
 
 from mpidist.cluster.spec import ClusterSpec, Task
@@ -139,6 +141,22 @@ def test_simple_resolver_refuses_a_dict() -> None:
         SimpleClusterResolver(CLUSTER)  # type: ignore[arg-type]  # the point of the test
     with pytest.raises(TypeError, match="`master` must be a string"):
         SimpleClusterResolver(ClusterSpec({}), master=1)  # type: ignore[arg-type]  # the point of the test
+
+
+def test_a_task_has_a_name_and_a_number() -> None:
+    # A program that asks for `task_id == 0` would have no first task.
+    number: Any = np.int64(0)
+    resolver = SimpleClusterResolver(ClusterSpec({"worker": ["a:1"]}), task_type="worker", task_id=number)
+    assert type(resolver.task_id) is int
+    wrong: Any
+    for wrong, kind in (("0", TypeError), (0.0, TypeError), (True, TypeError), (-1, ValueError)):
+        for build in (SimpleClusterResolver, lambda _, task_id: UnionResolver(resolver, task_id=task_id)):
+            with pytest.raises(kind, match="`task_id` must be an integer of at least 0, got"):
+                build(ClusterSpec({}), task_id=wrong)
+        with pytest.raises(kind, match="`task_id`"):
+            resolver.task_id = wrong
+    with pytest.raises(TypeError, match="`task_type` must be the name of a job, or None, got 3 of type int"):
+        resolver.task_type = 3  # type: ignore[assignment]
 
 
 def test_tf_config_is_read_at_every_access(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -308,6 +308,7 @@ def test_a_closed_writer(tmp_path: Path) -> None:
     ("call", "message"),
     [
         (lambda: summary.scalar("a", [1.0, 2.0], step=0), r"summary 'a': expected one real .* shape \(2,\)"),
+        (lambda: summary.scalar("a", 1.0, step=2**63), "`step` of a summary must be an integer of at most 64 bits"),
         (lambda: summary.scalar("a", 1j, step=0), "expected one real number, got dtype complex128"),
         (lambda: summary.histogram("a", ["x"], step=0), "expected an array of real numbers .* got dtype <U1"),
         (lambda: summary.histogram("a", [1.0], step=0, buckets=0), "got dtype float64 and buckets=0"),
