@@ -51,9 +51,7 @@ class ClusterResolver(ABC):
 
     @task_type.setter
     def task_type(self, task_type: str | None) -> None:
-        if task_type is not None and not isinstance(task_type, str):
-            raise TypeError(f"`task_type` must be the name of a job, or None, got {described(task_type)}")
-        self._task_type = task_type
+        self._task_type = checked_type(task_type)
 
     @property
     def task_id(self) -> int | None:
@@ -62,7 +60,7 @@ class ClusterResolver(ABC):
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
-        self._task_id = None if task_id is None else whole("task_id", task_id, least=0)
+        self._task_id = checked_id(task_id)
 
     @property
     def environment(self) -> str | None:
@@ -104,3 +102,24 @@ def find_master(
             "`task_type` and `task_id`"
         )
     return format_address(spec.task_address(task_type, task_id), rpc_layer)
+
+
+def checked_type(task_type: str | None) -> str | None:
+    """Local. The name of a job, or None.
+
+    Raises:
+        TypeError: It is something else.
+    """
+    if task_type is not None and not isinstance(task_type, str):
+        raise TypeError(f"`task_type` must be the name of a job, or None, got {described(task_type)}")
+    return task_type
+
+
+def checked_id(task_id: int | None) -> int | None:
+    """Local. The number of a task, or None.
+
+    Raises:
+        TypeError: It is no integer.
+        ValueError: It is negative.
+    """
+    return None if task_id is None else whole("task_id", task_id, least=0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpidist.cluster.resolver import ClusterResolver, format_address
+from mpidist.cluster.resolver import ClusterResolver, checked_id, checked_type, format_address
 from mpidist.cluster.spec import ClusterSpec
 
 
@@ -50,8 +50,8 @@ class SimpleClusterResolver(ClusterResolver):
             )
         self._cluster_spec = cluster_spec
         self._master = master
-        self.task_type = task_type
-        self.task_id = task_id
+        self._task_type = checked_type(task_type)
+        self._task_id = checked_id(task_id)
         self._environment = environment
         self._num_accelerators = dict(num_accelerators or {})
         self._rpc_layer = rpc_layer

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mpidist.cluster.resolver import ClusterResolver, find_master
+from mpidist.cluster.resolver import ClusterResolver, checked_id, checked_type, find_master
 from mpidist.cluster.spec import ClusterSpec
 
 
@@ -39,8 +39,8 @@ class UnionResolver(ClusterResolver):
         self._resolvers = resolvers
         first = resolvers[0]
         self._rpc_layer = first.rpc_layer if rpc_layer is None else rpc_layer
-        self.task_type = first.task_type if task_type is None else task_type
-        self.task_id = first.task_id if task_id is None else task_id
+        self._task_type = first.task_type if task_type is None else checked_type(task_type)
+        self._task_id = first.task_id if task_id is None else checked_id(task_id)
         self._environment = first.environment
 
     def cluster_spec(self) -> ClusterSpec:
