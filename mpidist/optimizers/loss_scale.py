@@ -12,6 +12,7 @@ from mpidist.arguments import described, whole
 from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
 from mpidist.optimizers.optimizer import Optimizer
+from mpidist.variables.update.kernel import Schedule
 from mpidist.variables.variable import Gradient, Variable
 
 # Four times as much is infinite in float32.
@@ -66,6 +67,15 @@ class LossScaleOptimizer:
         return self.inner_optimizer.iterations
 
     @property
+    def learning_rate(self) -> float | Schedule:
+        """Local. That of the inner optimizer; it may be set."""
+        return self.inner_optimizer.learning_rate
+
+    @learning_rate.setter
+    def learning_rate(self, learning_rate: float | Schedule) -> None:
+        self.inner_optimizer.learning_rate = learning_rate
+
+    @property
     def variables(self) -> list[Variable]:
         """Local. The state of the inner optimizer."""
         return self.inner_optimizer.variables
@@ -74,9 +84,17 @@ class LossScaleOptimizer:
         """Local. The loss, or the gradient at which back-propagation starts, times the scale; its dtype stays.
 
         In float16 a scale above 65504 is infinite. The step is then skipped and the scale halved.
+
+        Raises:
+            TypeError: It is no number, and no array of numbers.
         """
-        with np.errstate(over="ignore"):
-            return np.asarray(np.multiply(loss, self.dynamic_scale))
+        try:
+            with np.errstate(over="ignore"):
+                return np.asarray(np.multiply(loss, self.dynamic_scale))
+        except TypeError:
+            raise TypeError(
+                f"{self.name}: `loss` must be a number or an array of numbers, got {described(loss)}"
+            ) from None
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Collective. See `Optimizer.build`."""

@@ -243,10 +243,14 @@ class Optimizer:
         # As `rate_at`: a step pays for each function that it enters.
         if isinstance(given, _NO_RATES):
             raise self._no_rate(given, self.iterations)
-        rate = float(given)
-        if math.isnan(rate):
-            raise ValueError(f"{self.name}: expected a learning rate, got nan from {self.learning_rate!r} at step "
-                             f"{self.iterations}: look at what the schedule divides by")
+        try:
+            rate = float(given)
+        except (TypeError, ValueError):
+            raise self._no_rate(given, self.iterations) from None
+        if not rate >= 0:
+            way_out = "look at what the schedule divides by" if math.isnan(rate) else "it must not be negative"
+            raise ValueError(f"{self.name}: expected a learning rate, got {rate} from {self.learning_rate!r} at step "
+                             f"{self.iterations}: {way_out}")
         step = self.iterations // self._accumulated + 1
         if not plan.apply(gradients, UpdateSettings(step, rate, factor, is_summed, must_be_finite)):
             self.iterations -= self._accumulated - 1
@@ -265,8 +269,8 @@ class Optimizer:
             raise self._no_rate(given, iteration)
         try:
             return float(given)
-        except TypeError as error:
-            raise self._no_rate(given, iteration) from error
+        except (TypeError, ValueError):
+            raise self._no_rate(given, iteration) from None
 
     def _no_rate(self, given: object, iteration: int) -> TypeError:
         is_schedule = callable(self.learning_rate)

@@ -82,6 +82,39 @@ def test_numbers_of_numpy_give_the_bits_of_pythons(make: Any, kind: Any, dtype: 
     np.testing.assert_array_equal(results[0], results[1])
 
 
+@pytest.mark.parametrize(
+    ("rate", "kind", "text"),
+    [
+        (np.array([0.5]), TypeError, r"SGD: the learning rate must be a number, got an array of shape \(1,\)"),
+        (None, TypeError, "SGD: the learning rate must be a number, got None"),
+        (-0.5, ValueError, "SGD: expected a learning rate, got -0.5 from -0.5 at step 0: it must not be negative"),
+        (lambda _: -0.5, ValueError, "it must not be negative"),
+        (lambda _: None, TypeError, "the learning rate must be a number, got None of type NoneType from its schedule"),
+    ],
+)
+def test_a_rate_that_is_set_or_scheduled_is_checked(rate: Any, kind: type[Exception], text: str) -> None:
+    variable, optimizer = mpidist.Variable([1.0]), SGD(0.5)
+    optimizer.learning_rate = rate
+    with pytest.raises(kind, match=text):
+        optimizer.apply_gradients([(np.ones(1, "f"), variable)])
+    assert variable.numpy().tolist() == [1.0]
+    optimizer.learning_rate = np.float32(0.5)
+    optimizer.apply_gradients([(np.ones(1, "f"), variable)])
+    assert variable.numpy().tolist() == [0.5]
+
+
+def test_the_rate_of_a_scaled_loss_is_that_of_the_optimizer_inside() -> None:
+    variable, scaled = mpidist.Variable([1.0]), LossScaleOptimizer(SGD(0.5), 4.0)
+    assert scaled.learning_rate == 0.5
+    scaled.learning_rate = 0.25
+    scaled.apply_gradients([(np.full(1, 4, "f"), variable)])
+    assert variable.numpy().tolist() == [0.75]
+    wrong: Any
+    for wrong in ("a", None, [object()]):
+        with pytest.raises(TypeError, match="LossScaleOptimizer: `loss` must be a number or an array of numbers, got"):
+            scaled.scale_loss(wrong)
+
+
 def test_integers_of_numpy_are_options() -> None:
     optimizer = SGD(
         gradient_accumulation_steps=np.int64(2), use_ema=np.True_, ema_overwrite_frequency=np.int64(3),  # type: ignore[arg-type]
