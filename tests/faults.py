@@ -762,13 +762,13 @@ INPUT = (
     ),
     Fault(
         "elements are views of the data", "data/reading/source.py",
-        "return np.array(leaf[begin:end]) if isinstance(leaf, np.ndarray) else leaf[begin:end]",
+        "return np.array(leaf[begin:end]) if isinstance(leaf, np.ndarray) else _opened(leaf)[begin:end]",
         "return leaf[begin:end]",
         "unit/test_data_dataset.py::test_what_the_user_does_to_an_element_does_not_reach_the_data",
     ),
     Fault(
         "lazy rows are sorted", "data/reading/source.py",
-        "return leaf[increasing][positions]", "return leaf[increasing]",
+        "return _opened(leaf)[increasing][positions]", "return _opened(leaf)[increasing]",
         "unit/test_data_dataset.py::test_hdf5_datasets "
         "unit/test_data_dataset.py::test_lazy_arrays_are_read_in_increasing_order_once_a_batch",
     ),
