@@ -219,10 +219,13 @@ def test_no_rows_are_not_no_gradient(strategy: Strategy) -> None:
 
 @pytest.mark.mpi(min_size=2)
 def test_all_ranks_declare_alike(strategy: Strategy) -> None:
+    is_first = strategy.communicator.rank == 0
     with strategy.scope():
-        variable = mpidist.Variable(np.zeros((3, 2)), sparse_gradient=strategy.communicator.rank == 0)
+        with pytest.raises(MismatchError, match=r"sparse_gradient=True.* on rank 0;.*sparse_gradient=False.* on rank"):
+            mpidist.Variable(np.zeros((3, 2)), sparse_gradient=is_first)
+        table, dense = (mpidist.Variable(np.zeros((3, 2)), sparse_gradient=is_sparse) for is_sparse in (True, False))
         with pytest.raises(MismatchError, match="the variables of an optimizer"):
-            SGD(0.1).build([variable])
+            SGD(0.1).build([table if is_first else dense])
 
 
 def test_tables_alone(strategy: Strategy) -> None:
