@@ -144,6 +144,7 @@ if TYPE_CHECKING:
         in_cross_replica_context,
     )
     from mpidist.strategy.extended import StrategyExtended
+    from mpidist.strategy.losses import compute_average_loss, scale_regularization_loss
     from mpidist.strategy.mirrored import MirroredStrategy
     from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
     from mpidist.strategy.one_device import OneDeviceStrategy
@@ -151,7 +152,7 @@ if TYPE_CHECKING:
     from mpidist.strategy.replica import ReplicaContext
     from mpidist.strategy.server import Server
     from mpidist.strategy.server_options import ServerOptions
-    from mpidist.strategy.values import DistributedValues, compute_average_loss, scale_regularization_loss
+    from mpidist.strategy.values import DistributedValues
     from mpidist.variables.lookup import embedding_gradient, embedding_lookup, embedding_lookup_sparse
     from mpidist.variables.module import Module
     from mpidist.variables.sharded import ShardedVariable
@@ -191,7 +192,7 @@ _HOMES = {
     "VariableSynchronization": "mpidist.options",
     "WindowOptions": "mpidist.options",
     "checkpoints_iterator": "mpidist.checkpoint.following",
-    "compute_average_loss": "mpidist.strategy.values",
+    "compute_average_loss": "mpidist.strategy.losses",
     "embedding_gradient": "mpidist.variables.lookup",
     "embedding_lookup": "mpidist.variables.lookup",
     "embedding_lookup_sparse": "mpidist.variables.lookup",
@@ -203,7 +204,7 @@ _HOMES = {
     "in_cross_replica_context": "mpidist.strategy.default",
     "is_first_rank": "mpidist.launch",
     "latest_checkpoint": "mpidist.checkpoint.manager",
-    "scale_regularization_loss": "mpidist.strategy.values",
+    "scale_regularization_loss": "mpidist.strategy.losses",
 }
 _MODULES = (
     "cluster_resolver", "coordinator", "data", "experimental", "initializers", "metrics", "observe", "optimizers",

@@ -942,7 +942,7 @@ STRATEGY = (
     ),
     Fault(
         "halves overflow along an axis", "strategy/values.py",
-        "return _LOCAL[op](array, axis=axes, dtype=_wide(array.dtype))", "return _LOCAL[op](array, axis=axes)",
+        "return _LOCAL[op](array, axis=axes, dtype=wide_dtype(array.dtype))", "return _LOCAL[op](array, axis=axes)",
         "parallel/strategy/test_values.py::test_sums_of_halves_along_an_axis_are_rounded_once", 2,
     ),
     Fault(

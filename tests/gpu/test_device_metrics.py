@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpidist import metrics
-from mpidist.strategy.values import compute_average_loss
+from mpidist.strategy.losses import compute_average_loss
 from tests.parallel.metrics.test_families import CASES, WEIGHTS
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]

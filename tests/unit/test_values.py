@@ -9,7 +9,8 @@ import pytest
 
 import mpidist
 from mpidist.comm.arithmetic.combine import named_dtype
-from mpidist.strategy.values import ValueContext, as_array, compute_average_loss, scale_regularization_loss
+from mpidist.strategy.losses import compute_average_loss, scale_regularization_loss
+from mpidist.strategy.values import ValueContext, as_array
 
 
 @pytest.mark.parametrize(
