@@ -354,8 +354,12 @@ class Chief(ServedHome):
 
     def _rate(self, optimizer: int, iteration: int) -> float:
         """The learning rate of a step that is about to be committed."""
+        stepping = self.optimizers[optimizer]
+        if isinstance(stepping.learning_rate, float):
+            # Nothing of the program's runs.
+            return rate_of(stepping, iteration)
         with self._deciding():
-            return rate_of(self.optimizers[optimizer], iteration)
+            return rate_of(stepping, iteration)
 
     @contextlib.contextmanager
     def _deciding(self) -> Iterator[None]:
