@@ -241,7 +241,7 @@ class Optimizer:
         # Before any state changes: a schedule is the program's own, and may raise.
         given: Any = self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate
         # As `rate_at`: a step pays for each function that it enters.
-        if isinstance(given, _NO_RATES):
+        if isinstance(given, _NO_RATES) or getattr(given, "ndim", 0) > 0:
             raise self._no_rate(given, self.iterations)
         try:
             rate = float(given)
@@ -265,7 +265,8 @@ class Optimizer:
             TypeError: It is no number; texts are not read as numbers.
         """
         given: Any = self.learning_rate(iteration) if callable(self.learning_rate) else self.learning_rate
-        if isinstance(given, _NO_RATES):
+        # Older versions of NumPy take an array of one number for a number, with a warning.
+        if isinstance(given, _NO_RATES) or getattr(given, "ndim", 0) > 0:
             raise self._no_rate(given, iteration)
         try:
             return float(given)
