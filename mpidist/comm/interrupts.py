@@ -10,6 +10,7 @@ is raised where the rank stands.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import signal
@@ -94,8 +95,10 @@ class Interrupts:
         self._has_ranks = False
         self._process = 0
         self._raises_now = False
-        # When the handler ran last.
+        # When the handler ran last, and how often; and the numbers of the signals that were heard.
         self._handled = -math.inf
+        self._handlings = 0
+        self._signals = itertools.count(1)
         self._is_stuck = False
         self._timer: threading.Timer | None = None
         self._expects_until = -math.inf
@@ -122,6 +125,7 @@ class Interrupts:
         if not self._has_ranks:
             self._has_ranks = True
             self._end_job = end
+            self._handlings = 0
             # The main thread runs no handler while it is in a call of MPI.
             WATCH.hear(signal.SIGINT, self._hear)
 
@@ -191,6 +195,7 @@ class Interrupts:
             # A forked child, which makes no calls.
             signal.default_int_handler(number, frame)
         self._handled = time.monotonic()
+        self._handlings += 1
         if self._handled < self._expects_until:
             self._expects_until = -math.inf
             return
@@ -238,17 +243,23 @@ class Interrupts:
         if signal.getsignal(signal.SIGINT) != self.take:
             # A handler of the program's, which may only set a flag.
             return
-        heard = time.monotonic()
+        number, heard = next(self._signals), time.monotonic()
+
+        def is_handled() -> bool:
+            # On a busy machine this thread may begin long after the handler, whose run may be for several signals.
+            return self._handlings >= number or self._handled > heard - _HANDLED_SECONDS
+
         time.sleep(_HANDLED_SECONDS)
-        if self._handled > heard - _HANDLED_SECONDS:
-            return
-        if self._is_stuck:
-            self._end("was interrupted twice within one call")
-        self._is_stuck = True
-        while self._handled < heard and time.monotonic() < heard + PATIENCE_SECONDS:
-            time.sleep(_HANDLED_SECONDS)
-        self._is_stuck = False
-        if self._handled < heard and self._inside() is not None:
+        if not is_handled():
+            if self._is_stuck:
+                self._end("was interrupted twice within one call")
+            self._is_stuck = True
+            while not is_handled() and time.monotonic() < heard + PATIENCE_SECONDS:
+                time.sleep(_HANDLED_SECONDS)
+            self._is_stuck = False
+        if is_handled():
+            self._handlings = max(self._handlings, number)
+        elif self._inside() is not None:
             self._end(f"was interrupted, and its call has not ended within {PATIENCE_SECONDS:g} s")
 
     def _end(self, why: str) -> None:
