@@ -17,23 +17,29 @@ class _Row(NamedTuple):
     """A row of the table of ways; the first one that fits counts.
 
     Attributes:
-        fits: Whether it fits a library and a number of hosts.
+        fits: Whether it fits a library, a number of hosts, and a number of nodes, as MPI counts them.
         way: The way to take.
         why: The reason, for the log.
     """
 
-    fits: Callable[[Library, int], bool]
+    fits: Callable[[Library, int, int], bool]
     way: WindowWay
     why: str
 
 
 _ROWS = (
     _Row(
-        lambda library, hosts: library.name == "Open MPI" and hosts > 1, WindowWay.SOCKETS,
+        lambda library, hosts, _: library.name == "Open MPI" and hosts > 1, WindowWay.SOCKETS,
         "one-sided calls of Open MPI between hosts may end the target when a rank dies",
     ),
-    _Row(lambda _, hosts: hosts == 1, WindowWay.RMA, "one-sided calls on one host need no help of the target"),
-    _Row(lambda _, __: True, WindowWay.RMA, "the default of this MPI"),
+    # So it is where each rank has a process of the launcher, in order to outlive others. Of 150 jobs one hung: the
+    # survivors waited in `ucp_ep_flush`, probably for a queue that the dead one had left in the middle of a message.
+    _Row(
+        lambda library, hosts, nodes: library.name == "MPICH" and nodes > hosts, WindowWay.SOCKETS,
+        "MPICH takes ranks of one host for nodes, and where one of them dies, others may hang in a queue of UCX",
+    ),
+    _Row(lambda _, hosts, __: hosts == 1, WindowWay.RMA, "one-sided calls on one host need no help of the target"),
+    _Row(lambda *_: True, WindowWay.RMA, "the default of this MPI"),
 )
 
 
@@ -64,8 +70,8 @@ def choose(wanted: WindowWay, communicator: Communicator) -> tuple[WindowWay, st
     """Local. The way to take over the ranks of a communicator, and the reason."""
     if wanted is not WindowWay.AUTO:
         return wanted, "asked for"
-    library, hosts = loaded_library(), host_count(communicator)
-    return next((row.way, row.why) for row in _ROWS if row.fits(library, hosts))
+    library, hosts, nodes = loaded_library(), host_count(communicator), len(communicator.node_sizes)
+    return next((row.way, row.why) for row in _ROWS if row.fits(library, hosts, nodes))
 
 
 def host_count(communicator: Communicator) -> int:

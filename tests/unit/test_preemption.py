@@ -123,7 +123,7 @@ def test_arguments_go_to_the_function_that_saves(tmp_path: Path) -> None:
 
 
 def test_in_the_grace_period_training_goes_on(tmp_path: Path) -> None:
-    training = Training(tmp_path, grace_period=0.6)
+    training = Training(tmp_path, grace_period=1.5)
     manager = training.handler._manager
     saved: list[tuple[float, int]] = []
     begin = 0.0
@@ -136,11 +136,11 @@ def test_in_the_grace_period_training_goes_on(tmp_path: Path) -> None:
             saved.append((time.monotonic(), saved_steps(tmp_path)))
         if training.ended:
             break
-        time.sleep(0.01)
+        time.sleep(0.03)
     assert saved[0][1] == 4
     assert 5 < training.ended[0] == saved_steps(tmp_path) < 100
-    # Before the end, by six steps and a save, and not much earlier.
-    assert 0.2 < time.monotonic() - begin < 0.6
+    # Before the end, by six steps and a save: longer than a busy machine takes the core away. And not much earlier.
+    assert 0.2 < time.monotonic() - begin < 1.5
 
 
 def test_before_the_time_limit_it_saves(tmp_path: Path) -> None:
