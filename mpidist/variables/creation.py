@@ -76,7 +76,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
 
 
 class Traits(NamedTuple):
-    """What a variable is, besides its value: the same on every rank."""
+    """The kind of a variable, without its value: the same on every rank."""
 
     is_on_read: bool
     aggregation: VariableAggregation
@@ -94,7 +94,7 @@ def traits_of(
     owner: str, trainable: bool | None, synchronization: VariableSynchronization | str,
     aggregation: VariableAggregation | str, sparse_gradient: bool,
 ) -> Traits:
-    """Local. What a variable is by the arguments of `mpidist.Variable`.
+    """Local. The kind of a variable, by the arguments of `mpidist.Variable`.
 
     Args:
         owner: The beginning of errors: "variable 'w': ".
