@@ -5,110 +5,16 @@ from __future__ import annotations
 import functools
 import re
 import shlex
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from pathlib import PurePath
 
+from mpidist.cli.job_command import Command, Option, read_options
 from mpidist.cli.shell import read_shell
 
-_LONG_NAMES = {
-    "N": "nodes", "n": "ntasks", "c": "cpus-per-task", "G": "gpus", "a": "array", "J": "job-name", "o": "output",
-    "t": "time", "K": "kill-on-bad-exit", "m": "distribution", "w": "nodelist", "p": "partition",
-}
-# The short options of srun and sbatch without a value, which another one may follow in the same word, as in -lK.
-_FLAGS = "EHOQVXZhjklsuv"
-_SRUN = ("srun",)
-_MPIRUN = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun")
-_CONTAINERS = ("apptainer", "singularity", "docker", "podman")
-_SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
-
-
-@dataclass(frozen=True)
-class Option:
-    """One option of `#SBATCH`, or of a command.
-
-    Attributes:
-        line: Its line, from 1.
-        name: Its long name, without dashes.
-        value: "" where it has none.
-        component: The component of a heterogeneous job, from 0.
-    """
-
-    line: int
-    name: str
-    value: str
-    component: int = 0
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command of the shell.
-
-    Attributes:
-        line: Its first line, from 1.
-        text: As it stands in the script.
-        words: Its words, without quotes.
-        runs_behind: Whether the shell goes on while it runs: `&` stands behind it.
-    """
-
-    line: int
-    text: str
-    words: tuple[str, ...]
-    runs_behind: bool = False
-
-    @functools.cached_property
-    def is_srun(self) -> bool:
-        """Local. Whether srun starts a Python program here."""
-        return self._starts(_SRUN) and (self.is_python or self._is_python_quoted)
-
-    @functools.cached_property
-    def is_mpirun(self) -> bool:
-        """Local. Whether mpirun starts a Python program here."""
-        return self._starts(_MPIRUN) and (self.is_python or self._is_python_quoted)
-
-    @functools.cached_property
-    def is_python(self) -> bool:
-        """Local. Whether the line starts a Python program."""
-        return any(_is_program(word) for word in self.words)
-
-    @property
-    def _is_python_quoted(self) -> bool:
-        """Whether a shell starts a Python program here, by the text of its `-c`."""
-        texts = [
-            word for before, option, word in zip(self.words, self.words[1:], self.words[2:], strict=False)
-            if _base(before) in _SHELLS and re.fullmatch("-[a-z]*c", option)
-        ]
-        return any(_is_program(word) for text in texts for word in text.split())
-
-    @functools.cached_property
-    def options(self) -> dict[str, str]:
-        """Local. The options that stand between srun and the program, by their long names."""
-        begin = next((at for at, word in enumerate(self.words) if _base(word) in _SRUN), 0) + 1
-        stops = (
-            at for at, word in enumerate(self.words) if _is_program(word) or _base(word) in (*_CONTAINERS, *_SHELLS)
-        )
-        end = next((at for at in stops if at >= begin), len(self.words))
-        return {option.name: option.value for option in _options(self.words[begin:end], self.line)}
-
-    @property
-    def container(self) -> str:
-        """Local. The name of the program that starts a container for Python here; empty if there is none."""
-        return next((_base(word) for word in self.words if _base(word) in _CONTAINERS and self.is_python), "")
-
-    @property
-    def container_words(self) -> tuple[str, ...]:
-        """Local. The words between the name of a container program and the program that it starts."""
-        begin = next((at for at, word in enumerate(self.words) if _base(word) in _CONTAINERS), len(self.words)) + 1
-        end = next((at for at, word in enumerate(self.words) if at >= begin and _is_program(word)), len(self.words))
-        return self.words[begin:end]
-
-    @property
-    def has_launcher_inside(self) -> bool:
-        """Local. Whether ranks are started inside of a container."""
-        return any(_base(word) in (*_SRUN, *_MPIRUN) for word in self.container_words)
-
-    def _starts(self, names: tuple[str, ...]) -> bool:
-        return any(_base(word) in names for word in self.words)
+_ASSIGNMENT = re.compile(r"(?:(?:export|local|readonly|declare|typeset)\s+(?:-\w+\s+)*)?(\w+)(\+?)=(.*)", re.DOTALL)
+# A word that is a variable and no more: $OPTIONS, ${OPTIONS} or ${OPTIONS[@]}.
+_VARIABLE = re.compile(r"\$(?:(\w+)|\{(\w+)(?:\[[@*]\])?\})")
+_GPUS = re.compile(r"(?:gres/|gres:)?gpu(?::[^,]*?)??(?::([0-9]+))?")
 
 
 @dataclass(frozen=True)
@@ -118,11 +24,13 @@ class JobScript:
     Attributes:
         options: Those that Slurm reads.
         late_options: The lines of those that stand below the first command, which Slurm ignores.
+        misplaced_options: The lines of those that Slurm takes for comments.
         commands: Those of the shell.
     """
 
     options: list[Option] = field(default_factory=list)
     late_options: list[int] = field(default_factory=list)
+    misplaced_options: list[int] = field(default_factory=list)
     commands: list[Command] = field(default_factory=list)
 
     def find(self, name: str) -> Option | None:
@@ -130,9 +38,23 @@ class JobScript:
         return next((option for option in reversed(self.options) if option.name == name), None)
 
     def count(self, name: str, component: int = 0) -> int | None:
-        """Local. The number that an option of a component has; None where it is missing or no number."""
+        """Local. The number that an option of a component has, of "2-4" the first; None where there is none."""
         found = [o.value for o in self.options if (o.name, o.component) == (name, component)]
-        return int(found[-1]) if found and found[-1].isdecimal() else None
+        match = re.fullmatch(r"([0-9]+)(-[0-9]+)?", found[-1], re.ASCII) if found else None
+        return None if match is None else int(match[1])
+
+    def gpus_of_node(self, component: int = 0) -> int | None:
+        """Local. The number of GPUs of a node, by `--gpus-per-node` or `--gres`; None where neither tells it."""
+        for option in reversed(self.options):
+            if option.component != component:
+                continue
+            if option.name == "gpus-per-node":
+                number = option.value.rpartition(":")[2]
+                return int(number) if number.isdecimal() else None
+            found = [_GPUS.fullmatch(one) for one in option.value.split(",")] if option.name == "gres" else []
+            if any(found):
+                return sum(int(match[1] or 1) for match in found if match is not None)
+        return None
 
     @property
     def components(self) -> int:
@@ -143,9 +65,16 @@ class JobScript:
         """Local. Whether a command sets the variable."""
         return variable in self._set_variables
 
+    def value(self, variable: str) -> str:
+        """Local. The last text that a command gives to the variable; empty where it is no simple one."""
+        return self._set_variables.get(variable, "")
+
     @functools.cached_property
-    def _set_variables(self) -> frozenset[str]:
-        return frozenset(name for command in self.commands for name in re.findall(r"\b(\w+)=", command.text))
+    def _set_variables(self) -> dict[str, str]:
+        return {
+            name: text for command in self.commands
+            for name, text in re.findall(r"\b(\w+)=[\"']?([\w.-]*)", command.text)
+        }
 
 
 def read_job_script(text: str) -> JobScript:
@@ -156,19 +85,53 @@ def read_job_script(text: str) -> JobScript:
     """
     script = JobScript()
     component = 0
-    for piece in read_shell(text):
+    pieces = read_shell(text.removeprefix("\ufeff"))
+    variables = _variables(piece.text for piece in pieces if piece.words)
+    for piece in pieces:
         if piece.words:
-            script.commands.append(Command(piece.line, piece.text, tuple(piece.words), piece.runs_behind))
+            words = tuple(_expanded(piece.words, variables))
+            script.commands.append(Command(piece.line, piece.text, words, piece.runs_behind))
         elif not piece.text.startswith("#SBATCH"):
-            continue
+            if re.match(r"#sbatch\s+-", piece.text, re.IGNORECASE):
+                script.misplaced_options.append(piece.line)
         elif script.commands:
             script.late_options.append(piece.line)
+        elif not piece.begins_line:
+            script.misplaced_options.append(piece.line)
         else:
-            words = _words(piece.text.removeprefix("#SBATCH"))
-            if words[:1] in (["hetjob"], ["packjob"]):
+            given = _words(piece.text.removeprefix("#SBATCH"))
+            if given[:1] in (["hetjob"], ["packjob"]):
                 component += 1
-            script.options.extend(_options(words, piece.line, component))
+            script.options.extend(read_options(given, piece.line, component))
     return script
+
+
+def _variables(texts: Iterable[str]) -> dict[str, list[str]]:
+    """The words of variables that have one text in the whole script, which may be added to."""
+    found: dict[str, list[str]] = {}
+    unclear: set[str] = set()
+    for text in texts:
+        match = _ASSIGNMENT.fullmatch(text)
+        if match is None:
+            continue
+        name, added, value = match.groups()
+        is_list = value.startswith("(")
+        try:
+            given = shlex.split(value.removeprefix("(").removesuffix(")") if is_list else value)
+        except ValueError:
+            given = None
+        # More than one word are several variables, or one of a command alone; a list may go on in the next line.
+        if (name in found and not added) or given is None or (is_list != value.endswith(")")):
+            unclear.add(name)
+        elif is_list or len(given) == 1:
+            found.setdefault(name, []).extend(word for one in given for word in ([one] if is_list else one.split()))
+    return {name: words for name, words in found.items() if name not in unclear}
+
+
+def _expanded(words: Sequence[str], variables: dict[str, list[str]]) -> Iterable[str]:
+    for word in words:
+        match = _VARIABLE.fullmatch(word)
+        yield from variables.get(match[1] or match[2], [word]) if match else [word]
 
 
 def _words(text: str) -> list[str]:
@@ -177,25 +140,3 @@ def _words(text: str) -> list[str]:
     except ValueError:
         # A quote that nothing closes.
         return text.split()
-
-
-def _options(words: Sequence[str], line: int, component: int = 0) -> Iterator[Option]:
-    """`--name=value`, `--name value`, `-n 4`, `-n4` and `-ln4`."""
-    for at, word in enumerate(words):
-        following = words[at + 1] if at + 1 < len(words) and not words[at + 1].startswith("-") else ""
-        if word.startswith("--"):
-            name, _, value = word[2:].partition("=")
-            if name:
-                yield Option(line, name, value if "=" in word else following, component)
-        elif word.startswith("-"):
-            letters = word[1:].lstrip(_FLAGS)
-            if letters[:1] in _LONG_NAMES:
-                yield Option(line, _LONG_NAMES[letters[0]], letters[1:].removeprefix("=") or following, component)
-
-
-def _base(word: str) -> str:
-    return PurePath(word).name
-
-
-def _is_program(word: str) -> bool:
-    return _base(word).startswith(("python", "pytest")) or word.endswith(".py")

@@ -8,7 +8,8 @@ import signal
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
-from mpidist.cli.job_script import Command, JobScript, read_job_script
+from mpidist.cli.job_command import MPIRUN, SRUN, Command
+from mpidist.cli.job_script import JobScript, read_job_script
 
 
 class Finding(NamedTuple):
@@ -30,34 +31,58 @@ def lint(text: str) -> list[Finding]:
         text: The script.
     """
     script = read_job_script(text)
-    return sorted({finding for rule in _RULES for finding in rule(script)})
+    return sorted({*_refusals(text), *(finding for rule in _RULES for finding in rule(script))})
 
 
-def _late_options(script: JobScript) -> Iterator[Finding]:
+def _refusals(text: str) -> Iterator[Finding]:
+    """What sbatch itself refuses."""
+    if not text.startswith("#!"):
+        mark = ", without the mark (BOM) in front of it that some editors write" if text.startswith("\ufeff") else ""
+        yield Finding(1, f"sbatch refuses a script without an interpreter. Write as its first line{mark}: #!/bin/bash")
+    if "\r\n" in text:
+        yield Finding(
+            text.count("\n", 0, text.index("\r\n")) + 1,
+            "sbatch refuses line ends of Windows (\\r\\n). Take them away: sed -i 's/\\r$//' SCRIPT",
+        )
+    if "\0" in text:
+        yield Finding(text.count("\n", 0, text.index("\0")) + 1, "sbatch refuses a script with the character NUL")
+
+
+def _ignored_options(script: JobScript) -> Iterator[Finding]:
     for line in script.late_options:
         yield Finding(line, "Slurm ignores #SBATCH below the first command: move the line up, above all commands")
+    for line in script.misplaced_options:
+        yield Finding(
+            line,
+            "Slurm takes this for a comment: #SBATCH has capital letters, and begins its line. If it is to be a "
+            "comment, write ##SBATCH",
+        )
 
 
 def _mpi(script: JobScript) -> Iterator[Finding]:
     for command in _sruns(script):
         kind = command.options.get("mpi")
-        if kind is None and not script.sets("SLURM_MPI_TYPE"):
+        if kind is None and script.sets("SLURM_MPI_TYPE"):
+            kind = script.value("SLURM_MPI_TYPE")
+        if kind is None and not command.has_unknown_options:
             yield Finding(
                 command.line,
                 "srun without --mpi: where the site's default is another library's, each task is a program of one "
                 "rank, or MPI aborts. Write srun --mpi=pmix for Open MPI, srun --mpi=pmi2 for MPICH",
             )
         elif kind in ("none", "openmpi"):
+            how = "--mpi" if "mpi" in command.options else "SLURM_MPI_TYPE"
             yield Finding(
                 command.line,
-                f"--mpi={kind} starts each task as a program of one rank. Write --mpi=pmix for Open MPI, --mpi=pmi2 "
+                f"{how}={kind} starts each task as a program of one rank. Write --mpi=pmix for Open MPI, --mpi=pmi2 "
                 "for MPICH",
             )
 
 
 def _bad_exit(script: JobScript) -> Iterator[Finding]:
     for command in _sruns(script):
-        if "kill-on-bad-exit" not in command.options and not script.sets("SLURM_KILL_BAD_EXIT"):
+        is_said = "kill-on-bad-exit" in command.options or script.sets("SLURM_KILL_BAD_EXIT")
+        if not is_said and not command.has_unknown_options:
             yield Finding(
                 command.line,
                 "srun lets the other ranks wait for one that has died, with MPICH for ever. Write srun "
@@ -70,7 +95,7 @@ def _components(script: JobScript) -> Iterator[Finding]:
     for command in _sruns(script):
         # `srun A : B` starts A in the first component, and B in the second.
         started = 1 + command.words.count(":")
-        if started < components and not groups & set(command.options):
+        if started < components and not groups & set(command.options) and not command.has_unknown_options:
             which = "one" if started == 1 else str(started)
             yield Finding(
                 command.line,
@@ -81,10 +106,10 @@ def _components(script: JobScript) -> Iterator[Finding]:
 
 def _cores(script: JobScript) -> Iterator[Finding]:
     option = script.find("cpus-per-task")
-    if option is None or script.sets("SRUN_CPUS_PER_TASK"):
+    if option is None or option.value == "1" or script.sets("SRUN_CPUS_PER_TASK"):
         return
     for command in _sruns(script):
-        if "cpus-per-task" not in command.options:
+        if "cpus-per-task" not in command.options and not command.has_unknown_options:
             yield Finding(
                 command.line,
                 f"since Slurm 22.05 srun does not take --cpus-per-task={option.value} from the job, and each task gets "
@@ -111,14 +136,15 @@ def _gpus(script: JobScript) -> Iterator[Finding]:
                 "#SBATCH --exclusive",
             )
     for component in range(script.components):
-        tasks, gpus = script.count("ntasks-per-node", component), script.count("gpus-per-node", component)
+        tasks, gpus = script.count("ntasks-per-node", component), script.gpus_of_node(component)
         if tasks is not None and gpus and tasks > gpus:
             line = next(
                 option.line for option in script.options
                 if (option.name, option.component) == ("ntasks-per-node", component)
             )
             yield Finding(
-                line, f"{tasks} tasks on a node with {gpus} GPUs: one rank is one replica, on a GPU of its own. Write "
+                line,
+                f"{tasks} task(s) on a node with {gpus} GPU(s): one rank is one replica, on a GPU of its own. Write "
                 f"--ntasks-per-node={gpus}",
             )
 
@@ -127,7 +153,7 @@ def _requeue(script: JobScript) -> Iterator[Finding]:
     option = script.find("requeue")
     asks = [command.line for command in script.commands if re.search(r"\bscontrol\s+requeue\b", command.text)]
     mode = script.find("open-mode")
-    if (option is not None or asks) and (mode is None or mode.value != "append"):
+    if (option is not None or asks) and (mode is None or mode.value[:1].lower() != "a"):
         yield Finding(
             asks[0] if option is None else option.line,
             "the log begins anew when the job is queued again. Write: #SBATCH --open-mode=append",
@@ -176,7 +202,8 @@ def _signal_name(text: str) -> str:
 
 def _no_launcher(script: JobScript) -> Iterator[Finding]:
     counts = [script.count(name) or 1 for name in ("nodes", "ntasks", "ntasks-per-node")]
-    if max(counts) == 1 or any(command.is_srun or command.is_mpirun for command in script.commands):
+    # A line of Python may prepare what another one starts on all tasks, or start it by itself.
+    if max(counts) == 1 or any(command.names((*SRUN, *MPIRUN)) for command in script.commands):
         return
     for command in script.commands:
         if command.is_python:
@@ -232,9 +259,10 @@ def _containers(script: JobScript) -> Iterator[Finding]:
 
 
 def _sruns(script: JobScript) -> list[Command]:
-    return [command for command in script.commands if command.is_srun]
+    """The lines by which several ranks start."""
+    return [command for command in script.commands if command.is_srun and command.options.get("ntasks") != "1"]
 
 
 _RULES: tuple[Callable[[JobScript], Iterator[Finding]], ...] = (
-    _late_options, _mpi, _bad_exit, _components, _cores, _gpus, _requeue, _signals, _no_launcher, _containers,
+    _ignored_options, _mpi, _bad_exit, _components, _cores, _gpus, _requeue, _signals, _no_launcher, _containers,
 )

@@ -32,12 +32,14 @@ class Piece:
         text: As it stands there.
         words: Its words, without quotes; a comment has none.
         runs_behind: Whether the shell goes on while it runs: `&` stands behind it, or behind the group that has it.
+        begins_line: Whether nothing stands in front of a comment, no blanks either.
     """
 
     line: int
     text: str
     words: list[str] = field(default_factory=list)
     runs_behind: bool = False
+    begins_line: bool = True
 
 
 def read_shell(text: str) -> list[Piece]:
@@ -113,7 +115,8 @@ class _Reader:
     def _read_comment(self) -> None:
         end = self._line_end()
         if not self._words:
-            self._pieces.append(Piece(self._line(self._at), self._text[self._at : end]))
+            begins = self._text[self._at - 1 : self._at] in ("", "\n")
+            self._pieces.append(Piece(self._line(self._at), self._text[self._at : end], begins_line=begins))
         self._at = end
 
     def _operator(self) -> str:

@@ -46,7 +46,8 @@ def test_our_own_scripts_are_there() -> None:
         (["#SBATCH --gpus-per-node=2", SRUN.replace("-K", "-K --gpu-bind=none")], 3,
          "--gpu-bind=none leaves CUDA_VISIBLE_DEVICES unset.*GPUs of other jobs.*#SBATCH --exclusive"),
         ([SRUN.replace("-K", "-K --gpus-per-task=1")], 2, "--gpus-per-task hides"),
-        (["#SBATCH --ntasks-per-node=8 --gpus-per-node=4", SRUN], 2, "8 tasks on a node with 4 GPUs.*-per-node=4"),
+        (["#SBATCH --ntasks-per-node=8 --gpus-per-node=4", SRUN], 2,
+         r"8 task\(s\) on a node with 4 GPU\(s\).*-per-node=4"),
         (["#SBATCH --requeue", SRUN], 2, "log begins anew.*--open-mode=append"),
         (["#SBATCH --requeue --open-mode=truncate", SRUN], 2, "log begins anew"),
         ([SRUN, "scontrol requeue $SLURM_JOB_ID"], 3, "log begins anew"),
@@ -71,6 +72,21 @@ def test_our_own_scripts_are_there() -> None:
         (["srun --mpi=pmix -K podman run --ipc=host image python train.py"], 2,
          "share no memory and no network.*Write podman run --pid=host --network=host"),
         (["singularity exec image mpirun -n 4 python train.py"], 2, "starts all ranks in it, on one node. Write it in"),
+        # Slurm takes these for comments.
+        ([" #SBATCH --nodes=2", SRUN], 2, "for a comment.*begins its line"),
+        (["#sbatch --nodes=2", SRUN], 2, "for a comment.*capital letters"),
+        # By variables, and in brackets.
+        (["OPTIONS=-K", "srun $OPTIONS python train.py"], 3, "srun without --mpi"),
+        (["OPTIONS=(-l)", "OPTIONS+=(-K)", "srun ${OPTIONS[@]} python a.py"], 4, "srun without --mpi"),
+        (['LAUNCHER="srun -K"', "$LAUNCHER python train.py"], 3, "srun without --mpi"),
+        (["srun -K $PYTHON -m train"], 2, "srun without --mpi"),
+        (["srun -K mpidist doctor"], 2, "srun without --mpi"),
+        (["loss=$(srun -K python train.py)"], 2, "srun without --mpi"),
+        (["export SLURM_MPI_TYPE=none", "srun -K python train.py"], 3, "SLURM_MPI_TYPE=none starts each task"),
+        (["#SBATCH --nodes=2-4", "python train.py"], 3, "several tasks"),
+        (["#SBATCH --ntasks-per-node=4 --gpus-per-node=a100:2", SRUN], 2, r"4 task\(s\) on a node with 2 GPU\(s\)"),
+        (["#SBATCH --ntasks-per-node=4 --gres=shard:4,gpu:a100:2", SRUN], 2, r"4 task\(s\) on a node with 2 GPU\(s\)"),
+        (["#SBATCH --ntasks-per-node=2 --gres=gpu", SRUN], 2, r"2 task\(s\) on a node with 1 GPU\(s\)"),
     ],
 )
 def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: str) -> None:
@@ -117,10 +133,46 @@ def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: s
         ["srun --mpi=pmix -lK python train.py", "srun --mpi=pmix -uK1 python train.py"],
         ["#SBATCH -c 4", "srun --mpi=pmix -K -lc4 python train.py"],
         ["echo 'srun python train.py'", SRUN],
+        ["echo srun python train.py", "grep -c srun train.py", SRUN],
+        # These start no program of Python, or one process of it.
+        ["srun --ntasks-per-node=1 cp train.py /tmp", "srun bash -c 'cp train.py /tmp'", "srun tar xf python.tar"],
+        ["#SBATCH -N 2 -c 4", "srun -N1 -n1 python prepare.py", "srun --ntasks 1 python prepare.py"],
+        ["#SBATCH -N 2", "python collect.py", "srun ./simulation"],
+        ["#SBATCH -N 2", "cp train.py /tmp", "which python", "./run"],
+        ["docker pull image", "podman build -t python .", SRUN],
+        ["#SBATCH --gres=gpu:1", "apptainer build python.sif docker://python:3.12", "srun nvidia-smi"],
+        # Values of options are no programs.
+        ["srun -o python.out -D /opt/python --job-name python -J train.py --mpi pmix -K python train.py"],
+        ["srun --container-image=hub/python --container-writable --mpi=pmix -K python train.py"],
+        # What stands in variables.
+        ['OPTIONS="--mpi=pmix --kill-on-bad-exit=1"', "srun $OPTIONS python train.py"],
+        ["options=(--mpi=pmix -K)", 'srun "${options[@]}" python train.py'],
+        ["options=(", "--mpi=pmix -K", ")", 'srun "${options[@]}" python train.py'],
+        ["if $OLD; then", "OPTIONS=-l", "else", "OPTIONS='-K --mpi=pmix'", "fi", "srun $OPTIONS python train.py"],
+        ["srun $SRUN_OPTIONS python train.py"],
+        ["#SBATCH -c 1", SRUN],
+        ["#SBATCH --requeue --open-mode=a", SRUN],
+        ["## SBATCH --gpus-per-task=1", "# SBATCH -N2", "##SBATCH -N 2", "# sbatch starts it", SRUN],
     ],
 )
 def test_what_is_right_is_not_found(lines: list[str]) -> None:
     assert lint("\n".join(["#!/bin/bash", *lines])) == []
+
+
+@pytest.mark.parametrize(
+    ("text", "line", "expected"),
+    [
+        (f"#SBATCH -N 2\n{SRUN}\n", 1, "sbatch refuses a script without an interpreter. Write .*: #!/bin/bash"),
+        ("", 1, "without an interpreter"),
+        (f"\ufeff#!/bin/bash\n#SBATCH -N 2\n{SRUN}\n", 1, r"without the mark \(BOM\)"),
+        (f"#!/bin/bash\n#SBATCH -N 2\r\n{SRUN}\r\n", 2, "refuses line ends of Windows.*sed -i"),
+        (f"#!/bin/bash\n{SRUN} \0\n", 2, "refuses a script with the character NUL"),
+    ],
+)
+def test_what_sbatch_refuses_is_found(text: str, line: int, expected: str) -> None:
+    (finding,) = lint(text)
+    assert finding.line == line
+    assert re.search(expected, finding.text)
 
 
 def test_options_are_read_in_every_form() -> None:

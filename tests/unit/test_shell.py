@@ -25,8 +25,8 @@ def test_pieces_have_their_lines_and_texts() -> None:
     text = "#!/bin/sh\n\nmodule load a; srun -K \\\n  b 'c\nd' &  # why\n#SBATCH\nwait"
     assert read_shell(text) == [
         Piece(1, "#!/bin/sh"), Piece(3, "module load a", ["module", "load", "a"]),
-        Piece(3, "srun -K \\\n  b 'c\nd'", ["srun", "-K", "b", "c\nd"], runs_behind=True), Piece(5, "# why"),
-        Piece(6, "#SBATCH"), Piece(7, "wait", ["wait"]),
+        Piece(3, "srun -K \\\n  b 'c\nd'", ["srun", "-K", "b", "c\nd"], runs_behind=True),
+        Piece(5, "# why", begins_line=False), Piece(6, "#SBATCH"), Piece(7, "wait", ["wait"]),
     ]
     assert words(text.replace("\n", "\r\n")) == words(text)
 
