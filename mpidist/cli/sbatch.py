@@ -23,6 +23,10 @@ _KIND = re.compile(r"\w[\w.-]*", re.ASCII)
 _NAME = re.compile(r"[A-Za-z_]\w*", re.ASCII)
 # The long name of an option of sbatch.
 _OPTION = re.compile(r"[a-z][a-z0-9-]+")
+# What the command's own options say, each with one of these.
+_OF_COMMAND = {name: name for name in (
+    "job-name", "nodes", "ntasks-per-node", "cpus-per-task", "gpus-per-node", "time",
+)} | {"ntasks": "ntasks-per-node"}
 # Slurm reads a script by its lines, and refuses one with "\r\n".
 _CONTROL = re.compile(r"[\x00-\x08\x0a-\x1f\x7f-\x9f]")
 
@@ -141,6 +145,8 @@ def _option_problems(options: dict[str, Any]) -> Iterator[str]:
             yield f"`sbatch` has options without dashes, as partition = \"gpu\", got {name!r}: {value!r}"
         if not _OPTION.fullmatch(name):
             yield f"`sbatch` has the long names of options, as cpus-per-task for c or cpus_per_task, got {name!r}"
+        if name in _OF_COMMAND:
+            yield f"`sbatch` has what the command has no option for, got {name!r}: write --{_OF_COMMAND[name]}"
         if isinstance(value, str) and _CONTROL.search(value):
             yield f"`sbatch` has values on one line, without control characters, got {name!r}: {value!r}"
 
@@ -175,7 +181,7 @@ def write_script(job: Job, site: Site, library: str) -> str:
             "rank is one replica, on a GPU of its own"
         )
     options: dict[str, Any] = {
-        **site.sbatch, "job-name": job.name or Path(job.program[0]).stem or "job", "nodes": job.nodes,
+        **site.sbatch, "job-name": job.name or _name(job.program), "nodes": job.nodes,
         "ntasks-per-node": tasks, "cpus-per-task": job.cpus_per_task, "time": job.time,
     }
     if job.gpus_per_node:
@@ -199,6 +205,12 @@ def write_script(job: Job, site: Site, library: str) -> str:
         lines.append("# The program saves, and queues the job again: PreemptionCheckpointHandler, `requeue=True`.")
     lines.append(shlex.join(_srun(kind, job)))
     return "\n".join(lines) + "\n"
+
+
+def _name(program: Sequence[str]) -> str:
+    """The name of a program, of "python -m train" that of its module."""
+    named = [word for word in program[1:] if not word.startswith("-")] if program[0].startswith("python") else []
+    return Path(named[0] if named else program[0]).name.removesuffix(".py") or "job"
 
 
 def _srun(kind: str, job: Job) -> Sequence[str]:

@@ -103,6 +103,9 @@ def test_what_a_site_needs_is_in_the_script(tmp_path: Path) -> None:
         ("[sbatch]\nc = 4", "long names of options, .* got 'c'"),
         ("[sbatch]\n\"x\\ny\" = 'a'", "long names of options"),
         ("[sbatch]\ncomment = 1.5", "options without dashes.* got 'comment': 1.5"),
+        # These would be ignored, or fight with the command's own.
+        ("[sbatch]\ntime = '4:00:00'", "the command has no option for, got 'time': write --time"),
+        ("[sbatch]\nntasks = 8", "no option for, got 'ntasks': write --ntasks-per-node"),
         ("[environment]\nA = \"a\\r\"", "one line, without control characters, got 'A'"),
         ("[sbatch]\n\"--partition\" = 'a'", "options without dashes"),
         ("[environment]\n\"A B\" = 'a'", "texts by variable"),
@@ -131,6 +134,17 @@ def test_values_are_quoted(name: str) -> None:
     # A backslash is one of Slurm's quotes also within others.
     seen = name.replace("\\", "\\\\")
     assert {f"--job-name={seen}", f"--comment={seen}"} <= set(words)
+
+
+@pytest.mark.parametrize(
+    ("program", "name"),
+    [
+        (("dir/train.py", "a.py"), "train"), (("python", "-m", "pkg.train"), "pkg.train"),
+        (("python3", "-u", "train.py", "b.py"), "train"), (("./run",), "run"), (("python",), "python"),
+    ],
+)
+def test_a_job_has_the_name_of_its_program(program: tuple[str, ...], name: str) -> None:
+    assert f"#SBATCH --job-name={name}\n" in write_script(Job(program), Site(), "MPICH")
 
 
 def invoke(*arguments: str) -> tuple[int, str]:
