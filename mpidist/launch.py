@@ -53,6 +53,8 @@ LAUNCHERS: tuple[Launcher, ...] = (
 )
 
 
+# Python refuses to read numbers of some thousand digits.
+_MOST_DIGITS = 18
 # Names of launchers as processes; the outermost ancestor of these names is the one a person started.
 LAUNCHER_PROGRAMS = ("mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prun", "orterun", "srun", "jsrun", "flux")
 
@@ -85,11 +87,11 @@ def read(environment: Mapping[str, str] | None = None) -> Launch | None:
     """
     environment = os.environ if environment is None else environment
     for launcher in LAUNCHERS:
-        rank = _number(environment.get(launcher.rank))
-        size = next((n for n in (_number(environment.get(name)) for name in launcher.size) if n is not None), None)
+        rank = number(environment.get(launcher.rank))
+        size = next((n for n in (number(environment.get(name)) for name in launcher.size) if n is not None), None)
         is_marked = not launcher.mark or launcher.mark in environment
         if rank is not None and size is not None and is_marked:
-            return Launch(launcher.name, rank, size, _number(environment.get(launcher.node_rank)))
+            return Launch(launcher.name, rank, size, number(environment.get(launcher.node_rank)))
     return None
 
 
@@ -180,11 +182,12 @@ def lost_connection() -> str:
 
     A process that a rank starts inherits the environment, but not the open files. MPI would end it without a reason.
     """
-    descriptor = _number(os.environ.get("PMI_FD"))
+    descriptor = number(os.environ.get("PMI_FD"))
     if descriptor is None or Path(f"/proc/self/fd/{descriptor}").exists() or not Path("/proc/self/fd").exists():
         return ""
     return f"PMI_FD={descriptor}"
 
 
-def _number(text: str | None) -> int | None:
-    return int(text) if text is not None and text.isdecimal() else None
+def number(text: str | None) -> int | None:
+    """Local. The number that is the text of a variable; None where it is none, or longer than any count."""
+    return int(text) if text is not None and text.isdecimal() and len(text) <= _MOST_DIGITS else None

@@ -15,9 +15,11 @@ from mpidist import launch
 from mpidist.cli.child import NoAnswerError, ask
 from mpidist.cli.doctor_cluster import look_at_cluster
 from mpidist.cli.doctor_packages import look_at_modules, look_at_packages
+from mpidist.cli.doctor_settings import look_at_settings, look_at_times
 from mpidist.cli.finding import Finding
 from mpidist.cluster.devices import visible_gpus
 from mpidist.cluster.launch_line import find_starter, launch_line
+from mpidist.cluster.slurm_step import is_own_step, parse_counts
 from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.memory.numa import domain_count
 from mpidist.comm.mpi_library import read_library
@@ -42,13 +44,13 @@ _NODE_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PE
 
 def look() -> list[Finding]:
     """Local. Look at this machine; no MPI is started in this process."""
-    parts = (_python, _mpi, _cores, _shared_memory, _gpus, _extras, look_at_cluster)
+    parts = (_python, _mpi, _cores, _shared_memory, _gpus, _extras, look_at_settings, look_at_cluster)
     return [finding for part in parts for finding in part()]
 
 
 def find_obstacle() -> Finding | None:
     """Local. Find what would end this rank, without a word of why, if it started MPI; None if nothing would."""
-    broken = next((one for one in look_at_modules() if one.state == "wrong"), None)
+    broken = next((one for one in (*look_at_modules(), *look_at_times()) if one.state == "wrong"), None)
     if broken is not None:
         return broken
     place = launch.read()
@@ -117,8 +119,9 @@ def _cores() -> Iterator[Finding]:
     cores = own_cores()
     count, installed = count_cores([cores]), os.cpu_count() or 1
     threads = os.environ.get("OMP_NUM_THREADS", "")
+    asked = launch.number(threads)
     text = f"{count} of {installed} may be used, {domain_count()} NUMA domain(s)"
-    if threads.isdecimal() and int(threads) > count:
+    if asked is not None and asked > count:
         yield Finding("cores", "note", f"{text}; OMP_NUM_THREADS={threads} is more", f"export OMP_NUM_THREADS={count}")
     else:
         yield Finding("cores", "ok", f"{text}; OMP_NUM_THREADS={threads or '(not set)'}")
@@ -135,9 +138,12 @@ def _shared_memory() -> Iterator[Finding]:
     except OSError as error:
         yield Finding("node memory", "wrong", f"{folder}: {error.strerror}", mend)
         return
+    if not folder.is_dir():
+        yield Finding("node memory", "wrong", f"{folder} is no directory", mend)
+        return
     free, size = status.f_bavail * status.f_frsize, status.f_blocks * status.f_frsize
     # Variables and state are there once, gradients once for each rank.
-    ranks = next((int(value) for name in _NODE_RANKS if (value := os.environ.get(name, "")).isdecimal()), 1)
+    ranks = _node_ranks()
     millions = free / (12 + 4 * ranks) / 1e6
     text = (
         f"{folder} has {_bytes(size)}, {_bytes(free)} free, for the variables of a node: {millions:.0f} million "
@@ -152,6 +158,16 @@ def _shared_memory() -> Iterator[Finding]:
         yield Finding("node memory", "note", f"{text}; {less}", mend)
     else:
         yield Finding("node memory", *(("ok", text) if free >= _GOOD_SHARED else ("note", text, mend)))
+
+
+def _node_ranks() -> int:
+    """The number of ranks on this host, as far as the launcher tells it."""
+    # srun tells each task the numbers of all nodes, "3,1(x2)", and which one is its own.
+    node = launch.number(os.environ.get("SLURM_NODEID"))
+    if node is not None and is_own_step(os.environ):
+        with contextlib.suppress(ValueError, IndexError):
+            return parse_counts(os.environ.get("SLURM_STEP_TASKS_PER_NODE", ""))[node]
+    return next((n for name in _NODE_RANKS if (n := launch.number(os.environ.get(name)))), 1)
 
 
 def _bytes(count: int) -> str:

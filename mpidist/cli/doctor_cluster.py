@@ -58,7 +58,7 @@ def _launcher_variables() -> Iterator[Finding]:
     names = dict.fromkeys(name for one in launch.LAUNCHERS for name in (one.rank, *one.size))
     for name in names:
         value = os.environ.get(name)
-        if value is not None and not value.isdecimal():
+        if value is not None and launch.number(value) is None:
             text = f"{name} must be a number, which a launcher sets, got {value!r}: nobody reads it"
             if launch.read() is None:
                 text += ", and this process takes itself for one that runs alone"
@@ -73,7 +73,8 @@ def _slurm() -> Iterator[Finding]:
     place = launch.read()
     text = f"job {job}, started again {slurm_job.restart_count()} time(s)"
     kind = os.environ.get("SLURM_MPI_TYPE", "")
-    if place is not None and place.launcher.startswith("srun") and kind in ("", "none"):
+    # A step of one task needs no MPI.
+    if place is not None and place.size > 1 and place.launcher.startswith("srun") and kind in ("", "none"):
         yield Finding(
             "Slurm", "wrong", f"{text}; srun has started this without MPI, as a program of one rank",
             "srun --mpi=pmix (Open MPI), or srun --mpi=pmi2 (MPICH)",
