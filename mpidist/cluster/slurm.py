@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from mpidist.arguments import whole
 from mpidist.cluster.devices import visible_gpus
@@ -70,9 +70,14 @@ class SlurmClusterResolver(ClusterResolver):
         environment = dict(os.environ)
         port_base = whole("port_base", port_base, least=0)
         if isinstance(tasks_per_node, Mapping):
-            tasks_per_node = {str(host): whole("tasks_per_node", n, least=0) for host, n in tasks_per_node.items()}
+            counts = {f"tasks_per_node[{host!r}]": n for host, n in tasks_per_node.items()}
+            names = _names("tasks_per_node", tasks_per_node, 'a number, or numbers by host, such as {"n1": 2}')
+            tasks_per_node = dict(zip(names, (whole(name, n, least=0) for name, n in counts.items()), strict=True))
         elif tasks_per_node is not None:
-            tasks_per_node = whole("tasks_per_node", tasks_per_node, least=0)
+            tasks_per_node = whole("tasks_per_node", tasks_per_node, least=1)
+        hosts = None if hosts is None else _names("hosts", hosts, 'names of hosts, such as ["n1", "n1", "n2"]')
+        if components is not None:
+            components = _names("components", components, 'names of jobs, such as ("ps", "worker")')
         self.step = step = read_step(environment, tasks_per_node, hosts)
         tasks = _component_tasks(step, components) if jobs is None else _job_tasks(step, jobs)
         seen: dict[str, int] = {}
@@ -119,10 +124,18 @@ def named_components(step: Step) -> tuple[str, ...] | None:
     return step.names if all(name in JOB_NAMES for name in step.names) else None
 
 
+def _names(argument: str, given: Iterable[str], example: str) -> list[str]:
+    names = None if isinstance(given, (str, bytes)) or not isinstance(given, Iterable) else list(given)
+    if not names or not all(isinstance(name, str) for name in names):
+        raise TypeError(f"`{argument}` must be {example}, got {given!r}")
+    return names
+
+
 def _job_tasks(step: Step, jobs: Mapping[str, int]) -> list[Task]:
+    example = 'a dict from job to number of tasks, such as {"worker": 2}'
     if not isinstance(jobs, Mapping):
-        raise TypeError(f'`jobs` must be a dict from job to number of tasks, such as {{"worker": 2}}, got {jobs!r}')
-    counts = {str(job): whole(f"jobs[{job!r}]", count, least=0) for job, count in sorted(jobs.items())}
+        raise TypeError(f"`jobs` must be {example}, got {jobs!r}")
+    counts = {job: whole(f"jobs[{job!r}]", jobs[job], least=0) for job in sorted(_names("jobs", jobs, example))}
     tasks = [Task(job, index) for job, count in counts.items() for index in range(count)]
     if len(tasks) != len(step.hosts):
         raise LauncherError(
@@ -138,8 +151,6 @@ def _component_tasks(step: Step, components: Sequence[str] | None) -> list[Task]
     """The tasks where each component of the job is a job of the cluster."""
     if len(set(step.components)) == 1:
         return [Task("worker", rank) for rank in range(len(step.hosts))]
-    if isinstance(components, str) or (components is not None and not components):
-        raise TypeError(f'`components` must be names of jobs, such as ("ps", "worker"), got {components!r}')
     names = components or named_components(step) or DEFAULT_COMPONENTS
     jobs = [names[min(component, len(names) - 1)] for component in step.components]
     if "ps" in jobs and "chief" not in jobs and "worker" in jobs:

@@ -7,6 +7,7 @@ Two kinds of variables look alike. `SLURM_STEP_*` and `SLURM_PROCID` are a task'
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -72,7 +73,8 @@ def read_step(
     _refuse_inner_launcher(environment, rank)
     if hosts is None:
         counts = _counts(environment, tasks_per_node)
-        _check_sum(environment, counts, tasks_per_node is not None)
+        told = f"SLURM_STEP_TASKS_PER_NODE={environment.get('SLURM_STEP_TASKS_PER_NODE')}"
+        _check_sum(environment, counts, told if tasks_per_node is None else "`tasks_per_node`")
         components = _component_hosts(environment, list(counts))
         laid = [_lay(part, counts, environment, len(components) > 1) for part in components]
         nodes = [node for part in components for node in part]
@@ -82,10 +84,12 @@ def read_step(
     else:
         all_hosts = tuple(hosts)
         numbers = _component_numbers(environment, len(all_hosts))
+        _check_sum(environment, Counter(all_hosts), "`hosts`")
     if not 0 <= rank < len(all_hosts):
         raise LauncherError(
-            f"SLURM_PROCID is {rank}, and the step has {len(all_hosts)} task(s): {compress(all_hosts)}. The variables "
-            "are not this process's own. Start the program by srun, or use MPIClusterResolver()"
+            f"SLURM_PROCID is {rank}, and the step has {len(all_hosts)} task(s) on "
+            f"{compress(dict.fromkeys(all_hosts)) or 'no node'}. The variables are not this process's own. Start the "
+            "program by srun, or use MPIClusterResolver()"
         )
     return Step(rank, all_hosts, numbers, _component_names(environment, max(numbers, default=0) + 1))
 
@@ -180,17 +184,17 @@ def _counts(
     return dict(zip(hosts, counts, strict=True))
 
 
-def _check_sum(environment: Mapping[str, str], counts: Mapping[str, int], is_given: bool) -> None:
-    """The numbers of the nodes' tasks must be that of the step's; those that a program gives may be others."""
+def _check_sum(environment: Mapping[str, str], counts: Mapping[str, int], source: str) -> None:
+    """The numbers of the nodes' tasks must be that of the step's."""
     size, name = sum(counts.values()), "SLURM_STEP_NUM_TASKS"
     if size > _MOST_TASKS:
         raise LauncherError(f"expected at most {_MOST_TASKS} tasks in a step, got {size}")
     told = environment.get(name, "")
-    if not is_given and told.isdecimal() and int(told) != size:
+    if told.isdecimal() and int(told) != size:
         raise LauncherError(
-            f"{name} is {told}, and SLURM_STEP_TASKS_PER_NODE={environment.get('SLURM_STEP_TASKS_PER_NODE')} has "
-            f"{size} task(s) on {compress(counts)}; expected the same number. Start the program by srun, which sets "
-            "both, or leave the resolver out: a strategy asks MPI"
+            f"{name} is {told}, and {source} has {size} task(s) on {compress(counts)}; expected the same number. Start "
+            "the program by srun, which sets Slurm's, give a node for each task, or leave the resolver out: a strategy "
+            "asks MPI"
         )
 
 

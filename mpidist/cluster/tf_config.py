@@ -5,11 +5,11 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from mpidist.cluster.resolver import ClusterResolver, find_master
+from mpidist.cluster.resolver import ClusterResolver, checked_id, find_master
 from mpidist.cluster.spec import ClusterSpec
 
 _FORM = '{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}'
@@ -55,9 +55,12 @@ def read_tf_config(environment: Mapping[str, str] | None = None) -> TFConfig:
         raise ValueError(f"TF_CONFIG must be JSON of the form {_FORM}, got {_cut(text)}: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"TF_CONFIG must be a JSON object of the form {_FORM}, got {_cut(text)}")
+    _check_keys(config, ("cluster", "task", "rpc_layer", "session_master"))
     task = config.get("task") or {}
-    if not isinstance(task, dict):
+    # Some systems add keys of their own.
+    if not isinstance(task, dict) or (task and not {"type", "index"} & set(task)):
         raise ValueError(f'"task" in TF_CONFIG must be {{"type": "worker", "index": 0}}, got {task!r}')
+    _check_keys(task, ("type", "index"))
     try:
         cluster = ClusterSpec(config.get("cluster") or {})
     except (TypeError, ValueError) as error:
@@ -69,6 +72,13 @@ def read_tf_config(environment: Mapping[str, str] | None = None) -> TFConfig:
         rpc_layer=_text(config.get("rpc_layer")),
         session_master=_text(config.get("session_master")),
     )
+
+
+def _check_keys(given: Mapping[str, Any], names: Sequence[str]) -> None:
+    """A key that is read but for its capital letters would be left out without a word."""
+    for key in given:
+        if key not in names and key.strip().lower() in names:
+            raise ValueError(f"TF_CONFIG must have the form {_FORM}, with keys in small letters, got the key {key!r}")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -92,12 +102,16 @@ def _text(value: Any) -> str | None:
 def _index(value: Any) -> int | None:
     if value is None:
         return None
-    # A text is taken as the number that it spells, as in tf.distribute; 1.7 and true are no index of a task.
-    if isinstance(value, str) and re.fullmatch("[0-9]+", value.strip()):
+    if _is_spelled(value):
         return int(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
         raise ValueError(f'"index" of "task" in TF_CONFIG must be an integer from 0, got {value!r}')
     return value
+
+
+def _is_spelled(value: Any) -> bool:
+    # A text is taken as the number that it spells, as in tf.distribute; 1.7 and true are no index of a task.
+    return isinstance(value, str) and re.fullmatch("[0-9]+", value.strip()) is not None
 
 
 class TFConfigClusterResolver(ClusterResolver):
@@ -108,6 +122,9 @@ class TFConfigClusterResolver(ClusterResolver):
         task_id: Replaces the index in TF_CONFIG.
         rpc_layer: Replaces the prefix in TF_CONFIG.
         environment: A word for the place where the cluster runs.
+
+    Raises:
+        TypeError, ValueError: `task_id` is no number from 0, nor the text of one.
     """
 
     def __init__(
@@ -118,7 +135,7 @@ class TFConfigClusterResolver(ClusterResolver):
         environment: str | None = None,
     ) -> None:
         self._task_type = task_type
-        self._task_id = task_id
+        self.task_id = task_id
         self._rpc_layer = rpc_layer
         self._environment = environment
 
@@ -158,11 +175,12 @@ class TFConfigClusterResolver(ClusterResolver):
     @property
     def task_id(self) -> int | None:
         """Local. This process's index in its job."""
-        return read_tf_config().task_id if self._task_id is None else int(self._task_id)
+        return read_tf_config().task_id if self._task_id is None else self._task_id
 
     @task_id.setter
     def task_id(self, task_id: int | None) -> None:
-        self._task_id = task_id
+        given: Any = task_id
+        self._task_id = checked_id(int(given) if _is_spelled(given) else given)
 
     @property
     def rpc_layer(self) -> str | None:

@@ -174,6 +174,24 @@ def test_tf_config_is_read_at_every_access(monkeypatch: pytest.MonkeyPatch) -> N
     assert resolver.master() == "grpc://a:1"
 
 
+def test_the_number_of_a_task_in_tf_config_may_be_spelled() -> None:
+    spelled: Any = " 1"
+    resolver = TFConfigClusterResolver(task_id=spelled)
+    assert resolver.task_id == 1
+    wrong: Any
+    for wrong, kind in ((1.7, TypeError), (True, TypeError), ("x", TypeError), ("1_0", TypeError), (-1, ValueError)):
+        with pytest.raises(kind, match="`task_id` must be an integer of at least 0, got"):
+            TFConfigClusterResolver(task_id=wrong)
+        with pytest.raises(kind, match="`task_id`"):
+            resolver.task_id = wrong
+
+
+def test_tf_config_may_have_keys_of_other_systems(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = {"type": "worker", "index": 1, "trial": "7", "cloud": "a"}
+    set_tf_config(monkeypatch, cluster=CLUSTER, task=task, environment="cloud", job={"TYPE": 1})
+    assert TFConfigClusterResolver().task_id == 1
+
+
 def test_tf_config_master(monkeypatch: pytest.MonkeyPatch) -> None:
     set_tf_config(monkeypatch, cluster={"worker": ["a:1"]}, task={"type": "worker", "index": 0})
     assert TFConfigClusterResolver().master() == ""
@@ -197,6 +215,10 @@ def test_tf_config_master(monkeypatch: pytest.MonkeyPatch) -> None:
         ('{"cluster": ["a:1"]}', '"cluster" in TF_CONFIG must have the form'),
         ('{"cluster": {"worker": "a:1"}}', "job 'worker' of a cluster must be a list"),
         ('{"task": "worker"}', '"task" in TF_CONFIG must be'),
+        # These would be left out.
+        ('{"Cluster": {"worker": ["a:1"]}}', "with keys in small letters, got the key 'Cluster'"),
+        ('{"task": {"Type": "worker", "index": 0}}', "with keys in small letters, got the key 'Type'"),
+        ('{"task": {"name": "worker", "id": 0}}', '"task" in TF_CONFIG must be .* got {.name'),
         ('{"task": {"type": "worker", "index": "x"}}', "must be an integer from 0, got 'x'"),
         ('{"task": {"type": "worker", "index": -1}}', "must be an integer from 0, got -1"),
         ('{"task": {"type": "worker", "index": 1.7}}', "must be an integer from 0, got 1.7"),

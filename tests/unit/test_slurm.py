@@ -135,7 +135,20 @@ def test_tasks_per_node_replaces_slurms(tasks_per_node: object, monkeypatch: pyt
         ({"gpus_per_node": 2, "gpus_per_task": 1}, LauncherError, "Requested more GPUs per node than available"),
         ({"gpus_per_task": 1}, LauncherError, "Expected at most 0 on a node, got 3 tasks with 1 each"),
         ({"gpus_per_node": -1}, ValueError, "`gpus_per_node` must .* got -1"),
-        ({"tasks_per_node": {"n3": 1}}, LauncherError, r"SLURM_PROCID is 4, and the step has 1 task\(s\): n3"),
+        # A cluster of other tasks than the step's would be another one than that of the ranks.
+        ({"tasks_per_node": {"n3": 1}}, LauncherError, r"TASKS is 5, and `tasks_per_node` has 1 task\(s\) on n3; exp"),
+        ({"tasks_per_node": 3}, LauncherError, r"TASKS is 5, and `tasks_per_node` has 6 task\(s\) on n\[3-4\]; e"),
+        ({"tasks_per_node": 0}, ValueError, "`tasks_per_node` must be an integer of at least 1, got 0"),
+        ({"tasks_per_node": {3: 5}}, TypeError, r"`tasks_per_node` must be a number, or .* by host.* got \{3: 5\}"),
+        ({"tasks_per_node": {"n3": "5"}}, TypeError, r"`tasks_per_node\['n3'\]` must be an integer"),
+        ({"tasks_per_node": {}}, TypeError, r"`tasks_per_node` must be .* got \{\}"),
+        ({"hosts": ["a"] * 6}, LauncherError, r"TASKS is 5, and `hosts` has 6 task\(s\) on a; expected the same"),
+        ({"hosts": "abcde"}, TypeError, "`hosts` must be names of hosts.* got 'abcde'"),
+        ({"hosts": [None] * 5}, TypeError, r"`hosts` must be names of hosts.* got \[None, "),
+        ({"components": "ps"}, TypeError, "`components` must be names of jobs.* got 'ps'"),
+        ({"components": ()}, TypeError, r"`components` must be names of jobs.* got \(\)"),
+        ({"jobs": {None: 5}}, TypeError, r"`jobs` must be a dict from job to number of tasks.* got \{None: 5\}"),
+        ({"jobs": {}}, TypeError, r"`jobs` must be a dict from job to number of tasks.* got \{\}"),
     ],
 )
 def test_wrong_arguments(
