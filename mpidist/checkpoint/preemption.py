@@ -163,7 +163,7 @@ class PreemptionCheckpointHandler:
 
         Raises:
             SystemExit: The checkpoint is saved; on every rank.
-            OSError, CheckpointError: It could not be saved; on every rank.
+            OSError, CheckpointError: It could not be saved; on every rank. The next call tries again.
         """
         if not callable(distributed_train_function):
             raise TypeError(
@@ -207,8 +207,9 @@ class PreemptionCheckpointHandler:
             self._grace_ends = sent_at - milliseconds / 1e3 + self._config.grace_period
             self._save(reason, args, kwargs)
             return
-        self._is_done = True
+        # Where it fails the next call tries again: an operator may have made room.
         saved = self._save(reason, args, kwargs)
+        self._is_done = True
         self._requeue(saved)
         self._exit()
 
@@ -260,7 +261,7 @@ class PreemptionCheckpointHandler:
             save = self._config.save_factor * (self._save_seconds() + join)
             if self._ends_at is not None:
                 steps = _STEPS_BEFORE_END * max(self._gaps, default=0.0)
-                if time.time() + steps + save >= self._ends_at:
+                if time.monotonic() + steps + save >= self._ends_at:
                     return TIME_IS_UP
             if self._grace_ends is not None:
                 steps = _GRACE_STEPS * (sum(self._gaps) / len(self._gaps))
@@ -344,21 +345,22 @@ class PreemptionCheckpointHandler:
         self.close()
 
     def _end_of_job(self) -> float | None:
-        """The end of the job, in seconds since 1970, on rank 0."""
+        """The end of the job, by the monotonic clock, on rank 0: the other clock is set at times."""
         if self._group.rank > 0:
             return None
-        limit = self._config.time_limit
-        ends_at = slurm_job.end_time() if limit is None else time.time() + limit
+        left = self._config.time_limit
+        if left is None and (ends_at := slurm_job.end_time()) is not None:
+            left = ends_at - time.time()
         factor, save = self._config.save_factor, self._save_seconds()
-        if ends_at is not None and (left := ends_at - time.time()) <= factor * save:
+        if left is not None and left <= factor * save:
             # With `requeue` a job would come back again and again, for a step or two each time.
             logger.warning(
                 "the job ends in %.0f s, and %.0f s are kept for saving (`save_factor` %g times %.1f s): it saves and "
                 "ends after its first steps. Give the job more time; or, if a save takes less, say how long by "
                 "`TerminationConfig(save_seconds=...)`",
-                left, factor * save, factor, save,
+                max(left, 0.0), factor * save, factor, save,
             )
-        return ends_at
+        return None if left is None else time.monotonic() + left
 
 
 def _others(found: Found) -> Others | None:

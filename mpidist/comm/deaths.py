@@ -95,6 +95,7 @@ class DeathWatch:
         self._poll: select.epoll | None = None
         self._handler: Callable[[int, FrameType | None], None] | None = None
         self._take_other: Callable[[bool], None] | None = None
+        self._is_taking = False
         self._bell = -1
         self._heard: dict[int, Callable[[], None]] = {}
         self._has_hook = False
@@ -224,6 +225,15 @@ class DeathWatch:
             return
 
         def take(number: int, _: FrameType | None) -> None:
+            # What comes while one waits for news is answered with it; else many signals would be as many calls deep.
+            if not self._is_taking:
+                self._is_taking = True
+                try:
+                    decide(number)
+                finally:
+                    self._is_taking = False
+
+        def decide(number: int) -> None:
             if has_other_hosts:
                 self._take_notice()
             elif not self._wait_for_news():

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mpidist.comm import deaths
 from mpidist.comm.deaths import IS_SILENT, DeathWatch, Process, describe, this_process
 from mpidist.errors import DeadRankError
 
@@ -112,3 +113,29 @@ def test_the_sentence_about_the_dead() -> None:
     both = describe([silent, "rank 1 of 4"])
     assert both.startswith("rank 1 of 4 ended without taking leave")
     assert "; rank 2 of 4 cannot be reached" in both
+
+
+def test_many_signals_are_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(deaths, "_is_under_hydra", lambda: True)
+    monkeypatch.setattr(deaths, "_NEWS_SECONDS", 0.3)
+    before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    depths: list[int] = []
+    told: list[bool] = []
+
+    def wait() -> bool:
+        depths.append(len(depths))
+        for _ in range(3):
+            signal.raise_signal(signal.SIGUSR1)
+        return False
+
+    try:
+        watch = DeathWatch()
+        watch.take_notices(has_other_hosts=False)
+        assert watch.give_notices(told.append)
+        monkeypatch.setattr(watch, "_wait_for_news", wait)
+        signal.raise_signal(signal.SIGUSR1)
+        assert (depths, told) == ([0], [False])
+        signal.raise_signal(signal.SIGUSR1)
+        assert (depths, told) == ([0, 1], [False, False])
+    finally:
+        signal.signal(signal.SIGUSR1, before)

@@ -154,6 +154,37 @@ def test_before_the_time_limit_it_saves(tmp_path: Path) -> None:
     assert training.ended[0] == saved_steps(tmp_path)
 
 
+def test_a_save_that_fails_is_tried_again(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    training = Training(folder)
+    training.handler.run(training.step)
+    os.kill(os.getpid(), signal.SIGTERM)
+    training.handler.run(training.step)
+    folder.write_text("no folder")
+    for _ in range(2):
+        with pytest.raises(OSError, match="File exists"):
+            training.handler.run(training.step)
+    assert training.ended == []
+    folder.unlink()
+    training.handler.run(training.step)
+    assert training.ended == [2]
+    assert saved_steps(folder) == 2
+
+
+@pytest.mark.parametrize("jump", [-86400.0, 86400.0])
+def test_a_clock_that_is_set_moves_no_end(tmp_path: Path, jump: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    training = Training(tmp_path, time_limit=1.0)
+    real = time.time
+    monkeypatch.setattr(time, "time", lambda: real() + jump)
+    training.handler.run(training.step)
+    assert training.ended == []
+    end = time.monotonic() + 30
+    while not training.ended and time.monotonic() < end:
+        training.handler.run(training.step)
+        time.sleep(0.01)
+    assert training.ended
+
+
 def test_slurms_end_of_the_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "5")
     monkeypatch.setenv("SLURM_JOB_END_TIME", str(int(time.time()) + 3600))
