@@ -14,6 +14,7 @@ import os
 import re
 import secrets
 import stat
+import tempfile
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
@@ -254,6 +255,24 @@ def require_file(path: str) -> None:
     else:
         there = "the directory has no checkpoint" if os.path.isdir(directory) else "its directory does not exist"
     raise FileNotFoundError(errno.ENOENT, f"no checkpoint {path!r}; {there}")
+
+
+def require_writable(directory: str) -> None:
+    """Local. Make a directory where it is missing, and a file in it, of which nothing stays.
+
+    Raises:
+        OSError: No checkpoint can be saved there.
+    """
+    try:
+        os.makedirs(directory or ".", exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory or "."):
+            return
+    except OSError as error:
+        raise OSError(
+            error.errno,
+            f"no checkpoint can be saved to {directory!r}: {error.strerror}. Name a directory in which this user can make "
+            "files",
+        ) from None
 
 
 def remove_leftovers(directory: str, prefix: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 from mpidist import launch
 from mpidist.arguments import described
 from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.checkpoint.directory import require_writable
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.checkpoint.objects import Found
 from mpidist.checkpoint.termination import (
@@ -92,6 +93,7 @@ class PreemptionCheckpointHandler:
         TypeError, ValueError: An argument of a wrong type; a `Checkpoint` without a directory, or a manager with one; a
             checkpoint without variables; or another thread than the main one makes it.
         DamagedCheckpointError, CheckpointError: As `CheckpointManager.restore_or_initialize`.
+        OSError: No checkpoint can be saved to the directory, on every rank; not looked at where there is a `save_fn`.
     """
 
     def __init__(
@@ -125,6 +127,10 @@ class PreemptionCheckpointHandler:
         self._runs = runs
         self._manager.restore_or_initialize()
         self._started_from = self._latest()
+        if config.save_fn is None:
+            # When the job is about to end it is too late to find out.
+            directory = self._manager.directory
+            on_first_rank(self._group, "looking at the directory", lambda: require_writable(directory))
         self._notice = Notice()
         # Apart from the group's own searches: ranks that came here differently often would meet those.
         self._begin = self._group.open_sibling(PURPOSE).open_max()

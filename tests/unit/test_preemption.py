@@ -154,12 +154,24 @@ def test_before_the_time_limit_it_saves(tmp_path: Path) -> None:
     assert training.ended[0] == saved_steps(tmp_path)
 
 
+def test_a_directory_to_which_nobody_can_save_is_no_surprise_of_the_end(tmp_path: Path) -> None:
+    folder = tmp_path / "file"
+    folder.write_text("no folder")
+    for place in (folder, folder / "checkpoints", Path("/proc/self/checkpoints")):
+        with pytest.raises(OSError, match=f"no checkpoint can be saved to '{place}': .* Name a directory"):
+            Training(place)
+    Training(folder / "checkpoints", save_fn=lambda: None)
+    Training(tmp_path / "new" / "checkpoints")
+    assert os.listdir(tmp_path / "new" / "checkpoints") == []
+
+
 def test_a_save_that_fails_is_tried_again(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     training = Training(folder)
     training.handler.run(training.step)
     os.kill(os.getpid(), signal.SIGTERM)
     training.handler.run(training.step)
+    folder.rmdir()
     folder.write_text("no folder")
     for _ in range(2):
         with pytest.raises(OSError, match="File exists"):
