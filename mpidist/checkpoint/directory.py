@@ -270,8 +270,8 @@ def require_writable(directory: str) -> None:
     except OSError as error:
         raise OSError(
             error.errno,
-            f"no checkpoint can be saved to {directory!r}: {error.strerror}. Name a directory in which this user can make "
-            "files",
+            f"no checkpoint can be saved to {directory!r}: {error.strerror}. Name a directory in which this user can "
+            "make files",
         ) from None
 
 
