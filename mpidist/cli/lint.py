@@ -214,8 +214,10 @@ def _no_launcher(script: JobScript) -> Iterator[Finding]:
             )
 
 
-# The options of Apptainer with which each rank has a /dev/shm, or processes, of its own.
-_SEPARATE = ("--contain", "--containall", "--ipc", "--pid", "-c", "-C", "-i", "-p")
+# The options of Apptainer with which each rank has a /dev/shm, or processes, of its own; with --ipc it has neither.
+_SEPARATE = ("--contain", "--pid", "-c", "-p")
+# Those with which it has none of its launcher's variables.
+_CLEAN = ("--cleanenv", "--containall", "-e", "-C")
 
 
 def _containers(script: JobScript) -> Iterator[Finding]:
@@ -241,18 +243,19 @@ def _containers(script: JobScript) -> Iterator[Finding]:
                 )
             continue
         separate = [word for word in words if word in _SEPARATE]
+        clean = [word for word in words if word in _CLEAN]
         if separate and not (script.sets("MPIR_CVAR_NOLOCAL") or script.sets("OMPI_MCA_btl")):
             yield Finding(
                 command.line,
-                f"{separate[0]} keeps the ranks of a node apart: MPICH then waits in its start for ever, Open MPI ends "
-                "with a segmentation fault, and variables are stored once a rank. Leave it out, or write above the "
-                "line: export MPIR_CVAR_NOLOCAL=1 OMPI_MCA_btl=self,tcp",
+                f"{separate[0]} keeps the ranks of a node apart: MPICH then fails in its start, or waits there for "
+                "ever, and Open MPI may end with a segmentation fault. Leave it out, or write above the line: export "
+                "MPIR_CVAR_NOLOCAL=1 UCX_TLS=^shm OMPI_MCA_btl=self,tcp",
             )
-        if {"--cleanenv", "-e"} & set(words):
+        if clean:
             yield Finding(
                 command.line,
-                "--cleanenv takes the launcher's variables away: each task is a program of one rank. Leave it out, and "
-                "unset what disturbs: --env NAME=",
+                f"{clean[0]} takes the launcher's variables away: each task is a program of one rank. Leave it out, "
+                "and unset what disturbs: --env NAME=",
             )
         if gpus and not {"--nv", "--rocm", "--nvccli"} & set(words):
             yield Finding(command.line, f"the container sees no GPU. Write {name} exec --nv")

@@ -21,10 +21,12 @@ _ADVICE = (
 )
 _STARTING_ADVICE = "MPI starts when every rank of the job has come to it"
 _CONTAINER_ADVICE = (
-    "This rank is the first process of a container: where the ranks of a host do not share /dev/shm, MPICH waits here "
-    "for ever. Give the containers one /dev/shm and one PID namespace (Apptainer without --containall and --pid, "
-    "docker run --ipc=host --pid=host), or set MPIR_CVAR_NOLOCAL=1"
+    "This rank runs in a container: where the ranks of a host do not share /dev/shm, MPICH waits here for ever. Give "
+    "the containers one /dev/shm and one PID namespace (Apptainer without --contain and --pid, docker run --ipc=host "
+    "--pid=host), or set MPIR_CVAR_NOLOCAL=1 UCX_TLS=^shm"
 )
+# Apptainer's own process, which stands between the launcher and a rank in a container.
+_STARTERS = ("starter", "starter-suid")
 
 
 class Starting(NamedTuple):
@@ -54,11 +56,11 @@ def ranks_here(size: int) -> list[Starting]:
         size: The number of ranks of the job.
     """
     found: dict[int, Starting] = {}
-    launcher = os.getppid()
+    launcher = _launcher(os.getppid())
     for folder in Path("/proc").glob("[0-9]*"):
         try:
-            fields = (folder / "stat").read_text().rpartition(")")[2].split()
-            if int(fields[1]) != launcher:
+            name, state, parent = _status(folder)
+            if name in _STARTERS or _launcher(parent) != launcher:
                 continue
             words = (folder / "environ").read_bytes().decode(errors="replace").split("\0")
             place = launch.read(dict(word.split("=", 1) for word in words if "=" in word))
@@ -72,9 +74,29 @@ def ranks_here(size: int) -> list[Starting]:
             # It has ended, or is another user's.
             continue
         found[place.rank] = Starting(
-            place.rank, int(folder.name), command, fields[0] in "Tt", has_come, program.startswith("python")
+            place.rank, int(folder.name), command, state in "Tt", has_come, program.startswith("python")
         )
     return [found[rank] for rank in sorted(found)]
+
+
+def _status(folder: Path) -> tuple[str, str, int]:
+    """The name of a process, its state and its parent."""
+    before, _, after = (folder / "stat").read_text().rpartition(")")
+    state, parent = after.split()[:2]
+    return before.partition("(")[2], state, int(parent)
+
+
+def _launcher(parent: int) -> int:
+    """The process that has started a rank: its parent, or that of Apptainer's process around its container."""
+    with contextlib.suppress(OSError):
+        while (status := _status(Path(f"/proc/{parent}")))[0] in _STARTERS:
+            parent = status[2]
+    return parent
+
+
+def _is_in_container() -> bool:
+    """Whether this process can tell that it runs in a container."""
+    return os.getpid() == 1 or any(f"{name}_CONTAINER" in os.environ for name in ("APPTAINER", "SINGULARITY"))
 
 
 def _files(folder: Path) -> list[str]:
@@ -108,13 +130,16 @@ def describe(size: int, call: str) -> tuple[str, bool, int, int]:
     ]
     elsewhere = size - len(here)
     if elsewhere:
-        lines.append(f"{elsewhere} of {size} ranks are on other hosts, have not been started, or have ended")
+        lines.append(
+            f"{elsewhere} of {size} ranks cannot be seen from here: they are on other hosts or in containers, have not "
+            "been started, or have ended"
+        )
     never = call != STARTING and any(not one.is_python for one in here)
     first = next((one.process for one in here if one.has_come and not one.is_stopped), 0)
-    advice = _STARTING_ADVICE if call == STARTING else _ADVICE
-    if call == STARTING and os.getpid() == 1:
-        advice = _CONTAINER_ADVICE
-    return "\n".join([*lines, advice] if lines else ["all ranks have come"]), never, first, elsewhere
+    advice = [_STARTING_ADVICE if call == STARTING else _ADVICE] if lines else []
+    if call == STARTING and _is_in_container() and all(one.has_come and not one.is_stopped for one in here):
+        advice = [_CONTAINER_ADVICE]
+    return "\n".join([*(lines or ["all ranks have come"]), *advice]), never, first, elsewhere
 
 
 def judge(size: int, call: str, process: int, wait: Callable[[], None], *, is_over: bool) -> tuple[str, bool]:
