@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
+from tests.containers import make_image, why_no_apptainer
 from tests.hosts.virtual_hosts import VirtualHosts, why_unavailable
 from tests.slurm.private_slurm import PrivateSlurm, why_no_slurm
 
@@ -29,3 +31,12 @@ def slurm() -> Iterator[PrivateSlurm]:
         pytest.skip(reason)
     with PrivateSlurm() as found:
         yield found
+
+
+@pytest.fixture(scope="session")
+def image(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An image for Apptainer with Python and mpidist, without MPI. Skips where this machine has no Apptainer."""
+    reason = why_no_apptainer()
+    if reason:
+        pytest.skip(reason)
+    return make_image(tmp_path_factory.mktemp("apptainer"))

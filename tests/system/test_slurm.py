@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.containers import PACKAGES, site_mpi
 from tests.hosts.virtual_hosts import ROOT
 from tests.slurm.private_slurm import PrivateSlurm, copy_tree, starts_again
 from tests.slurm.training import Array, losses, train_without_slurm, write_data
@@ -167,52 +169,82 @@ def test_parallel_tests_of_the_library(slurm: PrivateSlurm, tmp_path: Path) -> N
     assert "failed" not in job.output
 
 
-# In Apptainer's place: it takes the script's arguments and variables as Apptainer does, and like it leaves /dev/shm and
-# processes shared. Mounts are its own, and of its environment only what Apptainer would give to the command is new.
-STAND_IN = """#!/bin/bash
-set -eu
-[ "$1" = exec ] && [ -e "$2" ] || { echo "apptainer exec IMAGE COMMAND, got: $*" >&2; exit 64; }
-image=$2
-shift 2
-IFS=, read -ra folders <<< "$APPTAINER_BIND"
-for folder in "${folders[@]}"; do [ -d "$folder" ] || { echo "no folder $folder" >&2; exit 65; }; done
-for name in "${!APPTAINERENV_@}"; do export "${name#APPTAINERENV_}=${!name}"; done
-echo "contained $image $APPTAINER_BIND $MPI4PY_LIBMPI $*" >&2
-exec unshare --mount "$@"
+# Prints where each rank is, after messages that MPI would copy from process to process, and after training.
+IN_CONTAINERS = """
+import json, os, pathlib
+import numpy as np
+import mpidist
+strategy = mpidist.MultiWorkerMirroredStrategy()
+ranks = strategy.communicator
+with strategy.scope():
+    variable = mpidist.Variable(np.zeros(1_000_000))
+    optimizer = mpidist.optimizers.SGD(0.5)
+for _ in range(3):
+    strategy.run(lambda: optimizer.apply_gradients([(np.full(1_000_000, ranks.rank + 1.0), variable)]))
+from mpi4py import MPI
+right, left, received = (ranks.rank + 1) % 4, (ranks.rank - 1) % 4, np.empty(1_000_000)
+MPI.COMM_WORLD.Sendrecv(np.full(1_000_000, float(ranks.rank)), right, recvbuf=received, source=left)
+libraries = {line.split()[-1] for line in pathlib.Path("/proc/self/maps").read_text().splitlines() if "libmpi." in line}
+told = ranks.all_gather_object([
+    ranks.node_sizes, float(variable.numpy()[-1]), bool(received[-1] == left), mpidist.__file__, sorted(libraries),
+    os.environ["APPTAINER_CONTAINER"], pathlib.Path("/requirements.txt").exists(), os.listdir("/bound"),
+    os.readlink("/proc/self/ns/user"),
+])
+if ranks.rank == 0:
+    print(json.dumps(told))
 """
+
+
+@pytest.fixture
+def containers(image: Path, tmp_path: Path) -> dict[str, str]:
+    """What `container.sbatch` is told: the image, the MPI of this environment as that of a site, and its folders."""
+    found = site_mpi(tmp_path)
+    if found is None:
+        pytest.skip(f"no libmpi.so in {sys.prefix}/lib: MPI is not that of Python's packages")
+    mpi, libraries = found
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "file").touch()
+    # No mpidist but the image's.
+    return {
+        "IMAGE": str(image), "MPI_DIR": str(mpi), "BIND": f"{libraries},{other}:/bound", "PYTHONPATH": "",
+    }
 
 
 @starts_again
 def test_each_rank_trains_in_a_container(
-    slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
+    slurm: PrivateSlurm, containers: dict[str, str], data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
-    """Apptainer itself is not run: a program of its name stands in for it."""
-    folder = copy_tree(tmp_path)
-    place = folder / "bin"
-    place.mkdir()
-    (place / "apptainer").write_text(STAND_IN)
-    (place / "apptainer").chmod(0o755)
-    (folder / "image.sif").touch()
-    mpi, other = folder / "mpi", folder / "other"
-    (mpi / "lib").mkdir(parents=True)
-    libraries = sorted((Path(sys.prefix) / "lib").iterdir())
-    for one in libraries:
-        (mpi / "lib" / one.name).symlink_to(one)
-    # In Python's packages that name is a text for linkers; at a site it is the library.
-    numbered = [one for one in libraries if one.name.startswith("libmpi.so.")]
-    if not numbered:
-        pytest.skip(f"no libmpi.so in {sys.prefix}/lib: MPI is not that of Python's packages")
-    (mpi / "lib" / "libmpi.so").unlink(missing_ok=True)
-    (mpi / "lib" / "libmpi.so").symlink_to(numbered[0])
-    other.mkdir()
+    """As where Apptainer has no setuid program, which is the default: each container has a namespace of users."""
+    # The checkout may lie where containers do not see it.
+    for name in ("slurm", "examples"):
+        shutil.copytree(ROOT / name, tmp_path / name, dirs_exist_ok=True)
     number = slurm.submit(
-        "slurm/container.sbatch", "--data", data, "--epochs", EPOCHS, folder=folder,
-        PATH=f"{place}:{Path(sys.executable).parent}:/usr/local/bin:/usr/bin:/bin:/usr/sbin:/sbin",
-        IMAGE="image.sif", MPI_DIR=str(mpi), BIND=str(other),
+        "slurm/container.sbatch", "--data", data, "--epochs", EPOCHS, folder=tmp_path, APPTAINER_USERNS="1",
+        **containers,
     )
     job = slurm.wait(number)
     assert (job.state, job.code) == ("COMPLETED", 0), job.output
-    line = f"contained image.sif {mpi},{other} {mpi}/lib/libmpi.so python examples/train.py "
-    assert job.output.count(line) == 4, job.output
     assert "MultiWorkerMirroredStrategy: 4 replica(s)" in job.output
-    np.testing.assert_allclose(losses(folder / f"checkpoints-{number}"), losses_alone, rtol=2e-5)
+    np.testing.assert_allclose(losses(tmp_path / f"checkpoints-{number}"), losses_alone, rtol=2e-5)
+
+
+@starts_again
+@pytest.mark.parametrize("users", ["", "1"])
+def test_ranks_in_containers_share_their_node(
+    slurm: PrivateSlurm, containers: dict[str, str], users: str, tmp_path: Path
+) -> None:
+    """Also where each container has a namespace of users, in which MPI may not copy from process to process."""
+    (tmp_path / "examples").mkdir(exist_ok=True)
+    (tmp_path / "examples" / "train.py").write_text(IN_CONTAINERS)
+    script = ROOT / "slurm" / "container.sbatch"
+    job = slurm.wait(slurm.submit(script, folder=tmp_path, APPTAINER_USERNS=users, **containers))
+    assert (job.state, job.code) == ("COMPLETED", 0), job.output
+    assert "ERROR" not in job.output
+    told = json.loads(job.output.splitlines()[-1])
+    for sizes, value, is_received, module, libraries, image, is_image, bound, _ in told:
+        assert (sizes, value, is_received, bound) == ([2, 2], -15.0, True, ["file"])
+        assert (image, is_image, module) == (containers["IMAGE"], True, f"/{PACKAGES}/mpidist/__init__.py")
+        # The kernel knows the library by the name behind the links.
+        assert libraries == [str((Path(containers["MPI_DIR"]) / "lib" / "libmpi.so").resolve())]
+    assert len({one[-1] for one in told}) == (4 if users else 1)
