@@ -32,8 +32,12 @@ _ROWS = (
         lambda library, hosts, _: library.name == "Open MPI" and hosts > 1, WindowWay.SOCKETS,
         "one-sided calls of Open MPI between hosts may end the target when a rank dies",
     ),
-    # So it is where each rank has a process of the launcher, in order to outlive others. Of 150 jobs one hung: the
-    # survivors waited in `ucp_ep_flush`, probably for a queue that the dead one had left in the middle of a message.
+    # So it is where each rank has a process of the launcher, in order to outlive others. Of 150 jobs one hung, in
+    # `ucp_ep_flush`, and 2 of 60 where the dead one was sending 100 KB: a rank that lived got nothing of anybody, by no
+    # call of MPI, probably since the dead one had taken a place in its queue and not filled it.
+    # MPICH's other network layer is no way out (5.0.2, MPIR_CVAR_CH4_NETMOD=ofi). By the provider that it chooses,
+    # "sockets", a survivor ended with "OFI poll failed" in 4 of 50 jobs, all with 16 MB. By "tcp" MPI_Isend to the dead
+    # one did not return in one of 186, and 5 of 16 hung where it was sending 100 KB or 16 MB. By "shm" 9 of 50 hung.
     _Row(
         lambda library, hosts, nodes: library.name == "MPICH" and nodes > hosts, WindowWay.SOCKETS,
         "MPICH takes ranks of one host for nodes, and where one of them dies, others may hang in a queue of UCX",
