@@ -136,8 +136,8 @@ def finish(process: subprocess.Popen[str], name: str, timeout_seconds: float) ->
     try:
         out, err = process.communicate(timeout=timeout_seconds)
     except subprocess.TimeoutExpired:
-        seen = stuck.describe(stuck.descendants(process.pid))
+        seen, kind = stuck.examine(process)
         process.terminate()
         out, err = process.communicate(timeout=30)
-        raise AssertionError(f"{name} did not end within {timeout_seconds} s\n{out}\n{err}\n{seen}") from None
+        raise kind(f"{name} did not end within {timeout_seconds} s\n{out}\n{err}\n{seen}") from None
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)

@@ -1,15 +1,30 @@
-"""The processes of a program that does not end: a line for each, and where those that run Python are."""
+"""Programs that do not end: what their processes do, and whether MPI has stopped to deliver messages."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
+import time
+from collections.abc import Callable, Iterable
 from pathlib import Path
+from typing import TypeVar, cast
+
+import pytest
+
+from tests import messages
 
 DUMP_SECONDS = 20
+_STARTS = 2
+
+Test = TypeVar("Test", bound=Callable[..., None])
+
+
+class BrokenQueueError(AssertionError):
+    """MPI itself delivers nothing any more to a rank that lives and asks for messages."""
 
 
 def descendants(process: int) -> list[int]:
@@ -36,6 +51,60 @@ def with_variable(setting: str) -> list[int]:
 def describe(processes: Iterable[int]) -> str:
     """Their state, their CPU time and what they run, with the stacks of those that run Python, in C as well."""
     return "\n".join(filter(None, map(_describe, processes)))
+
+
+def examine(job: subprocess.Popen[str]) -> tuple[str, type[AssertionError]]:
+    """What the processes of a job do that does not end, and the error to raise; before they are ended."""
+    words = job.args if isinstance(job.args, list) else []
+    if "tests.messages" not in words:
+        return describe(descendants(job.pid)), AssertionError
+    folder = Path(words[words.index("tests.messages") + 1])
+    (folder / messages.ASK).touch()
+    time.sleep(messages.SECONDS + 5)
+    seen = describe(descendants(job.pid))
+    reason = why_broken(folder, seen)
+    return (seen, AssertionError) if reason is None else (f"{reason}\n{seen}", BrokenQueueError)
+
+
+def why_broken(folder: Path, seen: str) -> str | None:
+    """The proof that MPI delivers nothing, or None.
+
+    Args:
+        folder: With the answers of the ranks.
+        seen: Their stacks after these.
+    """
+    sent = {int(path.stem): path.stat().st_mtime for path in folder.glob(f"*.{messages.SENT}")}
+    heard = {int(path.stem): {*map(int, path.read_text().split())} for path in folder.glob(f"*.{messages.HEARD}")}
+    lost = sorted(
+        (one, other) for other in heard for one in sent.keys() - heard[other] - {other}
+        # Long before the other one gave up.
+        if sent[one] < (folder / f"{other}.{messages.HEARD}").stat().st_mtime - messages.SECONDS / 2
+    )
+    if lost:
+        return "MPI does not deliver messages: " + ", ".join(f"of rank {one} to {other}" for one, other in lost)
+    # Who is in such a flush holds a lock of MPI's, so that its thread sends nothing.
+    ranks = [one for one in re.split(r"^process ", seen, flags=re.MULTILINE) if "MainThread" in one]
+    flushing = ["ucp_ep_flush" in one for one in ranks]
+    if any(flushing) and len(heard) >= flushing.count(False):
+        return f"MPI does not end a flush, though ranks {sorted(heard)} have asked for messages for a long time"
+    return None
+
+
+def starts_again(test: Test) -> Test:
+    """Run a test once more, in another folder, where it was proved that MPI delivers nothing."""
+
+    @pytest.mark.timeout_seconds(_STARTS * 200)
+    @functools.wraps(test)
+    def run(*, tmp_path: Path, **named: object) -> None:
+        folders = [tmp_path / f"start{number}" for number in range(_STARTS)]
+        for folder in folders:
+            folder.mkdir()
+        for folder in folders[:-1]:
+            with contextlib.suppress(BrokenQueueError):
+                return test(tmp_path=folder, **named)
+        return test(tmp_path=folders[-1], **named)
+
+    return cast(Test, run)
 
 
 def _describe(process: int) -> str:

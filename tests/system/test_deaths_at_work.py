@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import stuck
 from tests.amounts import amount
 from tests.carrier import wait_for_end, wait_for_state
 from tests.launching import finish, run_program
@@ -137,6 +138,7 @@ print(repr(coordinator), flush=True)
 """
 
 
+@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 def test_a_killed_worker_had_data_that_ends(tmp_path: Path, way: str) -> None:
     """What it had taken counts once, or not at all; others run its functions with data of their own, to their end."""
@@ -169,6 +171,7 @@ print("sums", [int(value.fetch().sum()) for value in values], repr(coordinator),
 """
 
 
+@stuck.starts_again
 @pytest.mark.parametrize("number", range(amount(1, 10)))
 def test_a_worker_is_killed_while_it_sends_a_large_result(tmp_path: Path, number: int) -> None:
     """The chief may be reading the result out of its memory."""

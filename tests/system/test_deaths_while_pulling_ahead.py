@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import stuck
 from tests.launching import finish
 from tests.leftovers import files_left_behind
 from tests.system.test_worker_deaths import start
@@ -78,6 +79,7 @@ print("all right" if right else "wrong", repr(coordinator), flush=True)
 """
 
 
+@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", pytest.param("SOCKETS", marks=pytest.mark.long)])
 def test_each_update_counts_once(tmp_path: Path, way: str) -> None:
     program = tmp_path / "program.py"

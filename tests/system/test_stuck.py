@@ -11,10 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import stuck
-from tests.launching import run_program
+from tests import messages, stuck
+from tests.launching import finish, run_program
 from tests.slurm import private_slurm
 from tests.slurm.private_slurm import NotEndedError, PrivateSlurm
+from tests.system.test_worker_deaths import start
 
 WAITING = """
 import sys, time
@@ -38,6 +39,68 @@ def test_stacks_of_all_ranks_are_shown(tmp_path: Path) -> None:
     # The other one waits in MPI.
     assert re.search(r"<module> \(.*program\.py:9\)", text), text
     assert "MPI_Barrier" in text, text
+
+
+# All ranks sleep; no message is on its way.
+ASLEEP = """
+import time
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+print("there", flush=True)
+time.sleep(60)
+"""
+
+
+def test_a_program_that_hangs_while_mpi_delivers_is_not_started_again(tmp_path: Path) -> None:
+    starts = 0
+
+    @stuck.starts_again
+    def test(tmp_path: Path) -> None:
+        nonlocal starts
+        starts += 1
+        program = tmp_path / "program.py"
+        program.write_text(ASLEEP)
+        finish(start(3, "RMA", program), program.name, 5)
+
+    with pytest.raises(AssertionError, match="did not end within 5 s") as caught:
+        test(tmp_path=tmp_path)
+    assert type(caught.value) is AssertionError
+    assert starts == 1
+    answers = {path.name: path.read_text() for path in (tmp_path / "start0" / "messages").glob("*.heard")}
+    assert answers == {"0.heard": "1 2", "1.heard": "0 2", "2.heard": "0 1"}
+
+
+def answers(folder: Path, **heard: str) -> Path:
+    """Ranks have sent, and have heard, a long time later, of these."""
+    for name, text in heard.items():
+        sent, got = (folder / f"{name[1:]}.{kind}" for kind in (messages.SENT, messages.HEARD))
+        sent.touch()
+        os.utime(sent, (0, 0))
+        got.write_text(text)
+    return folder
+
+
+def test_a_rank_that_gets_nothing_of_living_ones_is_a_proof(tmp_path: Path) -> None:
+    reason = stuck.why_broken(answers(tmp_path, r0="", r1="0 2", r2="0 1"), "")
+    assert reason == "MPI does not deliver messages: of rank 1 to 0, of rank 2 to 0"
+
+
+def test_a_dead_rank_of_which_nothing_comes_is_none(tmp_path: Path) -> None:
+    assert stuck.why_broken(answers(tmp_path, r0="2", r2="0"), "") is None
+    assert stuck.why_broken(tmp_path, "process 1\nMainThread\nprocess 2\nMainThread\n") is None
+
+
+FLUSH = "process 5 of 4, state R: python\nThread 5 (active): \"MainThread\"\n    ucp_ep_flush_nbx (libucp.so.0)\n"
+POLL = "process 6 of 4, state S: python\nThread 6 (idle): \"MainThread\"\n    RmaWindow.poll (rma.py:202)\n"
+
+
+@pytest.mark.parametrize(("seen", "is_proof"), [
+    (POLL + FLUSH, True), (POLL + FLUSH + FLUSH, True), (POLL + POLL + FLUSH, False), (POLL, False),
+])
+def test_a_flush_that_does_not_end_though_all_others_ask_is_a_proof(
+    tmp_path: Path, seen: str, is_proof: bool
+) -> None:
+    assert (stuck.why_broken(answers(tmp_path, r0=""), seen) is not None) is is_proof
 
 
 def test_a_step_that_has_no_tasks_and_does_not_end(

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import stuck
 from tests.launching import finish, run_program
 from tests.system.test_worker_deaths import start
 
@@ -121,6 +122,7 @@ def test_a_backup_worker_that_was_stopped_and_woken_is_late(tmp_path: Path) -> N
     assert [update[3:] for update in updates if update[-1]] == [[0, 6, True]]
 
 
+@stuck.starts_again
 def test_a_worker_that_dies_in_a_round_leaves_it_and_its_function_counts_once(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(KILLED)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import messages, stuck
 from tests.amounts import amount
 from tests.hosts.virtual_hosts import VirtualHosts
 from tests.launching import find_mpirun, finish, is_open_mpi, launch_environment
@@ -98,6 +99,7 @@ os._exit(0)
 """
 
 
+@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 @pytest.mark.parametrize("count", [5, 500_000], ids=["40 B", "4 MB"])
 @pytest.mark.parametrize("seed", range(amount(2, 50)))
@@ -108,7 +110,10 @@ def test_the_others_go_on(tmp_path: Path, way: str, count: int, seed: int) -> No
     environment = launch_environment({
         **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
     })
-    command = [*survivors_live(RANKS), sys.executable, str(program), str(count), str(tmp_path), way]
+    command = [
+        *survivors_live(RANKS), sys.executable, *messages.command(tmp_path / "messages"), str(program), str(count),
+        str(tmp_path), way,
+    ]
     seconds = random.Random(f"{way} {count} {seed}").uniform(0.0, 0.5)
     code, out = job_with_a_death(command, environment, tmp_path, seconds)
     served = re.search(r"served \[0, (.*)\] after \[0, (\d+), (\d+), (\d+)\] right True", out)
@@ -129,6 +134,10 @@ def job_with_a_death(
         try:
             kill(folder, RANKS - 1, seconds, job)
             out, _ = job.communicate(timeout=90)
+        except subprocess.TimeoutExpired:
+            seen, kind = stuck.examine(job)
+            os.killpg(job.pid, signal.SIGKILL)
+            raise kind(f"the job did not end within 90 s\n{job.communicate()[0]}\n{seen}") from None
         except BaseException:
             os.killpg(job.pid, signal.SIGKILL)
             print(job.communicate()[0])

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import messages, stuck
 from tests.amounts import amount
 from tests.carrier import EVERY_MOMENT, wait_for_end, wait_for_state
 from tests.launching import find_mpirun, finish, is_open_mpi, launch_environment
@@ -95,15 +96,19 @@ sys.exit(3)
 
 
 def start(ranks: int, way: str, program: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Start a program whose ranks live on after a death."""
+    """Start a program whose ranks live on after a death, and say whether messages arrive (`tests/messages.py`)."""
     path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
     return subprocess.Popen(
-        [*survivors_live(ranks), sys.executable, str(program), *map(str, arguments)],
+        [
+            *survivors_live(ranks), sys.executable, *messages.command(program.parent / "messages"), str(program),
+            *map(str, arguments),
+        ],
         env=launch_environment({**os.environ, "PYTHONPATH": path, "MPIDIST_WINDOW": way}), stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
     )
 
 
+@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 @pytest.mark.parametrize(("number", "moments"), [
     (signal.SIGKILL, KILLED_AT), (signal.SIGSTOP, STOPPED_AT),
@@ -167,6 +172,7 @@ print("right" if right else "wrong", done, flush=True)
 """
 
 
+@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 @pytest.mark.parametrize("count", [5, 500_000], ids=["40 B", "4 MB"])
 @pytest.mark.parametrize("seed", range(amount(1, 10)))
@@ -182,7 +188,9 @@ def test_at_random_moments(tmp_path: Path, way: str, count: int, seed: int) -> N
         goal = progress()[0] + closures
         while progress()[0] < goal or progress()[1] > workers:
             assert job.poll() is None, "the job has ended"
-            assert time.monotonic() < end, f"{closures} closures are not done: {progress()}"
+            if time.monotonic() > end:
+                seen, kind = stuck.examine(job)
+                raise kind(f"{closures} closures are not done: {progress()}\n{seen}")
             time.sleep(0.01)
 
     def progress() -> tuple[int, int]:
