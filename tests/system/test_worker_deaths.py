@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
 import signal
@@ -216,7 +217,9 @@ def test_at_random_moments(tmp_path: Path, way: str, count: int, seed: int) -> N
         (tmp_path / "stop").touch()
         result = finish(job, program.name, 60)
     except BaseException:
-        os.killpg(job.pid, signal.SIGKILL)
+        # It may have ended by itself.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(job.pid, signal.SIGKILL)
         print(*job.communicate())
         raise
     text = result.stdout + result.stderr
