@@ -91,3 +91,7 @@ def _slurm() -> Iterator[Finding]:
         yield Finding("Slurm", "wrong", f"{text}; {error}", mend)
     else:
         yield Finding("Slurm", "ok", text)
+        idle = slurm_job.idle_tasks_warning()
+        if idle is not None:
+            said, _, mend = idle.rpartition(". ")
+            yield Finding("tasks of the job", "note", said, mend)

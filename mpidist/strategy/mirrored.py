@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from mpidist.cluster.devices import node_device, warn_about_host_memory, warn_about_idle_gpus
 from mpidist.cluster.gpu import agree, bind
+from mpidist.cluster.slurm_job import warn_about_idle_tasks
 from mpidist.comm.agreement import together
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import open_communicator
@@ -60,6 +61,7 @@ class MirroredStrategy(Strategy):
             if gpu is None:
                 warn_about_host_memory(self.device)
         warn_about_idle_gpus(ranks.node.size)
+        warn_about_idle_tasks()
         super().__init__(
             ranks, options=communication_options, shared=shared, cross_device_ops=cross_device_ops,
             on_gpu=gpu is not None,

@@ -8,6 +8,7 @@ from mpidist.cluster.gpu import agree, bind
 from mpidist.cluster.groups import enter_group
 from mpidist.cluster.placement import place
 from mpidist.cluster.resolver import ClusterResolver
+from mpidist.cluster.slurm_job import warn_about_idle_tasks
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator, open_communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
@@ -66,6 +67,7 @@ class MultiWorkerMirroredStrategy(Strategy):
         ranks = group
         gpu = agree(binding, ranks)
         warn_about_idle_gpus(ranks.node.size)
+        warn_about_idle_tasks()
         super().__init__(
             ranks, options=communication_options, shared=shared, cluster_resolver=resolver,
             cross_device_ops=cross_device_ops, on_gpu=gpu is not None,
