@@ -21,7 +21,7 @@ from mpidist.cluster.host_list import expand
 from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.comm.communicator import open_communicator
 from mpidist.comm.ending import agree_on_exit
-from mpidist.errors import MpidistError
+from mpidist.errors import LauncherError, MpidistError
 
 # The first rank has so long to show its page where MPI cannot start: some seconds where packages load slowly.
 _FIRST_SECONDS = 15.0
@@ -105,10 +105,18 @@ def print_script(  # noqa: PLR0913  # the options of a job
         words = read_program(program)
         job = Job(words, nodes, ntasks_per_node, gpus_per_node, cpus_per_task, time, job_name, requeue)
         chosen = Site() if site is None else read_site(site)
-        text = write_script(job, chosen, "" if chosen.mpi else find_starter().library)
+        text = write_script(job, chosen, "" if chosen.mpi else _library())
     except (MpidistError, ValueError) as error:
         raise click.ClickException(str(error)) from None
     write(text)
+
+
+def _library() -> str:
+    """The MPI library at hand; on a node where people log in there may be none."""
+    try:
+        return find_starter().library
+    except LauncherError as error:
+        raise LauncherError(f"{error}; or name srun's kind in the file of --site: mpi = \"pmix\"") from None
 
 
 @main.command("worker")

@@ -136,6 +136,17 @@ def test_values_are_quoted(name: str) -> None:
     assert {f"--job-name={seen}", f"--comment={seen}"} <= set(words)
 
 
+def test_where_there_is_no_mpi_the_site_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    code, output = invoke("train.py")
+    assert code == 1
+    assert output.rstrip().endswith('or name srun\'s kind in the file of --site: mpi = "pmix"')
+    site = tmp_path / "site.toml"
+    site.write_text('mpi = "pmix"')
+    assert invoke("--site", str(site), "train.py")[0] == 0
+
+
 @pytest.mark.parametrize(
     ("program", "name"),
     [
