@@ -92,6 +92,7 @@ class PreemptionCheckpointHandler:
     Raises:
         TypeError, ValueError: An argument of a wrong type; a `Checkpoint` without a directory, or a manager with one; a
             checkpoint without variables; or another thread than the main one makes it.
+        LauncherError: `SLURM_JOB_END_TIME` of rank 0 is no number; on every rank.
         DamagedCheckpointError, CheckpointError: As `CheckpointManager.restore_or_initialize`.
         OSError: No checkpoint can be saved to the directory, on every rank; not looked at where there is a `save_fn`.
     """
@@ -139,7 +140,7 @@ class PreemptionCheckpointHandler:
         self._gaps: deque[float] = deque(maxlen=_KEPT_STEPS)
         # The monotonic time at which a signal's grace period is over, once there is one.
         self._grace_ends: float | None = None
-        self._ends_at = self._end_of_job()
+        self._ends_at = on_first_rank(self._group, "reading when the job ends", self._end_of_job)
         self._is_done = False
         SIGNALS.tell(self._notice, config.signals)
         tell_evaluators_of_signals()
@@ -351,9 +352,7 @@ class PreemptionCheckpointHandler:
         self.close()
 
     def _end_of_job(self) -> float | None:
-        """The end of the job, by the monotonic clock, on rank 0: the other clock is set at times."""
-        if self._group.rank > 0:
-            return None
+        """The end of the job by rank 0's monotonic clock: the other clock is set at times."""
         left = self._config.time_limit
         if left is None and (ends_at := slurm_job.end_time()) is not None:
             left = ends_at - time.time()

@@ -14,6 +14,7 @@ import pytest
 
 import mpidist
 from mpidist.comm.communicator import Communicator
+from mpidist.errors import LauncherError
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 from mpidist.strategy.base import Strategy
 from tests.parallel.layouts import lay_out
@@ -81,3 +82,12 @@ def test_rank_0s_clock_decides(communicator: Communicator, mpi_tmp_path: Path) -
     assert time.monotonic() - begin > 0.2
     assert len(result["ended"]) == 1
     assert communicator.all_gather_object(result["ended"]) == [result["ended"]] * communicator.size
+
+
+def test_an_end_that_is_no_time_is_an_error_of_every_rank(
+    communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if communicator.rank == 0:
+        monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
+    with pytest.raises(LauncherError, match="SLURM_JOB_END_TIME must be a number of seconds since 1970, got 'soon'"):
+        train(Strategy(communicator), str(mpi_tmp_path), {}, 2)
