@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from mpidist import launch
 from mpidist.cli.finding import Finding
 from mpidist.cluster import slurm_job
+from mpidist.cluster.idle_tasks import idle_tasks_warning
 from mpidist.cluster.placement import is_task
 from mpidist.cluster.slurm_step import is_own_step, read_step
 from mpidist.cluster.spec import Task
@@ -91,7 +92,7 @@ def _slurm() -> Iterator[Finding]:
         yield Finding("Slurm", "wrong", f"{text}; {error}", mend)
     else:
         yield Finding("Slurm", "ok", text)
-        idle = slurm_job.idle_tasks_warning()
+        idle = idle_tasks_warning()
         if idle is not None:
             said, _, mend = idle.rpartition(". ")
             yield Finding("tasks of the job", "note", said, mend)

@@ -43,6 +43,13 @@ class JobScript:
         match = re.fullmatch(r"([0-9]+)(-[0-9]+)?", found[-1], re.ASCII) if found else None
         return None if match is None else int(match[1])
 
+    @property
+    def has_one_task(self) -> bool:
+        """Local. Whether the script says that the job has one task."""
+        nodes, tasks, per_node = (self.count(name) for name in ("nodes", "ntasks", "ntasks-per-node"))
+        is_one = tasks == 1 or (nodes == per_node == 1 and tasks is None)
+        return self.components == 1 and is_one and (nodes or 1) == (per_node or 1) == 1
+
     def gpus_of_node(self, component: int = 0) -> int | None:
         """Local. The number of GPUs of a node, by `--gpus-per-node` or `--gres`; None where neither tells it."""
         for option in reversed(self.options):

@@ -6,6 +6,7 @@ import contextlib
 import re
 import signal
 from collections.abc import Callable, Iterator
+from operator import attrgetter
 from typing import NamedTuple
 
 from mpidist.cli.job_command import MPIRUN, SRUN, Command
@@ -108,7 +109,7 @@ def _cores(script: JobScript) -> Iterator[Finding]:
     option = script.find("cpus-per-task")
     if option is None or option.value == "1" or script.sets("SRUN_CPUS_PER_TASK"):
         return
-    for command in _sruns(script):
+    for command in filter(attrgetter("is_srun"), script.commands):
         if "cpus-per-task" not in command.options and not command.has_unknown_options:
             yield Finding(
                 command.line,
@@ -118,7 +119,7 @@ def _cores(script: JobScript) -> Iterator[Finding]:
 
 
 def _gpus(script: JobScript) -> Iterator[Finding]:
-    lines = [option.line for option in script.options if option.name == "gpus-per-task"]
+    lines = [option.line for option in script.options if option.name == "gpus-per-task" and not script.has_one_task]
     lines += [command.line for command in _sruns(script) if "gpus-per-task" in command.options]
     for line in lines:
         yield Finding(
@@ -176,8 +177,8 @@ def _signals(script: JobScript) -> Iterator[Finding]:
                     f"#SBATCH --signal=B:{option.value}, and trap it in the script",
                 )
         return
-    traps = [command.words[2:] for command in script.commands if command.words[:1] == ("trap",)]
-    is_trapped = any(_signal_name(word) == sent for words in traps for word in words)
+    # A function of the site may set it, as in `on_signal save USR1`.
+    is_trapped = any(_signal_name(word) == sent for command in script.commands for word in command.words[1:])
     if not is_trapped:
         yield Finding(
             option.line,
@@ -263,7 +264,10 @@ def _containers(script: JobScript) -> Iterator[Finding]:
 
 def _sruns(script: JobScript) -> list[Command]:
     """The lines by which several ranks start."""
-    return [command for command in script.commands if command.is_srun and command.options.get("ntasks") != "1"]
+    sruns = [command for command in script.commands if command.is_srun and command.options.get("ntasks") != "1"]
+    # Where nobody says otherwise: options of sbatch itself replace those in the script.
+    numbers = {"nodes", "ntasks", "ntasks-per-node"}
+    return [one for one in sruns if numbers & set(one.options)] if script.has_one_task else sruns
 
 
 _RULES: tuple[Callable[[JobScript], Iterator[Finding]], ...] = (

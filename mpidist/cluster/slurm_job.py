@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import logging
 import os
 import re
 import signal
@@ -11,10 +9,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 
-from mpidist import launch
 from mpidist.errors import LauncherError
-
-_logger = logging.getLogger(__name__)
 
 # The control daemon answers within this time, or something is wrong with it.
 _ANSWER_SECONDS = 30.0
@@ -38,34 +33,6 @@ def job_name(environment: Mapping[str, str] | None = None) -> str:
         return f"{array}_{element}"
     # Of a heterogeneous job only the first component can be named.
     return environment.get("SLURM_JOB_ID_HET_GROUP_0", "") or environment.get("SLURM_JOB_ID", "")
-
-
-def idle_tasks_warning(environment: Mapping[str, str] | None = None) -> str | None:
-    """Local. The warning for a process that runs alone in a job of several tasks, which nobody has started; else None.
-
-    It is one in the script of `sbatch`, the shell of `salloc`, or a notebook there: `--ntasks=4` starts none.
-
-    Args:
-        environment: Defaults to `os.environ`.
-    """
-    environment = os.environ if environment is None else environment
-    job = job_name(environment)
-    counts = [launch.number(environment.get(name)) or 1 for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES")]
-    if not job or launch.read(environment) is not None or max(counts) == 1:
-        return None
-    what = f"{counts[0]} tasks" if counts[0] > 1 else f"{counts[1]} nodes"
-    return (
-        f"Slurm job {job} has {what}, and this process runs alone: one rank is one replica, and only srun or mpirun "
-        "starts several. Write srun --mpi=pmix (Open MPI) or srun --mpi=pmi2 (MPICH) in front of it"
-    )
-
-
-@functools.cache
-def warn_about_idle_tasks() -> None:
-    """Local. Warn once that this process runs alone in a job of several tasks."""
-    text = idle_tasks_warning()
-    if text is not None:
-        _logger.warning("%s", text)
 
 
 def restart_count(environment: Mapping[str, str] | None = None) -> int:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from mpidist.cluster.devices import node_device, warn_about_host_memory, warn_about_idle_gpus
 from mpidist.cluster.gpu import agree, bind
-from mpidist.cluster.slurm_job import warn_about_idle_tasks
+from mpidist.cluster.idle_tasks import warn_about_idle_tasks
 from mpidist.comm.agreement import together
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import open_communicator

@@ -6,9 +6,9 @@ from mpidist.cluster.detect import detect
 from mpidist.cluster.devices import warn_about_idle_gpus
 from mpidist.cluster.gpu import agree, bind
 from mpidist.cluster.groups import enter_group
+from mpidist.cluster.idle_tasks import warn_about_idle_tasks
 from mpidist.cluster.placement import place
 from mpidist.cluster.resolver import ClusterResolver
-from mpidist.cluster.slurm_job import warn_about_idle_tasks
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator, open_communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist.cli import doctor_cluster
-from mpidist.cluster import slurm_job
+from mpidist.cluster import idle_tasks
 from mpidist.cluster.placement import assign_tasks
 from mpidist.cluster.slurm import SlurmClusterResolver
 from mpidist.cluster.slurm_step import is_own_step, parse_counts
@@ -231,7 +231,7 @@ def test_given_hosts_replace_what_slurm_does_not_tell(monkeypatch: pytest.Monkey
     ("het script", "has 2 tasks|has [0-9] nodes"),
 ])
 def test_a_process_that_runs_alone_in_a_job_of_several_tasks_is_told_so(name: str, expected: str) -> None:
-    text = slurm_job.idle_tasks_warning(ranks_of(name)[0])
+    text = idle_tasks.idle_tasks_warning(ranks_of(name)[0])
     assert text is not None
     assert re.search(expected, text)
 
@@ -240,11 +240,11 @@ def test_a_process_that_runs_alone_in_a_job_of_several_tasks_is_told_so(name: st
     "name", ["srun pmi2", "srun pmix", "srun none", "srun one", "Hydra in sbatch", "Open MPI in sbatch", "array", "het"]
 )
 def test_ranks_are_not_alone(name: str) -> None:
-    assert slurm_job.idle_tasks_warning(ranks_of(name)[0]) is None
+    assert idle_tasks.idle_tasks_warning(ranks_of(name)[0]) is None
     alone = {"SLURM_JOB_ID": "3", "SLURM_NTASKS": "1", "SLURM_JOB_NUM_NODES": "1"}
-    assert slurm_job.idle_tasks_warning(alone) is None
-    assert slurm_job.idle_tasks_warning({}) is None
-    several = slurm_job.idle_tasks_warning({"SLURM_JOB_ID": "3", "SLURM_JOB_NUM_NODES": "2"})
+    assert idle_tasks.idle_tasks_warning(alone) is None
+    assert idle_tasks.idle_tasks_warning({}) is None
+    several = idle_tasks.idle_tasks_warning({"SLURM_JOB_ID": "3", "SLURM_JOB_NUM_NODES": "2"})
     assert several is not None
     assert "has 2 nodes" in several
 
@@ -255,10 +255,10 @@ def test_the_warning_comes_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
             monkeypatch.delenv(name)
     for name, value in ranks_of("salloc")[0].items():
         monkeypatch.setenv(name, value)
-    slurm_job.warn_about_idle_tasks.cache_clear()
+    idle_tasks.warn_about_idle_tasks.cache_clear()
     for kind in (mpidist.MultiWorkerMirroredStrategy, mpidist.MirroredStrategy):
         kind()
-    slurm_job.warn_about_idle_tasks.cache_clear()
+    idle_tasks.warn_about_idle_tasks.cache_clear()
     assert [record.message[:12] for record in caplog.records] == ["Slurm job 8 "]
     (ok, note) = doctor_cluster.look_at_cluster()
     assert (ok.state, note.state) == ("ok", "note")
