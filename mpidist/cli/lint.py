@@ -264,7 +264,10 @@ def _containers(script: JobScript) -> Iterator[Finding]:
 
 def _sruns(script: JobScript) -> list[Command]:
     """The lines by which several ranks start."""
-    sruns = [command for command in script.commands if command.is_srun and command.options.get("ntasks") != "1"]
+    sruns = [
+        command for command in script.commands
+        if command.is_srun and (command.options.get("ntasks") != "1" or ":" in command.words)
+    ]
     # Where nobody says otherwise: options of sbatch itself replace those in the script.
     numbers = {"nodes", "ntasks", "ntasks-per-node"}
     return [one for one in sruns if numbers & set(one.options)] if script.has_one_task else sruns

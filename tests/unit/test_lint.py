@@ -84,6 +84,7 @@ def test_our_own_scripts_are_there() -> None:
         (["srun -K mpidist doctor"], 2, "srun without --mpi"),
         (["#SBATCH -n 1", "srun -n 4 -K python train.py"], 3, "srun without --mpi"),
         (["#SBATCH -n 1 -c 4", "srun python train.py"], 3, "--cpus-per-task=4"),
+        (["srun -n 1 -K python chief.py : -n 4 -K python train.py"], 2, "srun without --mpi"),
         (["#SBATCH -N 2 --ntasks-per-node=1", "srun -K python train.py"], 3, "srun without --mpi"),
         (["loss=$(srun -K python train.py)"], 2, "srun without --mpi"),
         (["export SLURM_MPI_TYPE=none", "srun -K python train.py"], 3, "SLURM_MPI_TYPE=none starts each task"),
