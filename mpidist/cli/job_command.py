@@ -34,11 +34,14 @@ _SHELLS = ("bash", "dash", "ksh", "sh", "zsh")
 _PYTHON = re.compile(r"python[0-9.]*(-[a-z]\w*)?|pytest[0-9.-]*|mpidist|\$\{?\w*python\w*\}?", re.IGNORECASE)
 # These take names of programs and files for texts, and start none of them.
 _HANDLERS = frozenset({
-    "alias", "awk", "basename", "cat", "chmod", "chown", "command", "cp", "diff", "dirname", "du", "echo", "file",
-    "find", "grep", "hash", "head", "ldd", "ln", "logger", "ls", "md5sum", "mkdir", "mv", "printf", "rm", "rsync",
-    "sbatch", "sbcast", "scp", "sed", "sha256sum", "sort", "stat", "tail", "tar", "test", "touch", "trap", "type", "wc",
-    "which", "[", "[[",
+    ".", "alias", "awk", "basename", "cat", "cd", "chmod", "chown", "command", "cp", "curl", "diff", "dirname", "du",
+    "echo", "export", "file", "find", "git", "grep", "hash", "head", "ldd", "ln", "logger", "ls", "md5sum", "mkdir",
+    "ml", "module", "mv", "pip", "pip3", "pkill", "printf", "rm", "rsync", "sbatch", "sbcast", "scp", "sed",
+    "sha256sum", "sort", "source", "spack", "stat", "tail", "tar", "test", "touch", "trap", "type", "unset", "wc",
+    "wget", "which", "[", "[[",
 })
+# So do these, without "run".
+_MANAGERS = frozenset({"conda", "mamba", "micromamba", "poetry", "uv"})
 # What may stand in front of the name of a program.
 _IN_FRONT = frozenset({
     "!", "do", "elif", "else", "exec", "if", "nohup", "sudo", "then", "time", "until", "while", "{",
@@ -127,7 +130,7 @@ class Command:
 
     def names(self, programs: Sequence[str]) -> bool:
         """Local. Whether the line has one of these programs, and starts it as far as can be seen."""
-        return _first(self.words) not in _HANDLERS and any(_base(word) in programs for word in self.words)
+        return not _is_about_names(self.words) and any(_base(word) in programs for word in self.words)
 
     @functools.cached_property
     def _begin_of_options(self) -> int:
@@ -157,8 +160,13 @@ def _first(words: Sequence[str]) -> str:
     return ""
 
 
+def _is_about_names(words: Sequence[str]) -> bool:
+    first = _first(words)
+    return first in _HANDLERS or (first in _MANAGERS and "run" not in words)
+
+
 def _names_python(words: Sequence[str]) -> bool:
-    return _first(words) not in _HANDLERS and any(map(_is_program, words))
+    return not _is_about_names(words) and any(map(_is_program, words))
 
 
 def _starts_python(words: Sequence[str]) -> bool:

@@ -63,6 +63,7 @@ def test_our_own_scripts_are_there() -> None:
          "has 3 components, and srun starts the first 2 only"),
         (["cat <<END", "a text", "END", "srun -K python train.py"], 5, "srun without --mpi"),
         (["#SBATCH --signal=USR1@60", "mpirun python train.py"], 2, "mpirun's daemons.*--signal=B:USR1@60"),
+        (["#SBATCH -N 2", "module load python; conda run python train.py"], 3, "several tasks"),
         (["#SBATCH -N 2", "python train.py"], 3, "several tasks, and this line starts one process"),
         (["#SBATCH --ntasks-per-node 4", "python -m train"], 3, "several tasks"),
         ([CONTAINER.replace("exec", "exec --contain")], 2, "--contain keeps the ranks of a node apart"),
@@ -145,6 +146,7 @@ def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: s
         ["#SBATCH -N 2", "srun -N1 -n1 python prepare.py", "srun --ntasks 1 python prepare.py"],
         ["#SBATCH -N 2", "python collect.py", "srun ./simulation"],
         ["#SBATCH -N 2", "cp train.py /tmp", "which python", "./run"],
+        ["#SBATCH -N 2", "module load gcc python", "conda activate python3", "pip install pytest", "./run"],
         ["docker pull image", "podman build -t python .", SRUN],
         ["#SBATCH --gres=gpu:1", "apptainer build python.sif docker://python:3.12", "srun nvidia-smi"],
         # Values of options are no programs.
