@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from mpidist import launch
 from mpidist.cluster.command import mpirun_line
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.spec import ClusterSpec, Task
-from mpidist.comm.agreement import name_ranks, together
+from mpidist.comm.agreement import exchange, name_ranks
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import LauncherError, MismatchError, mark_shared
 
@@ -43,8 +44,13 @@ class Placement:
 class _Claim(NamedTuple):
     """The cluster and the task that a rank's resolver describes."""
 
-    cluster: dict[str, list[str] | dict[int, str]]
+    cluster: ClusterSpec
     task: Task | None
+
+    @property
+    def checksum(self) -> int:
+        """Local. The same for equal clusters."""
+        return zlib.crc32(repr(self.cluster).encode())
 
 
 def place(communicator: Communicator, resolver: ClusterResolver) -> Placement:
@@ -60,40 +66,47 @@ def place(communicator: Communicator, resolver: ClusterResolver) -> Placement:
         MismatchError: The ranks were told different clusters.
         ValueError: The cluster has jobs that a synchronous strategy cannot use, or its description is malformed.
     """
-    # Before tasks are compared with ranks: otherwise a cluster with parameter servers would get an error about the
-    # number of ranks, which is not the mistake.
-    together(
-        communicator, "reading the cluster",
-        lambda: _refuse_servers([task.job for task in resolver.cluster_spec().tasks]),
-    )
-    tasks = agree_on_tasks(communicator, resolver)
+    tasks = agree_on_tasks(communicator, resolver, takes_servers=False)
     try:
         return placements(tasks)[communicator.rank]
     except ValueError as error:
         raise mark_shared(error) from None
 
 
-def agree_on_tasks(communicator: Communicator, resolver: ClusterResolver) -> list[Task]:
+def agree_on_tasks(
+    communicator: Communicator, resolver: ClusterResolver, *, takes_servers: bool = True
+) -> list[Task]:
     """Collective. The task of every rank, in the order of the ranks.
 
     Args:
         communicator: The ranks that take part.
         resolver: Describes the cluster and this rank's task; asking it is local.
+        takes_servers: Whether the cluster may have parameter servers.
 
     Raises:
         LauncherError: Tasks and ranks do not fit together.
         MismatchError: The ranks were told different clusters.
+        ValueError: The cluster has parameter servers, and takes_servers=False.
     """
-    claim = together(communicator, "asking the cluster resolver", lambda: _claim(resolver))
-    claims = communicator.all_gather_object(claim)
-    tasks = [claim.task for claim in claims]
+    claim = _Claim(ClusterSpec({}), None)
+    error: Exception | None = None
     try:
-        for other in claims:
-            if other.cluster != claims[0].cluster:
-                raise MismatchError(_different_clusters(claims))
-        return assign_tasks(tasks, ClusterSpec(claims[0].cluster), launched=launch.read() is not None)
-    except (LauncherError, MismatchError) as error:
-        raise mark_shared(error) from None
+        claim = _claim(resolver)
+        # Before tasks are compared with ranks: otherwise a cluster with parameter servers would get an error about the
+        # number of ranks, which is not the mistake.
+        if not takes_servers:
+            _refuse_servers([task.job for task in claim.cluster.tasks])
+    except Exception as caught:
+        error = caught
+    # Every rank knows a cluster of thousands of addresses already. It is told only where ranks know different ones.
+    told = exchange(communicator, "asking the cluster resolver", (claim.checksum, claim.task), error)
+    if any(checksum != told[0][0] for checksum, _ in told):
+        claims = communicator.all_gather_object((claim.cluster.as_dict(), claim.task))
+        raise mark_shared(MismatchError(_different_clusters(claims)))
+    try:
+        return assign_tasks([task for _, task in told], claim.cluster, launched=launch.read() is not None)
+    except LauncherError as wrong:
+        raise mark_shared(wrong) from None
 
 
 def assign_tasks(tasks: list[Task | None], spec: ClusterSpec, *, launched: bool = True) -> list[Task]:
@@ -189,7 +202,7 @@ def _refuse_servers(jobs: list[str]) -> None:
 
 
 def _claim(resolver: ClusterResolver) -> _Claim:
-    cluster = resolver.cluster_spec().as_dict()
+    cluster = resolver.cluster_spec()
     job, index = resolver.task_type, resolver.task_id
     if job is None:
         return _Claim(cluster, None)
@@ -233,12 +246,11 @@ def _explain(problem: str, tasks: list[Task | None], expected: list[Task], launc
     )
 
 
-def _different_clusters(claims: list[_Claim]) -> str:
-    first = claims[0].cluster
-    differing = [rank for rank, claim in enumerate(claims) if claim.cluster != first]
+def _different_clusters(claims: list[tuple[dict[str, Any], Task | None]]) -> str:
+    differing = [rank for rank, (cluster, _) in enumerate(claims) if cluster != claims[0][0]]
     lines = "".join(
-        f"\n  rank {rank}: {'no task' if claim.task is None else claim.task} of {claim.cluster or 'no cluster'}"
-        for rank, claim in enumerate(claims)
+        f"\n  rank {rank}: {'no task' if task is None else task} of {cluster or 'no cluster'}"
+        for rank, (cluster, task) in enumerate(claims)
     )
     return (
         f"the ranks were told different clusters: {name_ranks(differing)} not the same as rank 0. Expected one "
