@@ -16,6 +16,7 @@ from typing_extensions import override
 from mpidist import launch
 from mpidist.comm.call_messages import BeginMax
 from mpidist.comm.call_order import CallOrder
+from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.deaths import WATCH, Process, this_process
 from mpidist.comm.mpi_start import start_mpi
 from mpidist.comm.resource import Resource
@@ -51,6 +52,8 @@ class Communicator(Resource, Protocol):
         host: Name of this process's host.
         node_index: The number of this rank's node. Nodes are numbered in the order of their lowest ranks.
         node_sizes: Number of ranks of each node.
+        core_count: Number of cores that the ranks of this node could use together when it was opened. Each may be bound
+            to a core of its own, or all of them to the same one.
         processes: The process of each rank.
         mpi: The mpi4py communicator, None where the process runs alone.
         calls: Notes the communicating calls on it.
@@ -62,6 +65,7 @@ class Communicator(Resource, Protocol):
     host: str
     node_index: int
     node_sizes: tuple[int, ...]
+    core_count: int
     processes: tuple[Process, ...]
     mpi: Any
     calls: Calls
@@ -185,6 +189,7 @@ class SoloCommunicator(Communicator):
         self.host = socket.gethostname()
         self.node_index = 0
         self.node_sizes: tuple[int, ...] = (1,)
+        self.core_count = count_cores([own_cores()])
         self.processes: tuple[Process, ...] = (this_process(self.host),)
         self.mpi: Any = None
         self.calls: Calls = LoneCalls()

@@ -7,10 +7,11 @@ from typing import cast
 
 from mpidist.comm import ending, pages
 from mpidist.comm.communicator import SERVED, Communicator, SoloCommunicator
-from mpidist.comm.deaths import WATCH, Process, this_process
+from mpidist.comm.deaths import WATCH, this_process
 from mpidist.comm.farewell import Farewell
 from mpidist.comm.mpi_communicator import MPI, MpiCommunicator
 from mpidist.comm.mpi_library import check_launcher
+from mpidist.comm.object_exchange import gather_objects
 
 # The user's communicator carries our duplicates of it, one per purpose, as an MPI attribute (MPI 4.1, section 7.7). A
 # table keyed by handles would be wrong: MPI may use the handle of a freed communicator again. When the user frees the
@@ -83,7 +84,7 @@ def _open(mpi: MPI.Intracomm) -> MpiCommunicator:
     # Messages between processes that share no communicator of ours are reported there: a death must not end us.
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     here = this_process(MPI.Get_processor_name())
-    told: list[tuple[Process, bool]] = mpi.allgather((here, ending.is_switched_off()))
+    _, told = gather_objects(mpi, (here, ending.is_switched_off()))
     processes = [process for process, _ in told]
     # Before more is done: what fails on one rank from here on ends the job.
     # One rank's environment counts for all: a rank without hooks takes no leave, and others would wait for it.

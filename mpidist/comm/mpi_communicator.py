@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import pickle
 from array import array
@@ -15,10 +16,12 @@ from mpidist.comm.call_messages import BeginMax
 from mpidist.comm.call_order import CallOrder
 from mpidist.comm.call_text import differing_calls, other_call
 from mpidist.comm.communicator import Channel, Communicator
+from mpidist.comm.cores import Cores, count_cores, own_cores
 from mpidist.comm.deaths import WATCH, Process, this_process
 from mpidist.comm.handles import Handles
+from mpidist.comm.object_exchange import gather_objects
 from mpidist.comm.resource import Identity, end_all, give_back_offered, new_identity, offered
-from mpidist.comm.shared_file import Shown, shares_files
+from mpidist.comm.shared_file import SharedFile, Shown, can_open, ways
 from mpidist.observe import job_directory
 from mpidist.observe.calls import NEXT, Calls, noted
 
@@ -37,20 +40,24 @@ class _Introduction(NamedTuple):
     """A rank's words to the other ranks of a new communicator.
 
     Attributes:
-        leader: The first rank of its node.
         process: Its process.
         identity: Of the communicator, if the first rank says it.
         offered: What it has dropped; see `mpidist.comm.resource`.
         page: The way to its page.
         job_directory: For files of the ranks, if the first rank names one.
+        cores: Of its process.
+        leader: The first rank of its node.
+        shares_files: Whether it can open a file of that rank.
     """
 
-    leader: int
     process: Process
     identity: Identity
     offered: dict[Identity, int]
     page: Shown | None
     job_directory: str
+    cores: Cores
+    leader: int = 0
+    shares_files: bool = True
 
 
 class MpiCommunicator(Communicator):
@@ -71,19 +78,11 @@ class MpiCommunicator(Communicator):
         self.rank: int = mpi.rank
         self.size: int = mpi.size
         self.host = MPI.Get_processor_name()
-        if node_color is None:
-            node = cast(MPI.Intracomm, mpi.Split_type(MPI.COMM_TYPE_SHARED, key=mpi.rank))
-            if not shares_files(node):
-                node.Free()
-                node = cast(MPI.Intracomm, mpi.Split(mpi.rank))
-        else:
-            node = cast(MPI.Intracomm, mpi.Split(node_color, key=mpi.rank))
         identity = new_identity()
         if identity[0] % _COLLECTED_EVERY == _COLLECTED_EVERY - 1:
             gc.collect()
-        told: list[_Introduction] = mpi.allgather(_Introduction(
-            node.bcast(mpi.rank), this_process(self.host), identity, offered(), pages.show(),
-            job_directory.wanted(),
+        node, told = _introduce(mpi, node_color, _Introduction(
+            this_process(self.host), identity, offered(), pages.show(), job_directory.wanted(), own_cores()
         ))
         give_back_offered([one.offered for one in told])
         leaders = [one.leader for one in told]
@@ -96,9 +95,10 @@ class MpiCommunicator(Communicator):
         pages.look(self.processes, mpi.rank, [one.page for one in told], told[0].job_directory, job)
         self.calls = pages.open_calls(told[0].identity, 0, self.processes, mpi.rank)
         self.order = CallOrder(self.calls, self.processes)
+        self.core_count = count_cores([one.cores for one in told if one.leader == leaders[mpi.rank]])
         mine = [one.process for one in told if one.leader == leaders[mpi.rank]]
         calls = pages.open_calls(told[0].identity, 1 + leaders[mpi.rank], mine, node.rank)
-        self._node: MpiCommunicator | None = _NodeCommunicator(node, self._handles, mine, calls)
+        self._node: MpiCommunicator | None = _NodeCommunicator(node, self._handles, mine, calls, self.core_count)
         self._lane: MpiCommunicator | None = None
         self._siblings: dict[str, MpiCommunicator] = {}
         self._channel: MPI.Intracomm | None = None
@@ -134,12 +134,12 @@ class MpiCommunicator(Communicator):
         if WATCH.dead or self.order.broken:
             self.require_whole("an exchange between ranks")
         try:
-            codes, values = zip(*self.mpi.allgather((self.calls.code, value)), strict=True)
+            codes, values = gather_objects(self.mpi, value, self.calls.code)
         except (pickle.UnpicklingError, EOFError) as error:
             raise other_call(self.calls) from error
         if len(set(codes)) > 1:
             raise differing_calls(self.calls, self.mpi.allgather)
-        return list(values)
+        return values
 
     @noted("broadcast of an object")
     def broadcast_object(self, value: T, root: int = 0) -> T:
@@ -277,6 +277,40 @@ class MpiCommunicator(Communicator):
         return f"MpiCommunicator(rank={self.rank}, size={self.size}, nodes={self.node_sizes})"
 
 
+def _introduce(
+    mpi: MPI.Intracomm, node_color: int | None, words: _Introduction
+) -> tuple[MPI.Intracomm, list[_Introduction]]:
+    """Collective. The communicator of this rank's node, and what all ranks say of themselves.
+
+    Args:
+        mpi: All ranks.
+        node_color: See `MpiCommunicator`.
+        words: This rank's.
+    """
+    if node_color is None:
+        node = cast(MPI.Intracomm, mpi.Split_type(MPI.COMM_TYPE_SHARED, key=mpi.rank))
+        for folder, has_name in ways():
+            file = None
+            # If the file cannot be made, the other ranks cannot open it.
+            with contextlib.suppress(OSError):
+                file = SharedFile(folder, has_name=has_name) if node.rank == 0 else None
+            leader, shown = node.bcast((mpi.rank, None if file is None else file.shown))
+            told = _tell(mpi, words._replace(leader=leader, shares_files=can_open(shown, folder)))
+            if file is not None:
+                file.close()
+            if all(one.shares_files for one in told):
+                return node, told
+        is_node = all(one.shares_files for one in told if one.leader == leader)
+        node.Free()
+        node_color = leader if is_node else mpi.rank
+    node = cast(MPI.Intracomm, mpi.Split(node_color, key=mpi.rank))
+    return node, _tell(mpi, words._replace(leader=node.bcast(mpi.rank)))
+
+
+def _tell(mpi: MPI.Intracomm, words: _Introduction) -> list[_Introduction]:
+    return gather_objects(mpi, words)[1]
+
+
 class _NodeCommunicator(MpiCommunicator):
     """The ranks of one node. Their node is this communicator itself.
 
@@ -285,12 +319,14 @@ class _NodeCommunicator(MpiCommunicator):
         handles: Of the whole communicator, of which this one is a part.
         processes: Of the ranks of the node.
         calls: Notes the communicating calls among them.
+        core_count: See `Communicator`.
     """
 
     def __init__(
-        self, mpi: MPI.Intracomm, handles: Handles, processes: Sequence[Process], calls: Calls
+        self, mpi: MPI.Intracomm, handles: Handles, processes: Sequence[Process], calls: Calls, core_count: int
     ) -> None:
         self.mpi = mpi
+        self.core_count = core_count
         self.calls = calls
         self.order = CallOrder(calls, processes)
         self.order.is_part = True

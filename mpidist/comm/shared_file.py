@@ -10,7 +10,7 @@ import contextlib
 import errno
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 DIRECTORY_VARIABLE = "MPIDIST_SHARED_MEMORY"
 
@@ -121,29 +121,18 @@ def _open_nameless(folder: Path) -> int:
         raise
 
 
-def shares_files(node: Any) -> bool:
-    """Collective. Whether every rank of the node can open a file that the node's first rank has made in shared memory.
+def ways() -> tuple[tuple[Path | None, bool], ...]:
+    """Local. The arguments of `SharedFile` by which ranks may come to share memory, the best first."""
+    # The last one needs no directory: where none can be written to, variables are private, and nodes are still nodes.
+    return (directory(), False), (directory(), True), (None, False)
 
-    Args:
-        node: The mpi4py communicator of ranks that may share memory.
-    """
-    # The last way needs no directory: where none can be written to, variables are private, and nodes are still nodes.
-    for folder, has_name in ((directory(), False), (directory(), True), (None, False)):
-        file = None
-        # If the file cannot be made, the other ranks cannot open it.
-        with contextlib.suppress(OSError):
-            file = SharedFile(folder, has_name=has_name) if node.rank == 0 else None
-        shown = node.bcast(None if file is None else file.shown)
-        is_seen = shown is not None
-        try:
-            if shown is not None:
-                os.close(open_shared(shown, folder))
-        except OSError:
-            is_seen = False
-        # Not `allreduce`: mpi4py holds the interpreter's lock in it.
-        everywhere = all(node.allgather(is_seen))
-        if file is not None:
-            file.close()
-        if everywhere:
-            return True
-    return False
+
+def can_open(shown: Shown | None, folder: Path | None) -> bool:
+    """Local. Whether this process can open the file that another one has made; None if that one could make none."""
+    if shown is None:
+        return False
+    try:
+        os.close(open_shared(shown, folder))
+    except OSError:
+        return False
+    return True

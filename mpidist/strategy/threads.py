@@ -8,7 +8,7 @@ import os
 from threadpoolctl import threadpool_limits
 
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cores import count_cores, node_cores, own_cores
+from mpidist.comm.cores import count_cores, own_cores
 
 logger = logging.getLogger("mpidist")
 
@@ -16,7 +16,7 @@ _CHOSEN_BY_USER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS",
 
 
 def share_cores(communicator: Communicator) -> None:
-    """Collective. Limit the BLAS threads of each rank to its share of the node's cores, if the user sets no number.
+    """Local. Limit the BLAS threads of each rank to its share of the node's cores, if the user sets no number.
 
     By default BLAS starts one thread per core in each rank. Eight ranks that do so on eight cores are many times slower
     than eight ranks with one thread each.
@@ -24,11 +24,9 @@ def share_cores(communicator: Communicator) -> None:
     node_size = communicator.node.size
     if node_size == 1:
         return
-    # Before the environment is read, which may differ between ranks.
-    cores = node_cores(communicator.node)
     if any(name in os.environ for name in _CHOSEN_BY_USER):
         return
     # Where the launcher has bound each rank to cores of its own, this is the number of these.
-    threads = max(1, min(count_cores([own_cores()]), cores // node_size))
+    threads = max(1, min(count_cores([own_cores()]), communicator.core_count // node_size))
     threadpool_limits(limits=threads)
     logger.info("%d threads for BLAS on each of %d ranks (set OMP_NUM_THREADS to choose)", threads, node_size)

@@ -152,15 +152,14 @@ OPENS = """
 from mpidist import launch
 from mpidist.comm import shared_file
 if launch.world_rank() == 1:
-    opens = shared_file.shares_files
+    can_open = shared_file.can_open
 
-    def stop(node):
+    def stop(shown, folder):
         import os, signal
-        shared_file.shares_files = opens
         os.kill(os.getpid(), signal.SIGSTOP)
-        return opens(node)
+        return can_open(shown, folder)
 
-    shared_file.shares_files = stop
+    shared_file.can_open = stop
 """
 
 

@@ -114,6 +114,19 @@ def test_a_strategy_sees_each_host_as_a_node(virtual_hosts: Open, tmp_path: Path
         assert one["rows"] == rows
 
 
+def test_ranks_of_one_host_that_share_no_memory_leave_the_other_host_a_node(
+    virtual_hosts: Open, tmp_path: Path
+) -> None:
+    """As ranks in containers of their own on the second host alone."""
+    program, out = tmp_path / "report.py", tmp_path / "report.json"
+    closed = "if mpidist.launch.world_rank() > 1:\n    shared_file.can_open = lambda *_: False\n"
+    program.write_text(f"import mpidist.launch\nfrom mpidist.comm import shared_file\n{closed}{REPORT}")
+    succeed(virtual_hosts(2).run((2, 2), program, out, timeout_seconds=JOB_SECONDS))
+    for one in json.loads(out.read_text()):
+        assert one["node_sizes"] == [2, 1, 1]
+        assert one["wrong"] == []
+
+
 def test_training_on_two_hosts_is_training_on_one(virtual_hosts: Open, tmp_path: Path) -> None:
     losses = {name: tmp_path / name for name in ("one host", "two hosts", "resumed")}
     folder = tmp_path / "checkpoints"

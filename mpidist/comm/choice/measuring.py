@@ -23,7 +23,6 @@ from mpidist.comm.choice.tuning import (
     usual_tuning,
 )
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cores import node_cores
 from mpidist.comm.mpi_library import loaded_library
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
@@ -61,7 +60,7 @@ def find_tuning(communicator: Communicator, open_backend: Opener) -> Tuning:
     """
     profile = MachineProfile(
         str(loaded_library()), max(communicator.node_sizes), len(communicator.node_sizes),
-        node_cores(communicator.node), processor_name(),
+        communicator.core_count, processor_name(),
     )
     wants, known = False, None
     if communicator.rank == 0:

@@ -11,7 +11,6 @@ import os
 from mpidist.comm.call_order import CallOrder
 from mpidist.comm.call_page import FLAG, FLAGGED, HASH, NUMBER, CallPage
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.cores import node_cores
 from mpidist.comm.deaths import WATCH
 
 # Looks at the others' words before this rank gives its core away between looks: about 80 us. Fewer looks are no
@@ -28,18 +27,19 @@ class NodeBarrier:
     A word is a count, and beside it the mark of the call that the rank is in: ranks that meet in different calls see
     it at no cost.
 
-    Collective over the node. Args:
+    Local. Args:
         node: The ranks of a node.
         page: Theirs.
         order: The calls in which they meet here.
+        core_count: Number of cores that they may use together.
     """
 
-    def __init__(self, node: Communicator, page: CallPage, order: CallOrder) -> None:
+    def __init__(self, node: Communicator, page: CallPage, order: CallOrder, core_count: int) -> None:
         # Aligned words of eight bytes are written and read in one piece: no rank sees half a count.
         self._words, self._own, self._others = page.words, page.own_barrier, page.others_barriers
         self._least = 0
         # How often to look before giving the core away.
-        self._spins = _SPINS if node_cores(node) >= node.size else 0
+        self._spins = _SPINS if core_count >= node.size else 0
         # Any call of MPI will do, and this one changes nothing.
         self._progress = node.mpi.Iprobe
         self._node = node

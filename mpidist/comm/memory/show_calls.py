@@ -9,6 +9,7 @@ from collections.abc import Callable
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import PAGE_BYTES, CallPage
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.cores import count_cores, own_cores
 from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.comm.memory.node_memory import NodeMemory
 
@@ -33,8 +34,9 @@ def show_calls(communicator: Communicator) -> None:
         # Without node memory the error comes on every rank.
         with contextlib.suppress(OSError):
             memory = NodeMemory(communicator, PAGE_BYTES * max(communicator.node_sizes)).bytes
-            page = CallPage(memory.data.cast("B"), node.all_gather_object(communicator.rank), node.rank)
-            barrier = NodeBarrier(node, page, order)
+            ranks, cores = zip(*node.all_gather_object((communicator.rank, own_cores())), strict=True)
+            page = CallPage(memory.data.cast("B"), ranks, node.rank)
+            barrier = NodeBarrier(node, page, order, count_cores(cores))
     if page is None or len(communicator.node_sizes) > 1:
         messages = CallMessages(communicator.open_max(), communicator.all_gather_object)
     order.show(page, barrier, messages)

@@ -28,7 +28,7 @@ from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
 from mpidist.variables.update.compiled import TABLE_SHARE, is_wanted
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update, require_rate
-from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION, OptimizerOptions
+from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, OptimizerOptions
 from mpidist.variables.variable import Gradient, Variable
 
 # `update_variables(numbers, settings)` is Collective: it sums the gradients of some variables over all replicas and
@@ -136,7 +136,7 @@ class ArenaPlan:
 
     def state(self) -> dict[str, Any]:
         """Local. See `UpdatePlan.state`."""
-        tree: dict[str, Any] = {COMPRESSION + name: arrays for name, arrays in self._errors.state().items()}
+        tree: dict[str, Any] = {**self._errors.state()}
         if self._accumulator is not None:
             numbers = range(len(self.variables))
             tree[ACCUMULATES] = np.array([number in self._accumulator.numbers for number in numbers], np.uint8)
@@ -144,9 +144,7 @@ class ArenaPlan:
 
     def load(self, saved: Mapping[str, Any]) -> None:
         """Collective. See `UpdatePlan.load`."""
-        self._errors.load({
-            name.removeprefix(COMPRESSION): saved[name] for name in saved if name.startswith(COMPRESSION)
-        })
+        self._errors.load(saved)
         if self._accumulator is not None:
             flags = np.asarray(saved.get(ACCUMULATES, []))
             self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}

@@ -23,6 +23,7 @@ from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.step.bundle import Bundle
 from mpidist.variables.step.bundle_step import open_bundle_step
 from mpidist.variables.sync_on_read import SyncOnReadVariable
+from mpidist.variables.update.options import COMPRESSION
 from mpidist.variables.variable import Variable
 
 logger = logging.getLogger("mpidist")
@@ -86,7 +87,10 @@ class CompressionErrors:
         self.owed: dict[int, AnyArray] = {}
 
     def state(self) -> dict[str, dict[int, Variable | AnyArray]]:
-        """Local. By name and number: errors as variables with a component on each rank, all else as arrays."""
+        """Local. By name and number: errors as variables with a component on each rank, all else as arrays.
+
+        Names begin with `COMPRESSION`.
+        """
         tree: dict[str, dict[int, Variable | AnyArray]] = {}
         states = dict(self._states)
         for number, error in self.owed.items():
@@ -94,19 +98,21 @@ class CompressionErrors:
         for number, state in states.items():
             for name, array in state.items():
                 is_error = name == ERROR
-                tree.setdefault(name, {})[number] = _Error(self._variables[number], array) if is_error else array
+                value = _Error(self._variables[number], array) if is_error else array
+                tree.setdefault(COMPRESSION + name, {})[number] = value
         return tree
 
-    def load(self, saved: Mapping[str, Mapping[str, Any]]) -> None:
+    def load(self, saved: Mapping[str, Any]) -> None:
         """Collective. Replace the errors by those that `state` once gave, on any number of ranks.
 
         Args:
-            saved: As `state` gave it, with numbers as strings and arrays of a checkpoint. The first dimension of an
-                error is that of the ranks.
+            saved: Has what `state` gave, with numbers as strings and arrays of a checkpoint, and other things with
+                names of their own. The first dimension of an error is that of the ranks.
 
         Raises:
             CheckpointError: An error of another shape, or of no variable.
         """
+        saved = {name.removeprefix(COMPRESSION): saved[name] for name in saved if name.startswith(COMPRESSION)}
         group = self._arena.communicator
         loaded = together(group, "reading what compressed gradients had left out", lambda: self._read(saved))
         for state in self._states.values():

@@ -40,10 +40,10 @@ def test_ranks_on_one_core_give_it_away_at_once(communicator: Communicator, allo
     memory = NodeMemory(communicator, PAGE_BYTES * node.size)
     page = CallPage(memory.bytes.data.cast("B"), range(node.size), node.rank)
     os.sched_setaffinity(0, {allowed[0]})
-    barrier = NodeBarrier(node, page, communicator.order)
+    barrier = NodeBarrier(node, page, communicator.order, node_cores(node))
     assert barrier._spins == 0
     barrier()
     # On a machine with enough cores they are not given away.
     os.sched_setaffinity(0, set(allowed))
-    has_room = node_cores(node) >= node.size
-    assert (NodeBarrier(node, page, communicator.order)._spins > 0) == has_room
+    count = node_cores(node)
+    assert (NodeBarrier(node, page, communicator.order, count)._spins > 0) == (count >= node.size)

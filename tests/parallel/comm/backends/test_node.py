@@ -174,7 +174,7 @@ def test_the_barrier_keeps_everyone_until_the_last(communicator: Communicator) -
     node = communicator.node
     counters = NodeMemory(communicator, 8 * node.size).bytes.view(np.int64)
     page = CallPage(NodeMemory(communicator, PAGE_BYTES * node.size).bytes.data.cast("B"), range(node.size), node.rank)
-    for barrier in (NodeBarrier(node, page, communicator.order), open_node_barrier(communicator)):
+    for barrier in (NodeBarrier(node, page, communicator.order, 1), open_node_barrier(communicator)):
         for step in range(200):
             if step % 50 == node.rank:
                 time.sleep(0.002)
