@@ -291,8 +291,7 @@ CLUSTER = (
     ),
     Fault(
         "a resolver fails on one rank", "cluster/placement.py",
-        'claim = together(communicator, "asking the cluster resolver", lambda: _claim(resolver))',
-        "claim = _claim(resolver)",
+        "(claim.checksum, claim.task), error)", "(claim.checksum, claim.task))",
         "parallel/cluster/test_cluster.py::test_a_resolver_that_fails_on_one_rank_is_the_same_error_on_all", 2,
     ),
     Fault(
@@ -328,7 +327,7 @@ CLUSTER = (
     ),
     Fault(
         "TF_CONFIG on some ranks only", "cluster/detect.py",
-        "zip(*communicator.all_gather_object(applies), strict=True)", "((flag,) for flag in applies)",
+        "flags = zip(*applies, strict=True)", "flags = ((flag,) for flag in applies[communicator.rank])",
         "parallel/cluster/test_cluster.py::test_tf_config_on_some_ranks_only_is_one_error", 2,
     ),
     Fault(

@@ -12,7 +12,7 @@ from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.slurm import DEFAULT_COMPONENTS, SlurmClusterResolver, named_components
 from mpidist.cluster.slurm_step import is_own_step, read_step
 from mpidist.cluster.tf_config import TFConfigClusterResolver, read_tf_config
-from mpidist.comm.agreement import together
+from mpidist.comm.agreement import gather_together, together
 from mpidist.comm.communicator import Communicator
 
 _logger = logging.getLogger(__name__)
@@ -78,10 +78,10 @@ def detect(communicator: Communicator, *, takes_servers: bool = False) -> Cluste
     """
     # If each rank chose by its own environment, their resolvers would make different collective calls and wait for
     # each other for ever.
-    applies = together(
+    applies = gather_together(
         communicator, "reading the cluster", lambda: [row.applies(communicator) for row in RESOLVERS]
     )
-    flags = zip(*communicator.all_gather_object(applies), strict=True)
+    flags = zip(*applies, strict=True)
     row = next(row for row, of_ranks in zip(RESOLVERS, flags, strict=True) if row.enough(list(of_ranks)))
     if communicator.rank == 0:
         _logger.info("the cluster is described by %s", row.name)

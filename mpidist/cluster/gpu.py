@@ -17,7 +17,7 @@ from typing import Any
 
 from mpidist import launch
 from mpidist.cluster.devices import Device, parse_device, visible_gpus
-from mpidist.comm.agreement import name_ranks, together
+from mpidist.comm.agreement import exchange, name_ranks, together
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.gpu.transport import PACKAGES, Transport, asked_transport, may_need_probe
 from mpidist.errors import UnavailableError
@@ -98,13 +98,7 @@ def agree(binding: Binding, communicator: Communicator, environment: Mapping[str
         ValueError: A named device does not exist, or some ranks have a GPU and others have none.
     """
     environment = os.environ if environment is None else environment
-
-    def check() -> None:
-        if binding.error is not None:
-            raise binding.error
-
-    together(communicator, "choosing this rank's GPU", check)
-    uuids = communicator.all_gather_object(binding.uuid)
+    uuids = exchange(communicator, "choosing this rank's GPU", binding.uuid, binding.error)
     without = [rank for rank, uuid in enumerate(uuids) if uuid is None]
     if 0 < len(without) < len(uuids):
         # All ranks have the same list, so all of them make this call.

@@ -6,7 +6,7 @@ from mpidist.arguments import whole
 from mpidist.cluster.command import mpirun_line
 from mpidist.cluster.resolver import ClusterResolver, find_master
 from mpidist.cluster.spec import ClusterSpec, Task
-from mpidist.comm.agreement import require_same, together
+from mpidist.comm.agreement import gather_together, require_same
 from mpidist.comm.communicator import Communicator, open_communicator, require_communicator
 from mpidist.errors import mark_shared
 
@@ -43,10 +43,9 @@ class MPIClusterResolver(ClusterResolver):
         communicator = open_communicator(purpose="cluster") if communicator is None else communicator
         require_communicator(communicator)
         size = communicator.size
-        given = together(communicator, "dealing the roles", lambda: (
-            whole("num_ps", num_ps, least=0), whole("num_evaluators", num_evaluators, least=0)
+        told = gather_together(communicator, "dealing the roles", lambda: (
+            communicator.host, (whole("num_ps", num_ps, least=0), whole("num_evaluators", num_evaluators, least=0))
         ))
-        told = communicator.all_gather_object((communicator.host, given))
         require_same(
             [numbers for _, numbers in told], "(num_ps, num_evaluators)", "Pass the same numbers on every rank."
         )

@@ -58,6 +58,27 @@ def together(communicator: Communicator, step: str, function: Callable[[], T], *
     raise mark_shared(_shared_error(step, reports)) from error
 
 
+def gather_together(communicator: Communicator, step: str, function: Callable[[], T]) -> list[T]:
+    """Collective. Call `function` on every rank and give every rank all results; an error of one is that of all.
+
+    Args:
+        communicator: The ranks that have to agree.
+        step: A name for the step, for the error.
+        function: Must not communicate. Its result must be picklable.
+
+    Returns:
+        The results in the order of the ranks.
+
+    Raises:
+        Exception: As `together`.
+    """
+    try:
+        result = function()
+    except Exception as error:
+        return exchange(communicator, step, cast(T, None), error)
+    return exchange(communicator, step, result)
+
+
 def exchange(communicator: Communicator, step: str, value: T, error: Exception | None = None) -> list[T]:
     """Collective. Give every rank every rank's value; if any rank has an error instead, all raise the same error.
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from mpidist.arguments import flag
-from mpidist.comm.agreement import together
+from mpidist.comm.agreement import gather_together
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.comm.memory.show_calls import open_node_barrier
@@ -72,9 +72,7 @@ def agree(communicator: Communicator, shared: bool | None) -> Callable[[], None]
     """
     if communicator.size == 1:
         return None
-    together(communicator, "looking for node memory", require_directory)
-    mine = (shared is False, _why_private(directory()) if shared is None else None)
-    replies = communicator.all_gather_object(mine)
+    replies = gather_together(communicator, "looking for node memory", lambda: _reply(shared))
     if any(refused for refused, _ in replies):
         return None
     for (_, reason), process in zip(replies, communicator.processes, strict=True):
@@ -95,6 +93,12 @@ def agree(communicator: Communicator, shared: bool | None) -> Callable[[], None]
 
 def return_at_once() -> None:
     """Collective. The barrier of private memory, which no other rank sees."""
+
+
+def _reply(shared: bool | None) -> tuple[bool, str | None]:
+    """Whether this rank refuses to share memory, and why it cannot."""
+    require_directory()
+    return shared is False, _why_private(directory()) if shared is None else None
 
 
 def _why_private(folder: Path) -> str | None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from typing import cast
 
-from mpidist.comm.agreement import same_on_all, together
+from mpidist.comm.agreement import gather_together, require_same
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator
@@ -37,10 +37,8 @@ def take_collective(
         TypeError: `chosen` is something else; on every rank.
         ValueError: `chosen` belongs to other ranks, or cannot keep the options; on every rank.
     """
-    together(communicator, "taking `cross_device_ops`", lambda: _check_chosen(chosen, communicator))
-    same_on_all(
-        communicator, "the type of `cross_device_ops`", type(chosen).__name__, "Make the same strategy on all ranks."
-    )
+    names = gather_together(communicator, "taking `cross_device_ops`", lambda: _check_chosen(chosen, communicator))
+    require_same(names, "the type of `cross_device_ops`", "Make the same strategy on all ranks.")
     if chosen is None:
         return None
     if options.implementation is not CommunicationImplementation.AUTO:
@@ -86,9 +84,11 @@ def another_collective(collective: CollectiveFront, options: CommunicationOption
     return selection.choose(collective.communicator, options)
 
 
-def _check_chosen(chosen: object | None, communicator: Communicator) -> None:
+def _check_chosen(chosen: object | None, communicator: Communicator) -> str:
+    """The name of its type."""
+    name = type(chosen).__name__
     if chosen is None or isinstance(chosen, CrossDeviceOps):
-        return
+        return name
     if isinstance(chosen, type):
         raise TypeError(
             f"`cross_device_ops` must be an object, got the class {chosen.__name__}: use {chosen.__name__}()"
@@ -99,7 +99,7 @@ def _check_chosen(chosen: object | None, communicator: Communicator) -> None:
     if missing:
         raise TypeError(
             "`cross_device_ops` must be a CrossDeviceOps object (HierarchicalCopyAllReduce(), ...) or have all members "
-            f"of a Collective, got {type(chosen).__name__} without {', '.join(missing)}"
+            f"of a Collective, got {name} without {', '.join(missing)}"
         )
     ranks = cast(Collective, chosen).communicator
     if (ranks.rank, ranks.size) != (communicator.rank, communicator.size):
@@ -107,3 +107,4 @@ def _check_chosen(chosen: object | None, communicator: Communicator) -> None:
             f"`cross_device_ops` must communicate over the strategy's ranks, {communicator!r}, got {ranks!r}: make it "
             "for the strategy's ranks"
         )
+    return name

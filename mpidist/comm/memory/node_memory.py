@@ -13,7 +13,6 @@ import logging
 import mmap
 import os
 from pathlib import Path
-from typing import cast
 
 import numpy as np
 
@@ -72,33 +71,35 @@ class NodeMemory(Resource):
 def _share(communicator: Communicator, byte_count: int, *, has_name: bool) -> tuple[mmap.mmap, mmap.mmap]:
     """Collective. Make a file on each node and map it on all ranks: the memory to write to, and that to read from."""
     folder, node = directory(), communicator.node
+    share = own_share(byte_count, node.rank, node.size)
     with contextlib.ExitStack() as opened:
-        def create() -> Shown | None:
-            if node.rank > 0:
-                return None
-            file = SharedFile(folder, has_name=has_name)
-            opened.callback(file.close)
-            os.ftruncate(file.descriptor, byte_count)
-            return file.shown
+        failure: OSError | None = None
+        shown: Shown | None = None
+        if node.rank == 0:
+            try:
+                file = SharedFile(folder, has_name=has_name)
+                opened.callback(file.close)
+                os.ftruncate(file.descriptor, byte_count)
+                shown = file.shown
+            except OSError as error:
+                failure = error
+        way = node.broadcast_object(shown)
 
-        def open_it() -> int:
+        def reserve() -> int:
+            if failure is not None:
+                raise failure
+            if way is None:
+                return -1  # the first rank of the node has no file, and says why, to all
             descriptor = open_shared(way, folder)
             # The mappings stay valid without the descriptor.
             opened.callback(os.close, descriptor)
+            _reserve(descriptor, share, folder, byte_count)
             return descriptor
 
-        # A rank can open the file only after the first rank of its node has made it. A failed step raises on every
-        # rank: no rank may go on alone.
-        shown = together(communicator, f"making a file for node memory in {folder}", create)
-        way = cast(Shown, node.broadcast_object(shown))
-        descriptor = together(communicator, "opening node memory", open_it)
-        # No rank leaves `together` before every rank has entered it: by then each has opened the file or failed, and
-        # the first one's descriptor can be closed. The mapped memory stays until the last rank unmaps it or ends.
-        share = own_share(byte_count, node.rank, node.size)
-        together(
-            communicator, f"reserving {byte_count} bytes of node memory in {folder}",
-            lambda: _reserve(descriptor, share, folder, byte_count),
-        )
+        # A failed step raises on every rank: no rank may go on alone. No rank leaves `together` before every rank has
+        # entered it: by then each has opened the file or failed, and the first one's descriptor can be closed. The
+        # mapped memory stays until the last rank unmaps it or ends.
+        descriptor = together(communicator, f"reserving {byte_count} bytes of node memory in {folder}", reserve)
         maps = together(communicator, "mapping node memory", lambda: _map(descriptor, byte_count))
     if domain_count() > 1:
         _log_domains(maps[0], share)
