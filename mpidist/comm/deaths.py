@@ -21,6 +21,7 @@ from types import FrameType
 from typing import NamedTuple
 
 from mpidist.errors import DeadRankError
+from mpidist.observe.job_directory import deaths_seen
 from mpidist.observe.watchdog import WATCHDOG
 
 # An error of MPI may come before the news of the death that is its cause.
@@ -313,9 +314,8 @@ class DeathWatch:
     def _wait_for_news(self) -> bool:
         end = time.monotonic() + _NEWS_SECONDS
         while not self.dead and time.monotonic() < end:
-            for peer in WATCHDOG.peers():
-                if peer.is_far and peer.has_died():
-                    self.note(peer.key, peer.name)
+            for key, name in deaths_seen(WATCHDOG.peers(), WATCHDOG.death_notes):
+                self.note(key, name)
             time.sleep(0.01)
         return bool(self.dead)
 
@@ -354,7 +354,6 @@ class DeathWatch:
                 poll.unregister(descriptor)
                 os.close(descriptor)
                 self._note(process, name)
-
             for one, (name, life) in list(self._looked_at.items()):
                 if not life or _life(one.number) != life:
                     del self._looked_at[one]
@@ -366,6 +365,8 @@ class DeathWatch:
             return
         self.dead[process] = name
         if is_told:
+            if isinstance(process, Process) and WATCHDOG.death_notes is not None:
+                WATCHDOG.death_notes.add(process, name)
             threading.Thread(target=self._on_death, name="mpidist-survivor", daemon=True).start()
 
 

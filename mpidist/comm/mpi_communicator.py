@@ -68,12 +68,13 @@ class MpiCommunicator(Communicator):
         node_color: Ranks with equal colors count as one node. Default: the ranks that share memory according to MPI, if
             each of them can really open a file that another has made there. In different containers on one host they
             cannot.
+        is_part: See `CallOrder`. Its ranks are those of another communicator, and know one another.
     """
 
     # Whether other users of the same ranks have it, too: nobody closes it then.
     is_shared = False
 
-    def __init__(self, mpi: MPI.Intracomm, node_color: int | None = None) -> None:
+    def __init__(self, mpi: MPI.Intracomm, node_color: int | None = None, *, is_part: bool = False) -> None:
         self.mpi: Any = mpi
         self.rank: int = mpi.rank
         self.size: int = mpi.size
@@ -82,7 +83,8 @@ class MpiCommunicator(Communicator):
         if identity[0] % _COLLECTED_EVERY == _COLLECTED_EVERY - 1:
             gc.collect()
         node, told = _introduce(mpi, node_color, _Introduction(
-            this_process(self.host), identity, offered(), pages.show(), job_directory.wanted(), own_cores()
+            this_process(self.host), identity, offered(), pages.show(), "" if is_part else job_directory.wanted(),
+            own_cores(),
         ))
         give_back_offered([one.offered for one in told])
         leaders = [one.leader for one in told]
@@ -95,6 +97,7 @@ class MpiCommunicator(Communicator):
         pages.look(self.processes, mpi.rank, [one.page for one in told], told[0].job_directory, job)
         self.calls = pages.open_calls(told[0].identity, 0, self.processes, mpi.rank)
         self.order = CallOrder(self.calls, self.processes)
+        self.order.is_part = is_part
         self.core_count = count_cores([one.cores for one in told if one.leader == leaders[mpi.rank]])
         mine = [one.process for one in told if one.leader == leaders[mpi.rank]]
         calls = pages.open_calls(told[0].identity, 1 + leaders[mpi.rank], mine, node.rank)
@@ -223,9 +226,7 @@ class MpiCommunicator(Communicator):
     def _open_lanes(self, lanes: int) -> MpiCommunicator:
         with self._opens("opening lanes between nodes"):
             mpi = cast(MPI.Intracomm, self.mpi.Split(min(self.node.rank, lanes), self.node_index))
-            lane = MpiCommunicator(mpi, node_color=mpi.rank)
-        lane.order.is_part = True
-        return lane
+            return MpiCommunicator(mpi, node_color=mpi.rank, is_part=True)
 
     def _opens(self, name: str) -> CallOrder:
         """Local. Begin to make another communicator. An exception in the middle of that breaks this one."""
@@ -238,9 +239,7 @@ class MpiCommunicator(Communicator):
         """Collective at the first call for a purpose, then Local. See `Communicator.open_sibling`."""
         if purpose not in self._siblings:
             with self._opens("opening a communicator"):
-                sibling = MpiCommunicator(self._duplicate())
-            sibling.order.is_part = True
-            self._siblings[purpose] = sibling
+                self._siblings[purpose] = MpiCommunicator(self._duplicate(), is_part=True)
         return self._siblings[purpose]
 
     def open_channel(self) -> Channel:

@@ -96,17 +96,25 @@ def look(
     if _own(os.getpid()) is None:
         return
     peers: list[Peer] = []
-    folder = job_directory.folder_of(directory, job) if directory else None
-    for other, (process, way) in enumerate(zip(processes, shown, strict=True)):
-        key = Key(*process)
-        if WATCHDOG.knows(key):
-            continue
-        name = f"rank {other} of {len(processes)} (process {process.number} on {process.host})"
-        if (key.host, key.namespace) == (here.host, here.namespace):
-            peers.append(Peer(key, name, other, _open(way), way.through if way else ""))
-        elif folder is not None:
-            WATCHDOG.open_file(folder)
-            peers.append(FarPeer(key, name, other, folder, here))
+    places = [(process.host, process.namespace) for process in processes]
+    near = [other for other, place in enumerate(places) if place == places[rank]]
+
+    def name(other: int) -> str:
+        return f"rank {other} of {len(processes)} (process {processes[other].number} on {processes[other].host})"
+
+    for other in near:
+        key, way = Key(*processes[other]), shown[other]
+        if not WATCHDOG.knows(key):
+            peers.append(Peer(key, name(other), other, _open(way), way.through if way else ""))
+    if directory and len(near) < len(processes):
+        folder = job_directory.folder_of(directory, job)
+        far = job_directory.whom_to_see(places, rank)
+        WATCHDOG.open_file(folder, sees_all=len(near) + len(far) == len(processes))
+        room = max(0, job_directory.MOST_SEEN - sum(peer.is_far for peer in WATCHDOG.peers()))
+        for other in far[:room]:
+            key = Key(*processes[other])
+            if not WATCHDOG.knows(key):
+                peers.append(FarPeer(key, name(other), other, folder, here))
     WATCHDOG.meet(peers)
 
 

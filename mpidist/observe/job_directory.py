@@ -2,6 +2,9 @@
 
 Each rank has one file, and holds a lock on it (`man 2 fcntl`), which the kernel gives back however the process ends.
 The directory goes with the last file; after a kill its files stay.
+
+A rank that waits reads files of other hosts again and again. If each of 2,000 ranks read all, a file system would have
+to open millions of files a second. So a rank of a large job reads those of a few ranks only (`whom_to_see`).
 """
 
 from __future__ import annotations
@@ -11,7 +14,7 @@ import fcntl
 import json
 import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +25,10 @@ VARIABLE = "MPIDIST_JOB_DIR"
 # A rank that waits writes once in so many seconds, another one once in so many.
 WRITE_SECONDS = 1.0
 IDLE_SECONDS = 10.0
+# A rank reads no more files than these.
+MOST_SEEN = 64
+# So many ranks of other hosts are all seen. Of more, a rank sees about so few.
+_ALL_SEEN, _FEW_SEEN = MOST_SEEN, 4
 # What has not been written for so long is old.
 _OLD_SECONDS = 4.0
 
@@ -40,6 +47,33 @@ def folder_of(directory: str, job: str) -> Path:
         job: A name that no other job has, the same on all ranks.
     """
     return Path(directory) / f".mpidist-{job}"
+
+
+def whom_to_see(places: Sequence[Hashable], rank: int) -> list[int]:
+    """Local. The ranks of other hosts whose files a rank reads: all, or in large jobs some of the hosts before its own.
+
+    The ranks of a host share the others out. So each rank is seen by one rank of each of the next hosts, and a rank
+    that waits sees whether its counterpart on the host before waits, too, and reports that. `DeathNotes` tell deaths.
+
+    Args:
+        places: The host of each rank.
+        rank: This rank.
+    """
+    ranks_of: dict[Hashable, list[int]] = {}
+    for other, place in enumerate(places):
+        ranks_of.setdefault(place, []).append(other)
+    mine = ranks_of.pop(places[rank])
+    if len(places) - len(mine) <= _ALL_SEEN:
+        return [other for others in ranks_of.values() for other in others]
+    order = list(dict.fromkeys(places))
+    at = order.index(places[rank])
+    seen: list[int] = []
+    # The nearest host first, and from the first host on the last one.
+    for place in order[:at][::-1] + order[:at:-1]:
+        seen += ranks_of[place][mine.index(rank) :: len(mine)]
+        if len(seen) >= _FEW_SEEN:
+            break
+    return seen
 
 
 def _name_of(key: Key) -> str:
@@ -89,6 +123,47 @@ class OwnFile:
         with contextlib.suppress(OSError):
             self._path.unlink()
             self._path.parent.rmdir()
+
+
+class DeathNotes:
+    """A file of the job directory in which ranks of a large job tell deaths, which few of them see.
+
+    Args:
+        folder: Of the job.
+        me: This rank's own process.
+    """
+
+    def __init__(self, folder: Path, me: Key) -> None:
+        self._path = folder / "deaths"
+        self._me = me
+        self._length = 0
+
+    def add(self, key: tuple[str, int, str], name: str) -> None:
+        """Local. Tell the death of a process (see `Key`); a full disk is no error."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, json.dumps([*key, name]).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+
+    def news(self) -> list[tuple[Key, str]]:
+        """Local. The processes that others have called dead since the last time, and their names."""
+        try:
+            if self._path.stat().st_size == self._length:
+                return []
+            data = self._path.read_bytes()[self._length :]
+        except OSError:
+            return []
+        # A line may be half written.
+        lines = data[: data.rfind(b"\n") + 1]
+        self._length += len(lines)
+        told = []
+        for line in lines.splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                host, number, namespace, name = json.loads(line)
+                told.append((Key(host, number, namespace), name))
+        return [one for one in told if one[0] != self._me]
 
 
 class FarPeer(Peer):
@@ -187,3 +262,9 @@ class FarPeer(Peer):
         if not self.is_fresh():
             return f"{self.name} has not waited in any call for {time.monotonic() - self._changed:.0f} s"
         return f"{self.name} {tell(self.details())}"
+
+
+def deaths_seen(peers: Iterable[Peer], notes: DeathNotes | None) -> list[tuple[Key, str]]:
+    """Local. The dead on other hosts: those that this rank sees among some ranks, and those that notes tell of now."""
+    dead = [(peer.key, peer.name) for peer in peers if peer.is_far and peer.has_died()]
+    return [*dead, *notes.news()] if notes is not None else dead

@@ -13,6 +13,15 @@ from mpidist.observe.peers import Peer
 _CLAIMED = 1
 
 
+def rivals(peers: Iterable[Peer]) -> list[Peer]:
+    """Local. Those of some ranks that may see what this rank sees, where each rank of other hosts sees a few only.
+
+    Args:
+        peers: The ranks that may speak.
+    """
+    return [peer for peer in peers if not peer.is_far or peer.details().get("missing")]
+
+
 def claim(page: Page, others: Iterable[Peer]) -> bool:
     """Local. Claim to end the job; whether this rank is the one that does.
 

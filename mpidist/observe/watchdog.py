@@ -19,16 +19,16 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from mpidist.observe import in_vain, stacks, startup
+from mpidist.observe import advice, in_vain, stacks, startup
 from mpidist.observe.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls
 from mpidist.observe.details import details_of, tell
-from mpidist.observe.job_directory import IDLE_SECONDS, WRITE_SECONDS, OwnFile
+from mpidist.observe.job_directory import IDLE_SECONDS, WRITE_SECONDS, DeathNotes, OwnFile, deaths_seen
 from mpidist.observe.output import flush, say
 from mpidist.observe.page import Page
-from mpidist.observe.patience import ANSWER_SECONDS, LIMIT_VARIABLE, TICK_SECONDS, limit_seconds, warn_seconds
+from mpidist.observe.patience import ANSWER_SECONDS, TICK_SECONDS, limit_seconds, warn_seconds
 from mpidist.observe.peers import STALE_SECONDS, Key, Peer, missing, where_are
 from mpidist.observe.recorder import RECORDER
-from mpidist.observe.turns import claim
+from mpidist.observe.turns import claim, rivals
 
 logger = logging.getLogger("mpidist")
 
@@ -36,17 +36,6 @@ logger = logging.getLogger("mpidist")
 _TURN_SECONDS = 4.0
 # So many ranks are listed in a report.
 _LISTED = 8
-_RULE = (
-    "All ranks must make the same calls in the same order: look for a call under `if rank == 0`, a loop that ends "
-    "earlier on one rank, or an early exit"
-)
-_ENDS = f"{LIMIT_VARIABLE}=SECONDS ends a job that waits longer"
-_PATIENCE = f"A rank that computes comes later. {_ENDS}"
-_HELD_UP = "Their messages do not arrive: a rank is stopped in the call, or a cable between hosts is cut"
-_UNSEEN = (
-    "The ranks of other hosts are not seen: they may be late or stopped, or behind a cable that is cut. "
-    "MPIDIST_JOB_DIR=DIRECTORY, on a file system of all hosts, shows them"
-)
 
 
 class Watchdog:
@@ -55,6 +44,7 @@ class Watchdog:
     Attributes:
         place: What to call this rank.
         end: Ends the job; None where it only reports.
+        death_notes: By which the ranks of a large job hear of deaths on other hosts.
     """
 
     def __init__(self) -> None:
@@ -77,6 +67,7 @@ class Watchdog:
         self._seen_times = 0
         self._said: object = None
         self._file: OwnFile | None = None
+        self.death_notes: DeathNotes | None = None
         self._note_death: Callable[[Key, str], None] | None = None
         self._differing: in_vain.Differing = in_vain.unknown
         self._looks: list[weakref.WeakMethod[Callable[[float], None]]] = []
@@ -132,15 +123,18 @@ class Watchdog:
         """Local. Call a method with the time at each look, in its thread, as long as the method's object is there."""
         self._looks = [*(one for one in self._looks if one() is not None), weakref.WeakMethod(look)]
 
-    def open_file(self, folder: Path) -> None:
-        """Local. Show other hosts what this rank does; later calls change nothing."""
+    def open_file(self, folder: Path, *, sees_all: bool) -> None:
+        """Local. Show other hosts what this rank does, and hear of deaths it cannot see; later calls change nothing."""
         if self._file is None and self._thread is not None:
             try:
                 self._file = OwnFile(folder, self._me)
             except OSError as error:
                 logger.warning("other hosts do not see what this rank does: %s", error)
                 return
+            self.death_notes = None if sees_all else DeathNotes(folder, self._me)
             self._tell_hosts({}, after=0.0)
+            # The next look writes again: the communicator whose ranks it is for opens its calls only now.
+            self._writes = self._waited = True
 
     def peers(self) -> list[Peer]:
         """Local. The other ranks that it knows."""
@@ -253,10 +247,7 @@ class Watchdog:
         if self._is_over():
             return
         if self._note_death is not None:
-            # Who waits writes each second. What another one was in when it died it may not have written.
-            for peer in {one for calls in waiting for one in self._others(calls) if one.is_far}:
-                if not peer.is_fresh() and peer.has_died():
-                    self._note_death(peer.key, peer.name)
+            self._hear_of_deaths(waiting, self._note_death)
         waits = {identity: (state, since) for identity, (state, since, _) in self._waits.items()}
         view = in_vain.View(self._me, self._peers, waits, self.end is None, self._differing)
         seen = in_vain.find(view, waiting, late)
@@ -270,6 +261,12 @@ class Watchdog:
         for calls in waiting:
             self._keep_time(calls, waiting, now)
 
+    def _hear_of_deaths(self, waiting: Sequence[Calls], note: Callable[[Key, str], None]) -> None:
+        # Who waits writes each second. What another one was in when it died it may not have written.
+        old = {one for calls in waiting for one in self._others(calls) if one.is_far and not one.is_fresh()}
+        for key, name in deaths_seen(old, self.death_notes):
+            note(key, name)
+
     def _tell_hosts(self, details: dict[str, Any], *, after: float) -> None:
         if self._file is not None:
             states = {str(calls.identity): int(calls.words[STATE]) for calls in RECORDER.opened()}
@@ -280,6 +277,10 @@ class Watchdog:
 
     def _others(self, calls: Calls) -> list[Peer]:
         return [self._peers[key] for key in calls.members if key in self._peers]
+
+    def _sees_some(self, calls: Calls) -> bool:
+        """Whether the job directory shows some of the ranks only, as in a large job."""
+        return self._file is not None and len(self._others(calls)) + 1 < len(calls.members)
 
     def _waits_still(self, calls: Calls) -> bool:
         return int(calls.words[STATE]) == self._waits[calls.identity][0]
@@ -292,6 +293,8 @@ class Watchdog:
         others = [peer for calls in waiting for peer in self._others(calls)]
         # Those that have gone on cannot see that messages for this one are lost.
         speakers = others if seen.seen_by_all else [one for one in others if one.key not in blamed]
+        if any(map(self._sees_some, waiting)):
+            speakers = rivals(speakers)
         identities = [calls.identity for calls in waiting]
         for _ in range(2):
             # One that has come a moment ago sees the same at its next look, and is to speak first.
@@ -300,7 +303,8 @@ class Watchdog:
         if not self._take_turn(speakers, ends=True) or not all(map(self._waits_still, waiting)):
             return
         text = f"{self.place} can never go on, {'the job ends' if self.end else 'and waits'}: {why}"
-        self._report(text, list(dict.fromkeys([*(self._peers[key] for key in blamed), *others])), waiting, _RULE)
+        told = dict.fromkeys([*(self._peers[key] for key in blamed), *others])
+        self._report(text, list(told), waiting, advice.RULE)
         if self.end is not None:
             self.end()
 
@@ -322,22 +326,24 @@ class Watchdog:
         time.sleep(ANSWER_SECONDS)
         if ends:
             flush()
-        speaks, had_come = self._take_turn(others, ends=ends), not late
+        sees_some = self._sees_some(calls)
+        speaks, had_come = self._take_turn(rivals(others) if sees_some and late else others, ends=ends), not late
         late = self._missing(calls)
         if not speaks or not self._waits_still(calls) or (not late and not had_come):
             return
         are_seen = len(others) + 1 >= len(calls.members)
         come = f"though all ranks {'' if are_seen else 'that it sees '}have come"
-        whom = f"for {len(late)} of {len(calls.members)} ranks" if late else come
+        whom = f"for {'at least ' * sees_some}{len(late)} of {len(calls.members)} ranks" if late else come
         text = f"{self.place} has waited {now - since:.0f} s {whom}"
         if ends:
             text += f", the limit is {limit:g} s, the job ends"
         # A rank that has come may have been stopped in the call.
         if late:
-            advice = _RULE if ends else _PATIENCE
+            way_out = advice.RULE if ends else advice.PATIENCE
         else:
-            advice = (_HELD_UP if are_seen else _UNSEEN) + ("" if ends else f". {_ENDS}")
-        self._report(text, late or others, waiting, advice)
+            way_out = advice.HELD_UP if are_seen else advice.SOME_SEEN if sees_some else advice.UNSEEN
+            way_out += "" if ends else f". {advice.ENDS}"
+        self._report(text, late or others, waiting, way_out)
         if ends and self.end is not None:
             self.end()
 
@@ -367,13 +373,15 @@ class Watchdog:
         return not self._is_over()
 
     def _wait_for_turn(self) -> None:
-        end = time.monotonic() + _TURN_SECONDS + TICK_SECONDS * self._order
+        # At the start no peers are known.
+        before = sum(peer.order < self._order for peer in self.peers()) if self._peers else self._order
+        end = time.monotonic() + _TURN_SECONDS + TICK_SECONDS * before
         while self._page is not None and time.monotonic() < end:
             time.sleep(TICK_SECONDS)
             # Others see that it looks after its rank.
             self._page.beat = time.monotonic_ns()
 
-    def _report(self, text: str, others: Sequence[Peer], waiting: Sequence[Calls], advice: str) -> None:
+    def _report(self, text: str, others: Sequence[Peer], waiting: Sequence[Calls], way_out: str) -> None:
         identities = [calls.identity for calls in waiting]
         for _ in range(2):
             # A rank that has come a moment ago will write at its next look where it is.
@@ -383,7 +391,7 @@ class Watchdog:
         told += [peer.tell(identities) for peer in others[:_LISTED]]
         if len(others) > _LISTED:
             told.append(f"and {len(others) - _LISTED} more ranks")
-        lines = "\n".join(f"  {line}" for one in [*told, advice] for line in one.split("\n"))
+        lines = "\n".join(f"  {line}" for one in [*told, way_out] for line in one.split("\n"))
         say(f"{text}\n{lines}")
 
 

@@ -261,6 +261,61 @@ def test_a_rank_that_never_comes_is_seen_from_other_hosts(
     assert re.search(rf"  rank 2 of 3 (\(process \d+ )?on n2\)? {where}", text), text
 
 
+LARGE = """
+from mpidist.observe import job_directory
+job_directory._ALL_SEEN, job_directory._FEW_SEEN = 0, 1
+"""
+
+
+def run_as_large_job(hosts: VirtualHosts, folder: Path, code: str, **environment: str) -> str:
+    """What three hosts with two ranks each print, where each rank sees one rank of the host before its own."""
+    program = folder / "program.py"
+    program.write_text(f"{LARGE}{ALONE}{code}")
+    result = hosts.run(
+        (2, 2, 2), program, folder, timeout_seconds=JOB_SECONDS, MPIDIST_JOB_DIR=str(folder), **environment
+    )
+    assert result.returncode != 0
+    return result.stdout + result.stderr
+
+
+def test_in_a_large_job_the_next_host_sees_that_all_ranks_of_one_have_ended(
+    virtual_hosts: Open, tmp_path: Path
+) -> None:
+    text = run_as_large_job(virtual_hosts(3), tmp_path, "if ranks.rank in (2, 3):\n    sys.exit(0)\nranks.barrier()\n")
+    # The counterparts on the third host.
+    reports = re.findall(r"mpidist: (rank \d) of 6 on n\d can never go on, the job ends: it waits for a rank", text)
+    assert reports == ["rank 4"], text
+    assert re.search(r"  rank 2 of 6 .*has come to its end", text), text
+
+
+def test_in_a_large_job_all_hosts_hear_of_the_death_of_one(virtual_hosts: Open, tmp_path: Path) -> None:
+    """MPICH's launcher ends no other rank there, and the last host sees nothing of the one whose ranks are dead."""
+    begin = time.monotonic()
+    code = "if ranks.rank in (2, 3):\n    time.sleep(2)\n    import os\n    os._exit(7)\nranks.barrier()\n"
+    text = run_as_large_job(virtual_hosts(3), tmp_path, code)
+    assert time.monotonic() - begin < END_SECONDS, text
+    # Open MPI's launcher may end the others before they have spoken.
+    if not is_open_mpi(find_mpirun()):
+        assert re.search(r"mpidist: rank 0 of 6 on n1 cannot go on: rank [23] of 6 \(process \d+ on n2\)", text), text
+
+
+@pytest.mark.parametrize(("late", "speaker"), [((3,), "rank 2"), ((2, 3), "rank 4")], ids=["its host", "the next host"])
+def test_in_a_large_job_a_report_comes_from_where_the_late_rank_is_seen(
+    virtual_hosts: Open, tmp_path: Path, late: tuple[int, ...], speaker: str
+) -> None:
+    code = (
+        "import os\nfrom mpidist.observe.watchdog import WATCHDOG\n"
+        "assert sum(peer.is_far for peer in WATCHDOG.peers()) == 1\n"
+        f"if ranks.rank in {late}:\n    time.sleep(14)\n    os._exit(7)\nranks.barrier()\n"
+    )
+    text = run_as_large_job(virtual_hosts(3), tmp_path, code, MPIDIST_WARN_SECONDS="4")
+    told = set(re.findall(r"mpidist: (rank \d) of 6 on n\d has waited \d+ s for at least 1 of 6 ranks\n", text))
+    assert told == {speaker}, text
+    others = re.findall(r"mpidist: (rank \d) of 6 on n\d has waited \d+ s though all ranks that it sees have", text)
+    assert set(others) <= {"rank 0"}, text
+    assert "In a large job a rank sees its own host and the hosts before it" in text or not others, text
+
+
 def test_a_death_on_another_host_has_a_name(virtual_hosts: Open, tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(

@@ -12,7 +12,16 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.observe.job_directory import IDLE_SECONDS, FarPeer, OwnFile, folder_of, wanted
+from mpidist.observe.job_directory import (
+    IDLE_SECONDS,
+    MOST_SEEN,
+    DeathNotes,
+    FarPeer,
+    OwnFile,
+    folder_of,
+    wanted,
+    whom_to_see,
+)
 from mpidist.observe.page import PAGE_BYTES, Page
 from mpidist.observe.peers import Key
 from mpidist.observe.recorder import Recorder
@@ -45,6 +54,56 @@ def start_holder(folder: Path, *arguments: str) -> subprocess.Popen[str]:
 def end(process: subprocess.Popen[str]) -> None:
     process.send_signal(signal.SIGKILL)
     process.communicate(timeout=30)
+
+
+@pytest.mark.parametrize("counts", [[1] * 40, [32, 33], [16, 16, 16, 16]])
+def test_in_a_small_job_all_ranks_of_other_hosts_are_seen(counts: list[int]) -> None:
+    places = [host for host, count in enumerate(counts) for _ in range(count)]
+    for rank, place in enumerate(places):
+        assert whom_to_see(places, rank) == [other for other, at in enumerate(places) if at != place]
+
+
+@pytest.mark.parametrize(
+    "counts", [[64] * 31, [1] * 500, [2, 64, 1, 64, 3, 100], [1, 1000], [7] * 20], ids=lambda counts: str(sum(counts))
+)
+@pytest.mark.parametrize("step", [1, 7])
+def test_in_a_large_job_each_rank_sees_few_and_is_seen(counts: list[int], step: int) -> None:
+    """Also where ranks are dealt out host by host in turns (`step` changes their order)."""
+    places = [host for host, count in enumerate(counts) for _ in range(count)]
+    places = [place for begin in range(step) for place in places[begin::step]]
+    seen_by: dict[int, set[int]] = {rank: set() for rank in range(len(places))}
+    for rank, place in enumerate(places):
+        seen = whom_to_see(places, rank)
+        assert len(set(seen)) == len(seen)
+        assert place not in {places[other] for other in seen}
+        # At most one host's share beyond those.
+        assert len(seen) <= max(4, 3 + -(-max(counts) // counts[place]))
+        for other in seen:
+            seen_by[other].add(place)
+    assert len(places) > MOST_SEEN
+    assert all(seen_by.values())
+
+
+def test_a_rank_sees_its_counterpart_on_the_host_before() -> None:
+    places = [host for host in range(10) for _ in range(8)]
+    assert whom_to_see(places, 27) == [19, 11, 3, 75]
+    assert whom_to_see(places, 3) == [75, 67, 59, 51]
+
+
+def test_deaths_are_told_once_to_each_rank_but_not_to_the_dead(tmp_path: Path) -> None:
+    writer, reader, dead = (DeathNotes(tmp_path, key) for key in (Key("n3", 7, "pid:[1]"), ME, KEY))
+    assert reader.news() == []
+    writer.add(KEY, "rank 1 of 9")
+    assert reader.news() == [(KEY, "rank 1 of 9")]
+    assert reader.news() == []
+    assert dead.news() == []
+    with (tmp_path / "deaths").open("ab") as file:
+        file.write(b'no line of ours\n["n1", 8')
+        file.flush()
+        assert reader.news() == []
+        file.write(b', "pid:[1]", "rank 2 of 9"]\n')
+    assert reader.news() == [(Key("n1", 8, "pid:[1]"), "rank 2 of 9")]
+    DeathNotes(tmp_path / "nowhere", ME).add(KEY, "rank 1 of 9")
 
 
 def test_a_file_tells_states_and_the_death(tmp_path: Path) -> None:
