@@ -55,7 +55,12 @@ def together(communicator: Communicator, step: str, function: Callable[[], T], *
         raise error
     mine = None if error is None else _report(error, communicator.host)
     reports = communicator.all_gather_object(mine)
-    raise mark_shared(_shared_error(step, reports)) from error
+    try:
+        raise mark_shared(_shared_error(step, reports)) from error
+    finally:
+        # An error that a frame of its own traceback holds lives until the next garbage collection, and with it what
+        # the callers' frames hold: node memory, for instance.
+        del error
 
 
 def gather_together(communicator: Communicator, step: str, function: Callable[[], T]) -> list[T]:
@@ -103,7 +108,10 @@ def exchange(communicator: Communicator, step: str, value: T, error: Exception |
     mine = None if error is None else _report(error, communicator.host)
     reports, values = zip(*communicator.all_gather_object((mine, value)), strict=True)
     if reports.count(None) < len(reports):
-        raise mark_shared(_shared_error(step, list(reports))) from error
+        try:
+            raise mark_shared(_shared_error(step, list(reports))) from error
+        finally:
+            del error  # see `together`
     return list(values)
 
 
@@ -135,7 +143,10 @@ def on_first_rank(communicator: Communicator, step: str, function: Callable[[], 
     mine = None if error is None else _report(error, communicator.host)
     result, report = communicator.broadcast_object((result, mine))
     if report is not None:
-        raise mark_shared(_shared_error(step, [report, *[None] * (communicator.size - 1)])) from error
+        try:
+            raise mark_shared(_shared_error(step, [report, *[None] * (communicator.size - 1)])) from error
+        finally:
+            del error  # see `together`
     return cast(T, result)
 
 

@@ -100,6 +100,7 @@ def test_ranks_that_do_not_see_each_others_processes_share_a_file_with_a_name(
         return open_shared(shown, folder)
 
     monkeypatch.setattr(node_memory, "open_shared", look)
+    before = held_node_memory()
     memory = NodeMemory(communicator, 8)
     assert names[0] == ""
     assert names[1].startswith("mpidist-")
@@ -110,6 +111,9 @@ def test_ranks_that_do_not_see_each_others_processes_share_a_file_with_a_name(
     assert memory.readable[3] == 7
     communicator.barrier()
     assert files_left_behind() == []
+    # At once, though the first attempt has raised an error.
+    del memory
+    assert held_node_memory() == before
 
 
 @pytest.mark.parametrize("parent", ["missing", "/dev/null"])
