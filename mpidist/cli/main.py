@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import socket
 import sys
 import time
@@ -22,9 +23,12 @@ from mpidist.cluster.launch_line import find_starter, launch_line
 from mpidist.comm.communicator import open_communicator
 from mpidist.comm.ending import agree_on_exit
 from mpidist.errors import LauncherError, MpidistError
+from mpidist.observe.patience import LIMIT_VARIABLE
 
 # The first rank has so long to show its page where MPI cannot start: some seconds where packages load slowly.
 _FIRST_SECONDS = 15.0
+# So long ranks wait for each other, where nobody says how long: packages may load slowly.
+_LONGEST_SECONDS = 120
 
 
 @click.group(context_settings={"help_option_names": ["-h", "--help"]})
@@ -164,10 +168,17 @@ def _add_ranks(page: Page, own: list[Finding], seconds: float | None) -> None:
         place = launch.read()
         if place is not None and place.rank:
             # One rank of each other host says so, and all leave the first rank time: when one ends, launchers end all.
-            if place.node_rank in (0, None):
-                click.echo(f"rank {place.rank} on {socket.gethostname()}: {obstacle}", err=True)
+            line = f"rank {place.rank} on {socket.gethostname()}: {obstacle}"
+            is_first_here = place.node_rank in (0, None)
+            if is_first_here:
+                click.echo(line, err=True)
             time.sleep(_FIRST_SECONDS)
+            # The job has not ended: other ranks may have other variables, and wait for this one.
+            if obstacle.subject == "settings" and not is_first_here:
+                click.echo(line, err=True)
         return
+    # A doctor never waits for ever, as MPI does for a rank that does not start.
+    os.environ.setdefault(LIMIT_VARIABLE, str(_LONGEST_SECONDS))
     try:
         communicator = open_communicator()
     except MpidistError as error:

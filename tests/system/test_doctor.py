@@ -76,6 +76,20 @@ SMALL = "mount -t tmpfs -o size=1M tmpfs /dev/shm && exec \"$@\""
 UNSHARE = ["unshare", *([] if os.geteuid() == 0 else ["--user", "--map-root-user"]), "--mount"]
 
 
+def test_a_rank_whose_own_variables_are_wrong_says_so(tmp_path: Path) -> None:
+    """Rank 0 waits in MPI's start for it, and not for ever."""
+    program = tmp_path / "program.py"
+    ranks = 'os.environ.get("PMI_RANK") or os.environ["OMPI_COMM_WORLD_RANK"]'
+    program.write_text(
+        f'import os\nos.environ["MPIDIST_TIMEOUT"] = "soon" if ({ranks}) == "1" else "20"\n{PROGRAM}'
+    )
+    result = run_program(2, program, "doctor", "--no-measure", timeout_seconds=100)
+    assert result.returncode == 1
+    said = result.stdout + result.stderr
+    assert "rank 1 on " in said, said
+    assert "MPIDIST_TIMEOUT must be a number of seconds, got 'soon'" in said, said
+
+
 def test_node_memory_that_is_too_small_for_mpi(tmp_path: Path) -> None:
     """MPICH would end the ranks by a bus error, without a word; Open MPI starts."""
     if subprocess.run([*UNSHARE, "sh", "-c", SMALL, "sh", "true"], capture_output=True, check=False).returncode:
