@@ -107,9 +107,11 @@ def look(
         if not WATCHDOG.knows(key):
             peers.append(Peer(key, name(other), other, _open(way), way.through if way else ""))
     if directory and len(near) < len(processes):
-        folder = job_directory.folder_of(directory, job)
         far = job_directory.whom_to_see(places, rank)
-        WATCHDOG.open_file(folder, sees_all=len(near) + len(far) == len(processes))
+        # The files of all ranks lie in the directory of their first communicator.
+        folder = WATCHDOG.open_file(
+            job_directory.folder_of(directory, job), sees_all=len(near) + len(far) == len(processes)
+        )
         room = max(0, job_directory.MOST_SEEN - sum(peer.is_far for peer in WATCHDOG.peers()))
         for other in far[:room]:
             key = Key(*processes[other])

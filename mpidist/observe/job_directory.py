@@ -92,6 +92,7 @@ class OwnFile:
     """
 
     def __init__(self, folder: Path, key: Key) -> None:
+        self.folder = folder
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / _name_of(key)
         self._count = 0
@@ -122,7 +123,7 @@ class OwnFile:
         os.close(self._descriptor)
         with contextlib.suppress(OSError):
             self._path.unlink()
-            self._path.parent.rmdir()
+            self.folder.rmdir()
 
 
 class DeathNotes:

@@ -123,18 +123,19 @@ class Watchdog:
         """Local. Call a method with the time at each look, in its thread, as long as the method's object is there."""
         self._looks = [*(one for one in self._looks if one() is not None), weakref.WeakMethod(look)]
 
-    def open_file(self, folder: Path, *, sees_all: bool) -> None:
-        """Local. Show other hosts what this rank does, and hear of deaths it cannot see; later calls change nothing."""
+    def open_file(self, folder: Path, *, sees_all: bool) -> Path:
+        """Local. Show other hosts what this rank does, and hear of deaths it cannot see; the directory of its file."""
         if self._file is None and self._thread is not None:
             try:
                 self._file = OwnFile(folder, self._me)
             except OSError as error:
                 logger.warning("other hosts do not see what this rank does: %s", error)
-                return
+                return folder
             self.death_notes = None if sees_all else DeathNotes(folder, self._me)
             self._tell_hosts({}, after=0.0)
             # The next look writes again: the communicator whose ranks it is for opens its calls only now.
             self._writes = self._waited = True
+        return folder if self._file is None else self._file.folder
 
     def peers(self) -> list[Peer]:
         """Local. The other ranks that it knows."""

@@ -306,6 +306,10 @@ def test_in_a_large_job_a_report_comes_from_where_the_late_rank_is_seen(
     code = (
         "import os\nfrom mpidist.observe.watchdog import WATCHDOG\n"
         "assert sum(peer.is_far for peer in WATCHDOG.peers()) == 1\n"
+        # Another host comes before its own in the group.
+        "part = ranks.split(ranks.node_index == 1)\n"
+        "far = [peer for peer in WATCHDOG.peers() if peer.is_far]\n"
+        "assert len(far) == 1 + (ranks.node_index == 2) and all(peer._path_of_file.exists() for peer in far), far\n"
         f"if ranks.rank in {late}:\n    time.sleep(14)\n    os._exit(7)\nranks.barrier()\n"
     )
     text = run_as_large_job(virtual_hosts(3), tmp_path, code, MPIDIST_WARN_SECONDS="4")
