@@ -117,7 +117,7 @@ def test_a_file_without_the_arrays_is_named(tmp_path: Path) -> None:
 def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
     end = time.monotonic() + 60
     while not path.exists():
-        assert process.poll() is None, f"the run ended before it wrote {path.name}"
+        assert process.poll() is None, f"the run ended before it wrote {path.name}: {process.communicate()}"
         assert time.monotonic() < end, f"{path.name} was not written within a minute"
         time.sleep(0.01)
 
