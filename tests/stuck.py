@@ -6,6 +6,7 @@ import contextlib
 import functools
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,8 +24,20 @@ _STARTS = 2
 Test = TypeVar("Test", bound=Callable[..., None])
 
 
-class BrokenQueueError(AssertionError):
+class BrokenMPIError(AssertionError):
+    """What a test asks of mpidist, MPI itself has made impossible."""
+
+
+class BrokenQueueError(BrokenMPIError):
     """MPI itself delivers nothing any more to a rank that lives and asks for messages."""
+
+
+class BrokenLauncherError(BrokenMPIError):
+    """MPICH's launcher has died of SIGPIPE, telling its own processes of a death, and has ended all ranks with it."""
+
+
+# As `Popen` gives it, and as a shell does.
+LAUNCHER_DIED = (-signal.SIGPIPE, 128 + signal.SIGPIPE)
 
 
 def descendants(process: int) -> list[int]:
@@ -90,8 +103,14 @@ def why_broken(folder: Path, seen: str) -> str | None:
     return None
 
 
+def require_launcher(job: subprocess.Popen[str]) -> None:
+    """Raise BrokenLauncherError where the launcher has died, and with it ranks that were to live on."""
+    if job.poll() in LAUNCHER_DIED:
+        raise BrokenLauncherError("mpirun has died of SIGPIPE")
+
+
 def starts_again(test: Test) -> Test:
-    """Run a test once more, in another folder, where it was proved that MPI delivers nothing."""
+    """Run a test once more, in another folder, where MPI was proved to deliver nothing, or its launcher has died."""
 
     @pytest.mark.timeout_seconds(_STARTS * 200)
     @functools.wraps(test)
@@ -100,7 +119,7 @@ def starts_again(test: Test) -> Test:
         for folder in folders:
             folder.mkdir()
         for folder in folders[:-1]:
-            with contextlib.suppress(BrokenQueueError):
+            with contextlib.suppress(BrokenMPIError):
                 return test(tmp_path=folder, **named)
         return test(tmp_path=folders[-1], **named)
 

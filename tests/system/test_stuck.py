@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import subprocess
 import signal
 import time
 from pathlib import Path
@@ -127,3 +128,26 @@ def test_a_step_that_has_no_tasks_and_does_not_end(
                 os.kill(process, signal.SIGCONT)
     # Not while there was a task.
     assert time.monotonic() - begin > 3
+
+
+@pytest.mark.parametrize(
+    ("end", "is_launchers"), [("kill -PIPE $$", True), ("kill -KILL $$", False), ("exit 1", False)]
+)
+def test_only_the_launchers_own_death_by_sigpipe_starts_a_test_again(
+    tmp_path: Path, end: str, is_launchers: bool
+) -> None:
+    starts = []
+
+    @stuck.starts_again
+    def test(tmp_path: Path) -> None:
+        starts.append(tmp_path)
+        job = subprocess.Popen(["sh", "-c", end], text=True)
+        job.wait()
+        stuck.require_launcher(job)
+
+    if is_launchers:
+        with pytest.raises(stuck.BrokenLauncherError, match="mpirun has died of SIGPIPE"):
+            test(tmp_path=tmp_path)
+    else:
+        test(tmp_path=tmp_path)
+    assert len(starts) == 1 + is_launchers

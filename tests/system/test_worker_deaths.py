@@ -188,6 +188,7 @@ def test_at_random_moments(tmp_path: Path, way: str, count: int, seed: int) -> N
         end = time.monotonic() + 60
         goal = progress()[0] + closures
         while progress()[0] < goal or progress()[1] > workers:
+            stuck.require_launcher(job)
             assert job.poll() is None, "the job has ended"
             if time.monotonic() > end:
                 seen, kind = stuck.examine(job)
@@ -223,6 +224,8 @@ def test_at_random_moments(tmp_path: Path, way: str, count: int, seed: int) -> N
         print(*job.communicate())
         raise
     text = result.stdout + result.stderr
+    if "right" not in text:
+        stuck.require_launcher(job)
     assert "right" in text, text
     assert text.count("as lost: it ran too long, or nothing was heard of it") == 1, text
     assert files_left_behind() == []
