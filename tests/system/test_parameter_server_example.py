@@ -48,8 +48,8 @@ def test_a_worker_is_killed_and_the_evaluator_ends_with_the_job(tmp_path: Path) 
     for start in range(_STARTS):
         folder = tmp_path / f"run{start}"
         options = ["--epochs", "5", "--kill-one", "--evaluator", "--directory", str(folder)]
-        # The launcher's exit code says nothing after a death, but for one: dying it was seen to end the evaluator before
-        # its last checkpoint.
+        # The launcher's exit code says nothing after a death, but for one: its own death was seen to end the evaluator
+        # before its last checkpoint.
         result = subprocess.run(
             [*survivors_live(7), sys.executable, str(EXAMPLE), *options], env=launch_environment(environment),
             capture_output=True, text=True, errors="replace", timeout=200, check=False,
