@@ -36,7 +36,7 @@ def lint(text: str) -> list[Finding]:
 
 
 def _refusals(text: str) -> Iterator[Finding]:
-    """What sbatch itself refuses."""
+    """The reasons for which sbatch itself refuses a script."""
     if not text.startswith("#!"):
         mark = ", without the mark (BOM) in front of it that some editors write" if text.startswith("\ufeff") else ""
         yield Finding(1, f"sbatch refuses a script without an interpreter. Write as its first line{mark}: #!/bin/bash")
