@@ -2,7 +2,7 @@
 
     python tests/mutation.py [NAME ...] [--list] [--jobs N]
 
-The faults are in `tests/faults.py`. A test that fails has found a fault, and so has a run that does not end. Exit code
+The faults are in `tests/faults/`. A test that fails has found a fault, and so has a run that does not end. Exit code
 0: at least 95 % were found.
 """
 

@@ -1,0 +1,145 @@
+"""Deliberate faults of checkpoints."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+TOGETHER = "parallel/checkpoint/test_together.py::test_"
+
+FAULTS = (
+    Fault(
+        "a component in the middle of a page", "checkpoint/transfer.py",
+        "heads[self._rank + 1 :]", "heads[self._rank + 1 : self._rank + 2]",
+        TOGETHER + "components_of_any_size_are_written", 3,
+    ),
+    Fault(
+        "a cancelled job is queued again", "cluster/slurm_job.py",
+        'if seen.get("JobState") in ("COMPLETING", "CANCELLED")', 'if seen.get("JobState") in ("CANCELLED",)',
+        "unit/test_preemption.py::test_a_job_that_was_cancelled_is_not_queued_again",
+    ),
+    Fault(
+        "a job whose name looks like a restart is not queued again", "cluster/slurm_job.py",
+        ".splitlines() if _LINES.match(line)]", ".splitlines()]",
+        "unit/test_preemption.py::test_a_job_is_queued_again_whatever_slurm_shows_of_it",
+    ),
+    Fault(
+        "a signal ends the command that queues a job again", "cluster/slurm_job.py",
+        "[signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2]", "[]",
+        "unit/test_preemption.py::test_a_job_is_queued_again",
+    ),
+    Fault(
+        "functions that were scheduled before the last save are lost", "checkpoint/preemption.py",
+        "            self._others.join()\n", "            pass\n",
+        "unit/test_preemption.py::test_functions_that_were_scheduled_are_in_the_checkpoint",
+    ),
+    Fault(
+        "a server dies of a signal while the chief saves", "serving/signals.py",
+        "SIGNALS.tell(self._notice, wanted)", "pass",
+        "system/test_preempted_servers.py::test_whoever_gets_a_signal_every_update_counts_once",
+    ),
+    Fault(
+        "a server ends the job with the chief's code before others have left", "comm/ending.py",
+        "if not self.is_agreed and self.code and", "if self.code and",
+        "system/test_preempted_servers.py::test_whoever_gets_a_signal_every_update_counts_once",
+    ),
+    Fault(
+        "the launcher's word of a death ends a job", "cluster/signals.py",
+        "self._take_doubtful if is_doubtful else self.take", "self.take",
+        "system/test_preempted_servers.py::test_the_launchers_signal_after_a_death_ends_nothing",
+    ),
+    Fault(
+        "the last checkpoint is not evaluated", "checkpoint/following.py",
+        "(has_ended or now >= not_before)", "now >= not_before",
+        "unit/test_checkpoints_iterator.py::test_it_ends_with_the_training_after_the_last_checkpoint",
+    ),
+    Fault(
+        "a file that one rank cannot open", "checkpoint/checkpoint.py",
+        'file = together(communicator, f"opening checkpoint {name!r}", lambda: _open(contents, name))',
+        "file = SavedFile(contents)",
+        TOGETHER + "a_rank_that_cannot_open_the_file_makes_all_raise", 2,
+    ),
+    Fault(
+        "ranks restore from other paths", "checkpoint/checkpoint.py", "if contents.path != name:", "if False:",
+        TOGETHER + "paths_to_restore_must_be_the_same", 2,
+    ),
+    Fault(
+        "an object that one rank cannot load", "checkpoint/restoring.py",
+        """together(communicator, f"restoring {path!r}", partial(self._load, path, state, tree), may_agree=True)""",
+        "self._load(path, state, tree)",
+        TOGETHER + "an_object_that_takes_no_state_on_one_rank_makes_all_raise", 2,
+    ),
+    Fault(
+        "a checkpoint that no state file names", "checkpoint/transfer.py", "if not was_there:", "if False:",
+        TOGETHER + "without_a_state_file_the_new_checkpoint_goes_too",
+    ),
+    Fault(
+        "a rank goes by its own state file", "checkpoint/manager.py",
+        "is_due, number, self._state = self._agree(", "is_due, number, _ = self._agree(",
+        TOGETHER + "a_rank_that_reads_an_old_state_file_goes_on_with_the_others", 2,
+    ),
+    Fault(
+        "a rank goes by its own clock", "checkpoint/checkpoint.py",
+        "saved_at = write_checkpoint(", "write_checkpoint(", TOGETHER + "clocks_may_differ", 2,
+    ),
+    Fault(
+        "a new name is not synced", "checkpoint/transfer.py",
+        "        sync_directory(os.path.dirname(path))\n", "",
+        TOGETHER + "names_are_on_the_disk_before_others_name_them",
+    ),
+    Fault(
+        "the name of the state file is not synced", "checkpoint/directory.py", "    sync_directory(directory)\n", "",
+        TOGETHER + "names_are_on_the_disk_before_others_name_them",
+    ),
+    Fault(
+        "the mark of a whole file is not synced", "checkpoint/hdf5.py",
+        "        write_at(descriptor, mark, blank.complete_offset)\n        os.fsync(descriptor)\n",
+        "        write_at(descriptor, mark, blank.complete_offset)\n",
+        TOGETHER + "names_are_on_the_disk_before_others_name_them",
+    ),
+    Fault(
+        "damage is not seen", "checkpoint/transfer.py",
+        "if zlib.crc32(data) != contents.checksums[number]:", "if False:",
+        "unit/test_checkpoint_file.py::test_one_flipped_bit_is_an_error_that_names_the_array",
+    ),
+    Fault(
+        "a failed write is lost", "checkpoint/transfer.py",
+        'exchange(communicator, f"writing checkpoint {path!r}", checksums, error)',
+        'exchange(communicator, f"writing checkpoint {path!r}", checksums)',
+        "parallel/checkpoint/test_checkpoint.py::test_a_failure_of_one_rank_is_one_of_all_and_loses_nothing", 2,
+    ),
+    Fault(
+        "a failed write leaves its file", "checkpoint/transfer.py", "os.unlink(blank.path)", "pass",
+        "parallel/checkpoint/test_checkpoint.py::test_a_failure_of_one_rank_is_one_of_all_and_loses_nothing", 2,
+    ),
+    Fault(
+        "old checkpoints go before the new one is named", "checkpoint/manager.py",
+        "        self._write(state)\n        kept, gone = self._retire(state)",
+        "        kept, gone = self._retire(state)",
+        "unit/test_checkpoint_file.py::test_a_kill_leaves_the_previous_checkpoint",
+    ),
+    Fault(
+        "arrays of other libraries are left out", "attributes.py", 'hasattr(type(value), "__dlpack__")',
+        'type(value).__module__ == "numpy"',
+        "unit/test_checkpoint_walk.py::test_an_array_of_another_library_would_be_lost",
+    ),
+    Fault(
+        "modules and checkpoints overlook slots", "attributes.py",
+        "    for name in slots_of(type(value)):", "    for name in ():",
+        "unit/test_module.py::test_a_module_finds_what_a_checkpoint_finds",
+    ),
+    Fault(
+        "a counter is left out in silence", "checkpoint/checkpoint.py",
+        "self._warn_of_counters(found, path)\n", "pass\n",
+        "unit/test_checkpoint_walk.py::test_plain_numbers_that_have_changed_are_one_warning_each",
+    ),
+    Fault(
+        "the lock of another job is deleted", "checkpoint/lock.py",
+        "if _read(held[1]) == this_process():", "if True:",
+        "unit/test_checkpoint_manager.py::test_a_requeued_job_takes_over_and_the_old_one_notices",
+    ),
+    Fault(
+        "fewer replicas get other components", "checkpoint/saved.py",
+        "variable.group.rank % self.replicas * variable.size", "0",
+        "parallel/checkpoint/test_replicas.py::test_saved_by_n_restored_by_m", 2,
+    ),
+)

@@ -1,0 +1,237 @@
+"""Deliberate faults of collectives and node memory."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+CONTRACT = "parallel/comm/test_collective.py::TestBackends::test_"
+NCCL = "parallel/comm/gpu/test_nccl.py::test_"
+CHOICE = "parallel/comm/choice/test_selection.py::test_"
+
+FAULTS = (
+    Fault(
+        "barrier lets one step ahead", "comm/memory/node_barrier.py",
+        "if seen >= least:", "if seen >= least - NUMBER:",
+        "parallel/comm/backends/test_node.py::test_the_barrier_keeps_everyone_until_the_last", 2,
+    ),
+    Fault(
+        "blocks of the shorter array only", "comm/backends/shared_blocks.py",
+        "range(0, max(counts), self.block_bytes)", "range(0, len(mine), self.block_bytes)",
+        CONTRACT + "all_gather_of_uneven_sizes", 2,
+    ),
+    Fault(
+        "allocated arrays at other places", "comm/backends/node.py",
+        "int(place < 0 or bool((places != place).any()))", "int(place < 0)",
+        "parallel/comm/backends/test_node.py::test_ranks_with_different_arrays_agree_on_the_way", 2,
+    ),
+    Fault(
+        "ring receives into a buffer in use", "comm/backends/ring.py",
+        "buffer = buffers[number % len(buffers)]", "buffer = buffers[0]",
+        CONTRACT + "large_arrays", 2,
+    ),
+    Fault(
+        "ring gathers the slice before", "comm/backends/ring.py",
+        "self._gather_around(total, slices, first=self._rank + 1)",
+        "self._gather_around(total, slices, first=self._rank)",
+        CONTRACT + "large_arrays", 3,
+    ),
+    Fault(
+        "tree pairs in any order", "comm/arithmetic/tree_order.py",
+        "for number, position in sorted(present.items()):", "for number, position in present.items():",
+        "unit/test_tree_order.py",
+    ),
+    Fault(
+        "tree rounds halves at every node", "comm/backends/tree.py",
+        "wide = rows.astype(np.float32) if is_half(rows.dtype) else rows", "wide = rows",
+        "parallel/comm/backends/test_tree.py::test_the_bits_are_those_of_the_tree_on_any_backend_and_nodes", 3,
+    ),
+    Fault(
+        "sums of halves in half precision", "comm/arithmetic/combine.py",
+        "_IN_FLOAT32 = (ReduceOp.SUM, ReduceOp.MEAN, ReduceOp.PROD)", "_IN_FLOAT32 = (ReduceOp.MEAN,)",
+        "parallel/comm/backends/test_node.py::test_a_sum_of_halves_is_rounded_once", 3,
+    ),
+    Fault(
+        "reproducible sums of halves in half precision", "comm/arithmetic/tree_order.py",
+        "rows = [source.astype(np.float32) for source in sources] if is_half(out.dtype) else sources", "rows = sources",
+        "parallel/comm/backends/test_node.py::test_a_sum_of_halves_is_rounded_once", 3,
+    ),
+    Fault(
+        "means of integers in single precision", "comm/arithmetic/combine.py",
+        "return np.dtype(np.float64)", "return np.dtype(np.float32)",
+        CONTRACT + "all_reduce_of_every_dtype", 2,
+    ),
+    Fault(
+        "MIN drops a NaN", "comm/arithmetic/combine.py", "ReduceOp.MIN: np.minimum,", "ReduceOp.MIN: np.fmin,",
+        CONTRACT + "a_nan_of_any_rank_is_one_on_every_rank", 2,
+    ),
+    Fault(
+        "NaN as MPI has it", "comm/backends/mpi.py",
+        'if (op is _MIN or op is _MAX) and source.dtype.kind == "f":', "if False:",
+        CONTRACT + "a_nan_of_any_rank_is_one_on_every_rank", 3,
+    ),
+    Fault(
+        "halves on the wire are added in half precision", "comm/front/halves.py",
+        "mine = add_halves(got.reshape(size, counts[rank]))", "mine = got.reshape(size, counts[rank]).sum(0)",
+        "parallel/comm/front/test_wire_dtype.py::test_two_roundings_and_no_more", 3,
+    ),
+    Fault(
+        "a rank keeps more digits than the others", "comm/front/halves.py",
+        "    total[...] = gathered",
+        "    total[...] = gathered\n    total[sum(counts[:rank]) : sum(counts[: rank + 1])] = mine",
+        "parallel/comm/front/test_wire_dtype.py::test_two_roundings_and_no_more", 2,
+    ),
+    Fault(
+        "neighbours are not agreed on", "comm/front/packing.py",
+        "apart = collective.all_reduce(apart, ReduceOp.MAX)", "pass",
+        "parallel/comm/front/test_packing.py::test_neighbours_differ_between_ranks", 2,
+    ),
+    Fault(
+        "neighbours of two allocations", "comm/front/packing.py",
+        "first[1] is not second[1] or not _is_next(first[0], second[0])", "not _is_next(first[0], second[0])",
+        "parallel/comm/front/test_packing.py::test_arrays_of_two_allocations_are_no_neighbours", 2,
+    ),
+    Fault(
+        "rows of other shapes on other ranks", "comm/front/sparse.py",
+        "if any(checksum != header[1] for checksum in checksums):", "if False:",
+        "parallel/comm/front/test_sparse.py::test_a_difference_is_a_mismatch_on_every_rank", 2,
+    ),
+    Fault(
+        "means of rows wrap", "comm/front/sparse.py", "        values = values.astype(np.float64)\n", "        pass\n",
+        "parallel/comm/front/test_sparse.py::test_means_of_small_integers_do_not_wrap", 3,
+    ),
+    Fault(
+        "frequent rows count once", "comm/arithmetic/merging.py",
+        "np.add.at(wide, np.repeat(late, counts[late] - VECTOR_ROUNDS), values[order[positions]].astype(wide.dtype))",
+        "wide[np.repeat(late, counts[late] - VECTOR_ROUNDS)] += values[order[positions]].astype(wide.dtype)",
+        "unit/test_variables_merging.py::test_rows_of_any_frequency",
+    ),
+    Fault(
+        "rows in any order", "comm/arithmetic/merging.py",
+        'np.argsort(indices, kind="stable")', "np.argsort(indices)", "unit/test_variables_merging.py",
+    ),
+    Fault(
+        "an error of one rank is its own", "comm/agreement.py",
+        "if communicator.all_reduce_max(int(error is not None)) == 0:",
+        "if communicator.all_reduce_max(int(error is not None)) * int(error is not None) == 0:",
+        "parallel/comm/test_agreement.py::test_a_failure_is_everybodys", 2,
+    ),
+    Fault(
+        "the last rank is not compared", "comm/agreement.py",
+        "if values.count(values[0]) == len(values):", "if values[:-1].count(values[0]) == len(values) - 1:",
+        "parallel/comm/test_agreement.py::test_a_different_value_is_named_with_its_ranks", 2,
+    ),
+    Fault(
+        "no comparison after call 16", "comm/memory/node_barrier.py",
+        "differs = differs or bool((seen ^ word) & HASH)", "differs = False",
+        "parallel/comm/test_call_order.py::test_a_late_call_that_differs_is_an_error_on_every_rank", 2,
+    ),
+    Fault(
+        "no comparison between nodes", "comm/call_order.py",
+        "if number % COMPARED_EVERY == 0:", "if False:",
+        "parallel/comm/test_call_order.py::test_ranks_of_different_nodes_compare_now_and_then", 2,
+    ),
+    Fault(
+        "an interrupt comes twice between nodes", "comm/call_comparison.py",
+        "is_asked=self.is_asked and not self._is_interrupted", "is_asked=self.is_asked",
+        "parallel/comm/test_interrupts.py::test_between_nodes_it_comes_on_all_ranks_while_calls_come_slowly", 2,
+    ),
+    Fault(
+        "a rank that looks closely takes what was signed since for another call", "comm/call_comparison.py",
+        "page.differs(before, page.shown(before))", "page.differs(before, self._mark_before)",
+        "parallel/comm/test_interrupts.py::test_reductions_in_the_background_do_not_raise_it", 2,
+    ),
+    Fault(
+        "a rank that waits outside of calls takes what was signed since for another call", "comm/call_comparison.py",
+        "self.mark if self._depth else page.shown(number)", "self.mark",
+        "parallel/comm/test_asynchronous.py::test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call",
+        2,
+    ),
+    Fault(
+        "an interrupt waits for no slow calls", "comm/interrupts.py",
+        "if inside is None and self._count_across() == count:", "if inside is None:",
+        "parallel/comm/test_interrupts.py::test_between_nodes_it_comes_on_all_ranks_while_calls_come_slowly", 2,
+    ),
+    Fault(
+        "a small call does not end its turn", "comm/backends/node.py",
+        "            memory.turn = 1 - turn\n", "",
+        "parallel/comm/backends/test_node.py::test_many_calls_of_all_kinds_in_a_row", 3,
+    ),
+    Fault(
+        "a small call is taken for another one", "comm/front/front.py",
+        "if order.key is self._small_key and not in_place:", "if self._small_key and not in_place:",
+        "parallel/comm/front/test_small.py", 2,
+    ),
+    Fault(
+        "what was left in the middle goes on", "comm/call_order.py",
+        'self.broken = f"{self.key[0]} was left in the middle by {what}"', 'self.broken = ""',
+        "parallel/comm/test_call_order.py::test_a_call_left_in_the_middle_is_refused_from_then_on", 2,
+    ),
+    Fault(
+        "a check is made in the first calls only", "comm/front/call_log.py",
+        "if self._checks or self._count <= CHECKED_CALLS:", "if self._count <= CHECKED_CALLS:",
+        "parallel/comm/test_collective.py::test_check_looks_at_every_call", 2,
+    ),
+    Fault(
+        "rounding is lost in TopK", "comm/compression/top_k.py",
+        "rest[chosen] -= sent.astype(rest.dtype)", "rest[chosen] = 0",
+        "unit/test_compression.py::test_what_rounding_leaves_out_is_sent_later",
+    ),
+    Fault(
+        "TopK keeps what is not finite", "comm/compression/top_k.py",
+        "if np.isfinite(gradient).all():", "if True:",
+        "parallel/comm/compression/test_compression.py::test_what_is_not_finite_is_seen_everywhere_and_forgotten", 2,
+    ),
+    Fault(
+        "AUTO gathers by a rank's own size", "comm/backends/automatic.py",
+        "self.backend(gathered, gathered.nbytes).all_gather", "self.backend(mine, mine.nbytes).all_gather",
+        CHOICE + "all_ranks_choose_alike_where_their_sizes_differ", 2,
+    ),
+    Fault(
+        "AUTO exchanges by a rank's own size", "comm/backends/automatic.py",
+        "self.backend(sent, 0).all_to_all", "self.backend(sent, sent.nbytes).all_to_all",
+        CHOICE + "all_ranks_choose_alike_where_their_sizes_differ", 2,
+    ),
+    Fault(
+        "options of one rank", "comm/choice/selection.py",
+        "return replace(options, check=any(check for _, check in everyones))", "return options",
+        CHOICE + "a_check_that_one_rank_asks_for_is_made_by_all", 2,
+    ),
+    Fault(
+        "one user's end destroys NCCL's communicator for all", "comm/gpu/nccl_ranks.py",
+        "if self.user_count == 0:", "if self.user_count >= 0:", NCCL + "backends_over_one_communicator_share_one", 2,
+    ),
+    Fault(
+        "NCCL stays open on the ranks where it has started, when another fails", "comm/gpu/nccl_ranks.py",
+        "        start.give_up()\n", "", NCCL + "where_one_rank_fails_the_others_abort_what_has_started", 2,
+    ),
+    Fault(
+        "NCCL that starts too late stays open", "comm/gpu/nccl_ranks.py",
+        "if is_late:", "if False:", NCCL + "a_rank_that_fails_at_the_start_does_not_keep_the_others", 2,
+    ),
+    Fault(
+        "NCCL's communicator of another GPU is shared", "comm/gpu/nccl_ranks.py",
+        " or self.device != cuda.current_device()", "", NCCL + "each_gpu_has_one_and_another_gpu_is_refused", 2,
+    ),
+    Fault(
+        "NCCL is called on another GPU than it was started on", "comm/gpu/nccl.py",
+        "if current != self._shared.device:", "if False:", NCCL + "each_gpu_has_one_and_another_gpu_is_refused", 2,
+    ),
+    Fault(
+        "NCCL that has failed is shared", "comm/gpu/nccl_ranks.py",
+        "        except Exception:\n            return False\n", "        except Exception:\n            return True\n",
+        NCCL + "one_that_has_failed_on_a_rank_is_not_shared", 2,
+    ),
+    Fault(
+        "a communicator forgets what it owns", "comm/handles.py", "in (*owned, *handles):", "in handles:",
+        NCCL + "it_ends_with_its_communicator", 2,
+    ),
+    Fault(
+        "asynchronous calls go on after a failure", "comm/asynchronous.py", "if self._error is None:", "if True:",
+        "parallel/comm/test_asynchronous.py::test_an_error_reaches_its_handle_and_all_later_ones", 2,
+    ),
+    Fault(
+        "a failure in the background is lost", "comm/asynchronous.py",
+        "                self._error = error\n", "                pass\n",
+        "parallel/comm/test_asynchronous.py::test_an_error_reaches_its_handle_and_all_later_ones", 2,
+    ),
+)

@@ -1,0 +1,120 @@
+"""Deliberate faults of input."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+DATA = "parallel/data/test_data.py::test_"
+COUPLED = "system/test_coupled.py::test_"
+
+FAULTS = (
+    Fault(
+        "a StopIteration of a user's function ends the data", "data/reading/element.py",
+        '        raise stopped(f"the function', '        raise error or stopped(f"the function',
+        "unit/test_data_transformations.py::test_a_stop_of_a_users_function_is_no_end_of_the_data",
+    ),
+    Fault(
+        "a finite repetition ends at an empty pass", "data/items/stream.py",
+        "if is_empty and (self.count is None or length == 0):", "if is_empty:",
+        "unit/test_data_transformations.py::test_a_finite_repetition_goes_on_behind_an_empty_pass",
+    ),
+    Fault(
+        "parts of other dtypes become a batch", "data/reading/element.py",
+        "        _require_alike({(tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves})\n", "",
+        "unit/test_data_transformations.py::test_parts_of_different_dtypes_make_no_batch",
+    ),
+    Fault(
+        "a sample of another size is taken", "comm/incoming.py", "if size in (expected, 0):", "if size >= 0:",
+        COUPLED + "messages_that_are_no_samples_are_errors",
+    ),
+    Fault(
+        "a sender waits for ever for a program that has ended", "comm/incoming.py",
+        "        incoming.drain()\n", "        incoming.ranks\n",
+        COUPLED + "samples_come_in_turns_and_the_sender_is_held_back",
+    ),
+    Fault(
+        "a fast sender is not held back", "comm/incoming.py", "len(self._ahead) < self._depth:", "True:",
+        COUPLED + "samples_come_in_turns_and_the_sender_is_held_back",
+    ),
+    Fault(
+        "each pass in the same order", "data/items/shuffle.py",
+        "path = () if is_same else epoch.path", "path = ()",
+        "unit/test_data_dataset.py::test_shuffle_is_a_permutation_that_depends_on_seed_and_iteration_only",
+    ),
+    Fault(
+        "each rank shuffles by its own seed", "data/distribution/share.py",
+        "    _adopt_seeds(pipeline, facts)\n    others", "    others",
+        DATA + "all_ranks_shuffle_alike_and_anew_in_each_pass", 2,
+    ),
+    Fault(
+        "all ranks see OFF in one order", "data/items/shuffle.py",
+        "[value, epoch.salt] if self.drawn and epoch.salt else [value]", "[value]",
+        DATA + "off_shuffles_differently_on_each_rank_without_a_seed", 2,
+    ),
+    Fault(
+        "rows between slices are lost", "data/items/sharding.py",
+        "begin = least * reader + min(reader, more)", "begin = least * reader + more",
+        "unit/test_data_sharding.py::test_even_slices_are_contiguous_and_cover_everything",
+    ),
+    Fault(
+        "batch sizes are not rotated", "data/items/sharding.py",
+        "return (*sizes[reader:], *sizes[:reader])", "return tuple(sizes)",
+        "unit/test_data_sharding.py::test_rotated_sizes_make_global_steps_of_the_batch_size",
+    ),
+    Fault(
+        "a pass goes on at another batch", "data/items/batching.py",
+        "return rounds * sum(self.sizes) + sum(self.sizes[:turn])", "return group * self.sizes[0]",
+        "unit/test_data_sharding.py::test_batches_of_sizes_in_turn_are_the_same_from_any_start",
+    ),
+    Fault(
+        "padding takes the first dtype", "data/reading/padding.py",
+        "dtype = np.result_type(*(leaf.dtype for leaf in column))", "dtype = column[0].dtype",
+        "unit/test_data_transformations.py::test_padded_batch",
+    ),
+    Fault(
+        "padding wraps", "data/reading/padding.py", "batch[...] = _value_as(value, dtype)",
+        "batch[...] = np.asarray(value).astype(dtype)", "unit/test_data_arguments.py",
+    ),
+    Fault(
+        "an error of reading looks like the end", "data/reading/prefetch.py",
+        "channel.end(error)", "channel.end(None)",
+        "unit/test_data_prefetch.py::test_an_error_comes_after_the_elements_before_it",
+    ),
+    Fault(
+        "a forgotten prefetcher stays", "data/reading/prefetch.py",
+        "weakref.finalize(self, channel.close)", "channel.close",
+        "unit/test_data_prefetch.py::test_a_forgotten_prefetcher_ends_its_thread",
+    ),
+    Fault(
+        "a position in an exhausted iterator", "data/distribution/distributed_iterator.py",
+        "self._is_ended = self._steps_alone = False", "self._steps_alone = False",
+        DATA + "a_position_is_loaded_into_an_exhausted_iterator", 2,
+    ),
+    Fault(
+        "a position of no readers", "data/items/position.py",
+        "(name in (_READERS, _BATCH_SIZE))", "(name == _BATCH_SIZE)",
+        "parallel/data/test_policies.py::test_a_position_of_no_readers_is_refused", 2,
+    ),
+    Fault(
+        "a position without its seeds", "data/items/position.py",
+        "seed.value = int(state.get(name, seed.value))", "pass",
+        DATA + "another_number_of_ranks_resumes_without_loss_or_repetition", 2,
+    ),
+    Fault(
+        "the end of one rank is its own", "data/distribution/distributed_iterator.py",
+        "decision = self._communicator.all_reduce_max(state)", "decision = state",
+        DATA + "a_read_that_fails_on_one_rank_fails_on_all_where_a_flag_is_exchanged", 2,
+    ),
+    Fault(
+        "elements are views of the data", "data/reading/source.py",
+        "return np.array(leaf[begin:end]) if isinstance(leaf, np.ndarray) else _opened(leaf)[begin:end]",
+        "return leaf[begin:end]",
+        "unit/test_data_dataset.py::test_what_the_user_does_to_an_element_does_not_reach_the_data",
+    ),
+    Fault(
+        "lazy rows are sorted", "data/reading/source.py",
+        "return _opened(leaf)[increasing][positions]", "return _opened(leaf)[increasing]",
+        "unit/test_data_dataset.py::test_hdf5_datasets "
+        "unit/test_data_dataset.py::test_lazy_arrays_are_read_in_increasing_order_once_a_batch",
+    ),
+)

@@ -1,0 +1,44 @@
+"""Deliberate faults of metrics."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+METRICS = "unit/test_metrics.py::test_"
+POSITIVES = "unit/test_metrics_positives.py::test_"
+
+FAULTS = (
+    Fault(
+        "a metric merges itself while it changes", "metrics/metric.py",
+        "in [other.sums.component.copy() for other in others]:", "in [other.sums.component for other in others]:",
+        METRICS + "merging_and_resetting",
+    ),
+    Fault(
+        "ties in any order", "metrics/precision_recall.py", ', axis=-1, kind="stable")', ", axis=-1)",
+        POSITIVES + "of_equal_predictions_the_first_ones_are_higher",
+    ),
+    Fault(
+        "k + 1 scores are the highest k", "metrics/top_k.py", ".sum(-1) < k)", ".sum(-1) <= k)",
+        METRICS + "top_k_is_that_of_a_sorted_row",
+    ),
+    Fault(
+        "area of rectangles", "metrics/auc.py", "heights = (y[:-1] + y[1:]) / 2", "heights = y[1:]",
+        POSITIVES + "area_under_roc_is_that_of_scikit_learn",
+    ),
+    Fault(
+        "precision grows linearly", "metrics/auc.py",
+        "slope * (gained + intercept * np.log(growth))", "slope * gained", POSITIVES + "area_of_keras",
+    ),
+    Fault(
+        "weights do not divide", "metrics/mean.py", "float(weight.sum())", "array.size", METRICS + "weighted_mean",
+    ),
+    Fault(
+        "small integers wrap in errors", "metrics/regression.py",
+        "predictions.astype(np.float64) - truth", "predictions - truth",
+        METRICS + "values_of_keras",
+    ),
+    Fault(
+        "a confusion matrix on its side", "metrics/confusion_matrix.py",
+        "rows * count + columns", "columns * count + rows", METRICS + "confusion_matrix",
+    ),
+)

@@ -1,0 +1,81 @@
+"""Deliberate faults of optimizers."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+FAMILIES = "parallel/optimizers/test_families.py::test_agrees_with_the_formula"
+FORMULAS = "unit/test_optimizers.py::test_formulas"
+
+FAULTS = (
+    Fault(
+        "bias correction of another step", "optimizers/adam.py",
+        "(1 - self.beta_2**step))", "(1 - self.beta_2**(step + 1)))",
+        "unit/test_optimizers.py::test_adams_first_step_is_the_rate",
+    ),
+    Fault(
+        "epsilon as in Keras", "optimizers/adam.py", "epsilon = self.epsilon / root", "epsilon = self.epsilon",
+        FORMULAS,
+    ),
+    Fault(
+        "decay without the rate", "optimizers/adam.py",
+        "keep = 1 - learning_rate * self.weight_decay", "keep = 1 - self.weight_decay",
+        FORMULAS,
+    ),
+    Fault(
+        "amsgrad forgets the largest", "optimizers/adam.py",
+        "np.maximum(slots[2], squares, out=slots[2])", "np.copyto(slots[2], squares)",
+        FORMULAS,
+    ),
+    Fault(
+        "nesterov as plain momentum", "optimizers/sgd.py",
+        "np.add(gradient, scratch[0], out=gradient)", "np.copyto(gradient, velocity)",
+        FORMULAS,
+    ),
+    Fault(
+        "Adagrad forgets", "optimizers/adagrad.py",
+        "np.add(total, root, out=total)", "np.maximum(total, root, out=total)", FORMULAS,
+    ),
+    Fault(
+        "Adadelta counts its steps with the rate", "optimizers/adadelta.py",
+        "            np.multiply(steps, self.rho, out=steps)\n",
+        "            np.multiply(gradient, learning_rate, out=gradient)\n"
+        "            np.multiply(steps, self.rho, out=steps)\n", FORMULAS,
+    ),
+    Fault(
+        "Ftrl leaves beta out", "optimizers/ftrl.py",
+        "2 * self.l2_regularization_strength + self.beta / learning_rate", "2 * self.l2_regularization_strength",
+        FAMILIES, 2,
+    ),
+    Fault(
+        "LAMB does not correct its velocity", "optimizers/lamb.py",
+        "root_correction = 1 / math.sqrt(1 - self.beta_2**step)", "root_correction = 1.0", FAMILIES, 2,
+    ),
+    Fault(
+        "LARS leaves the decay out of the norm", "optimizers/lars.py",
+        "(direction_norm + decay * parameter_norm)", "direction_norm", FAMILIES, 2,
+    ),
+    Fault(
+        "Lion decays its momentum as its direction", "optimizers/lion.py",
+        "np.multiply(momentum, self.beta_2, out=momentum)", "np.multiply(momentum, self.beta_1, out=momentum)",
+        FAMILIES, 2,
+    ),
+    Fault(
+        "RMSprop does not subtract the mean", "optimizers/rmsprop.py",
+        "np.subtract(square, root, out=root)", "np.copyto(root, square)", FORMULAS,
+    ),
+    Fault(
+        "RMSprop adds epsilon under the root", "optimizers/rmsprop.py",
+        "                np.sqrt(root, out=root)\n",
+        "                np.sqrt(root + self.epsilon, out=root)\n", FORMULAS,
+    ),
+    Fault(
+        "warming up begins at zero", "optimizers/schedules.py",
+        "(step + 1) / self.warmup_steps", "step / self.warmup_steps", "unit/test_schedules.py::test_linear_warmup",
+    ),
+    Fault(
+        "the scale grows one step late", "optimizers/loss_scale.py",
+        "if self._good_steps >= self.dynamic_growth_steps:", "if self._good_steps > self.dynamic_growth_steps:",
+        "unit/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
+    ),
+)

@@ -1,0 +1,283 @@
+"""Deliberate faults of servers and workers."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+HOLDS = "unit/test_protocol.py::test_rules_hold_in_every_state"
+
+FAULTS = (
+    Fault(
+        "norms of complex gradients miss a part of them", "variables/update/arithmetic.py",
+        'if array.dtype.kind == "c" else', 'if array.dtype.kind == "C" else',
+        "parallel/serving/test_optimizers_of_servers.py::test_other_dtypes_have_the_bits_of_one_process", 3,
+    ),
+    Fault(
+        "a server takes bfloat16 for bytes", "serving/push.py",
+        "array.dtype.name if array.dtype.isbuiltin == 2 else ", "",
+        "parallel/serving/test_optimizers_of_servers.py::test_other_dtypes_have_the_bits_of_one_process", 3,
+    ),
+    Fault(
+        "in one process the coordinator does not hear of an update that it drops", "serving/staging.py",
+        "sender == message.worker != self.coordinator", "sender == message.worker",
+        "unit/test_one_process_coordinator.py::test_a_step_without_a_learning_rate_ends",
+    ),
+    Fault(
+        "in one process what a class names is changed at once", "serving/chief.py",
+        "entry.home is not self.worker else self.worker", "entry.home is not self.worker else self",
+        "unit/test_one_process_coordinator.py::test_what_a_class_names_is_changed_with_the_function",
+    ),
+    Fault(
+        "a function does not notice a name that came later", "coordinator/captured.py",
+        "        yield Use(space, name, space.get(name, _NOT_YET))\n",
+        "        if name in space:\n            yield Use(space, name, space[name])\n",
+        "parallel/serving/test_captured.py::test_names_that_come_later_are_noticed", 3,
+    ),
+    Fault(
+        "a function does not notice a new attribute", "coordinator/captured.py",
+        "            if space.keys() != known:", "            if not known and space:",
+        "parallel/serving/test_captured.py::test_names_that_come_later_are_noticed", 3,
+    ),
+    Fault(
+        "an update changes what a cut has not saved", "serving/cut.py",
+        "if isinstance(action, Apply | ApplyRound) and self.live:",
+        "if isinstance(action, Apply | ApplyRound) and not self.live:", HOLDS,
+    ),
+    Fault(
+        "copies have no limit", "serving/cut.py", "                return None\n            self.copied",
+        "                pass\n            self.copied",
+        "unit/test_serving_cut.py::test_an_update_waits_for_room_and_all_behind_it_too",
+    ),
+    Fault(
+        "an update waits for ever behind a cut that is saved", "serving/holder.py",
+        "self._station.background = lambda: self._go_on(saver)", "self._station.background = lambda: None",
+        "parallel/serving/test_cut.py::test_updates_between_cut_and_end", 3,
+    ),
+    Fault(
+        "a cut without the state of optimizers", "serving/holder.py",
+        "numbers += self._updates[step.optimizer].state_of(change.variable)", "pass",
+        "parallel/serving/test_cut.py::test_updates_between_cut_and_end", 3,
+    ),
+    Fault(
+        "a worker's place in its data counts a closure that does not count", "coordinator/closures.py",
+        "        worker.finished.append(number)\n        return self._decide_in_turn(worker)\n",
+        "        worker.finished.append(number)\n        return self._decide(number)\n",
+        "unit/test_coordinator_closures.py::test_what_a_worker_has_finished_is_decided_in_its_order",
+    ),
+    Fault(
+        "a checkpoint holds the places of functions under way", "coordinator/closures.py",
+        "        worker.finished.append(number)\n",
+        "        worker.finished.append(number)\n        self.resources.positions.note(rank, message.read)\n",
+        "unit/test_coordinator_closures.py::test_place_in_the_data_of_a_lost_worker_stays",
+    ),
+    Fault(
+        "functions that have captured an iterator read on where it was before a restore", "serving/worker.py",
+        "            own.take_over(made)\n", "            own = self._own[build.resource] = made\n",
+        "parallel/serving/test_positions.py::test_functions_that_have_captured_the_iterator_go_on_there", 3,
+    ),
+    Fault(
+        "more workers read what is left several times", "serving/own_data.py",
+        "start=self.start + number * self.stride, stride", "start=self.start, stride",
+        "unit/test_positions.py::test_each_element_is_read_once_on_any_numbers_of_workers",
+    ),
+    Fault(
+        "an update counts before its servers have it", "coordinator/work.py",
+        "if finished is None or self.worker is None or not self.prepared.issuperset(finished.servers):",
+        "if finished is None or self.worker is None:", HOLDS,
+    ),
+    Fault(
+        "a server's word on a void attempt counts", "coordinator/closures.py",
+        "if closure is None or closure.worker is None or closure.attempt != message.attempt:",
+        "if closure is None or closure.worker is None:", HOLDS,
+    ),
+    Fault(
+        "a lost worker's decided closure runs again", "coordinator/closures.py",
+        "            if not self._closures[number].is_decided:\n                actions",
+        "            if self._closures[number].worker is not None:\n                actions", HOLDS,
+    ),
+    Fault(
+        "a closure lost after a cancellation runs again", "coordinator/closures.py",
+        "        if self._is_cancelling:\n            return [*self._end(number, End.CANCELLED)]\n", "",
+        "unit/test_coordinator_closures.py::test_first_error_is_raised_once_after_all_that_runs_has_ended",
+    ),
+    Fault(
+        "a closure waits for ever for a result that there will not be", "coordinator/closures.py",
+        "ends += self._awaiting.give_up(one)", "pass",
+        "unit/test_coordinator_closures.py::test_a_closure_ends_as_its_input_that_has_no_result",
+    ),
+    Fault(
+        "an update counts though another one would then be too old", "coordinator/versions.py",
+        "<= self.staleness for place", "<= self.staleness + 1 for place",
+        "unit/test_versions.py::test_no_update_counts_later_than_the_bound_says_and_all_come_to_their_end",
+    ),
+    Fault(
+        "more functions run than the bound has places for", "coordinator/versions.py",
+        "self._readable <= self.staleness", "self._readable <= self.staleness + 1",
+        "unit/test_versions.py::test_no_update_counts_later_than_the_bound_says_and_all_come_to_their_end",
+    ),
+    Fault(
+        "a version counts as readable before its servers have applied it", "coordinator/versions.py",
+        "self._begun[closure] = self._readable", "self._begun[closure] = self.number",
+        "unit/test_versions.py::test_no_update_counts_later_than_the_bound_says_and_all_come_to_their_end",
+    ),
+    Fault(
+        "what waited for a slower worker waits for ever", "coordinator/closures.py",
+        "actions = self._decide_held()", "actions: list[Action] = []",
+        "unit/test_versions.py::test_others_wait_for_one_that_stands_still_and_go_on_when_it_is_lost",
+    ),
+    Fault(
+        "gradients count that are too late", "coordinator/rounds.py",
+        "return attempt._replace(optimizers=()) if self._is_late(attempt) else attempt", "return attempt",
+        "unit/test_rounds.py::test_a_worker_that_stood_still_is_late_and_changes_no_version",
+    ),
+    Fault(
+        "a round counts while others of its version still run", "coordinator/rounds.py",
+        "if len(self._open) == in_flight else []", "if self._open else []",
+        "unit/test_rounds.py::test_a_round_waits_for_one_that_stands_still_and_goes_on_without_it_when_it_is_lost",
+    ),
+    Fault(
+        "a worker is in a round twice", "coordinator/rounds.py",
+        "return not (is_owing or self._unapplied)", "return not self._unapplied",
+        "unit/test_rounds.py::test_functions_for_one_worker_count_one_by_one_when_the_program_waits",
+    ),
+    Fault(
+        "a round is a sum and no mean", "serving/holder.py",
+        "gradients[step, number], counts[step])", "gradients[step, number], 1)",
+        "parallel/serving/test_synchronous.py::test_a_round_is_the_step_of_all_its_workers_together", 4,
+    ),
+    Fault(
+        "a slot is used again before its update is applied", "coordinator/closures.py",
+        "        self._workers.returned(worker, now)\n",
+        "        self._workers.returned(worker, now)\n        worker.slots = [None] * len(worker.slots)\n",
+        HOLDS,
+    ),
+    Fault(
+        "a row is read while it changes", "serving/rows.py",
+        "return found, (before == after) & (before % 2 == 0)", "return found, before == before",
+        "parallel/serving/test_tables.py::test_a_row_is_read_whole_while_others_change_it", 3,
+    ),
+    Fault(
+        "a server copies a whole shard to save a part of it", "serving/cut.py",
+        "copy = np.array(self._live[block.variable][block.low : block.high])",
+        "copy = np.array(self._live[block.variable])[block.low : block.high]",
+        "system/test_table_memory.py::test_no_rank_ever_holds_more_than_its_part_of_a_table",
+    ),
+    Fault(
+        "a cut misses the last rows of its blocks", "serving/cut.py",
+        "bisect_right(self.starts, block.low - self.width)", "bisect_right(self.starts, block.high - self.width)",
+        "unit/test_serving_cut.py::test_rows_touch_the_blocks_in_which_they_have_elements",
+    ),
+    Fault(
+        "a step without rows is not counted", "serving/worker_plan.py",
+        "if len(parts) == 1 or not len(merged.indices):", "if len(parts) == 1:",
+        "unit/test_sharded.py::test_rows_are_updated_as_in_one_process",
+    ),
+    Fault(
+        "a function does not read the rows that it has written", "serving/worker.py",
+        "                change.overlay(rows, found)\n", "                pass\n",
+        "unit/test_sharded.py::test_writes_of_rows_in_any_order",
+    ),
+    Fault(
+        "a function does not read the rows that it has written since it read some", "serving/rows.py",
+        "in range(self._known, len(self._changes)):", "in range(len(self._changes) - self._known):",
+        "unit/test_sharded.py::test_writes_of_rows_in_any_order",
+    ),
+    Fault(
+        "a step is counted that is not made", "serving/commits.py",
+        "iterations: dict[int, int] = {}", "iterations = self.iterations",
+        "unit/test_coordinator_closures.py::test_update_without_a_learning_rate_is_dropped_and_fails",
+    ),
+    Fault(
+        "a fence lets late pushes through", "serving/staging.py",
+        "        self.fenced.add(message.worker)\n", "", HOLDS,
+    ),
+    Fault(
+        "a fence keeps what is staged", "serving/staging.py",
+        "        self.staged.pop(message.worker, None)\n        return []\n", "        return []\n",
+        HOLDS,
+    ),
+    Fault(
+        "half an update is committed", "serving/staging.py", "told = push.last and push.attempt != OWN_WRITE",
+        "told = push.attempt != OWN_WRITE",
+        "unit/test_serving_staging.py::test_whole_update_is_prepared_then_applied_then_forgotten",
+    ),
+    Fault(
+        "a function misses what the one before has assigned", "serving/ahead.py",
+        "            self._changed.add(number)\n            self._drop(number)\n", "            pass\n",
+        "parallel/serving/test_ahead.py::test_a_function_sees_what_the_one_before_has_written_after_it_was_pulled", 3,
+    ),
+    Fault(
+        "shards of one variable are pulled ahead at two moments", "serving/ahead.py",
+        "if len(self._groups[one]) > 1", "if len(self._groups[one]) > 9", "unit/test_ahead.py",
+    ),
+    Fault(
+        "what was pulled for another closure is taken", "serving/ahead.py",
+        "pulls if pulls is not None and pulls.name == do[:2] else None", "pulls", "unit/test_ahead.py",
+    ),
+    Fault(
+        "threads of a function write into one place of a server", "serving/own_threads.py",
+        "        with self.lock:\n            if not", "        if True:\n            if not",
+        "parallel/serving/test_what_users_write.py::test_threads_of_a_function_take_turns", 3,
+    ),
+    Fault(
+        "a forked child speaks in its parent's name", "serving/own_threads.py",
+        "        if not self.is_ours():\n", "        if False:\n",
+        "system/test_forked_children.py::test_they_take_part_in_nothing",
+    ),
+    Fault(
+        "functions lose the names of their files", "serving/handles.py",
+        ".replace(co_filename=file)", "",
+        "unit/test_serving_handles.py::test_functions_sent_by_their_code_know_their_lines",
+    ),
+    Fault(
+        "arguments are sent with what they name", "serving/handles.py",
+        "all(_is_plain(one, depth - 1) for one in inner)", "True",
+        "unit/test_serving_handles.py::test_what_is_named_comes_back_as_itself",
+    ),
+    Fault(
+        "an exit of a function ends the program well", "serving/handles.py",
+        "    if isinstance(error, SystemExit):\n", "    if False:\n",
+        "parallel/serving/test_what_users_write.py::"
+        "test_whatever_a_function_raises_is_an_error_of_the_coordinator", 3,
+    ),
+    Fault(
+        "a worker waits for an update that was given up", "serving/own_updates.py",
+        "            unapplied.discard(slot)\n", "            pass\n",
+        "parallel/serving/test_dropped_updates.py::test_update_that_fits_one_server_only_is_not_waited_for", 4,
+    ),
+    Fault(
+        "an exit whose code nobody sees counts as a success", "comm/ending.py",
+        "return code_of_program() if self.code is None else number_of(self.code)", "return self.code or 0",
+        "system/test_parameter_server.py::test_the_code_of_the_chief_is_in_a_file_after_a_death",
+    ),
+    Fault(
+        "an interrupt tears a message of the chief apart", "strategy/parameter_server.py",
+        "station.whole = Whole(self.communicator.order)", "pass",
+        "unit/test_one_process_coordinator.py::test_an_interrupt_comes_between_functions",
+    ),
+    Fault(
+        "who has come to the end of its data takes the functions of those who have not", "coordinator/workers.py",
+        "return worker.ended.isdisjoint(data) or not", "return True or not",
+        "unit/test_coordinator_closures.py::test_closure_at_the_end_of_its_data_goes_to_who_has_some_left",
+    ),
+    Fault(
+        "a function is taken for another one that is gone", "coordinator/functions.py",
+        "        self.parts = parts\n", "",
+        "parallel/serving/test_captured.py::test_the_value_of_the_moment_counts", 3,
+    ),
+    Fault(
+        "a data set travels with every call", "coordinator/functions.py",
+        "found is None and type(given) is Dataset", "False",
+        "parallel/serving/test_data_sets_as_arguments.py::test_a_data_set_travels_once", 3,
+    ),
+    Fault(
+        "the end of one worker's data is the end of all", "coordinator/closures.py",
+        "not is_bound and self._workers.have_left(data)", "False",
+        "unit/test_coordinator_closures.py::test_closure_at_the_end_of_its_data_goes_to_who_has_some_left",
+    ),
+    Fault(
+        "a lost worker's bound closures wait for ever", "coordinator/workers.py",
+        "        self.waiting.unbind(rank)\n", "",
+        "unit/test_coordinator_closures.py::test_bound_closure_waits_for_its_worker_while_that_lives",
+    ),
+)

@@ -1,0 +1,200 @@
+"""Deliberate faults of variables, the arena and the synchronous step."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+OPTIONS = "parallel/optimizers/test_options.py::test_"
+
+FAULTS = (
+    Fault(
+        "other variables at the same step", "variables/step/step.py",
+        "sign=hash((selection.checksum, numbers))", "sign=hash(numbers)",
+        "parallel/variables/step/test_plan.py::test_differences_are_found_late_on_one_node", 2,
+    ),
+    Fault(
+        "another learning rate on one rank", "variables/step/step.py",
+        "sign=hash((selection.checksum, numbers))", "sign=selection.checksum",
+        "parallel/comm/test_call_order.py::test_numbers_of_a_step_that_differ", 2,
+    ),
+    Fault(
+        "sums on one rank alone", "variables/step/step.py",
+        "sign=hash((selection.checksum, numbers))", "sign=hash((*selection.names, *numbers[:3]))",
+        "parallel/optimizers/test_optimizers.py::test_sums_on_one_rank_alone_are_a_mismatch", 2,
+    ),
+    Fault(
+        "sums are accumulated on every rank", "variables/step/accumulator.py",
+        "for number, gradient in dense.items() if counts else ():", "for number, gradient in dense.items():",
+        "parallel/strategy/test_logical_replicas.py::test_skipped_aggregation_with_accumulation_and_loss_scaling", 2,
+    ),
+    Fault(
+        "accumulated gradients stay scaled", "variables/step/accumulator.py",
+        "own if factor == 1 else np.multiply(own, factor, dtype=total.dtype)", "own",
+        OPTIONS + "scaled_gradients_are_unscaled " + OPTIONS + "a_skipped_update_forgets_its_calls", 2,
+    ),
+    Fault(
+        "accumulated sums are not cleared", "variables/step/accumulator.py",
+        "        for total in self.sums:\n            total.clear()\n", "",
+        OPTIONS + "accumulated_calls_are_one_of_their_mean", 2,
+    ),
+    Fault(
+        "clipping before unscaling", "variables/step/limits.py",
+        "self._clipping(norms * factor)", "self._clipping(norms)",
+        OPTIONS + "scaled_gradients_are_unscaled", 2,
+    ),
+    Fault(
+        "the global norm is that of each variable", "variables/step/limits.py",
+        "np.asarray(np.sqrt(np.dot(norms, norms)))", "norms",
+        "parallel/optimizers/test_families.py::test_global_norm_is_over_all_variables_and_dtypes", 2,
+    ),
+    Fault(
+        "steps that are not finite are made", "variables/step/limits.py",
+        "if self._must_be_finite and not np.isfinite(norms).all():", "if False:",
+        OPTIONS + "one_ranks_overflow_skips_the_step_on_all", 2,
+    ),
+    Fault(
+        "every rank updates all rows", "variables/step/table.py",
+        "(node.rank, node.size) if self.is_shared else (0, 1)", "(0, 1)",
+        "parallel/optimizers/test_tables.py::test_is_one_rank_with_all_rows", 2,
+    ),
+    Fault(
+        "rows are measured on every rank", "variables/step/table.py",
+        "if (communicator.rank if one_measures else communicator.node_index) != 0:", "if False:",
+        "parallel/optimizers/test_tables.py::test_is_one_rank_with_all_rows", 2,
+    ),
+    Fault(
+        "halves of a step in half precision", "variables/step/sums.py",
+        "    if is_half(dtype):", "    if False:",
+        "parallel/optimizers/test_optimizers.py::test_half_gradients_of_a_node_are_added_in_single_precision", 3,
+    ),
+    Fault(
+        "no average where a gradient is None", "variables/step/arena_plan.py",
+        "        if self._average is not None:\n            self._average.follow(settings.step)",
+        "        if self._average is not None and len(numbers) == len(self.variables):\n"
+        "            self._average.follow(settings.step)",
+        OPTIONS + "average_of_the_weights", 2,
+    ),
+    Fault(
+        "products and sums are contracted", "variables/update/llvm_text.py",
+        '"add": "fadd {T} {0}, {1}",\n    "subtract": "fsub {T} {0}, {1}",\n    "multiply": "fmul {T} {0}, {1}",',
+        '"add": "fadd contract {T} {0}, {1}",\n    "subtract": "fsub contract {T} {0}, {1}",\n'
+        '    "multiply": "fmul contract {T} {0}, {1}",',
+        "unit/test_optimizers_compiled.py::test_any_sequence_of_operations_has_numpys_bits "
+        "unit/test_optimizers_compiled.py::test_each_family_has_numpys_bits",
+    ),
+    Fault(
+        "a number of a wider dtype is rounded before it is used", "variables/update/llvm_text.py",
+        "if program.widens:", "if False:",
+        "unit/test_optimizers_compiled.py::test_numbers_of_a_wider_dtype_stay_in_numpy",
+    ),
+    Fault(
+        "a server's compiled update changes the version that is read", "variables/update/llvm_text.py",
+        '**({"p": aside} if loop.is_aside else {})', "**{}",
+        "unit/test_optimizers_compiled.py::test_an_update_aside_leaves_the_parameter",
+    ),
+    Fault(
+        "blocks that do not touch are one run", "variables/update/compiled.py",
+        "begin + before * itemsize == here", "begin <= here",
+        "unit/test_optimizers_compiled.py::test_blocks_that_touch_are_one_run_and_others_are_not",
+    ),
+    Fault(
+        "compiled sums forget the order of the tree", "variables/step/sums.py",
+        "    return Add(partial(_add_compiled, CompiledSum(pairs_of, count), by_numpy), pairs)",
+        "    return Add(partial(_add_compiled, CompiledSum(pairs_of, count), by_numpy), in_order(count))",
+        "unit/test_optimizers_compiled.py::test_gradients_are_added_in_the_order_of_numpys_sums",
+    ),
+    Fault(
+        "sums before the norms are compiled in another order", "variables/step/sums.py",
+        "CompiledSum(pairs_of, count)", "CompiledSum(lambda n: tuple((0, i) for i in range(n - 1, 0, -1)), count)",
+        "parallel/optimizers/test_compiled.py::test_sums_before_the_norms_have_numpys_bits", 3,
+    ),
+    Fault(
+        "a node's compiled sums forget the order of the tree", "comm/backends/node.py",
+        "CompiledSum(pairs_of_leaves if in_tree else in_order, self._size)", "CompiledSum(in_order, self._size)",
+        "parallel/comm/backends/test_compiled_node.py::test_sums_have_numpys_bits", 4,
+    ),
+    Fault(
+        "a compiled sum takes the largest number's place", "comm/backends/node.py",
+        "if op not in _SUMS or not self._sum.add", "if not self._sum.add",
+        "parallel/comm/backends/test_compiled_node.py::test_sums_have_numpys_bits", 3,
+    ),
+    Fault(
+        "compiled sums go over sources that are yet to be read", "comm/arithmetic/compiled_sums.py",
+        "if not _is_plain(out, sources[0]) or len(shared) > 1 or any(places[number] != at for number in shared):",
+        "if not _is_plain(out, sources[0]):",
+        "unit/test_compiled_sums.py::test_arrays_that_overlap_are_left_to_numpy",
+    ),
+    Fault(
+        "merged rows begin at zero", "comm/arithmetic/compiled_sums.py",
+        "width), -0.0, values.dtype", "width), 0.0, values.dtype",
+        "unit/test_compiled_sums.py::test_rows_are_merged_with_numpys_bits",
+    ),
+    Fault(
+        "keys of rows overflow", "comm/arithmetic/merging.py", "limit = 1 << (63 - bits)", "limit = 1 << 63",
+        "unit/test_variables_merging.py::test_indices_of_any_size_are_sorted_with_their_places",
+    ),
+    Fault(
+        "compiled rows take the places of the gradient", "variables/update/llvm_text.py",
+        'begin = "%here" if name.startswith("g") else "%there"', 'begin = "%here"',
+        "unit/test_optimizers_compiled.py::test_rows_of_a_table_have_numpys_bits",
+    ),
+    Fault(
+        "compiled rows change the version that is read", "variables/update/llvm_text.py",
+        'aside = "g0" if loop.is_of_rows else "q"', 'aside = "p" if loop.is_of_rows else "q"',
+        "unit/test_optimizers_compiled.py::test_rows_of_a_table_have_numpys_bits",
+    ),
+    Fault(
+        "squares lose what is left of the lanes", "comm/arithmetic/compiled_sums.py",
+        "sums.sum() + np.dot(rest, rest)", "sums.sum()", "unit/test_compiled_sums.py::test_squares",
+    ),
+    Fault(
+        "norms are compiled where their bits are promised", "variables/step/limits.py",
+        "    if in_order:", "    if in_order and not compiles:",
+        "parallel/optimizers/test_compiled.py::test_norms_are_compiled_unless_their_bits_are_promised", 2,
+    ),
+    Fault(
+        "ranks without cores load the compiler", "comm/arithmetic/compiler.py",
+        "(is_loaded() or not _are_too_many(rank_count)) and ", "",
+        "unit/test_compiled_sums.py::test_ranks_that_would_wait_for_one_another_load_nothing",
+    ),
+    Fault(
+        "the average begins at zero", "variables/update/arithmetic.py", "if is_first:", "if False:",
+        "unit/test_update_arithmetic.py::test_the_average_is_the_last_slot_and_no_kernel_sees_it",
+    ),
+    Fault(
+        "variables become their average once", "variables/step/average.py",
+        "step % self._frequency == 0", "step == self._frequency",
+        OPTIONS + "variables_become_their_average_every_so_often", 2,
+    ),
+    Fault(
+        "clipping by value before unscaling", "variables/update/arithmetic.py",
+        "np.clip(parts, -clipvalue, clipvalue, out=parts)",
+        "np.clip(parts, -clipvalue * factor, clipvalue * factor, out=parts)",
+        "unit/test_update_arithmetic.py::test_a_block_is_unscaled_then_clipped_then_decayed",
+    ),
+    Fault(
+        "a gradient is written over before it is read", "variables/step/arena_plan.py", "if aliases:", "if False:",
+        "parallel/optimizers/test_aliases.py::test_a_gradient_is_read_before_it_is_written_over", 2,
+    ),
+    Fault(
+        "norms are measured on every node", "variables/step/variable_pass.py",
+        "bundle.variable_blocks(chosen, communicator.rank, communicator.size)",
+        "bundle.variable_blocks(chosen, node.rank, node.size)",
+        "parallel/variables/step/test_plan.py::test_a_pass_measures_and_changes_variables_one_by_one", 3,
+    ),
+    Fault(
+        "each rank assigns its own value", "variables/arena_memory.py",
+        "        return self.collective.broadcast(array)\n", "        return array\n",
+        "parallel/variables/test_variables.py::test_on_write_table", 2,
+    ),
+    Fault(
+        "rows that are named twice count once", "variables/scatter.py", '"add": np.add.at,',
+        '"add": lambda target, indices, values: target.__setitem__(indices, target[indices] + values),',
+        "unit/test_variable_scatter.py::test_rows_are_applied_one_after_another",
+    ),
+    Fault(
+        "an integer sum loses its rest", "variables/sync_on_read.py",
+        "share + (self.group.rank < rest)", "share",
+        "parallel/variables/test_variables.py::test_an_integer_sum_on_read_loses_nothing", 2,
+    ),
+)
