@@ -11,7 +11,7 @@ Measured in turns in one run:
   and the two copies between GPU and pinned host memory that staging cannot do without.
 - Adam on the GPU, as one kernel and function by function.
 
-Without a GPU it says so and ends with 1. Never run on one yet.
+Without a GPU it says so and ends with 1.
 """
 
 from __future__ import annotations

@@ -24,6 +24,7 @@ if __package__ in (None, ""):
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from mpidist.cluster.devices import visible_gpus
+from mpidist.comm.choice.capabilities import NCCL_HOST
 from tests.launching import find_mpirun, launch_environment, mpirun_command
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,6 +41,7 @@ TOGETHER = [
 PROGRAMS = ["test_device_programs.py", "test_doctor_gpus.py"]
 # Of the benchmark, which only a machine with GPUs runs as a whole.
 SPEED = "benchmark"
+SHARED = "NCCL on a shared GPU"
 # The rows of the table by their first cells, and the tests whose success proves them: all that have the text in their
 # names, of which at least one has run.
 ROWS = {
@@ -82,6 +84,8 @@ def main() -> int:
             ],
             "programs": [*pytest, f"--junit-xml={report}.programs", *_files(PROGRAMS)],
         }
+        if not options.simulated and len(visible_gpus()) < count:
+            parts[SHARED] = _nccl_on_one_gpu([*together, "-k", "nccl"], count, f"{report}.nccl")
         if not options.simulated:
             record = ROOT / "benchmarks" / "results" / "gpu.json"
             parts[SPEED] = [
@@ -90,11 +94,23 @@ def main() -> int:
             ]
         results = {name: _run(name, command, folder) for name, command in parts.items()}
         if not options.simulated:
-            reports = [path for path in (report, Path(f"{report}.programs")) if path.exists()]
+            # What ranks that share a GPU skip in the first one, the last one may have run.
+            reports = [path for path in (report, *(Path(f"{report}.{name}") for name in ("programs", "nccl")))
+                       if path.exists()]
             outcomes = {**_outcomes(reports), SPEED: results[SPEED].split(" ")[0].lower()}
             TABLE.write_text(fill(TABLE.read_text(), outcomes, _machine()))
-    print("\n" + "\n".join(f"{name:12} {result}" for name, result in results.items()))
+    print("\n" + "\n".join(f"{name:20} {result}" for name, result in results.items()))
     return 0 if all(result.startswith("passed") for result in results.values()) else 1
+
+
+def _nccl_on_one_gpu(command: list[str], count: int, report: str) -> list[str]:
+    """NCCL wants a GPU for each rank of a host; here it takes each rank for a host, and a socket for their network."""
+    ranks = [
+        [*(["-n", "1"] if rank else mpirun_command(1, find_mpirun())), "env", f"{NCCL_HOST}=host{rank}",
+         "NCCL_SOCKET_IFNAME=lo", *command, *([] if rank else [f"--junit-xml={report}"]), ":"]
+        for rank in range(count)
+    ]
+    return [word for rank in ranks for word in rank][:-1]
 
 
 def fill(page: str, outcomes: dict[str, str], machine: str) -> str:

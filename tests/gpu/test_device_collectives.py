@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from typing import Any
 
@@ -210,7 +211,7 @@ def test_an_array_on_another_gpu_is_refused(cupy: Any, open_collective: Opener) 
 
 @pytest.mark.mpi(min_size=2)
 def test_nccl_is_refused_where_ranks_share_a_gpu(cupy: Any, communicator: Communicator) -> None:
-    if cupy.cuda.runtime.getDeviceCount() >= communicator.node.size:
-        pytest.skip("each rank has a GPU of its own")
+    if cupy.cuda.runtime.getDeviceCount() >= communicator.node.size or capabilities.NCCL_HOST in os.environ:
+        pytest.skip("each rank has a GPU of its own, or a host of its own to NCCL")
     reasons = communicator.all_gather_object(capabilities.why_not(CommunicationImplementation.NCCL, communicator))
     assert any(reason is not None and "share one GPU" in reason for reason in reasons)

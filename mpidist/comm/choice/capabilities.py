@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import importlib
+import os
 
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.gpu.transport import PACKAGES
 from mpidist.options import CommunicationImplementation
+
+# By this variable NCCL takes ranks of one host for ranks of several.
+NCCL_HOST = "NCCL_HOSTID"
 
 
 def why_not(implementation: CommunicationImplementation, communicator: Communicator) -> str | None:
@@ -36,7 +40,8 @@ def _why_no_nccl(communicator: Communicator) -> str | None:
 def _own_gpu(host: str) -> tuple[str | None, tuple[str, str] | None]:
     """The reason why this rank has no GPU for NCCL, or the host and the place of its GPU.
 
-    Not its UUID: instances of one GPU (MIG) have one each, and some versions of NCCL refuse them at their start.
+    The host is the one that NCCL takes it for. Not the UUID of the GPU: instances of one GPU (MIG) have one each, and
+    some versions of NCCL refuse them at their start.
     """
     try:
         cuda = importlib.import_module("mpidist.comm.gpu.cuda")
@@ -46,4 +51,4 @@ def _own_gpu(host: str) -> tuple[str | None, tuple[str, str] | None]:
         return "no GPU is visible", None
     if not getattr(cuda.load_nccl(), "available", True):
         return f"CuPy finds no NCCL: {PACKAGES}", None
-    return None, (host, cuda.device_bus(cuda.current_device()))
+    return None, (os.environ.get(NCCL_HOST, host), cuda.device_bus(cuda.current_device()))

@@ -215,6 +215,9 @@ def test_slices_of_one_gpu_are_one_gpu_to_nccl(
     reason = capabilities.why_not(CommunicationImplementation.NCCL, communicator)
     assert reason is not None
     assert "share one GPU" in reason
+    # As NCCL sees it, too.
+    monkeypatch.setenv(capabilities.NCCL_HOST, f"host{communicator.rank}")
+    assert capabilities.why_not(CommunicationImplementation.NCCL, communicator) is None
 
 
 def test_closing_destroys_it_on_all_ranks(communicator: Communicator) -> None:
