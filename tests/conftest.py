@@ -10,15 +10,17 @@ import pytest
 
 from mpidist.chief import note_role
 from mpidist.cluster.devices import visible_gpus
-from tests import amounts, leaks
+from tests import amounts, leaks, selection, times
 from tests.gpu import host_runtime
 
 # An installed mpidist has its plugin loaded by pytest itself; a checkout on PYTHONPATH has not.
 _INSTALLED = any(point.value == "mpidist.testing.plugin" for point in entry_points(group="pytest11"))
 pytest_plugins = [] if _INSTALLED else ["mpidist.testing.plugin"]
 
-# All ranks must draw the same examples, and machines that run tests are slow at times.
+# All ranks must draw the same examples: always the same, or those of `--hypothesis-seed`. Machines that run tests are
+# slow at times.
 hypothesis.settings.register_profile("mpidist", derandomize=True, deadline=None, database=None)
+hypothesis.settings.register_profile("mpidist-seed", hypothesis.settings.get_profile("mpidist"), derandomize=False)
 hypothesis.settings.register_profile("mpidist-long", hypothesis.settings.get_profile("mpidist"), max_examples=2000)
 hypothesis.settings.load_profile("mpidist")
 
@@ -33,6 +35,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Add `--long`."""
     parser.addoption("--long", action="store_true", help="run the long forms of tests, and tests marked `long`")
     parser.addoption(
+        "--select", default="", metavar="NAME,...", help=f"run only what these keep: {', '.join(selection.SELECTIONS)}"
+    )
+    parser.addoption("--repeat", type=int, default=1, metavar="N", help="run every test so many times")
+    parser.addoption(
         "--host-gpus", action="store_true", help="run tests of GPUs with the real CuPy on two GPUs in host memory"
     )
 
@@ -42,13 +48,19 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "keeps_memory: the test makes a strategy that later tests use, too")
     if config.getoption("--host-gpus"):
         host_runtime.install()
+    if config.getoption("hypothesis_seed", None) is not None:
+        hypothesis.settings.load_profile("mpidist-seed")
     if config.getoption("--long"):
         amounts.run_long()
         hypothesis.settings.load_profile("mpidist-long")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Give long forms time."""
+    """Take what is selected, and give long forms time."""
+    if names := config.getoption("--select"):
+        kept = selection.select(names.split(","), items)
+        config.hook.pytest_deselected(items=[item for item in items if item not in set(kept)])
+        items[:] = kept
     if config.getoption("--long"):
         for item in items:
             marker = item.get_closest_marker("timeout_seconds")
@@ -91,6 +103,23 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
     if report.when == "call":
         item.stash[_REPORT] = report
     return report
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """Make a case of each repetition."""
+    if metafunc.config.getoption("--repeat") > 1:
+        metafunc.fixturenames.append("repetition")
+        metafunc.parametrize("repetition", range(metafunc.config.getoption("--repeat")))
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """What is selected, and by which seed."""
+    return f"selected: {config.getoption('--select') or 'all'}, seed {selection.seed()}"
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Note how long a test took."""
+    times.note(report)
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:

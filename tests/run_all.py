@@ -1,47 +1,155 @@
 """Run all tests: those without MPI, the parallel ones on 1, 2, 3 and 4 ranks, then those that start whole programs.
 
-    python tests/run_all.py [--ranks 1,2,3,4] [-k EXPRESSION] [--skip-unit] [--skip-programs] [--long] [--coverage]
-                              [pytest's own options]
+    python tests/run_all.py [--ranks 1,2,3,4] [-k EXPRESSION] [--select NAME,...] [--skip-unit] [--skip-parallel]
+                              [--skip-programs] [--long] [--coverage] [pytest's own options]
 
-The MPI is the one of this environment. MPIDIST_TEST_RANKS=2 in the environment stands for `--ranks 2`. Every test has
-a time limit (see `mpidist.testing`), and so has every part. Exit code 0: everything passed.
+The MPI is the one of this environment. Every test has a time limit (see `mpidist.testing`), and so has every part. At
+the end, also of a run that is cut off, come the minutes of each part and the slowest tests. Exit code 0: all passed.
 
-With --long tests that draw or repeat do so more often, tests marked `long` run, and deliberate faults show whether the
-tests notice (`tests/mutation.py`): for a night, not for every change.
+`--select quick` takes minutes instead of half an hour: a quarter of the unit and parallel tests, on 2 ranks, and the
+programs of the pages. `tests/selection.py` has the other selections. The seed that they choose by, and by which
+Hypothesis draws, is that of the commit; `MPIDIST_TEST_SEED` in the environment is another one.
+`MPIDIST_TEST_SELECTION` there stands for `--select`.
+
+With --long tests that draw or repeat do so more often, tests marked `long` run, the parallel tests also on 5 ranks, and
+deliberate faults show whether the tests notice (`tests/mutation.py`): for a night, not for every change.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 if __package__ in (None, ""):
     # Started as a file: the folder above tests is where it and mpidist stand.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests import coverage_table
+from tests import coverage_table, selection, times
 from tests.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
 
 ROOT = Path(__file__).resolve().parent.parent
-# No part was seen to take much more than half of it; only a launcher that hangs comes here.
-PART_SECONDS = 1200
+# No part was seen to take much more than a quarter of it; only a launcher that hangs comes here.
+PART_SECONDS = 1800
 LONG_PART_SECONDS = 4 * 3600
-# Programs wait most of their time: for a death, a report, a launcher. Two of them are under way, and two unit tests; of
-# three some came too late.
-AT_ONCE = ("--numprocesses", "2", "--dist", "worksteal")
+UNIT_AT_ONCE = 2
+# Programs wait most of their time: for a death, a report, a launcher.
+PROGRAMS_AT_ONCE = 4
+
+
+@dataclass
+class Part:
+    """A command, and how it went.
+
+    Attributes:
+        name: For people.
+        command: What to run.
+        result: How it went; empty before.
+        seconds: Of the clock.
+        cpu_seconds: Of all cores, by the processes that have ended.
+    """
+
+    name: str
+    command: list[str]
+    result: str = ""
+    seconds: float = 0.0
+    cpu_seconds: float = 0.0
+
+
+@dataclass
+class Run:
+    """All parts, and what they have in common.
+
+    Attributes:
+        parts: In their order.
+        limit: Seconds after which a part is ended.
+        variables: Added to the environment.
+        may_be_empty: Whether a choice may leave a part without tests.
+    """
+
+    parts: list[Part]
+    limit: float
+    variables: Mapping[str, str]
+    may_be_empty: bool
+    process: subprocess.Popen[bytes] | None = field(default=None, init=False)
+
+    def go(self) -> bool:
+        """Run the parts one after another, in view of the user. Returns whether all have passed."""
+        for part in self.parts:
+            print(f"\n===== {part.name}: {' '.join(part.command)}", flush=True)
+            begin, cpu = time.monotonic(), _cpu_seconds()
+            part.result = "CUT OFF"
+            try:
+                part.result = self._run(part)
+            finally:
+                part.seconds, part.cpu_seconds = time.monotonic() - begin, _cpu_seconds() - cpu
+            print(f"===== {part.name}: {part.result} in {part.seconds:.0f} s", flush=True)
+        return all(part.result.startswith("passed") for part in self.parts)
+
+    def _run(self, part: Part) -> str:
+        # A folder of its own: pytest cleans up those of earlier runs, and ranks that do so at once get in each other's
+        # way.
+        with tempfile.TemporaryDirectory(prefix="mpidist-tests-", ignore_cleanup_errors=True) as folder:
+            environment = {**launch_environment(), "PYTEST_DEBUG_TEMPROOT": folder, **self.variables}
+            code = wait(subprocess.Popen(part.command, cwd=ROOT, env=environment), self.limit)
+        if code is None:
+            return f"FAILED: not done after {self.limit:.0f} s"
+        # pytest's code for "no tests collected".
+        if code == 5 and self.may_be_empty:
+            return "passed, no test chosen,"
+        return f"FAILED with code {code}" if code else "passed"
 
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the parts one after another, then say how each went."""
+    options, others = parse(arguments)
+    names = [*selection.QUICK] if options.select == "quick" else [name for name in options.select.split(",") if name]
+    seed = os.environ.get(selection.SEED) or str(commit_seed())
+    try:
+        parts = parts_of(
+            options, [*others, f"--hypothesis-seed={seed}", *(["--select", ",".join(names)] if names else [])]
+        )
+    except NoLauncherError as error:
+        print(f"run_all: {error}", file=sys.stderr)
+        return 1
+    # As an interrupt: what has run by then is told.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with tempfile.TemporaryDirectory(prefix="mpidist-times-") as folder:
+        noted = Path(folder, "times")
+        variables = {
+            selection.SEED: seed, times.PLACE: str(noted),
+            **(coverage_table.environment(folder) if options.coverage else {}),
+        }
+        run = Run(
+            parts, LONG_PART_SECONDS if options.long else PART_SECONDS, variables, may_be_empty=bool(options.k or names)
+        )
+        try:
+            passed = run.go()
+        except KeyboardInterrupt:
+            passed = False
+        if options.coverage:
+            print(coverage_table.make(folder))
+        print(times.slowest(noted))
+    print(f"\nselected: {', '.join(names) or 'all'}; seed {seed}\n{table(parts)}")
+    return 0 if passed else 1
+
+
+def parse(arguments: list[str] | None) -> tuple[argparse.Namespace, list[str]]:
+    """The options of this program, and those of pytest."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--ranks", default=os.environ.get("MPIDIST_TEST_RANKS", "1,2,3,4"), metavar="N,N")
+    parser.add_argument("--ranks", default=None, metavar="N,N")
     parser.add_argument("-k", default=None, metavar="EXPRESSION", help="only tests that match, as in pytest")
+    parser.add_argument("--select", default=os.environ.get("MPIDIST_TEST_SELECTION", ""), metavar="NAME,...")
     parser.add_argument("--skip-unit", action="store_true", help="leave out the tests without MPI")
+    parser.add_argument("--skip-parallel", action="store_true", help="leave out those of several ranks")
     parser.add_argument("--skip-programs", action="store_true", help="leave out the tests of whole programs")
     parser.add_argument("--long", action="store_true", help="run the long forms of tests")
     parser.add_argument(
@@ -49,70 +157,56 @@ def main(arguments: list[str] | None = None) -> int:
         help="print which share of the package's lines the tests run; programs that tests start do not count",
     )
     options, others = parser.parse_known_args(arguments)
+    standard = "2" if options.select == "quick" else "1,2,3,4,5" if options.long else "1,2,3,4"
     try:
-        ranks = [int(n) for n in options.ranks.split(",")]
+        options.ranks = [int(n) for n in (options.ranks or standard).split(",")]
     except ValueError:
         parser.error(f"--ranks must be numbers as 1,2,3,4, got {options.ranks!r}")
+    return options, others
+
+
+def parts_of(options: argparse.Namespace, others: list[str]) -> list[Part]:
+    """The parts that the options ask for."""
     chosen = [*others, *(["-k", options.k] if options.k else []), *(["--long"] if options.long else [])]
     # Open MPI gives its ranks a terminal, which then write colors into files.
     colors = [] if sys.stdout.isatty() else ["--color=no"]
     pytest = [sys.executable, "-m", "pytest", *colors]
     measured = [sys.executable, "-m", *(coverage_table.RUN if options.coverage else []), *pytest[2:]]
+    parts = []
+    if not options.skip_unit:
+        parts.append(Part("unit tests", [*measured, *_at_once(UNIT_AT_ONCE, options), "tests/unit", *chosen]))
+    for count in [] if options.skip_parallel else options.ranks:
+        # One rank needs no launcher, and leaves a core free.
+        start = mpirun_command(count, find_mpirun()) if count > 1 else []
+        workers = _at_once(UNIT_AT_ONCE, options) if count == 1 else []
+        command = [*start, *measured, *workers, "--with-mpi", "tests/parallel", *chosen]
+        parts.append(Part(f"{count} rank{'s' if count > 1 else ''}", command))
+    if not options.skip_programs:
+        parts.append(Part("programs", [*pytest, *_at_once(PROGRAMS_AT_ONCE, options), "tests/system", *chosen]))
+    if options.long and not options.k:
+        parts.append(Part("faults", [sys.executable, "tests/mutation.py"]))
+    return parts
+
+
+def _at_once(count: int, options: argparse.Namespace) -> list[str]:
     # What the tests run is counted in one process.
-    at_once = () if options.coverage else AT_ONCE
-    parts = {} if options.skip_unit else {"unit tests": [*measured, *at_once, "tests/unit", *chosen]}
-    try:
-        mpirun = find_mpirun()
-        for count in ranks:
-            command = [*mpirun_command(count, mpirun), *measured, "--with-mpi", "tests/parallel", *chosen]
-            parts[f"{count} rank{'s' if count > 1 else ''}"] = command
-        if not options.skip_programs:
-            parts["programs"] = [*pytest, *AT_ONCE, "tests/system", *chosen]
-        if options.long and not options.k:
-            parts["faults"] = [sys.executable, "tests/mutation.py"]
-    except NoLauncherError as error:
-        print(f"run_all: {error}", file=sys.stderr)
-        return 1
-    seconds = LONG_PART_SECONDS if options.long else PART_SECONDS
-    with tempfile.TemporaryDirectory(prefix="mpidist-coverage-") as folder:
-        environment = coverage_table.environment(folder) if options.coverage else {}
-        results = {name: run(name, command, seconds, environment, selected=bool(options.k))
-                   for name, command in parts.items()}
-        if options.coverage:
-            print(coverage_table.make(folder))
-    print("\n" + "\n".join(f"{name:12} {result}" for name, result in results.items()))
-    return 0 if all(result.startswith("passed") for result in results.values()) else 1
+    return [] if options.coverage else ["--numprocesses", str(count), "--dist", "worksteal"]
 
 
-def run(name: str, command: list[str], limit: float, variables: dict[str, str], *, selected: bool) -> str:
-    """Run one part in view of the user.
+def commit_seed() -> int:
+    """A number of the commit of this checkout; 0 where there is none."""
+    asked = subprocess.run(
+        ["git", "rev-parse", "HEAD"], cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    return int(asked.stdout[:8], 16) if asked.returncode == 0 else 0
 
-    Args:
-        name: For the headline.
-        command: What to run.
-        limit: Seconds after which the part is ended.
-        variables: Added to the environment.
-        selected: Whether a choice may leave the part without tests.
 
-    Returns:
-        "passed", or what went wrong, and the time it took.
-    """
-    print(f"\n===== {name}: {' '.join(command)}", flush=True)
-    begin = time.monotonic()
-    # A folder of its own: pytest cleans up those of earlier runs, and ranks that do so at once get in each other's way.
-    with tempfile.TemporaryDirectory(prefix="mpidist-tests-", ignore_cleanup_errors=True) as folder:
-        environment = {**launch_environment(), "PYTEST_DEBUG_TEMPROOT": folder, **variables}
-        process = subprocess.Popen(command, cwd=ROOT, env=environment)
-        code = wait(process, limit)
-    seconds = time.monotonic() - begin
-    if code is None:
-        return f"FAILED: not done after {limit:.0f} s"
-    if code == 0:
-        return f"passed in {seconds:.0f} s"
-    # pytest's code for "no tests collected".
-    if code == 5 and selected:
-        return f"passed in {seconds:.0f} s (no test chosen)"
-    return f"FAILED with code {code} after {seconds:.0f} s"
+def table(parts: list[Part]) -> str:
+    """How each part went, and its minutes."""
+    rows = [f"{'part':12} {'minutes':>8} {'CPU minutes':>12}  result"]
+    rows += [f"{part.name:12} {part.seconds / 60:8.1f} {part.cpu_seconds / 60:12.1f}  {part.result or 'not run'}"
+             for part in parts]
+    return "\n".join(rows)
 
 
 def wait(process: subprocess.Popen[bytes], limit: float) -> int | None:
@@ -127,6 +221,11 @@ def wait(process: subprocess.Popen[bytes], limit: float) -> int | None:
         process.terminate()
         process.wait(30)
         raise
+
+
+def _cpu_seconds() -> float:
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 if __name__ == "__main__":
