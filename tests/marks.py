@@ -79,3 +79,8 @@ def until_others_wait(communicator: Communicator, folder: Path | str, others: in
         return state // NEXT == calls.number + 1 and state % NEXT != 0
 
     until(lambda: sum(map(waits, Path(folder).glob(".mpidist-*/*"))) >= others, f"{others} ranks wait")
+
+
+def let_pass(seconds: float) -> None:
+    """Let at least so much time pass. What others have done by then is unknown: marks tell that."""
+    threading.Event().wait(seconds)
