@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import launch_environment, run_program
-from tests.system.test_deaths import survivors_live
+from tests.launching import launch_environment, run_program, survivors_live
 
 pytestmark = pytest.mark.timeout_seconds(240)
 
