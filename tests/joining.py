@@ -8,15 +8,13 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.launching import finish, launch_environment, read_until
+from tests.launching import finish, launch_environment, read_until, start_program
 from tests.markdown import ROOT
-from tests.system.test_worker_deaths import start
+from tests.waiting import until_exists
 
 COMMAND = "from mpidist.cli.main import main; main()"
 
@@ -115,12 +113,12 @@ class Job:
         before = {name: os.environ.get(name) for name in environment or {}}
         os.environ.update(environment or {})
         try:
-            self.process = start(workers + 3, "AUTO", program, folder, json.dumps(options))
+            self.process = start_program(workers + 3, program, folder, json.dumps(options), kills=True)
         finally:
             for name, value in before.items():
                 os.environ.pop(name) if value is None else os.environ.update({name: value})
         try:
-            wait_until(folder / "ask", self.process)
+            until_exists(folder / "ask", job=self.process)
             self._link.connect(str(folder / "ask"))
         except BaseException:
             self._kill()
@@ -201,12 +199,3 @@ def refusal(joiner: subprocess.Popen[str]) -> str:
     assert (result.returncode, result.stdout) == (1, ""), result
     assert result.stderr.count("\n") == 1, result.stderr
     return result.stderr
-
-
-def wait_until(path: Path | Callable[[], bool], job: subprocess.Popen[str]) -> None:
-    """Wait until a file of a job is there."""
-    end = time.monotonic() + 60
-    while not (path() if callable(path) else path.exists()):
-        assert job.poll() is None, f"the job has ended: {job.communicate()}"
-        assert time.monotonic() < end, f"there is no {path}"
-        time.sleep(0.01)

@@ -17,7 +17,7 @@ from tests.launching import (
     is_open_mpi,
     launch_environment,
     seconds_since_begin,
-    survival_options,
+    survivors_live,
 )
 from tests.leftovers import files_left_behind
 
@@ -54,16 +54,6 @@ strategy.extended.all_reduce_async("SUM", np.ones(3)).wait()
 """ + NOTE_BEGIN
 # The time from the death to the end of the job, with what the launcher takes.
 SECONDS = 20
-
-
-def survivors_live(ranks: int, *, tells_codes: bool = False) -> list[str]:
-    """The start of a command line that lets ranks live after the death of another."""
-    mpirun = find_mpirun()
-    if is_open_mpi(mpirun):
-        return [mpirun, "--oversubscribe", *survival_options(mpirun, tells_codes=tells_codes), "-n", str(ranks)]
-    # Hydra keeps the ranks of other proxies only: each rank gets a proxy of its own.
-    hosts = ",".join(f"127.0.0.{number + 1}:1" for number in range(ranks))
-    return [mpirun, *survival_options(mpirun), "-launcher", "fork", "-hosts", hosts, "-n", str(ranks)]
 
 
 def run(folder: Path, code: str, head: str = "") -> tuple[int, str]:

@@ -10,12 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from tests import stuck
 from tests.amounts import amount
 from tests.carrier import wait_for_end, wait_for_state
-from tests.launching import finish, run_program
+from tests.launching import finish, run_program, start_program
 from tests.leftovers import files_left_behind
-from tests.system.test_worker_deaths import start
 
 pytestmark = pytest.mark.timeout_seconds(120)
 
@@ -66,7 +64,7 @@ def test_a_kill_while_a_checkpoint_is_saved(tmp_path: Path, dying: str) -> None:
     program.write_text(SAVES)
     # Chief, two workers, two servers.
     rank, server = {"chief 0": 0, "worker 0": 1, "ps 1": 4}[dying], 4
-    job = start(5, "AUTO", program, tmp_path)
+    job = start_program(5, program, tmp_path, kills=True)
     end = time.monotonic() + 60
     try:
         while not (tmp_path / "ckpt-1.h5").exists() or not list(tmp_path.glob(".ckpt-2.*.tmp")):
@@ -138,13 +136,12 @@ print(repr(coordinator), flush=True)
 """
 
 
-@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 def test_a_killed_worker_had_data_that_ends(tmp_path: Path, way: str) -> None:
     """What it had taken counts once, or not at all; others run its functions with data of their own, to their end."""
     program = tmp_path / "program.py"
     program.write_text(FINITE)
-    result = finish(start(5, way, program, tmp_path), program.name, 90)
+    result = run_program(5, program, tmp_path, timeout_seconds=90, kills=True, MPIDIST_WINDOW=way)
     text = result.stdout + result.stderr
     assert f"taken {[(1, number) for number in range(2, 10)]}\n" in text, text
     # Of the dead worker's the three that were applied before its death, of the other one's all.
@@ -171,13 +168,14 @@ print("sums", [int(value.fetch().sum()) for value in values], repr(coordinator),
 """
 
 
-@stuck.starts_again
 @pytest.mark.parametrize("number", range(amount(1, 10)))
 def test_a_worker_is_killed_while_it_sends_a_large_result(tmp_path: Path, number: int) -> None:
     """The chief may be reading the result out of its memory."""
     program = tmp_path / "program.py"
     program.write_text(LARGE)
-    result = finish(start(5, "RMA", program, tmp_path, 0.18 + 0.01 * number), program.name, 90)
+    result = run_program(
+        5, program, tmp_path, 0.18 + 0.01 * number, timeout_seconds=90, kills=True, MPIDIST_WINDOW="RMA"
+    )
     text = result.stdout + result.stderr
     assert f"sums {[10_000_000] * 3} <mpidist.coordinator.ClusterCoordinator of 1 workers" in text, text
     assert files_left_behind() == []

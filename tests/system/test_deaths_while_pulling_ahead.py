@@ -6,10 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests import stuck
-from tests.launching import finish
+from tests.launching import run_program
 from tests.leftovers import files_left_behind
-from tests.system.test_worker_deaths import start
 
 PROGRAM = """
 import os, signal, sys, threading, time
@@ -79,12 +77,11 @@ print("all right" if right else "wrong", repr(coordinator), flush=True)
 """
 
 
-@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", pytest.param("SOCKETS", marks=pytest.mark.long)])
 def test_each_update_counts_once(tmp_path: Path, way: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    result = finish(start(5, way, program, tmp_path), program.name, 60)
+    result = run_program(5, program, tmp_path, timeout_seconds=60, kills=True, MPIDIST_WINDOW=way)
     text = result.stdout + result.stderr
     assert "all right <mpidist.coordinator.ClusterCoordinator of 1 workers>" in text, text
     assert text.count("as lost: it ran too long, or nothing was heard of it") == 1, text

@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.launching import launch_environment, run_program
-from tests.system.test_deaths import survivors_live
+from tests.launching import run_program
 
 pytestmark = pytest.mark.timeout_seconds(120)
-
-ROOT = str(Path(__file__).resolve().parent.parent.parent)
 
 SYNCHRONOUS = """
 import sys
@@ -174,10 +169,7 @@ def test_an_evaluator_ends_with_the_job_after_a_workers_death(tmp_path: Path) ->
     program = tmp_path / "program.py"
     program.write_text(SERVERS)
     # The launcher's exit code is that of the dead rank.
-    result = subprocess.run(
-        [*survivors_live(4), sys.executable, str(program), str(tmp_path / "run")],
-        env={**launch_environment(), "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=60, check=False,
-    )
+    result = run_program(4, program, tmp_path / "run", kills=True)
     text = result.stdout + result.stderr
     assert evaluated(text) == [1, 2, 3, 4, 100], text
     assert text.count("no more") == 1, text

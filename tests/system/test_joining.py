@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from mpidist.comm.windows.join_file import NAME
-from tests.joining import join, refusal, wait_until
+from tests.joining import join, refusal
 from tests.launching import finish, launch_environment, run_program, start_program
 from tests.leftovers import files_left_behind
 from tests.markdown import ROOT
-from tests.system.test_worker_deaths import start
+from tests.waiting import until_exists
 
 pytestmark = pytest.mark.timeout_seconds(150)
 
@@ -163,9 +163,9 @@ def test_a_killed_worker_is_replaced_though_joiners_die_at_each_step(tmp_path: P
     program, joiners, directory = tmp_path / "program.py", tmp_path / "joiners.py", tmp_path / "job"
     program.write_text(PROGRAM)
     joiners.write_text(JOINERS)
-    job = start(5, "AUTO", program, tmp_path)
+    job = start_program(5, program, tmp_path, kills=True)
     try:
-        wait_until(directory / NAME, job)
+        until_exists(directory / NAME, job=job)
         assert (directory / NAME).stat().st_mode & 0o777 == 0o600
         early = STEPS.index("Do")
         for steps in STEPS[:early], STEPS[early:]:
@@ -180,7 +180,7 @@ def test_a_killed_worker_is_replaced_though_joiners_die_at_each_step(tmp_path: P
             assert result.returncode == 0, result.stdout + result.stderr
         # One lives: it has the place, and does the work.
         joiner = join(directory)
-        wait_until(tmp_path / f"{joiner.pid}.ran", job)
+        until_exists(tmp_path / f"{joiner.pid}.ran", job=job)
         (tmp_path / "stop").touch()
         result = finish(job, program.name, 60)
         text = result.stdout + result.stderr
@@ -216,7 +216,7 @@ def test_who_is_refused_is_told_why_in_one_line(tmp_path: Path) -> None:
     assert "no job waits for workers in" in refusal(join(tmp_path))
     job = start_program(3, program, tmp_path)
     try:
-        wait_until(tmp_path / "begun", job)
+        until_exists(tmp_path / "begun", job=job)
         path = directory / NAME
         written = json.loads(path.read_text())
         assert "no place is free: all 1 workers of the job live" in refusal(join(directory))
@@ -308,9 +308,9 @@ print("read", read, "left", left, "counts", counts.numpy().tolist(), flush=True)
 def test_a_joiner_reads_on_where_the_worker_before_has_stopped(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(READING)
-    job = start(4, "AUTO", program, tmp_path)
+    job = start_program(4, program, tmp_path, kills=True)
     try:
-        wait_until(tmp_path / "killed", job)
+        until_exists(tmp_path / "killed", job=job)
         joiner = join(tmp_path / "job")
         result = finish(job, program.name, 60)
     finally:

@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from tests.amounts import amount
-from tests.joining import Job, refusal, wait_until
+from tests.joining import Job, refusal
 from tests.launching import finish
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(150)
 
@@ -117,12 +118,12 @@ def test_joining_and_leaving_leaks_nothing(tmp_path: Path) -> None:
             at_first = at_first or list(map(held, processes))
         assert job.ask("totals()") == [2 * times, 2 * times, 2.0 * times]
         # A server hears of a death a moment later. One that keeps something of each joiner has two more, or many.
-        wait_until(
+        until(
             lambda: all(
                 now <= first + 1
                 for process, before in zip(processes, at_first, strict=True)
                 for now, first in zip(held(process), before, strict=True)
             ),
-            job.process,
+            "the servers hold no more than at first", job=job.process,
         )
         job.finish()

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.virtual_hosts import ROOT, VirtualHosts
-from tests.joining import COMMAND, wait_until
+from tests.joining import COMMAND
 from tests.launching import find_mpirun, finish, is_open_mpi
+from tests.waiting import until_exists
 
 pytestmark = pytest.mark.timeout_seconds(150)
 
@@ -78,7 +79,7 @@ def start(hosts: VirtualHosts, folder: Path) -> subprocess.Popen[str]:
     # Hydra ends all ranks of a host with one of them.
     ranks = [3, 1] if is_open_mpi(find_mpirun()) else [1, 1, 1, 1]
     job = hosts.start(ranks, program, folder)
-    wait_until(folder / "begun", job)
+    until_exists(folder / "begun", job=job)
     return job
 
 
@@ -125,7 +126,7 @@ def test_workers_join_from_another_host(virtual_hosts: Open, tmp_path: Path) -> 
         assert "cannot import here what it needs: No module named 'helper'" in lacking.stderr, lacking.stderr
         finish(hosts.execute("n5", f"umount {program}"), "umount", 30)
         joiner = join(hosts, "n5", tmp_path / "job")
-        wait_until(tmp_path / "n5", job)
+        until_exists(tmp_path / "n5", job=job)
         (tmp_path / "stop").touch()
         result = finish(job, "the job", 60)
         text = result.stdout + result.stderr

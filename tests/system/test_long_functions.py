@@ -13,9 +13,8 @@ from pathlib import Path
 import pytest
 
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.launching import finish, launch_environment, read_until, start_program
+from tests.launching import finish, launch_environment, read_until, start_program, survivors_live
 from tests.markdown import ROOT
-from tests.system.test_deaths import survivors_live
 
 pytestmark = pytest.mark.timeout_seconds(180)
 

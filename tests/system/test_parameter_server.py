@@ -13,9 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import finish, launch_environment, run_program
+from tests.launching import finish, launch_environment, run_program, survivors_live
 from tests.markdown import ROOT, blocks_of
-from tests.system.test_deaths import survivors_live
 
 pytestmark = pytest.mark.timeout_seconds(180)
 

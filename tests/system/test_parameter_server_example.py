@@ -12,9 +12,8 @@ from pathlib import Path
 import pytest
 
 from tests import stuck
-from tests.launching import launch_environment, run_program
+from tests.launching import launch_environment, run_program, survivors_live
 from tests.markdown import ROOT
-from tests.system.test_deaths import survivors_live
 
 # Seven ranks on two busy cores take their time.
 pytestmark = pytest.mark.timeout_seconds(240)

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import launch_environment, run_program
+from tests.launching import run_program
 from tests.preempted_training import COUNTED
-from tests.system.test_deaths import survivors_live
 
 pytestmark = pytest.mark.timeout_seconds(240)
 
@@ -150,12 +146,7 @@ with PreemptionCheckpointHandler(None, checkpoint, sys.argv[1] + "/checkpoints",
             os.kill(processes[3], signal.SIGUSR1)
         time.sleep(0.01)
 """)
-    root = str(Path(__file__).resolve().parent.parent.parent)
-    result = subprocess.run(
-        [*survivors_live(4), sys.executable, str(program), str(tmp_path)],
-        env=launch_environment({**os.environ, "PYTHONPATH": root}), stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, errors="replace", timeout=100, check=False,
-    )
+    result = run_program(4, program, tmp_path, kills=True, timeout_seconds=100)
     assert "lives on" in result.stderr, result.stdout + result.stderr
     assert "the job is about to end (SIGUSR1): saved" in result.stderr, result.stdout + result.stderr
     # The launcher's code says nothing after a death.

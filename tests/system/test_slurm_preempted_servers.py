@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.preempted_training import COUNTED
-from tests.slurm.private_slurm import ENDS, JOB_SECONDS, Job, PrivateSlurm, copy_tree, starts_again
+from tests.slurm.private_slurm import ENDS, JOB_SECONDS, Job, PrivateSlurm, copy_tree
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(240)
@@ -51,7 +51,6 @@ def require_two_lives(job: Job, number: int, reason: str) -> None:
     assert f"exact after {begins[0] + 50}" in job.output, job
 
 
-@starts_again
 def test_a_heterogeneous_job_saves_and_goes_on(slurm: PrivateSlurm, tmp_path: Path) -> None:
     folder = copy_tree(tmp_path)
     (folder / "program.py").write_text(TRAINING)
@@ -74,7 +73,6 @@ def test_a_heterogeneous_job_saves_and_goes_on(slurm: PrivateSlurm, tmp_path: Pa
 
 
 @pytest.mark.parametrize("reason", ["SIGUSR1", "SIGTERM"])
-@starts_again
 def test_a_job_of_equal_tasks_saves_and_goes_on(slurm: PrivateSlurm, tmp_path: Path, reason: str) -> None:
     """Where it is signalled, and where Slurm preempts it; all tasks hear of it, and the chief asks for the requeue."""
     folder = copy_tree(tmp_path)

@@ -7,9 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests import stuck
-from tests.launching import finish, run_program
-from tests.system.test_worker_deaths import start
+from tests.launching import run_program
 
 pytestmark = pytest.mark.timeout_seconds(120)
 
@@ -122,11 +120,10 @@ def test_a_backup_worker_that_was_stopped_and_woken_is_late(tmp_path: Path) -> N
     assert [update[3:] for update in updates if update[-1]] == [[0, 6, True]]
 
 
-@stuck.starts_again
 def test_a_worker_that_dies_in_a_round_leaves_it_and_its_function_counts_once(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(KILLED)
-    result = finish(start(6, "RMA", program, "0"), program.name, 100)
+    result = run_program(6, program, "0", timeout_seconds=100, kills=True, MPIDIST_WINDOW="RMA")
     assert "updates " in result.stdout, result.stdout + result.stderr
     updates = updates_in(result.stdout)
     assert sorted(update[0] for update in updates) == list(range(4, 9))

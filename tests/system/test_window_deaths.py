@@ -17,9 +17,8 @@ import pytest
 from tests import messages, stuck
 from tests.amounts import amount
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.launching import find_mpirun, finish, is_open_mpi, launch_environment
+from tests.launching import find_mpirun, finish, is_open_mpi, launch_environment, survivors_live
 from tests.leftovers import files_left_behind
-from tests.system.test_deaths import survivors_live
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
@@ -99,7 +98,6 @@ os._exit(0)
 """
 
 
-@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 @pytest.mark.parametrize("count", [5, 500_000], ids=["40 B", "4 MB"])
 @pytest.mark.parametrize("seed", range(amount(2, 50)))

@@ -6,20 +6,22 @@ import contextlib
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from tests import messages, stuck
+from tests import stuck
 from tests.amounts import amount
-from tests.carrier import EVERY_MOMENT, wait_for_end, wait_for_state
-from tests.launching import find_mpirun, finish, is_open_mpi, launch_environment
+from tests.carrier import EVERY_MOMENT, until_state, wait_for_end
+from tests.launching import (
+    find_mpirun,
+    finish,
+    is_open_mpi,
+    run_program,
+    start_program,
+)
 from tests.leftovers import files_left_behind
-from tests.markdown import ROOT
-from tests.system.test_deaths import survivors_live
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
@@ -96,20 +98,6 @@ sys.exit(3)
 """
 
 
-def start(ranks: int, way: str, program: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Start a program whose ranks live on after a death, and say whether messages arrive (`tests/messages.py`)."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return subprocess.Popen(
-        [
-            *survivors_live(ranks), sys.executable, *messages.command(program.parent / "messages"), str(program),
-            *map(str, arguments),
-        ],
-        env=launch_environment({**os.environ, "PYTHONPATH": path, "MPIDIST_WINDOW": way}), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-    )
-
-
-@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 @pytest.mark.parametrize(("number", "moments"), [
     (signal.SIGKILL, KILLED_AT), (signal.SIGSTOP, STOPPED_AT),
@@ -118,8 +106,10 @@ def test_at_each_step_of_the_protocol(tmp_path: Path, way: str, number: int, mom
     program = tmp_path / "program.py"
     program.write_text(PROGRAM.replace("SECONDS", "4.0"))
     # Chief, two servers and two workers are left.
-    process = start(len(moments) + 5, way, program, tmp_path, int(number), ",".join(map(str, moments)))
-    result = finish(process, program.name, 120)
+    result = run_program(
+        len(moments) + 5, program, tmp_path, int(number), ",".join(map(str, moments)), timeout_seconds=120, kills=True,
+        MPIDIST_WINDOW=way,
+    )
     text = result.stdout + result.stderr
     assert "all right <mpidist.coordinator.ClusterCoordinator of 2 workers>" in text, text
     if number == signal.SIGSTOP:
@@ -129,7 +119,7 @@ def test_at_each_step_of_the_protocol(tmp_path: Path, way: str, number: int, mom
     survivors = (0, *range(last - 3, last + 1))
     for rank in survivors:
         # The launcher may end before the last rank has.
-        wait_for_state(int((tmp_path / f"{rank}.pid").read_text().split()[0]), "X")
+        until_state(int((tmp_path / f"{rank}.pid").read_text().split()[0]), "X")
     codes = {rank: path.read_text() for rank in survivors if (path := tmp_path / f"{rank}.code").exists()}
     assert codes.pop(0) == "3", text
     assert set(codes.values()) == {"3"}, text
@@ -173,7 +163,6 @@ print("right" if right else "wrong", done, flush=True)
 """
 
 
-@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 @pytest.mark.parametrize("count", [5, 500_000], ids=["40 B", "4 MB"])
 @pytest.mark.parametrize("seed", range(amount(1, 10)))
@@ -181,7 +170,7 @@ def test_at_random_moments(tmp_path: Path, way: str, count: int, seed: int) -> N
     """Of six workers one is stopped and woken when it was given up, four are killed, and one is left."""
     program = tmp_path / "program.py"
     program.write_text(KILLED)
-    job = start(9, way, program, tmp_path, count)
+    job = start_program(9, program, tmp_path, count, kills=True, MPIDIST_WINDOW=way)
     chance = random.Random(f"{way} {count} {seed}")
 
     def wait_for_progress(closures: int, workers: int) -> None:
