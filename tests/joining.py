@@ -20,20 +20,21 @@ COMMAND = "from mpidist.cli.main import main; main()"
 
 # The chief does what it is asked in one line after another: an expression has a value, a statement has none.
 ANSWERING = """
-import json, os, signal, socket, sys, time
+import json, os, signal, socket, sys
 from pathlib import Path
 import numpy as np
 import mpidist
 from mpidist.observe.recorder import RECORDER
+from tests.limits import limit
+from tests.processes import state_of
+from tests.waiting import until as wait_for
 
 folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
-timeout = options.pop("closure_timeout", None)
-window = mpidist.WindowOptions(silence_seconds=options.pop("silence_seconds", 30))
 strategy = mpidist.ParameterServerStrategy(
     mpidist.cluster_resolver.MPIClusterResolver(num_ps=2), join_directory=folder / "job",
-    options=mpidist.ServerOptions(heap_bytes=1 << 22, window=window), **options,
+    options=mpidist.ServerOptions(heap_bytes=1 << 22), **options,
 )
-coordinator = mpidist.coordinator.ClusterCoordinator(strategy, closure_timeout=timeout)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():
     # They lie on different servers.
     sums = [mpidist.Variable(np.zeros(3)) for _ in range(2)]
@@ -59,14 +60,8 @@ def living():
     coordinator.done()
     return int(repr(coordinator).split("of ")[1].split()[0])
 
-def wait_for(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
 def is_stopped(pid):
-    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "T"
+    return state_of(pid) == "T"
 
 def totals():
     return [int(count), optimizer.iterations, *sorted({float(x) for one in sums for x in one.numpy()})]
@@ -75,7 +70,7 @@ with socket.socket(socket.AF_UNIX) as listener:
     listener.bind(str(folder / "ask.new"))
     listener.listen(1)
     os.rename(folder / "ask.new", folder / "ask")
-    listener.settimeout(60)
+    listener.settimeout(limit(60))
     asked = listener.accept()[0].makefile("rw")
 for line in asked:
     text = json.loads(line)
@@ -97,26 +92,17 @@ class Job:
     Args:
         folder: An empty one.
         workers: So many at the beginning.
-        environment: Variables of its ranks.
-        options: Of the strategy; `closure_timeout` of its coordinator, `silence_seconds` of its window.
+        options: Of the strategy.
     """
 
-    def __init__(
-        self, folder: Path, workers: int, environment: dict[str, str] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, folder: Path, workers: int, **options: Any) -> None:
         program = folder / "program.py"
         program.write_text(ANSWERING)
         self.directory = folder / "job"
         self._joiners: list[subprocess.Popen[str]] = []
         self._link = socket.socket(socket.AF_UNIX)
         self._file = self._link.makefile("rw")
-        before = {name: os.environ.get(name) for name in environment or {}}
-        os.environ.update(environment or {})
-        try:
-            self.process = start_program(workers + 3, program, folder, json.dumps(options), kills=True)
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
+        self.process = start_program(workers + 3, program, folder, json.dumps(options), kills=True)
         try:
             until_exists(folder / "ask", job=self.process)
             self._link.connect(str(folder / "ask"))

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
 import json
 import os
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -84,3 +86,23 @@ def until_others_wait(communicator: Communicator, folder: Path | str, others: in
 def let_pass(seconds: float) -> None:
     """Let at least so much time pass. What others have done by then is unknown: marks tell that."""
     threading.Event().wait(seconds)
+
+
+def until_put(path: Path | str) -> Iterator[int]:
+    """Numbers from 0 on, until a file is there; who is orphaned gets no more after a while."""
+    end = time.monotonic() + _MOST_SECONDS
+    for number in itertools.count():
+        if Path(path).exists():
+            return
+        assert time.monotonic() < end, f"nobody has made {path}"
+        yield number
+
+
+@contextlib.contextmanager
+def while_work_goes_on(path: Path | str, many: int = 10) -> Iterator[None]:
+    """Leave the body only when the number in a file has grown so much since it began, which others do meanwhile."""
+    first = int(read(path))
+    try:
+        yield
+    finally:
+        until(lambda: int(read(path)) >= first + many, f"the number in {path} has grown from {first} by {many}")

@@ -6,15 +6,16 @@ A job that goes on ends where an undisturbed one does, bit for bit: both have tw
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests import marks
 from tests.amounts import amount
 from tests.slurm.private_slurm import PrivateSlurm, copy_tree
 from tests.slurm.training import Array, losses, write_data
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(240)
 
@@ -137,9 +138,8 @@ def test_a_signal_at_any_moment(
     folder = copy_tree(tmp_path)
     arguments = ("--data", data, "--epochs", EPOCHS, "--checkpoint-dir", "checkpoints")
     number = slurm.submit(f"slurm/{script}.sbatch", *arguments, folder=folder)
-    while slurm.show(number).state == "PENDING":
-        time.sleep(0.05)
-    time.sleep(random.Random(f"{script} {seed}").uniform(0, 6))
+    until(lambda: slurm.show(number).state != "PENDING", "the job begins")
+    marks.let_pass(random.Random(f"{script} {seed}").uniform(0, 6))
     slurm.attempt("scancel", "--signal=USR1", *(["--batch"] if script == "mpirun" else []), number)
     job = slurm.wait(number)
     # Before the program listens, a signal ends it.
