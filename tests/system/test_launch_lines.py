@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,26 +13,29 @@ from click.testing import CliRunner
 
 from mpidist.cli.main import main
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.launching import find_mpirun, is_open_mpi, launch_environment
+from tests.launching import find_mpirun, finish, is_open_mpi, start_command
 
 pytestmark = pytest.mark.timeout_seconds(120)
 
-ROOT = str(Path(__file__).resolve().parent.parent.parent)
 
 PROGRAM = """
-import os, signal, time
+import os, signal
 from mpidist.cluster.launch_line import survives_deaths, warn_of_deaths
 from mpidist.comm.communicator import open_communicator
 from mpidist.comm.ending import tolerate_deaths
+from tests.waiting import let_pass, until_has_died
 
 ranks = open_communicator()
 tolerate_deaths()
 os.write(1, f"rank {ranks.rank}: {survives_deaths()}, together {warn_of_deaths(ranks)}\\n".encode())
 ranks.barrier()
-time.sleep(1)
 if ranks.rank == 1:
     os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(4)
+until_has_died(1)
+while not survives_deaths():
+    # The launcher ends it.
+    signal.pause()
+let_pass(3)
 os.write(1, f"rank {ranks.rank} lives\\n".encode())
 """
 
@@ -45,9 +47,7 @@ def test_a_line_with_which_ranks_end_with_others_is_warned_of(tmp_path: Path, be
     printed = CliRunner().invoke(main, ["launch-line", "--fault-tolerant", "-n", "3", sys.executable, str(program)])
     # As such lines were before.
     line = shlex.split(printed.output.replace("-genv UCX_TLS '^cma,tcp'", before))
-    result = subprocess.run(
-        line, env={**launch_environment(), "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=60, check=False,
-    )
+    result = finish(start_command(line), "the line", 60)
     text = result.stdout + result.stderr
     warnings = re.findall(r"the death of a rank in the middle of a message may .* start it by: .*", text)
     # Open MPI has no such line.
@@ -62,10 +62,7 @@ def test_the_line_keeps_its_word(tmp_path: Path, survives: bool) -> None:
     options = ["--fault-tolerant"] if survives else []
     printed = CliRunner().invoke(main, ["launch-line", *options, "-n", "3", sys.executable, str(program)])
     assert printed.exit_code == 0, printed.output
-    result = subprocess.run(
-        shlex.split(printed.output), env={**launch_environment(), "PYTHONPATH": ROOT}, capture_output=True, text=True,
-        timeout=60, check=False,
-    )
+    result = finish(start_command(shlex.split(printed.output)), "the line", 60)
     text = result.stdout + result.stderr
     assert sorted(re.findall(r"rank (\d): (True|False|None), together (True|False)", text)) == [
         (str(rank), str(survives), str(survives)) for rank in range(3)
