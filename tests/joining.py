@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.launching import finish, launch_environment, read_until, start_program
+from tests.limits import limit
 from tests.markdown import ROOT
 from tests.waiting import until_exists
 
@@ -25,6 +26,8 @@ from pathlib import Path
 import numpy as np
 import mpidist
 from mpidist.observe.recorder import RECORDER
+from tests.limits import limit
+from tests.waiting import until
 
 folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
 timeout = options.pop("closure_timeout", None)
@@ -59,11 +62,8 @@ def living():
     coordinator.done()
     return int(repr(coordinator).split("of ")[1].split()[0])
 
-def wait_for(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
+def wait_for(condition):
+    until(condition, "what was asked for")
 
 def is_stopped(pid):
     return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "T"
@@ -75,7 +75,7 @@ with socket.socket(socket.AF_UNIX) as listener:
     listener.bind(str(folder / "ask.new"))
     listener.listen(1)
     os.rename(folder / "ask.new", folder / "ask")
-    listener.settimeout(60)
+    listener.settimeout(limit(60))
     asked = listener.accept()[0].makefile("rw")
 for line in asked:
     text = json.loads(line)
@@ -132,7 +132,7 @@ class Job:
     def end(self) -> Any:
         """Wait for the answer to the last question."""
         line = self._file.readline()
-        assert line, f"the chief has ended: {self.process.communicate(timeout=30)}"
+        assert line, f"the chief has ended: {self.process.communicate(timeout=limit(30))}"
         kind, value = json.loads(line)
         assert kind == "value", value
         return value
@@ -180,7 +180,7 @@ class Job:
         for one in (self.process, *self._joiners):
             one.kill()
             if one.stderr is not None and not one.stderr.closed:
-                one.communicate(timeout=30)
+                one.communicate(timeout=limit(30))
 
 
 def join(directory: Path, before: str = "") -> subprocess.Popen[str]:

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 import subprocess
-import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import pytest
 
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.launching import finish
+from tests.launching import end, finish
+from tests.waiting import until, until_exists
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
@@ -19,11 +19,12 @@ Open = Callable[[int], VirtualHosts]
 
 SILENCE_SECONDS = 2
 PROGRAM = f"""
-import logging, os, sys, time
+import logging, os, sys, threading, time
 import numpy as np
 import mpidist
 from mpidist.comm.communicator import open_communicator
 from mpidist.coordinator import experimental_get_current_worker_index
+from tests.waiting import until_exists
 
 logging.basicConfig(format="%(message)s")
 folder, rank = sys.argv[1], open_communicator().rank
@@ -68,14 +69,18 @@ tell("trained", set(count.numpy().tolist()) == {steps}, repr(coordinator))
 """
 
 
-def wait_for(path: Path, folder: Path, seconds: float) -> str:
-    """The text of a file that comes within a time."""
-    end = time.monotonic() + seconds
-    while not path.exists():
-        said = {one.name: one.read_text() for one in sorted(folder.glob("*.log"))}
-        assert time.monotonic() < end, f"no {path.name} within {seconds} s: {said}"
-        time.sleep(0.05)
-    return path.read_text()
+def said_in(folder: Path) -> dict[str, str]:
+    """What the ranks have said."""
+    return {one.name: one.read_text() for one in sorted(folder.glob("*.log"))}
+
+
+def wait_for(name: str, folder: Path, job: subprocess.Popen[str]) -> str:
+    """The text of a file that a rank writes."""
+    try:
+        until_exists(folder / name, job=job)
+    except AssertionError as error:
+        raise AssertionError(said_in(folder)) from error
+    return (folder / name).read_text()
 
 
 DEAD = PROGRAM + """
@@ -83,8 +88,8 @@ train()
 tell("trains", strategy.roles.group.processes[strategy.roles.servers[0]].number)
 if sys.argv[2] == "nap":
     # The chief is in no call.
-    time.sleep(100)
-train(100)
+    threading.Event().wait()   # the nap
+train(until=lambda: False)
 """
 
 
@@ -96,39 +101,28 @@ def start(
     program.write_text(text)
     hosts.survivors_live = True
     job = hosts.start([1] * 4, program, folder, *arguments, **environment)
-    wait_for(folder / "trains", folder, 60)
+    wait_for("trains", folder, job)
     return job
 
 
-def cut(hosts: VirtualHosts, name: str) -> float:
-    """Cut the cable of a host; returns the time."""
-    finish(hosts.execute(name, "ip link set eth0 down"), "ip", 60)
-    return time.monotonic()
-
-
-def wait_until_empty(hosts: VirtualHosts, names: Iterable[str], seconds: float) -> None:
+def wait_until_empty(hosts: VirtualHosts, names: Iterable[str]) -> None:
     """Return when no rank is left on some hosts."""
-    end = time.monotonic() + seconds
     program = re.compile(r"\S+python \S+/program.py")
-    while left := [line for one in names for line in hosts.processes(one) if program.match(line)]:
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
+    until(lambda: not any(program.match(line) for one in names for line in hosts.processes(one)), "no rank is left")
 
 
 def test_training_goes_on_without_the_worker_behind_a_cut(virtual_hosts: Open, tmp_path: Path) -> None:
     hosts = virtual_hosts(4)
     job = start(hosts, tmp_path, CUT)
-    begin = cut(hosts, "n3")
+    hosts.cut("n3")
     try:
-        trained = wait_for(tmp_path / "trained", tmp_path, 30)
-        # Two would do where nothing else runs.
-        assert time.monotonic() - begin < SILENCE_SECONDS + 6
+        trained = wait_for("trained", tmp_path, job)
         # Those that go on, and the one that is behind the cut.
-        wait_until_empty(hosts, hosts.names[1:], 30)
+        wait_until_empty(hosts, hosts.names[1:])
     finally:
         # The launcher waits for the host that is gone.
         hosts.close()
-        job.communicate(timeout=30)
+        end(job)
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
     assert trained == "True <mpidist.coordinator.ClusterCoordinator of 1 workers>\n", said
     assert re.search(r"worker 1 \(rank 2, process \d+ on n3\) is lost; its work goes to the other 1 ", said[0]), said
@@ -139,13 +133,13 @@ def test_training_goes_on_without_the_worker_behind_a_cut(virtual_hosts: Open, t
 def test_a_server_behind_a_cut_ends_the_job(virtual_hosts: Open, tmp_path: Path, chief: str) -> None:
     hosts = virtual_hosts(4)
     job = start(hosts, tmp_path, DEAD, chief)
-    cut(hosts, "n4")
+    hosts.cut("n4")
     try:
         # Each by itself: the launcher waits for the host that is gone.
-        wait_until_empty(hosts, hosts.names, SILENCE_SECONDS + 10)
+        wait_until_empty(hosts, hosts.names)
     finally:
         hosts.close()
-        job.communicate(timeout=30)
+        end(job)
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
     assert re.search(r"rank 0 of 4 on n1 cannot go on: rank 3 of 4 \(process \d+ on n4\) cannot be", said[0]), said
     for rank in (1, 2):
@@ -156,15 +150,14 @@ def test_a_server_behind_a_cut_ends_the_job(virtual_hosts: Open, tmp_path: Path,
         who = r"(ps 0 \(rank 3\)|rank 3 of 4 \(process \d+ on n4\))"
         assert re.search(rf"DeadRankError: {who} cannot be reached\W+\w+ host says nothing any more", said[0]), said
     else:
-        assert "time.sleep(100)" in said[0], said
+        assert "# the nap" in said[0], said
     assert re.search(r"rank 3 of 4 on n4 cannot go on: rank 0 of 4 \(process \d+ on n1\) cannot be", said[3]), said
 
 
 STOPPED = PROGRAM + """
 train()
 tell("trains", strategy.roles.group.processes[strategy.roles.servers[0]].number)
-while not os.path.exists(f"{folder}/stopped"):
-    time.sleep(0.01)
+until_exists(f"{folder}/stopped")
 train()
 tell("trained", set(count.numpy().tolist()) == {steps})
 """
@@ -184,11 +177,13 @@ def test_a_server_that_is_stopped_on_another_host_is_named(virtual_hosts: Open, 
     (tmp_path / "stopped").touch()
     where = rf"  ps 0 is process {process} on n4:\n  (.*)\n  Nothing goes on without a server"
     waits = r"rank 0 of 4 on n1 has waited \d+ s for functions of workers\n  worker 0 has run"
-    found, end = None, time.monotonic() + 60
     # Worker and chief each look by themselves.
-    while time.monotonic() < end and not (found and re.search(waits, (tmp_path / "0.log").read_text())):
-        time.sleep(0.1)
-        found = re.search(where, (tmp_path / "1.log").read_text())
+    until(
+        lambda: re.search(where, (tmp_path / "1.log").read_text())
+        and re.search(waits, (tmp_path / "0.log").read_text()),
+        "both have said so", job=job,
+    )
+    found = re.search(where, (tmp_path / "1.log").read_text())
     signal_on(hosts, "CONT", process)
     result = finish(job, "the job", 60)
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]

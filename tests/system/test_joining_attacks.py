@@ -11,6 +11,7 @@ import pytest
 from tests.amounts import amount
 from tests.joining import Job, refusal
 from tests.launching import finish
+from tests.limits import limit
 from tests.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(150)
@@ -21,7 +22,7 @@ def held(process: int) -> list[int]:
 
 
 def test_a_joiner_that_is_given_up_leaves_when_it_wakes_and_another_has_its_place(tmp_path: Path) -> None:
-    with Job(tmp_path, 2, closure_timeout=0.5) as job:
+    with Job(tmp_path, 2, closure_timeout=limit(0.5)) as job:
         job.ask("lose(1)")
         stopped = job.join()
         job.ask("wait_for(lambda: living() == 2)")
@@ -85,7 +86,7 @@ def test_joiners_that_race_and_joiners_that_are_interrupted(tmp_path: Path) -> N
         job.ask("saved = mpidist.Checkpoint(sums=sums, count=count)")
         job.begin(
             "begin, seen = time.monotonic(), set()\n"
-            "while len(seen) < 2 and time.monotonic() < begin + 30:\n"
+            "while len(seen) < 2 and time.monotonic() < begin + limit(30):\n"
             "    values = [coordinator.schedule(add) for _ in range(4)]\n"
             "    saved.save(folder / 'ckpt')\n"
             "    seen |= {value.fetch()[0] for value in values}\n"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-import time
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,8 +12,9 @@ import pytest
 
 from tests.amounts import amount
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.launching import find_mpirun, finish, is_open_mpi, run_program
+from tests.launching import find_mpirun, is_open_mpi, run_program
 from tests.parallel.serving.test_traffic import Cost, require_bytes_of_the_wire, require_few_bytes
+from tests.waiting import until, until_exists
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
@@ -144,8 +145,7 @@ BUSY = HEAD + """
 def compute(path):
     # In NumPy for most of the time, with the interpreter at hand now and then.
     open(path, "w").close()
-    end = time.monotonic() + 100
-    while time.monotonic() < end:
+    while True:
         np.ones((100, 100)) @ np.ones((100, 100))
 
 coordinator.schedule(step, worker=0)
@@ -161,29 +161,22 @@ def test_a_death_ends_a_worker_on_another_host_that_computes(
     program = tmp_path / "program.py"
     program.write_text(BUSY)
     hosts, ranks = open_hosts(virtual_hosts)
-    job = hosts.start(ranks, program, tmp_path)
-    end = time.monotonic() + 60
-    while not (tmp_path / "computes").exists():
-        assert job.poll() is None, job.communicate()
-        assert time.monotonic() < end, "the worker does not compute"
-        time.sleep(0.02)
     rank = 0 if dying == "chief 0" else 3
-    # Each host numbers its own processes.
     host = hosts.names[0 if rank == 0 else -1]
-    killed = finish(hosts.execute(host, f"kill -9 {(tmp_path / f'{rank}.pid').read_text()}"), "kill", 60)
-    begin = time.monotonic()
-    assert killed.returncode == 0, killed.stderr
-    result = finish(job, program.name, 60)
+
+    def kill(job: subprocess.Popen[str]) -> None:
+        until_exists(tmp_path / "computes", job=job)
+        hosts.kill(rank)
+
+    result = hosts.run(ranks, program, tmp_path, meanwhile=kill)
     text = result.stdout + result.stderr
     wait_until_empty(hosts)
-    # With what the launcher and a busy machine take.
-    assert time.monotonic() - begin < 30, text
     assert re.search(rf"rank {rank} of 4 \(process \d+ on {host}\) ended|{dying} \(rank {rank}\) is dead", text), text
 
 
 def wait_until_empty(hosts: VirtualHosts) -> None:
     """Return when no rank is left on any host."""
-    end = time.monotonic() + 30
-    while left := [line for name in hosts.names for line in hosts.processes(name) if "program.py" in line]:
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
+    until(
+        lambda: not any("program.py" in line for name in hosts.names for line in hosts.processes(name)),
+        "no rank is left",
+    )

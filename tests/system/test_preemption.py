@@ -18,6 +18,7 @@ import os, random, signal, sys, threading, time
 import numpy as np
 import mpidist
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
+from tests.waiting import let_pass
 strategy = mpidist.MultiWorkerMirroredStrategy()
 rank, size = strategy.communicator.rank, strategy.num_replicas_in_sync
 
@@ -48,13 +49,12 @@ def train(folder, seed, which, name, exit_fn=None):
         optimizer.apply_gradients([(gradient, variable)])
         # Also other calls, and time without any.
         if strategy.reduce("MAX", int(optimizer.iterations), axis=None) % 5 == 0:
-            time.sleep(0.01 * (1 + rank))
+            let_pass(0.01 * (1 + rank))
 
     def tell():
-        time.sleep(delay)
         os.kill(os.getpid(), getattr(signal, name))
 
-    teller = threading.Thread(target=tell, daemon=True)
+    teller = threading.Timer(delay, tell)
     if name != "none" and (which == "all" or rank == chosen):
         teller.start()
     try:

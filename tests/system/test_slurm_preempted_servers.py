@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.slurm.private_slurm import ENDS, JOB_SECONDS, Job, PrivateSlurm, copy_tree
+from tests.waiting import until
 
 pytestmark = pytest.mark.timeout_seconds(240)
 
 # The first life goes on until it is told of the end; the second one ends by itself.
 TRAINING = """
-import os, sys, time
+import os, sys, threading
 import numpy as np
 import mpidist
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
@@ -40,15 +41,14 @@ def step(index, numbers):
     read.scatter_add(mpidist.IndexedSlices(np.ones(1, "int64"), np.array([next(numbers)]), (MOST,)))
 
 handler = PreemptionCheckpointHandler(None, checkpoint, sys.argv[1], TerminationConfig(requeue=True, exit_code=75))
-begin, begun_at = handler.total_run_calls, time.monotonic()
+begin = handler.total_run_calls
 restarts = int(os.environ.get("SLURM_RESTART_COUNT", 0))
 print("life", restarts, "begins at", begin, flush=True)
 while not restarts or handler.total_run_calls < begin + 50:
     if handler.total_run_calls == begin + 30:
         print("trains", flush=True)
     handler.run(coordinator.schedule, step, (handler.total_run_calls, numbers))
-    time.sleep(0.01)
-    assert time.monotonic() < begun_at + 100, "nobody has told the chief"
+    threading.Event().wait(0.01)
 last = handler.total_run_calls
 coordinator.join()
 made, read = made.numpy(), read.numpy()
@@ -81,13 +81,17 @@ def test_a_heterogeneous_job_saves_and_goes_on(slurm: PrivateSlurm, tmp_path: Pa
     slurm.wait_for(number, "trains")
     slurm.ask("scancel", "--signal=USR1", number)
     slurm.wait_for(number, "is queued again")
-    end = time.monotonic() + JOB_SECONDS
-    while slurm.show(number).state not in ("RUNNING", *ENDS):
-        assert time.monotonic() < end, slurm.show(number)
+    looks = itertools.count()
+
+    def runs() -> bool:
+        if slurm.show(number).state in ("RUNNING", *ENDS):
+            return True
         # Such jobs are started by Slurm's backfill alone, which looks only when something has changed: on a cluster
         # where nothing else happens the job would wait for ever.
-        slurm.ask("scontrol", "update", f"jobid={number}", f"comment={time.monotonic()}")
-        time.sleep(0.5)
+        slurm.ask("scontrol", "update", f"jobid={number}", f"comment={next(looks)}")
+        return False
+
+    until(runs, "the job runs again", seconds=JOB_SECONDS)
     require_two_lives(slurm.wait(number), number, "SIGUSR1")
 
 

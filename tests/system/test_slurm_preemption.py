@@ -6,7 +6,6 @@ A job that goes on ends where an undisturbed one does, bit for bit: both have tw
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +14,7 @@ import pytest
 from tests.amounts import amount
 from tests.slurm.private_slurm import PrivateSlurm, copy_tree
 from tests.slurm.training import Array, losses, write_data
+from tests.waiting import let_pass, until
 
 pytestmark = pytest.mark.timeout_seconds(240)
 
@@ -78,7 +78,7 @@ def test_jobs_that_are_ended_from_outside_save_and_go_on(
 
 
 GUARDED = """
-import sys, time
+import sys, threading
 import mpidist
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 strategy = mpidist.MultiWorkerMirroredStrategy()
@@ -89,7 +89,7 @@ handler = PreemptionCheckpointHandler(None, mpidist.Checkpoint(steps=steps), sys
 print("begins at", int(steps), flush=True)
 while True:
     handler.run(lambda: strategy.run(lambda: steps.assign_add(1)))
-    time.sleep(0.05)
+    threading.Event().wait(0.05)
 """
 
 
@@ -137,9 +137,8 @@ def test_a_signal_at_any_moment(
     folder = copy_tree(tmp_path)
     arguments = ("--data", data, "--epochs", EPOCHS, "--checkpoint-dir", "checkpoints")
     number = slurm.submit(f"slurm/{script}.sbatch", *arguments, folder=folder)
-    while slurm.show(number).state == "PENDING":
-        time.sleep(0.05)
-    time.sleep(random.Random(f"{script} {seed}").uniform(0, 6))
+    until(lambda: slurm.show(number).state != "PENDING", "the job runs", seconds=120)
+    let_pass(random.Random(f"{script} {seed}").uniform(0, 6))
     slurm.attempt("scancel", "--signal=USR1", *(["--batch"] if script == "mpirun" else []), number)
     job = slurm.wait(number)
     # Before the program listens, a signal ends it.
