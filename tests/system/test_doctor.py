@@ -18,10 +18,10 @@ from tests.launching import (
     find_mpirun,
     finish,
     is_open_mpi,
-    launch_environment,
     mpirun_command,
     read_until,
     run_program,
+    start_command,
     start_program,
 )
 
@@ -97,11 +97,7 @@ def test_node_memory_that_is_too_small_for_mpi(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = [*mpirun_command(2, find_mpirun()), sys.executable, str(program), "doctor", "--json", "--seconds", "1"]
-    root = str(Path(__file__).resolve().parents[2])
-    result = subprocess.run(
-        [*UNSHARE, "sh", "-c", SMALL, "sh", *command], env={**launch_environment(), "PYTHONPATH": root},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=100,
-    )
+    result = finish(start_command([*UNSHARE, "sh", "-c", SMALL, "sh", *command]), "the doctor", 100)
     found = read_page(result.stdout)
     assert result.returncode != 0
     assert found["node memory"]["state"] == "wrong"

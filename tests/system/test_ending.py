@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import find_mpirun, launch_environment, mpirun_command, run_code
+from tests.launching import find_mpirun, finish, mpirun_command, run_code, start_command
 
 pytestmark = pytest.mark.timeout_seconds(150)
 
@@ -383,5 +382,5 @@ def test_a_job_ends_where_its_words_cannot_be_written(tmp_path: Path, closed: st
         "strategy.reduce('SUM', 1.0, axis=None)\n"
     )
     command = [*mpirun_command(2, find_mpirun()), "bash", "-c", f"exec {sys.executable} {program} {closed}"]
-    result = subprocess.run(command, env=launch_environment(), capture_output=True, timeout=50, check=False)
+    result = finish(start_command(command), "the job", 50)
     assert result.returncode

@@ -17,6 +17,7 @@ HEAD = """
 import os, signal, sys, time
 import numpy as np
 import mpidist
+from tests.waiting import until_exists
 
 what, folder = sys.argv[1:]
 resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
@@ -159,9 +160,9 @@ try:
 except (RuntimeError, mpidist.errors.DeadRankError) as error:
     print(f"{task} caught {type(error).__name__}: {error}", flush=True)
     open(f"{folder}/{task}", "w").close()
-while task == "chief" and not os.path.exists(folder + "/worker"):
+if task == "chief":
     # A worker that hears of the chief's end first ends in good order.
-    time.sleep(0.01)
+    until_exists(folder + "/worker")
 strategy.close()
 print(f"{task} goes on", flush=True)
 """

@@ -15,6 +15,7 @@ BEGIN = """
 import json, os, signal, sys, time
 import numpy as np
 import mpidist
+from tests.waiting import until_state
 from mpidist.observe.recorder import RECORDER
 
 resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=2)
@@ -39,16 +40,12 @@ def step(power, stops=False):
 
 def step_once(power, pid):
     return step(power, stops=os.getpid() == pid)
-
-def is_stopped(pid):
-    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "T"
 """
 
 STOPPED = BEGIN + """
 pid = coordinator.schedule(os.getpid, worker=1).fetch()
 late = coordinator.schedule(step, (12, True), worker=1)
-while not is_stopped(pid):
-    time.sleep(0.001)
+until_state(pid, "T")
 values = [coordinator.schedule(step, (power // 2,)) for power in range(12)]
 while optimizer.iterations < 6:
     coordinator.done()
@@ -64,10 +61,6 @@ print("updates " + json.dumps([tuple(one) for one in RECORDER.updates]), flush=T
 """
 
 KILLED = BEGIN + """
-def wait_for(pid):
-    while not is_stopped(pid):
-        time.sleep(0.001)
-
 def lose(pid):
     left = len(coordinator._closures.workers) - 1
     os.kill(pid, signal.SIGKILL)
@@ -79,7 +72,7 @@ pids = [coordinator.schedule(os.getpid, worker=worker).fetch() for worker in ran
 first = coordinator.schedule(step, (0,), worker=0)
 coordinator.schedule(step, (1,), worker=1)
 coordinator.schedule(step, (2, True), worker=2)
-wait_for(pids[2])
+until_state(pids[2], "T")
 while len(coordinator._versions._open) < 2:
     coordinator.done()
 lose(pids[0])
@@ -93,7 +86,7 @@ assert (first.fetch(), int(count), optimizer.iterations) == ([10.0, 10.0], 3, 2)
 # The death of a worker makes the round of another one whole.
 coordinator.schedule(step, (0,), worker=1)
 again = coordinator.schedule(step_once, (1, pids[2]), worker=2)
-wait_for(pids[2])
+until_state(pids[2], "T")
 while len(coordinator._versions._open) < 1:
     coordinator.done()
 lose(pids[2])
