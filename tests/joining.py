@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any
 
 from tests.launching import finish, launch_environment, read_until, start_program
+from tests.limits import limit
 from tests.markdown import ROOT
 from tests.waiting import until_exists
 
@@ -118,7 +119,7 @@ class Job:
     def end(self) -> Any:
         """Wait for the answer to the last question."""
         line = self._file.readline()
-        assert line, f"the chief has ended: {self.process.communicate(timeout=30)}"
+        assert line, f"the chief has ended: {self.process.communicate(timeout=limit(30))}"
         kind, value = json.loads(line)
         assert kind == "value", value
         return value
@@ -166,7 +167,7 @@ class Job:
         for one in (self.process, *self._joiners):
             one.kill()
             if one.stderr is not None and not one.stderr.closed:
-                one.communicate(timeout=30)
+                one.communicate(timeout=limit(30))
 
 
 def join(directory: Path, before: str = "") -> subprocess.Popen[str]:

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import re
+import select
 import shutil
 import signal
 import subprocess
@@ -167,11 +168,29 @@ def note_slowness(folder: Path) -> None:
     limits.note_start(time.monotonic() - begin)
 
 
-def read_until(process: subprocess.Popen[str], pattern: str) -> str:
+def run_code(
+    folder: Path, code: str, *arguments: object, ranks: int = 3, timeout_seconds: float = 60, kills: bool = False,
+    tells_codes: bool = False, **environment: str,
+) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Run the text of a program, as `program.py` in a folder, by `run_program`: the finished job, and all it wrote."""
+    program = folder / "program.py"
+    program.write_text(code)
+    result = run_program(
+        ranks, program, *arguments, timeout_seconds=timeout_seconds, kills=kills, tells_codes=tells_codes, **environment
+    )
+    return result, result.stdout + result.stderr
+
+
+def read_until(process: subprocess.Popen[str], pattern: str, timeout_seconds: float = 60) -> str:
     """What a process writes to stderr until that contains a pattern, or until it ends; `finish` gives the rest."""
-    text = ""
-    # Not by the stream, which would read more and keep it.
-    while process.stderr and not re.search(pattern, text) and (data := os.read(process.stderr.fileno(), 65536)):
+    text, last = "", time.monotonic() + limits.limit(timeout_seconds)
+    while process.stderr and not re.search(pattern, text):
+        if not select.select([process.stderr], [], [], max(0.0, last - time.monotonic()))[0]:
+            seen, kind = stuck.examine(process)
+            raise kind(f"no {pattern!r} after {timeout_seconds} s\n{text}\n{seen}")
+        # Not by the stream, which would read more and keep it.
+        if not (data := os.read(process.stderr.fileno(), 65536)):
+            break
         text += data.decode(errors="replace")
     return text
 

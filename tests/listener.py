@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import re
 import subprocess
+
+from tests.launching import read_until
 
 
 class Listener:
@@ -30,11 +31,9 @@ class Listener:
         """
         begin = self._from
         while not (found := re.compile(pattern).search(self.text, begin)):
-            # Not by the stream, which would read more and keep it.
-            data = os.read(self._process.stderr.fileno(), 65536) if self._process.stderr else b""
-            if not data:
+            if not (more := read_until(self._process, "(?s:.)")):
                 self._from = len(self.text)
                 return self.text[begin:]
-            self.text += data.decode(errors="replace")
+            self.text += more
         self._from = found.end()
         return self.text[begin : self._from]

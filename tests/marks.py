@@ -83,11 +83,6 @@ def until_others_wait(communicator: Communicator, folder: Path | str, others: in
     until(lambda: sum(map(waits, Path(folder).glob(".mpidist-*/*"))) >= others, f"{others} ranks wait")
 
 
-def let_pass(seconds: float) -> None:
-    """Let at least so much time pass. What others have done by then is unknown: marks tell that."""
-    threading.Event().wait(seconds)
-
-
 def until_put(path: Path | str) -> Iterator[int]:
     """Numbers from 0 on, until a file is there; who is orphaned gets no more after a while."""
     end = time.monotonic() + _MOST_SECONDS

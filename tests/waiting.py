@@ -9,6 +9,7 @@ import contextlib
 import mmap
 import os
 import subprocess
+import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -16,6 +17,7 @@ from typing import Any
 
 from mpidist.observe.calls import CODES, IDENTITY, NEXT, PLACE_WORDS, STATE
 from mpidist.observe.page import PAGE_BYTES, Page
+from mpidist.observe.peers import Peer
 from mpidist.observe.startup import PAGE_NAME
 from mpidist.observe.watchdog import WATCHDOG
 from tests import stuck
@@ -71,7 +73,7 @@ def until_waits_in(rank: int, *calls: str, job: subprocess.Popen[Any] | None = N
 
     Args:
         rank: In a program of a test a rank of its first communicator; with `job` a rank of that.
-        *calls: Names, as a report of the watchdog has them: "barrier", "all_reduce"; any of these.
+        *calls: Names, as a report of the watchdog has them: "barrier", "all_reduce"; any of these. None: in any call.
         job: The job, outside it.
     """
     until_process_waits_in(process_of(rank, job), *calls, job=job)
@@ -92,7 +94,7 @@ def until_process_waits_in(process: int, *calls: str, job: subprocess.Popen[Any]
         beat = page.beat
         for place in range(0, len(page.places), PLACE_WORDS):
             state = page.places[place + STATE]
-            if not page.places[place + IDENTITY] or state % NEXT not in codes:
+            if not page.places[place + IDENTITY] or not state % NEXT or (codes and state % NEXT not in codes):
                 seen.pop(place, None)
                 continue
             before, last, looks = seen.get(place, (0, beat, 0))
@@ -102,7 +104,25 @@ def until_process_waits_in(process: int, *calls: str, job: subprocess.Popen[Any]
         return False
 
     with contextlib.closing(_PAGES):
-        until(waits, f"process {process} waits in {' or '.join(calls)}", job=job)
+        until(waits, f"process {process} waits in {' or '.join(calls) or 'a call'}", job=job)
+
+
+def until_has_ended(rank: int) -> None:
+    """In a program of a test: wait until the program of another rank has come to its end."""
+    peer = _peer(rank)
+    until(peer.has_ended, f"rank {rank} has come to its end")
+
+
+def until_has_died(rank: int) -> None:
+    """In a program of a test: wait until the process of another rank has died."""
+    peer = _peer(rank)
+    until(peer.has_died, f"rank {rank} has died")
+
+
+def let_pass(seconds: float) -> None:
+    """Let so much time pass, at least: longer than a time that what is tested counts. No rank may wait so for another.
+    """
+    threading.Event().wait(seconds)
 
 
 def process_of(rank: int, job: subprocess.Popen[Any] | int | None = None) -> int:
@@ -113,8 +133,7 @@ def process_of(rank: int, job: subprocess.Popen[Any] | int | None = None) -> int
         job: That a test has started, or the number of a process that has started all ranks; None: this program's job.
     """
     if job is None:
-        (found,) = (peer.key.number for peer in WATCHDOG.peers() if peer.order == rank and not peer.is_far)
-        return found
+        return _peer(rank).key.number
     starter, process = (job, None) if isinstance(job, int) else (job.pid, job)
     until(lambda: _process_in(starter, rank), f"rank {rank} has begun", job=process)
     return _process_in(starter, rank)
@@ -146,6 +165,11 @@ class _Pages:
 
 
 _PAGES = _Pages()
+
+
+def _peer(rank: int) -> Peer:
+    (found,) = (peer for peer in WATCHDOG.peers() if peer.order == rank and not peer.is_far)
+    return found
 
 
 def _page_file(process: int) -> Path | None:

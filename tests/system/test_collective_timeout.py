@@ -24,7 +24,7 @@ from mpidist.errors import CollectiveTimeoutError, MismatchError
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from tests import marks
-from tests.waiting import until_waits_in
+from tests.waiting import let_pass, until_waits_in
 
 world = open_communicator()
 rank = world.rank
@@ -185,7 +185,7 @@ if rank == 2:
     # For longer than the limit of the other calls.
     until_waits_in(0, "all_reduce")
     until_waits_in(1, "all_reduce")
-    marks.let_pass(1.5)
+    let_pass(1.5)
 unlimited = attempt(lambda: strategy.reduce("SUM", np.ones(2), axis=None), 2 if rank != 2 else None)
 late = when_others_have_given_up(2, lambda waits_for: attempt(limited, waits_for))
 report(good, unlimited, late)

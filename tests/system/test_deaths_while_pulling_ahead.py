@@ -10,12 +10,13 @@ from tests.launching import run_program
 from tests.leftovers import files_left_behind
 
 PROGRAM = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading
 from pathlib import Path
 import numpy as np
 import mpidist
 from mpidist.strategy import parameter_server
 from tests.carrier import wait_for_end
+from tests.limits import limit
 
 folder, size = Path(sys.argv[1]), 600_000
 # By rank: the first worker is killed, and the second one is stopped.
@@ -50,13 +51,14 @@ with strategy.scope():
     weight, count = mpidist.Variable(np.zeros(size)), mpidist.Variable(np.zeros(3, "int64"))
     optimizer = mpidist.optimizers.SGD(1.0)
 optimizer.build([weight])
-coordinator = mpidist.coordinator.ClusterCoordinator(strategy, closure_timeout=3.0, prefetch=True)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy, closure_timeout=limit(1.0), prefetch=True)
 
 def update(number):
     value = weight.value()
     assert (value == value[0]).all()
     count.assign_add(np.ones(3, "int64"))
-    time.sleep(0.02)
+    # The thread has time to pull for the next function.
+    threading.Event().wait(0.02)
     optimizer.apply_gradients([(np.full(size, -1.0), weight)])
     return number
 

@@ -23,6 +23,7 @@ from mpidist.cluster.launch_line import survives_deaths, warn_of_deaths
 from mpidist.comm.communicator import open_communicator
 from mpidist.comm.ending import tolerate_deaths
 from tests import marks
+from tests.waiting import let_pass
 
 ranks = open_communicator()
 tolerate_deaths()
@@ -41,7 +42,7 @@ if is_to_survive == "False":
     marks.stay()
 marks.until_released(folder + "/1")
 # In which a launcher would have ended it.
-marks.let_pass(4)
+let_pass(4)
 os.write(1, f"rank {ranks.rank} lives\\n".encode())
 """
 

@@ -16,8 +16,7 @@ import atexit, os, random, signal, sys, time
 import mpidist
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 from mpidist.observe.watchdog import WATCHDOG
-from tests import marks
-from tests.waiting import until
+from tests.waiting import let_pass, until
 
 folder, how, seed, *lives = sys.argv[1:]
 chance = random.Random(f"{how} {seed} {lives}")
@@ -28,7 +27,7 @@ def be_last():
     if role == "chief 0":
         # The others have come to their end, and must not leave it before this process.
         until(lambda: all(peer.has_ended() for peer in WATCHDOG.peers()), "the others have come to their end")
-        marks.let_pass(1)
+        let_pass(1)
         print("the chief's last word", flush=True)
 
 atexit.register(be_last)

@@ -17,7 +17,7 @@ STEPS = 60
 SENT_AFTER, KNOWN_AFTER = 5, 3
 TRAINING = f"""
 import os, random, signal, sys, threading, time
-from tests import marks
+from tests.waiting import let_pass
 import numpy as np
 import mpidist
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
@@ -61,7 +61,7 @@ def train(folder, seed, which, name, exit_fn=None):
 
     def tell():
         comes.wait()
-        marks.let_pass(delay)
+        let_pass(delay)
         os.kill(os.getpid(), getattr(signal, name))
 
     teller = threading.Thread(target=tell, daemon=True)

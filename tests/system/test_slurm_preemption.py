@@ -11,11 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests import marks
 from tests.amounts import amount
 from tests.slurm.private_slurm import PrivateSlurm, copy_tree
 from tests.slurm.training import Array, losses, write_data
-from tests.waiting import until
+from tests.waiting import let_pass, until
 
 pytestmark = pytest.mark.timeout_seconds(240)
 
@@ -139,7 +138,7 @@ def test_a_signal_at_any_moment(
     arguments = ("--data", data, "--epochs", EPOCHS, "--checkpoint-dir", "checkpoints")
     number = slurm.submit(f"slurm/{script}.sbatch", *arguments, folder=folder)
     until(lambda: slurm.show(number).state != "PENDING", "the job begins")
-    marks.let_pass(random.Random(f"{script} {seed}").uniform(0, 6))
+    let_pass(random.Random(f"{script} {seed}").uniform(0, 6))
     slurm.attempt("scancel", "--signal=USR1", *(["--batch"] if script == "mpirun" else []), number)
     job = slurm.wait(number)
     # Before the program listens, a signal ends it.

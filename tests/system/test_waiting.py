@@ -41,7 +41,7 @@ def test_a_rank_is_seen_in_its_call_from_its_job_and_from_outside(
         # Rank 0 is in no call, and cannot come to one.
         assert page_of(process_of(0, job)) is not None
         monkeypatch.setenv(limits.VARIABLE, "0.01")
-        with pytest.raises(AssertionError, match="still not process .* waits in all_reduce"):
+        with pytest.raises(AssertionError, match=r"still not process .* waits in all_reduce"):
             until_waits_in(0, "all_reduce", job=job)
         monkeypatch.undo()
         (tmp_path / "go").touch()
