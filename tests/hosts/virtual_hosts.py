@@ -209,7 +209,7 @@ class VirtualHosts:
 
     def _wait_until_ready(self) -> None:
         assert self._rack.stdout is not None
-        ready, _, _ = select.select([self._rack.stdout], [], [], START_SECONDS)
+        ready, _, _ = select.select([self._rack.stdout], [], [], limits.limit(START_SECONDS))
         line = self._rack.stdout.readline() if ready else ""
         if line.strip() != "ready":
             self._rack.kill()

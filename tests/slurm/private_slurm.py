@@ -329,7 +329,7 @@ class PrivateSlurm:
         return sum(int(line) for line in result.stdout.split() if line.isdecimal())
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + START_SECONDS
+        end = time.monotonic() + limit(START_SECONDS)
         while not condition():
             if time.monotonic() > end or any(daemon.poll() is not None for daemon in self._daemons):
                 logs = [f"{path.name}:\n{path.read_text()}" for path in sorted(self.folder.glob("*.log"))]

@@ -100,11 +100,11 @@ def report(*attempts):
 """
 
 
-def run(folder: Path, code: str, **environment: str) -> list[list[tuple[str, str, float]]]:
+def run(folder: Path, code: str) -> list[list[tuple[str, str, float]]]:
     """For each rank its attempts: kind and text of the error, and seconds."""
     program = folder / "program.py"
     program.write_text(HEAD + code)
-    result = run_program(3, program, folder, timeout_seconds=60, **environment)
+    result = run_program(3, program, folder)
     reports = [line for line in result.stdout.splitlines() if line.startswith("REPORT ")]
     assert len(reports) == 1, result.stdout + result.stderr
     everyone: Any = json.loads(reports[0].removeprefix("REPORT "))

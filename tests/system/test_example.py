@@ -76,7 +76,7 @@ def test_a_killed_run_goes_on_and_ends_where_an_undisturbed_one_does(
     process = start_program(2, EXAMPLE, *MANY_EPOCHS, "--checkpoint-dir", folder)
     for number in (1, 2, 3):
         # It goes on, however slowly: the limit is that of one epoch.
-        until(lambda least=number: saved_last(folder) >= least, f"epoch {number} is saved", job=process)
+        until_saved(folder, number, process)
     kill_all_ranks(process)
     assert files_left_behind() == []
     output = train(ranks_after, *MANY_EPOCHS, "--checkpoint-dir", folder, "--losses", tmp_path / "resumed")
@@ -128,6 +128,10 @@ def kill_all_ranks(process: subprocess.Popen[str]) -> None:
     end(process)
 
 
-def saved_last(folder: Path) -> int:
-    """The last checkpoint's number; 0 if there is none."""
-    return max((int(path.stem.partition("-")[2]) for path in folder.glob("ckpt-*.h5")), default=0)
+def until_saved(folder: Path, number: int, process: subprocess.Popen[str]) -> None:
+    """Wait until a checkpoint or a later one is there; the last three are kept."""
+
+    def is_saved() -> bool:
+        return any(int(path.stem.partition("-")[2]) >= number for path in folder.glob("ckpt-*.h5"))
+
+    until(is_saved, f"epoch {number} is saved", job=process)
