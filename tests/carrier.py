@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpidist.serving.messages import Fence
 from mpidist.serving.wire import decode
-
-_LIMIT_SECONDS = 60
+from tests.processes import read_name
+from tests.waiting import until_state
 
 
 class Moment(NamedTuple):
@@ -50,30 +49,6 @@ EVERY_MOMENT = (
 )
 
 
-def state_of(process: int) -> str:
-    """The state of a process as of `man 5 proc`; "X" if it is gone."""
-    try:
-        return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0]
-    except OSError:
-        return "X"
-
-
-def read_name(process: int) -> str:
-    """The name of a process; empty if it is gone."""
-    try:
-        return Path(f"/proc/{process}/comm").read_text()
-    except OSError:
-        return ""
-
-
-def wait_for_state(process: int, states: str) -> None:
-    """Wait until a process is in one of these states."""
-    end = time.monotonic() + _LIMIT_SECONDS
-    while state_of(process) not in states:
-        assert time.monotonic() < end, f"process {process} is {state_of(process)}, expected {states}"
-        time.sleep(0.01)
-
-
 def wait_for_end(process: int, starter: int) -> None:
     """Wait until a process has ended, and its launcher can take another death.
 
@@ -81,10 +56,10 @@ def wait_for_end(process: int, starter: int) -> None:
         process: Of a rank.
         starter: Its parent.
     """
-    wait_for_state(process, "ZX")
+    until_state(process, "ZX")
     # Hydra ends the job when a rank dies before it has seen that the last one is dead.
     if "hydra" in read_name(starter):
-        wait_for_state(starter, "X")
+        until_state(starter, "X")
 
 
 class Carrier:
@@ -152,4 +127,4 @@ class Carrier:
         process = int((self._folder / f"{worker}.pid").read_text().split()[0])
         os.kill(process, self._signal)
         if worker != self._window.rank:
-            wait_for_state(process, "T" if self._signal == signal.SIGSTOP else "ZX")
+            until_state(process, "T" if self._signal == signal.SIGSTOP else "ZX")

@@ -8,34 +8,34 @@ import signal
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
-from tests.launching import finish, launch_environment, read_until
+from tests.launching import finish, launch_environment, read_until, start_program
+from tests.limits import limit
 from tests.markdown import ROOT
-from tests.system.test_worker_deaths import start
+from tests.waiting import until_exists
 
 COMMAND = "from mpidist.cli.main import main; main()"
 
 # The chief does what it is asked in one line after another: an expression has a value, a statement has none.
 ANSWERING = """
-import json, os, signal, socket, sys, time
+import json, os, signal, socket, sys
 from pathlib import Path
 import numpy as np
 import mpidist
 from mpidist.observe.recorder import RECORDER
+from tests.limits import limit
+from tests.processes import state_of
+from tests.waiting import until as wait_for
 
 folder, options = Path(sys.argv[1]), json.loads(sys.argv[2])
-timeout = options.pop("closure_timeout", None)
-window = mpidist.WindowOptions(silence_seconds=options.pop("silence_seconds", 30))
 strategy = mpidist.ParameterServerStrategy(
     mpidist.cluster_resolver.MPIClusterResolver(num_ps=2), join_directory=folder / "job",
-    options=mpidist.ServerOptions(heap_bytes=1 << 22, window=window), **options,
+    options=mpidist.ServerOptions(heap_bytes=1 << 22), **options,
 )
-coordinator = mpidist.coordinator.ClusterCoordinator(strategy, closure_timeout=timeout)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
 with strategy.scope():
     # They lie on different servers.
     sums = [mpidist.Variable(np.zeros(3)) for _ in range(2)]
@@ -61,14 +61,8 @@ def living():
     coordinator.done()
     return int(repr(coordinator).split("of ")[1].split()[0])
 
-def wait_for(condition, seconds=30):
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.002)
-
 def is_stopped(pid):
-    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "T"
+    return state_of(pid) == "T"
 
 def totals():
     return [int(count), optimizer.iterations, *sorted({float(x) for one in sums for x in one.numpy()})]
@@ -77,7 +71,7 @@ with socket.socket(socket.AF_UNIX) as listener:
     listener.bind(str(folder / "ask.new"))
     listener.listen(1)
     os.rename(folder / "ask.new", folder / "ask")
-    listener.settimeout(60)
+    listener.settimeout(limit(60))
     asked = listener.accept()[0].makefile("rw")
 for line in asked:
     text = json.loads(line)
@@ -99,28 +93,19 @@ class Job:
     Args:
         folder: An empty one.
         workers: So many at the beginning.
-        environment: Variables of its ranks.
-        options: Of the strategy; `closure_timeout` of its coordinator, `silence_seconds` of its window.
+        options: Of the strategy.
     """
 
-    def __init__(
-        self, folder: Path, workers: int, environment: dict[str, str] | None = None, **options: Any
-    ) -> None:
+    def __init__(self, folder: Path, workers: int, **options: Any) -> None:
         program = folder / "program.py"
         program.write_text(ANSWERING)
         self.directory = folder / "job"
         self._joiners: list[subprocess.Popen[str]] = []
         self._link = socket.socket(socket.AF_UNIX)
         self._file = self._link.makefile("rw")
-        before = {name: os.environ.get(name) for name in environment or {}}
-        os.environ.update(environment or {})
+        self.process = start_program(workers + 3, program, folder, json.dumps(options), kills=True)
         try:
-            self.process = start(workers + 3, "AUTO", program, folder, json.dumps(options))
-        finally:
-            for name, value in before.items():
-                os.environ.pop(name) if value is None else os.environ.update({name: value})
-        try:
-            wait_until(folder / "ask", self.process)
+            until_exists(folder / "ask", job=self.process)
             self._link.connect(str(folder / "ask"))
         except BaseException:
             self._kill()
@@ -134,7 +119,7 @@ class Job:
     def end(self) -> Any:
         """Wait for the answer to the last question."""
         line = self._file.readline()
-        assert line, f"the chief has ended: {self.process.communicate(timeout=30)}"
+        assert line, f"the chief has ended: {self.process.communicate(timeout=limit(30))}"
         kind, value = json.loads(line)
         assert kind == "value", value
         return value
@@ -182,7 +167,7 @@ class Job:
         for one in (self.process, *self._joiners):
             one.kill()
             if one.stderr is not None and not one.stderr.closed:
-                one.communicate(timeout=30)
+                one.communicate(timeout=limit(30))
 
 
 def join(directory: Path, before: str = "") -> subprocess.Popen[str]:
@@ -201,12 +186,3 @@ def refusal(joiner: subprocess.Popen[str]) -> str:
     assert (result.returncode, result.stdout) == (1, ""), result
     assert result.stderr.count("\n") == 1, result.stderr
     return result.stderr
-
-
-def wait_until(path: Path | Callable[[], bool], job: subprocess.Popen[str]) -> None:
-    """Wait until a file of a job is there."""
-    end = time.monotonic() + 60
-    while not (path() if callable(path) else path.exists()):
-        assert job.poll() is None, f"the job has ended: {job.communicate()}"
-        assert time.monotonic() < end, f"there is no {path}"
-        time.sleep(0.01)

@@ -16,7 +16,8 @@ from pathlib import Path
 HOST = Path(__file__).with_name("host.py")
 BRIDGE = "bridge"
 NETWORK = "10.213.0"
-START_SECONDS = 30
+# Longer than the one who has started this waits.
+START_SECONDS = 600
 
 
 def main(folder: Path, names: list[str]) -> None:

@@ -8,14 +8,15 @@ import os
 import select
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tests import launching
+from tests import launching, limits, waiting
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent
@@ -119,17 +120,33 @@ class VirtualHosts:
             The process of the job. Ending it kills `mpirun`.
         """
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        variables = {**launching.NEW_VARIABLES, "PYTHONPATH": path, **environment}
-        command = [*self._mpirun(ranks, list(variables)), self.python, str(program), *map(str, arguments)]
+        pace = {name: os.environ[name] for name in (limits.VARIABLE,) if name in os.environ}
+        variables = {**launching.NEW_VARIABLES, **pace, "PYTHONPATH": path, **environment}
+        answering = launching.answering(program) if self.survivors_live else []
+        command = [*self._mpirun(ranks, list(variables)), self.python, *answering, str(program), *map(str, arguments)]
         words = ["cd", str(ROOT), "&&", "exec", "env", *(shlex.quote(f"{k}={v}") for k, v in variables.items())]
         return self.execute(self.names[0], " ".join([*words, shlex.join(command)]))
 
     def run(
-        self, ranks: Sequence[int], program: Path, *arguments: object, timeout_seconds: float = 60, **environment: str
+        self, ranks: Sequence[int], program: Path, *arguments: object, timeout_seconds: float = 60,
+        meanwhile: Callable[[subprocess.Popen[str]], object] | None = None, **environment: str,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a Python program to its end, as `start` does; after the time limit the test fails with its output."""
+        """Run a Python program to its end, as `start` does; see `launching.run_program`."""
         process = self.start(ranks, program, *arguments, **environment)
-        return launching.finish(process, program.name, timeout_seconds)
+        return launching.finish(process, program.name, timeout_seconds, meanwhile)
+
+    def process_of(self, rank: int) -> int:
+        """The process of a rank of the only job, by its number outside the hosts; waits until it has begun."""
+        return waiting.process_of(rank, self._rack.pid)
+
+    def kill(self, rank: int, number: int = signal.SIGKILL) -> None:
+        """Send a signal to a rank of the only job."""
+        os.kill(self.process_of(rank), number)
+
+    def cut(self, name: str) -> None:
+        """Take a host off the network."""
+        result = launching.finish(self.execute(name, "ip link set eth0 down"), "ip", 60)
+        assert result.returncode == 0, result.stderr
 
     def execute(self, name: str, command: str) -> subprocess.Popen[str]:
         """Start a shell command on a host."""
@@ -192,7 +209,7 @@ class VirtualHosts:
 
     def _wait_until_ready(self) -> None:
         assert self._rack.stdout is not None
-        ready, _, _ = select.select([self._rack.stdout], [], [], START_SECONDS)
+        ready, _, _ = select.select([self._rack.stdout], [], [], limits.limit(START_SECONDS))
         line = self._rack.stdout.readline() if ready else ""
         if line.strip() != "ready":
             self._rack.kill()

@@ -14,10 +14,12 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 from tests import launching, stuck
 from tests.hosts.virtual_hosts import ROOT, VirtualHosts, why_unavailable
+from tests.limits import limit
+from tests.processes import with_variable
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 PACKAGES = "slurm-wlm slurmd slurmctld slurm-client munge libpmix2"
@@ -76,10 +78,6 @@ NOT_STARTED = (
     re.compile(r"mpi/pmi2: invalid client request"),
     re.compile(r"mca_pml_ob1_recv_frag_callback_match.*\(ompi_mpi_init\+", re.DOTALL),
 )
-_STARTS = 3
-
-Test = TypeVar("Test", bound=Callable[..., None])
-
 
 class SlurmError(Exception):
     """Slurm did not start, or has refused a command."""
@@ -91,25 +89,12 @@ STEP_END_SECONDS = 20
 _WITHOUT_TASKS = {"slurm_script", "srun"}
 
 
-class NotStartedError(Exception):
+class NotStartedError(stuck.OutsideError):
     """Slurm has not brought the ranks of a job together."""
 
 
-class NotEndedError(Exception):
+class NotEndedError(stuck.OutsideError):
     """All ranks of a job have ended, and `srun` has not."""
-
-
-def starts_again(test: Test) -> Test:
-    """Run a test once more where Slurm has not started the ranks of one of its jobs, or has not ended after them."""
-
-    @functools.wraps(test)
-    def run(*arguments: object, **named: object) -> None:
-        for _ in range(_STARTS - 1):
-            with contextlib.suppress(NotStartedError, NotEndedError):
-                return test(*arguments, **named)
-        return test(*arguments, **named)
-
-    return cast(Test, run)
 
 
 class Job(NamedTuple):
@@ -215,14 +200,14 @@ class PrivateSlurm:
         Raises:
             NotEndedError: All ranks have ended, and `srun` has not; it is cancelled.
         """
-        end = time.monotonic() + timeout_seconds
+        end = time.monotonic() + limit(timeout_seconds)
         has_tasks = time.monotonic()
         while (seen := self.show(job)).state not in ENDS:
             now = time.monotonic()
             running = self._running()
             if set(running.values()) != _WITHOUT_TASKS:
                 has_tasks = now
-            if now > min(end, has_tasks + STEP_END_SECONDS):
+            if now > min(end, has_tasks + limit(STEP_END_SECONDS)):
                 text = f"job {job} did not end within {timeout_seconds} s: {seen}\n{stuck.describe(running)}"
                 self.ask("scancel", job)
                 # Slurm 22.05 has a race there: in 1 of 142 heterogeneous jobs with PMIx on a busy machine, srun waited
@@ -234,7 +219,7 @@ class PrivateSlurm:
     def _running(self) -> dict[int, str]:
         """The processes of jobs, with their names: the script, srun, and what they have started."""
         names = {}
-        for process in stuck.with_variable(f"SLURM_CONF={self.folder / 'slurm.conf'}"):
+        for process in with_variable(f"SLURM_CONF={self.folder / 'slurm.conf'}"):
             with contextlib.suppress(OSError):
                 name = Path(f"/proc/{process}/comm").read_text().strip()
                 # Those of Slurm's daemons for steps stay as long as these.
@@ -244,7 +229,7 @@ class PrivateSlurm:
 
     def wait_for(self, job: int | str, pattern: str, timeout_seconds: float = JOB_SECONDS) -> Job:
         """Wait until a job has printed a pattern; it fails the test if the job ends without."""
-        end = time.monotonic() + timeout_seconds
+        end = time.monotonic() + limit(timeout_seconds)
         while not re.search(pattern, (seen := self.show(job)).output):
             assert seen.state not in ENDS, f"job {job} ended before it printed {pattern!r}: {seen}"
             assert time.monotonic() < end, f"job {job} has not printed {pattern!r} in {timeout_seconds} s: {seen}"
@@ -344,7 +329,7 @@ class PrivateSlurm:
         return sum(int(line) for line in result.stdout.split() if line.isdecimal())
 
     def _wait_until(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + START_SECONDS
+        end = time.monotonic() + limit(START_SECONDS)
         while not condition():
             if time.monotonic() > end or any(daemon.poll() is not None for daemon in self._daemons):
                 logs = [f"{path.name}:\n{path.read_text()}" for path in sorted(self.folder.glob("*.log"))]

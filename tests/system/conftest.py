@@ -3,14 +3,38 @@
 from __future__ import annotations
 
 import contextlib
+import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from tests import launching
 from tests.containers import make_image, why_no_apptainer
 from tests.hosts.virtual_hosts import VirtualHosts, why_unavailable
+from tests.limits import limit
+from tests.second_try import STARTS
 from tests.slurm.private_slurm import PrivateSlurm, why_no_slurm
+
+FOLDER = Path(__file__).parent
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Measure a start before the first test, and before there are workers of xdist: limits of seconds follow it."""
+    if not config.option.collectonly:
+        # Without an MPI each test says so itself.
+        with contextlib.suppress(launching.NoLauncherError), tempfile.TemporaryDirectory() as folder:
+            launching.note_slowness(Path(folder))
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """The time limit of a test ends a run: it has room for all starts and for those limits that fail one test only."""
+    for item in items:
+        if item.path.is_relative_to(FOLDER):
+            marker = item.get_closest_marker("timeout_seconds")
+            seconds = STARTS * limit(float(marker.args[0]) if marker else 60.0)
+            # In front: the nearest mark counts.
+            item.add_marker(pytest.mark.timeout_seconds(seconds), append=False)
 
 
 @pytest.fixture

@@ -11,7 +11,6 @@ import random
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
@@ -20,6 +19,7 @@ import numpy as np
 
 import mpidist
 from mpidist.arrays import AnyArray
+from tests.waiting import let_pass
 
 OPS: dict[str, Callable[..., Any]] = {"SUM": np.sum, "MEAN": np.mean, "MIN": np.min, "MAX": np.max}
 SHAPES = [(), (0,), (0, 3), (1,), (7,), (3, 5), (1000,), (200_000,)]
@@ -118,7 +118,7 @@ class Program:
         self.number, self.twist = number, twist
         chance.choice(self.calls)(chance)
         if chance.random() < 0.3:
-            time.sleep(0.03)
+            let_pass(0.03)
 
     @property
     def ones(self) -> tuple[int, ...]:

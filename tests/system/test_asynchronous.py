@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ from tests.launching import run_program
 pytestmark = pytest.mark.timeout_seconds(150)
 
 HEAD = """
-import sys, time
+import sys
 import mpi4py
 {before}
 import numpy as np
@@ -82,11 +81,9 @@ communication_thread.STALLED_SECONDS = 1.0
 if rank == 1:
     own.all_reduce_async(np.ones(3))
 """
-    begin = time.monotonic()
     result, text = run(tmp_path, code)
     assert result.returncode != 0
     assert "its asynchronous reduction number 1 has waited 1 s for other ranks" in text
-    assert time.monotonic() - begin < 20
 
 
 @pytest.mark.parametrize("how", ["raise ValueError('the bug')", "sys.exit(3)"])
@@ -98,8 +95,6 @@ if rank == 1:
     {how}
 handle.wait()
 """
-    begin = time.monotonic()
     result, text = run(tmp_path, code)
     assert result.returncode != 0
-    assert time.monotonic() - begin < 20, text
     assert "the bug" in text or "exited with 3" in text

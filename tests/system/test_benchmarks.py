@@ -12,8 +12,12 @@ import pytest
 
 from tests.hosts.virtual_hosts import why_unavailable
 from tests.launching import run_program
+from tests.measured import run_measured
 
 pytestmark = pytest.mark.timeout_seconds(240)
+
+# What ranks do together takes longer in microseconds, and not in seconds.
+ABOVE_US = 0.1
 
 FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 
@@ -26,7 +30,7 @@ def cost_model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_collectives_are_compared_and_give_times_to_the_model(tmp_path: Path) -> None:
     figures, picture = tmp_path / "collectives.json", tmp_path / "collectives.png"
-    result = run_program(
+    result, most = run_measured(
         2, FOLDER / "collectives.py", "--to-bytes", 1 << 18, "--rounds", 2, "--seconds", 1, "--no-gloo", "--no-model",
         "--json", figures, "--plot", picture, timeout_seconds=100,
     )
@@ -40,9 +44,7 @@ def test_collectives_are_compared_and_give_times_to_the_model(tmp_path: Path) ->
         times = content["times_us"][str(size)]
         assert {"AUTO", "MPI", "RING", "NODE", "raw MPI, one call", "raw MPI, in place"} <= set(times)
         assert ("memory limit" in times) == ("NODE, allocated" in times) == (size >= 1 << 16)
-        assert all(0 < t["min"] <= t["median"] for t in times.values())
-    # Four bytes over an hour's worth of microseconds would be an error of units.
-    assert content["times_us"]["4"]["AUTO"]["min"] < 1e5
+        assert all(ABOVE_US < t["min"] <= t["median"] < most for t in times.values())
     assert set(content["ratios"]["min"]["raw MPI at its best / AUTO"]) == set(map(str, sizes))
 
     model = tmp_path / "model.json"
@@ -102,11 +104,12 @@ def test_resnet50s_gradients_are_measured_alone(tmp_path: Path) -> None:
 
 def test_the_cost_of_comparing_calls_between_nodes_is_a_ratio(tmp_path: Path) -> None:
     figures = tmp_path / "dispatch.json"
-    result = run_program(2, FOLDER / "dispatch.py", "--calls", 200, "--json", figures, timeout_seconds=100)
+    result, most = run_measured(2, FOLDER / "dispatch.py", "--calls", 200, "--json", figures, timeout_seconds=100)
     assert result.returncode == 0, result.stderr + result.stdout
     times = json.loads(figures.read_text())["between nodes"]
     for kind in ("min", "median"):
-        assert 0 < times["not compared"][kind] < 1e6
+        # There are so many of them.
+        assert ABOVE_US < times["not compared"][kind] < most / 200
         assert times["ratio"][kind] == pytest.approx(times["compared"][kind] / times["not compared"][kind])
     assert "compared " in result.stdout
 
@@ -176,7 +179,7 @@ def test_costs_keep_to_the_formulas(cost_model: ModuleType) -> None:
 
 def test_windows_are_compared_with_raw_mpi_and_a_copy(tmp_path: Path) -> None:
     figures, picture = tmp_path / "windows.json", tmp_path / "windows.png"
-    result = run_program(
+    result, most = run_measured(
         2, FOLDER / "windows.py", "--megabytes", 1, "--rounds", 2, "--messages", 40, "--json", figures,
         "--plot", picture, timeout_seconds=100,
     )
@@ -185,19 +188,19 @@ def test_windows_are_compared_with_raw_mpi_and_a_copy(tmp_path: Path) -> None:
     content = json.loads(figures.read_text())
     for times in content["latencies_us"].values():
         assert set(times) == {"RMA", "SOCKETS", "raw MPI"}
-        assert all(0 < one["min"] <= one["median"] < 1e6 for one in times.values())
+        assert all(ABOVE_US < one["min"] <= one["median"] < most for one in times.values())
     for what in ("get", "put"):
         times = content["moves_us"][str(1 << 20)][what]
         assert set(times) == {"RMA", "SOCKETS", "raw MPI", "memory copy"}
-        # Nothing moves a megabyte in less than ten microseconds, or takes ten seconds for it.
-        assert all(10 < one["min"] <= one["median"] < 1e7 for one in times.values())
+        # Nothing moves a megabyte in less than ten microseconds.
+        assert all(10 < one["min"] <= one["median"] < most for one in times.values())
         ratio = content["of_raw_mpi"][str(1 << 20)][what]["RMA"]
         assert ratio == pytest.approx(times["RMA"]["median"] / times["raw MPI"]["median"])
 
 
 def test_rows_of_tables_are_measured_by_both_ways(tmp_path: Path) -> None:
     figures, picture = tmp_path / "tables.json", tmp_path / "tables.png"
-    result = run_program(
+    result, most = run_measured(
         3, FOLDER / "tables.py", "--megabytes", 1, "--megabytes", 2, "--rounds", 2,
         "--json", figures, "--plot", picture, timeout_seconds=100,
     )
@@ -212,7 +215,7 @@ def test_rows_of_tables_are_measured_by_both_ways(tmp_path: Path) -> None:
                 "pull", "pull and add", "pull and SGD", "pull within a function", "add to a scalar",
                 "pull and add within a function", "pull and add, queued", "within a function, queued",
             }
-            assert all(0 < time < 1e6 for time in content[way][size].values())
+            assert all(ABOVE_US < time < most for time in content[way][size].values())
     assert "2 MB / 1 MB" in result.stdout
 
 

@@ -105,7 +105,8 @@ def test_a_rank_that_left_others_in_a_call_makes_no_exchange(tmp_path: Path, cal
     """The others are in MPI, and come neither out of it nor to the exchange."""
     program = tmp_path / "program.py"
     program.write_text(
-        f"{HEAD}\nimport time\ntime.sleep(0 if odd else 1)\ntry:\n    total(2 if odd else 4)\n"
+        f"{HEAD}\nfrom tests.waiting import until_waits_in\nif not odd:\n    until_waits_in(1)\n"
+        "try:\n    total(2 if odd else 4)\n"
         f"except mpidist.errors.MismatchError:\n    print('caught', flush=True)\n    {call}\n"
     )
     result = run_program(2, program, "MPI", tmp_path / "saved", timeout_seconds=40)

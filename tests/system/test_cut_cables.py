@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
-import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.launching import finish
+from tests.hosts.waits import until_no_rank_is_left
+from tests.launching import end, finish
+from tests.waiting import until, until_exists
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
 Open = Callable[[int], VirtualHosts]
 
 SILENCE_SECONDS = 2
+# The rank.
+SERVER = 3
 PROGRAM = f"""
-import logging, os, sys, time
+import logging, os, sys
 import numpy as np
 import mpidist
 from mpidist.comm.communicator import open_communicator
 from mpidist.coordinator import experimental_get_current_worker_index
+from tests import marks
 
 logging.basicConfig(format="%(message)s")
 folder, rank = sys.argv[1], open_communicator().rank
@@ -43,48 +48,36 @@ def step():
     count.assign_add(np.ones(1000, np.int64))
     return experimental_get_current_worker_index()
 
-def tell(name, *what):
-    with open(f"{{folder}}/{{name}}.new", "w") as file:
-        print(*what, file=file)
-    os.rename(file.name, f"{{folder}}/{{name}}")
-
 steps = 0
-def train(seconds=0.0, until=lambda: True):
+def train(until=lambda: True):
     global steps
-    end = time.monotonic() + seconds
     while True:
         found = coordinator.fetch([coordinator.schedule(step) for _ in range(10)])
         steps += len(found)
-        if until() and time.monotonic() > end:
-            return found
+        if until():
+            return
+
+def begin():
+    marks.put(f"{{folder}}/trains", strategy.roles.group.processes[strategy.roles.servers[0]].number)
 """
 CUT = PROGRAM + """
 train(until=lambda: {0, 1} <= set(coordinator.fetch([coordinator.schedule(step, worker=one) for one in (0, 1)])))
 steps = int(count.numpy()[0])
-tell("trains", strategy.roles.group.processes[strategy.roles.servers[0]].number)
+begin()
 train(until=lambda: len(repr(coordinator)) and "of 1 workers" in repr(coordinator))
-train(0.5)
-tell("trained", set(count.numpy().tolist()) == {steps}, repr(coordinator))
+for _ in range(20):
+    train()
+marks.put(f"{folder}/trained", f"{set(count.numpy().tolist()) == {steps}} {coordinator!r}")
 """
-
-
-def wait_for(path: Path, folder: Path, seconds: float) -> str:
-    """The text of a file that comes within a time."""
-    end = time.monotonic() + seconds
-    while not path.exists():
-        said = {one.name: one.read_text() for one in sorted(folder.glob("*.log"))}
-        assert time.monotonic() < end, f"no {path.name} within {seconds} s: {said}"
-        time.sleep(0.05)
-    return path.read_text()
 
 
 DEAD = PROGRAM + """
 train()
-tell("trains", strategy.roles.group.processes[strategy.roles.servers[0]].number)
+begin()
 if sys.argv[2] == "nap":
     # The chief is in no call.
-    time.sleep(100)
-train(100)
+    marks.stay()
+train(until=lambda: False)
 """
 
 
@@ -96,41 +89,25 @@ def start(
     program.write_text(text)
     hosts.survivors_live = True
     job = hosts.start([1] * 4, program, folder, *arguments, **environment)
-    wait_for(folder / "trains", folder, 60)
+    until_exists(folder / "trains", job=job)
     return job
-
-
-def cut(hosts: VirtualHosts, name: str) -> float:
-    """Cut the cable of a host; returns the time."""
-    finish(hosts.execute(name, "ip link set eth0 down"), "ip", 60)
-    return time.monotonic()
-
-
-def wait_until_empty(hosts: VirtualHosts, names: Iterable[str], seconds: float) -> None:
-    """Return when no rank is left on some hosts."""
-    end = time.monotonic() + seconds
-    program = re.compile(r"\S+python \S+/program.py")
-    while left := [line for one in names for line in hosts.processes(one) if program.match(line)]:
-        assert time.monotonic() < end, left
-        time.sleep(0.1)
 
 
 def test_training_goes_on_without_the_worker_behind_a_cut(virtual_hosts: Open, tmp_path: Path) -> None:
     hosts = virtual_hosts(4)
     job = start(hosts, tmp_path, CUT)
-    begin = cut(hosts, "n3")
+    hosts.cut("n3")
     try:
-        trained = wait_for(tmp_path / "trained", tmp_path, 30)
-        # Two would do where nothing else runs.
-        assert time.monotonic() - begin < SILENCE_SECONDS + 6
+        # What the worker had is done again by the other one, or nobody would train on.
+        until_exists(tmp_path / "trained", job=job)
         # Those that go on, and the one that is behind the cut.
-        wait_until_empty(hosts, hosts.names[1:], 30)
+        until_no_rank_is_left(hosts, hosts.names[1:])
     finally:
         # The launcher waits for the host that is gone.
         hosts.close()
-        job.communicate(timeout=30)
+        end(job)
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
-    assert trained == "True <mpidist.coordinator.ClusterCoordinator of 1 workers>\n", said
+    assert (tmp_path / "trained").read_text() == "True <mpidist.coordinator.ClusterCoordinator of 1 workers>", said
     assert re.search(r"worker 1 \(rank 2, process \d+ on n3\) is lost; its work goes to the other 1 ", said[0]), said
     assert re.search(r"rank 2 of 4 on n3 cannot go on: .*rank [03] of 4 \(process \d+ on \S+ cannot be", said[2]), said
 
@@ -139,13 +116,13 @@ def test_training_goes_on_without_the_worker_behind_a_cut(virtual_hosts: Open, t
 def test_a_server_behind_a_cut_ends_the_job(virtual_hosts: Open, tmp_path: Path, chief: str) -> None:
     hosts = virtual_hosts(4)
     job = start(hosts, tmp_path, DEAD, chief)
-    cut(hosts, "n4")
+    hosts.cut("n4")
     try:
         # Each by itself: the launcher waits for the host that is gone.
-        wait_until_empty(hosts, hosts.names, SILENCE_SECONDS + 10)
+        until_no_rank_is_left(hosts)
     finally:
         hosts.close()
-        job.communicate(timeout=30)
+        end(job)
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
     assert re.search(r"rank 0 of 4 on n1 cannot go on: rank 3 of 4 \(process \d+ on n4\) cannot be", said[0]), said
     for rank in (1, 2):
@@ -156,17 +133,16 @@ def test_a_server_behind_a_cut_ends_the_job(virtual_hosts: Open, tmp_path: Path,
         who = r"(ps 0 \(rank 3\)|rank 3 of 4 \(process \d+ on n4\))"
         assert re.search(rf"DeadRankError: {who} cannot be reached\W+\w+ host says nothing any more", said[0]), said
     else:
-        assert "time.sleep(100)" in said[0], said
+        assert "marks.stay()" in said[0], said
     assert re.search(r"rank 3 of 4 on n4 cannot go on: rank 0 of 4 \(process \d+ on n1\) cannot be", said[3]), said
 
 
 STOPPED = PROGRAM + """
 train()
-tell("trains", strategy.roles.group.processes[strategy.roles.servers[0]].number)
-while not os.path.exists(f"{folder}/stopped"):
-    time.sleep(0.01)
+begin()
+marks.read(f"{folder}/stopped")
 train()
-tell("trained", set(count.numpy().tolist()) == {steps})
+marks.put(f"{folder}/trained", set(count.numpy().tolist()) == {steps})
 """
 
 
@@ -179,30 +155,23 @@ def test_a_server_that_is_stopped_on_another_host_is_named(virtual_hosts: Open, 
     # A rank that waits for nobody writes into the directory once in 10 s.
     variables = {"MPIDIST_WARN_SECONDS": "15" if sees else "3", "MPIDIST_JOB_DIR": str(jobs) if sees else ""}
     job = start(hosts, tmp_path, STOPPED, **variables)
-    process = int((tmp_path / "trains").read_text())
-    signal_on(hosts, "STOP", process)
+    process = (tmp_path / "trains").read_text()
+    hosts.kill(SERVER, signal.SIGSTOP)
     (tmp_path / "stopped").touch()
-    where = rf"  ps 0 is process {process} on n4:\n  (.*)\n  Nothing goes on without a server"
-    waits = r"rank 0 of 4 on n1 has waited \d+ s for functions of workers\n  worker 0 has run"
-    found, end = None, time.monotonic() + 60
-    # Worker and chief each look by themselves.
-    while time.monotonic() < end and not (found and re.search(waits, (tmp_path / "0.log").read_text())):
-        time.sleep(0.1)
-        found = re.search(where, (tmp_path / "1.log").read_text())
-    signal_on(hosts, "CONT", process)
+    where = re.compile(rf"  ps 0 is process {process} on n4:\n  (.*)\n  Nothing goes on without a server")
+    waits = re.compile(r"rank 0 of 4 on n1 has waited \d+ s for functions of workers\n  worker 0 has run")
+    chief, worker = tmp_path / "0.log", tmp_path / "1.log"
+    # The chief names the functions that do not come back. Worker and chief each look by themselves.
+    until(
+        lambda: where.search(worker.read_text()) and waits.search(chief.read_text()), "both have told where they wait",
+        job=job,
+    )
+    hosts.kill(SERVER, signal.SIGCONT)
     result = finish(job, "the job", 60)
     said = [(tmp_path / f"{rank}.log").read_text() for rank in range(4)]
-    assert found is not None, said
-    assert ("MPIDIST_JOB_DIR=DIRECTORY" in found[1]) == (not sees), said
-    assert re.search(r"has shown nothing for \d+ s: it may be stopped", found[1]) or not sees, said
-    # The chief names the functions that do not come back.
-    assert re.search(waits, said[0]), said
-    assert (tmp_path / "trained").read_text() == "True\n", said
+    found = where.findall(said[1])
+    assert ("MPIDIST_JOB_DIR=DIRECTORY" in found[0]) == (not sees), said
+    assert re.search(r"has shown nothing for \d+ s: it may be stopped", found[0]) or not sees, said
+    assert (tmp_path / "trained").read_text() == "True", said
     assert not any("lost" in one for one in said), said
     assert result.returncode == 0, result.stdout + result.stderr
-
-
-def signal_on(hosts: VirtualHosts, name: str, process: int) -> None:
-    """Send a signal to the server."""
-    killed = finish(hosts.execute("n4", f"kill -{name} {process}"), "kill", 60)
-    assert killed.returncode == 0, killed.stderr

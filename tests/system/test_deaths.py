@@ -2,23 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from tests.amounts import amount
-from tests.launching import (
-    NOTE_BEGIN,
-    find_mpirun,
-    is_open_mpi,
-    launch_environment,
-    seconds_since_begin,
-    survival_options,
-)
+from tests.launching import find_mpirun, finish, is_open_mpi, run_code, start_command, survivors_live
 from tests.leftovers import files_left_behind
 
 pytestmark = pytest.mark.timeout_seconds(120)
@@ -29,6 +20,7 @@ import atexit, os, signal, sys, time
 import numpy as np
 import mpidist
 from mpidist.errors import DeadRankError
+from tests.waiting import let_pass, until, until_exists, until_has_ended
 
 strategy = mpidist.MultiWorkerMirroredStrategy()
 rank, size = strategy.communicator.rank, strategy.communicator.size
@@ -39,6 +31,9 @@ atexit.register(lambda: os.write(1, f"exit function of rank {rank}\\n".encode())
 
 def step():
     optimizer.apply_gradients([(np.ones(1000, "float32"), variable)])
+
+def until_known():
+    until(lambda: not strategy.communicator.is_whole(), "the death is known")
 
 def for_ever(function):
     while True:
@@ -51,34 +46,12 @@ for _ in range(20):
     step()
 # The thread for them and its communicator are there before the death.
 strategy.extended.all_reduce_async("SUM", np.ones(3)).wait()
-""" + NOTE_BEGIN
-# The time from the death to the end of the job, with what the launcher takes.
-SECONDS = 20
-
-
-def survivors_live(ranks: int, *, tells_codes: bool = False) -> list[str]:
-    """The start of a command line that lets ranks live after the death of another."""
-    mpirun = find_mpirun()
-    if is_open_mpi(mpirun):
-        return [mpirun, "--oversubscribe", *survival_options(mpirun, tells_codes=tells_codes), "-n", str(ranks)]
-    # Hydra keeps the ranks of other proxies only: each rank gets a proxy of its own.
-    hosts = ",".join(f"127.0.0.{number + 1}:1" for number in range(ranks))
-    return [mpirun, *survival_options(mpirun), "-launcher", "fork", "-hosts", hosts, "-n", str(ranks)]
+"""
 
 
 def run(folder: Path, code: str, head: str = "") -> tuple[int, str]:
     """The exit code of the job on three ranks, and what it wrote."""
-    program = folder / "program.py"
-    program.write_text(head + PROGRAM + code)
-    environment = launch_environment({
-        **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    })
-    result = subprocess.run(
-        [*survivors_live(3, tells_codes=True), sys.executable, str(program)], env=environment, capture_output=True,
-        text=True, timeout=90, check=False, errors="replace",
-    )
-    text = result.stdout + result.stderr
-    assert seconds_since_begin(program) < SECONDS, text
+    result, text = run_code(folder, head + PROGRAM + code, kills=True, tells_codes=True)
     return result.returncode, text
 
 
@@ -99,8 +72,8 @@ def assert_named(text: str, dead: int = 2) -> None:
     "survive", [
         "for_ever(step)", "for_ever(lambda: strategy.reduce('SUM', 1.0, axis=None))", "for_ever(lambda: None)",
         "strategy.communicator.mpi.Barrier(); for_ever(strategy.communicator.mpi.Barrier)", "pass",
-        "time.sleep(1)\n    with strategy.scope():\n        mpidist.Variable(1.0)",
-        "time.sleep(1)\n    raise ValueError('something else')", "time.sleep(1); sys.exit(3)",
+        "until_known()\n    with strategy.scope():\n        mpidist.Variable(1.0)",
+        "until_known()\n    raise ValueError('something else')", "until_known(); sys.exit(3)",
         "strategy.extended.all_reduce_async('SUM', np.ones(3)).wait()",
     ],
     ids=["steps", "reductions", "computing", "in MPI", "ended", "a variable", "an error", "an exit", "asynchronous"],
@@ -119,11 +92,11 @@ def test_survivors_that_have_begun_a_reduction_end_and_name_the_dead(tmp_path: P
         "from pathlib import Path\n"
         "marks = Path(__file__).parent\n"
         "if rank == 2:\n"
-        "    while len(list(marks.glob('begun *'))) < 2:\n        time.sleep(0.01)\n"
+        "    until_exists(marks / 'begun 0', marks / 'begun 1')\n"
         "    die()\n"
         "handle = strategy.extended.all_reduce_async('SUM', np.ones(3))\n"
         "(marks / f'begun {rank}').touch()\n"
-        "time.sleep(1)\n"
+        "until_known()\n"
         "strategy.gather_object(1)\n",
     )
     assert code != 0
@@ -137,7 +110,7 @@ def test_however_it_ends(tmp_path: Path, how: str) -> None:
     assert_named(text, dead=0)
 
 
-OPENS = NOTE_BEGIN + """
+OPENS = """
 import os, signal, sys
 from mpidist import launch
 from mpidist.comm import shared_file
@@ -168,7 +141,7 @@ def test_the_error_can_be_caught(tmp_path: Path) -> None:
     _, text = run(
         tmp_path,
         "if rank == 1:\n    die()\n"
-        "time.sleep(1)\n"
+        "until_known()\n"
         "for call in (lambda: strategy.communicator.split(0), lambda: strategy.communicator.open_sibling('x'),\n"
         "             lambda: strategy.extended.all_reduce_async('SUM', np.ones(3)),\n"
         "             lambda: strategy.gather_object(1), step):\n"
@@ -205,7 +178,7 @@ def test_ranks_that_tolerate_deaths_go_on_in_groups_that_are_whole(tmp_path: Pat
 
 
 def test_a_rank_that_leaves_with_the_others_is_not_dead(tmp_path: Path) -> None:
-    code, text = run(tmp_path, "time.sleep(0.3 * rank)\n")
+    code, text = run(tmp_path, "if rank:\n    until_has_ended(rank - 1)\n")
     assert code == 0, text
     assert "mpidist:" not in text
     assert text.count("exit function") == 3
@@ -215,12 +188,9 @@ def test_the_launcher_outlives_ranks_that_end_at_once(tmp_path: Path) -> None:
     """Hydra may die of SIGPIPE where its proxies end while it tells them of ends."""
     program = tmp_path / "program.py"
     program.write_text("import mpidist\nmpidist.MultiWorkerMirroredStrategy()\n")
-    environment = launch_environment({**os.environ, "PYTHONPATH": str(ROOT)})
     for _ in range(amount(3, 40)):
-        result = subprocess.run(
-            [*survivors_live(8, tells_codes=True), sys.executable, str(program)], env=environment, capture_output=True,
-            text=True, timeout=90, check=False, errors="replace",
-        )
+        job = start_command([*survivors_live(8, tells_codes=True), sys.executable, str(program)])
+        result = finish(job, program.name, 90)
         assert result.returncode == 0, result.stdout + result.stderr
         # Nor does MPICH write of the socket.
         assert "PMI" not in result.stdout + result.stderr

@@ -6,18 +6,17 @@ from pathlib import Path
 
 import pytest
 
-from tests import stuck
-from tests.launching import finish
+from tests.launching import run_program
 from tests.leftovers import files_left_behind
-from tests.system.test_worker_deaths import start
 
 PROGRAM = """
-import os, signal, sys, threading, time
+import os, signal, sys, threading
 from pathlib import Path
 import numpy as np
 import mpidist
 from mpidist.strategy import parameter_server
 from tests.carrier import wait_for_end
+from tests.limits import limit
 
 folder, size = Path(sys.argv[1]), 600_000
 # By rank: the first worker is killed, and the second one is stopped.
@@ -52,13 +51,14 @@ with strategy.scope():
     weight, count = mpidist.Variable(np.zeros(size)), mpidist.Variable(np.zeros(3, "int64"))
     optimizer = mpidist.optimizers.SGD(1.0)
 optimizer.build([weight])
-coordinator = mpidist.coordinator.ClusterCoordinator(strategy, closure_timeout=3.0, prefetch=True)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy, closure_timeout=limit(1.0), prefetch=True)
 
 def update(number):
     value = weight.value()
     assert (value == value[0]).all()
     count.assign_add(np.ones(3, "int64"))
-    time.sleep(0.02)
+    # The thread has time to pull for the next function.
+    threading.Event().wait(0.02)
     optimizer.apply_gradients([(np.full(size, -1.0), weight)])
     return number
 
@@ -79,12 +79,11 @@ print("all right" if right else "wrong", repr(coordinator), flush=True)
 """
 
 
-@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", pytest.param("SOCKETS", marks=pytest.mark.long)])
 def test_each_update_counts_once(tmp_path: Path, way: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
-    result = finish(start(5, way, program, tmp_path), program.name, 60)
+    result = run_program(5, program, tmp_path, timeout_seconds=60, kills=True, MPIDIST_WINDOW=way)
     text = result.stdout + result.stderr
     assert "all right <mpidist.coordinator.ClusterCoordinator of 1 workers>" in text, text
     assert text.count("as lost: it ran too long, or nothing was heard of it") == 1, text

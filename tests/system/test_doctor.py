@@ -18,10 +18,10 @@ from tests.launching import (
     find_mpirun,
     finish,
     is_open_mpi,
-    launch_environment,
     mpirun_command,
     read_until,
     run_program,
+    start_command,
     start_program,
 )
 
@@ -62,8 +62,9 @@ def test_a_rank_that_cannot_start_mpi_has_its_page(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     # Descriptor 99 is not open.
-    place = {"PMI_RANK": "0", "PMI_SIZE": "2", "PMI_FD": "99", "MPI_LOCALRANKID": "0"}
-    result = run_program(1, program, "doctor", "--json", timeout_seconds=100, **place)
+    result = run_program(
+        1, program, "doctor", "--json", timeout_seconds=100, PMI_RANK="0", PMI_SIZE="2", PMI_FD="99", MPI_LOCALRANKID="0"
+    )
     found = read_page(result.stdout)
     assert result.returncode == 1
     assert "PMI_FD=99 is closed" in found["ranks"]["text"]
@@ -97,11 +98,7 @@ def test_node_memory_that_is_too_small_for_mpi(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)
     command = [*mpirun_command(2, find_mpirun()), sys.executable, str(program), "doctor", "--json", "--seconds", "1"]
-    root = str(Path(__file__).resolve().parents[2])
-    result = subprocess.run(
-        [*UNSHARE, "sh", "-c", SMALL, "sh", *command], env={**launch_environment(), "PYTHONPATH": root},
-        stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False, timeout=100,
-    )
+    result = finish(start_command([*UNSHARE, "sh", "-c", SMALL, "sh", *command]), "the doctor", 100)
     found = read_page(result.stdout)
     assert result.returncode != 0
     assert found["node memory"]["state"] == "wrong"

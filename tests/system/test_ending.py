@@ -3,20 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from tests.launching import (
-    NOTE_BEGIN,
-    find_mpirun,
-    launch_environment,
-    mpirun_command,
-    run_program,
-    seconds_since_begin,
-)
+from tests.launching import find_mpirun, finish, mpirun_command, run_code, start_command
 
 pytestmark = pytest.mark.timeout_seconds(150)
 
@@ -25,24 +17,13 @@ import os, sys, time
 import numpy as np
 import mpidist
 strategy = mpidist.MultiWorkerMirroredStrategy()
+from tests.waiting import until_exists, until_has_ended
 rank = strategy.communicator.rank
 def wait_for_others():
     strategy.reduce("SUM", 1.0, axis=None)
 def bug():
     raise ValueError("the bug of rank %d" % rank)
-""" + NOTE_BEGIN
-# From the start of the program to the end of the job, with what the launcher takes.
-SECONDS = 20
-
-
-def run(folder: Path, code: str, *, ranks: int = 3, **environment: str) -> tuple[subprocess.CompletedProcess[str], str]:
-    """The finished job, and what it wrote."""
-    program = folder / "program.py"
-    program.write_text(HEAD + code)
-    result = run_program(ranks, program, timeout_seconds=60, **environment)
-    text = result.stdout + result.stderr
-    assert seconds_since_begin(program) < SECONDS, text
-    return result, text
+"""
 
 
 def ours(text: str) -> list[str]:
@@ -52,7 +33,7 @@ def ours(text: str) -> list[str]:
 
 @pytest.mark.parametrize("who", [0, 1, 2])
 def test_a_lone_exception_ends_the_job(tmp_path: Path, who: int) -> None:
-    result, text = run(tmp_path, f"bug() if rank == {who} else wait_for_others()\n")
+    result, text = run_code(tmp_path, HEAD + f"bug() if rank == {who} else wait_for_others()\n")
     assert result.returncode != 0
     assert text.count("Traceback (most recent call last)") == 1
     assert text.count(f"ValueError: the bug of rank {who}") == 1
@@ -64,7 +45,7 @@ def test_a_lone_exception_ends_the_job(tmp_path: Path, who: int) -> None:
 def test_an_exception_in_a_scope_or_a_replica_ends_the_job(tmp_path: Path) -> None:
     code = "with strategy.scope():\n    strategy.run(lambda: bug() if rank == 1 else wait_for_others_in_run())\n"
     helper = "def wait_for_others_in_run():\n    mpidist.get_replica_context().all_reduce('SUM', 1.0)\n"
-    result, text = run(tmp_path, helper + code)
+    result, text = run_code(tmp_path, HEAD + helper + code)
     assert result.returncode != 0
     assert text.count("ValueError: the bug of rank 1") == 1
 
@@ -80,7 +61,7 @@ def test_an_exception_in_a_scope_or_a_replica_ends_the_job(tmp_path: Path) -> No
     ids=["mismatch", "devices", "chained"],
 )
 def test_an_error_of_all_ranks_is_printed_once(tmp_path: Path, code: str) -> None:
-    result, text = run(tmp_path, code + "\n")
+    result, text = run_code(tmp_path, HEAD + code + "\n")
     assert result.returncode != 0
     assert len(ours(text)) == 1
     assert ours(text)[0].startswith("mpidist: rank 0 of 3")
@@ -91,7 +72,7 @@ def test_an_error_of_all_ranks_that_only_one_does_not_catch(tmp_path: Path) -> N
         "try:\n    strategy.reduce('SUM', np.ones(3 + rank), axis=None)\nexcept ValueError:\n"
         "    if rank == 2: raise\nwait_for_others()\n"
     )
-    result, text = run(tmp_path, code)
+    result, text = run_code(tmp_path, HEAD + code)
     assert result.returncode != 0
     assert len(ours(text)) == 1
     assert ours(text)[0].startswith("mpidist: rank 2 of 3")
@@ -106,7 +87,7 @@ def test_a_lone_exit_with_a_code_ends_the_job(tmp_path: Path, leave: str, where:
         # The task keeps its exception.
         leave = "asyncio.run(work())"
     code = "import asyncio\nasync def work():\n    await asyncio.sleep(0)\n    sys.exit(3)\n"
-    result, text = run(tmp_path, f"{code}if rank == 1:\n    {where.format(leave)}\nwait_for_others()\n")
+    result, text = run_code(tmp_path, HEAD + f"{code}if rank == 1:\n    {where.format(leave)}\nwait_for_others()\n")
     assert result.returncode != 0
     assert len(ours(text)) == 1
     assert re.match(r"mpidist: rank 1 of 3 on \S+ exited with \d", ours(text)[0])
@@ -121,7 +102,7 @@ def test_a_caught_exit_ends_nothing(tmp_path: Path) -> None:
         "if rank == 2:\n    try:\n        sys.exit(6)\n    except BaseException:\n        pass\n"
         "wait_for_others()\nsys.stdout.write('went on\\n')\nsys.exit(0)\n"
     )
-    result, text = run(tmp_path, code)
+    result, text = run_code(tmp_path, HEAD + code)
     assert result.returncode == 0, text
     assert text.count("went on") == 3
     assert ours(text) == []
@@ -129,63 +110,59 @@ def test_a_caught_exit_ends_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("last", ["", "sys.exit()", "sys.exit(0)"])
 def test_a_program_that_ends_well_prints_nothing(tmp_path: Path, last: str) -> None:
-    # Ranks come to the end at different times.
-    result, text = run(tmp_path, f"wait_for_others()\ntime.sleep(0.3 * rank)\n{last}\n")
+    # Ranks come to the end one after another.
+    result, text = run_code(tmp_path, HEAD + f"wait_for_others()\nif rank:\n    until_has_ended(rank - 1)\n{last}\n")
     assert result.returncode == 0
     assert text == ""
 
 
 def test_all_ranks_may_exit_with_a_code(tmp_path: Path) -> None:
-    result, _ = run(tmp_path, "wait_for_others()\nsys.exit(7)\n")
+    result, _ = run_code(tmp_path, HEAD + "wait_for_others()\nsys.exit(7)\n")
     assert result.returncode != 0
 
 
 def test_a_keyboard_interrupt_ends_the_job(tmp_path: Path) -> None:
-    result, text = run(tmp_path, "if rank == 1: raise KeyboardInterrupt\nwait_for_others()\n")
+    result, text = run_code(tmp_path, HEAD + "if rank == 1: raise KeyboardInterrupt\nwait_for_others()\n")
     assert result.returncode != 0
     assert "Traceback" not in text
 
 
 def test_the_users_own_hook_is_called(tmp_path: Path) -> None:
     code = "bug() if rank == 1 else wait_for_others()\n"
-    program = tmp_path / "program.py"
     hook = "import sys\nsys.excepthook = lambda *_: sys.stderr.write('the hook of the program\\n')\n"
-    program.write_text(hook + HEAD + code)
-    result = run_program(3, program)
+    result, text = run_code(tmp_path, hook + HEAD + code)
     assert result.returncode != 0
-    assert (result.stdout + result.stderr).count("the hook of the program") == 1
+    assert text.count("the hook of the program") == 1
     assert "Traceback" not in result.stderr
 
 
 def test_output_before_the_failure_is_not_lost(tmp_path: Path) -> None:
     code = "print('before the failure')\nbug() if rank == 1 else wait_for_others()\n"
-    _, text = run(tmp_path, code, PYTHONUNBUFFERED="")
+    _, text = run_code(tmp_path, HEAD + code, PYTHONUNBUFFERED="")
     assert "before the failure" in text
     assert text.index("before the failure") < text.index("mpidist: rank 1")
 
 
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     code = "if rank == 1:\n    sys.stderr.write(f'hook {sys.excepthook is sys.__excepthook__}')\nwait_for_others()\n"
-    result, text = run(tmp_path, code, MPIDIST_ABORT="0")
+    result, text = run_code(tmp_path, HEAD + code, MPIDIST_ABORT="0")
     assert result.returncode == 0
     assert "hook True" in text
 
 
 def test_one_rank_switches_it_off_for_all(tmp_path: Path) -> None:
     """A rank without hooks takes no leave: the others would wait for it at their end."""
-    program = tmp_path / "program.py"
-    program.write_text(
-        "import os\nfrom mpidist import launch\n"
+    result, _ = run_code(
+        tmp_path, "import os\nfrom mpidist import launch\n"
         "if launch.world_rank() == 1:\n    os.environ['MPIDIST_ABORT'] = '0'\n" + HEAD + "wait_for_others()\n"
-        "sys.stderr.write(f'hook {sys.excepthook is sys.__excepthook__}\\n')\n"
+        "sys.stderr.write(f'hook {sys.excepthook is sys.__excepthook__}\\n')\n",
     )
-    result = run_program(3, program, timeout_seconds=60)
     assert result.returncode == 0, result.stderr
     assert result.stderr.count("hook True") == 3
 
 
 def test_a_program_that_finalizes_mpi_itself_ends_well(tmp_path: Path) -> None:
-    result, text = run(tmp_path, "from mpi4py import MPI\nwait_for_others()\nMPI.Finalize()\n")
+    result, text = run_code(tmp_path, HEAD + "from mpi4py import MPI\nwait_for_others()\nMPI.Finalize()\n")
     assert result.returncode == 0, text
     assert text == ""
 
@@ -202,7 +179,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 wait_for_others()
 print("the ranks go on")
 """
-    result, text = run(tmp_path, code)
+    result, text = run_code(tmp_path, HEAD + code)
     assert result.returncode == 0, text
     assert text.count("the child's own") == text.count("the ranks go on") == 3
     assert not ours(text)
@@ -222,7 +199,7 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == {code}
 wait_for_others()
 os.write(1, b"the ranks go on\\n")
 """
-    result, text = run(tmp_path, program)
+    result, text = run_code(tmp_path, HEAD + program)
     assert result.returncode == 0, text
     assert text.count("the child ends") == text.count("the ranks go on") == 3
     assert not ours(text)
@@ -274,7 +251,6 @@ def test_a_forked_child_is_no_rank(tmp_path: Path) -> None:
     code = f"""{FORKED}
 child = os.fork() if rank == 0 else None
 if child == 0:
-    signal.alarm(30)
     for name, call in calls.items():
         try:
             call()
@@ -297,7 +273,7 @@ for number in range(10):
 assert mean.result() == 1.5
 print("the ranks go on")
 """
-    result, text = run(tmp_path, code)
+    result, text = run_code(tmp_path, HEAD + code)
     assert result.returncode == 0, text
     assert "12 calls are refused\n" in text, text
     assert "was done" not in text, text
@@ -307,11 +283,9 @@ print("the ranks go on")
 
 def test_a_forked_child_does_not_wait_for_its_parents_reduction(tmp_path: Path) -> None:
     code = """
-import signal
 handle = strategy.extended.all_reduce_async("SUM", np.ones(3)) if rank == 0 else None
 child = os.fork() if rank == 0 else None
 if child == 0:
-    signal.alarm(10)
     try:
         handle.wait()
     except RuntimeError as error:
@@ -325,7 +299,7 @@ wait_for_others()
 assert (handle.wait() == 3).all()
 print("the ranks go on")
 """
-    result, text = run(tmp_path, code)
+    result, text = run_code(tmp_path, HEAD + code)
     assert result.returncode == 0, text
     assert text.count("the ranks go on") == 3, text
 
@@ -333,25 +307,26 @@ print("the ranks go on")
 def test_a_signal_of_a_forked_child_is_its_own(tmp_path: Path) -> None:
     """The child shares the descriptor by which signals wake a thread of its parent."""
     code = """
-import signal
+import signal, threading
 child = os.fork() if rank == 0 else None
 if child == 0:
     try:
-        time.sleep(20)
+        open(sys.argv[1], "w").close()
+        threading.Event().wait()
     except KeyboardInterrupt:
         os._exit(7)
     os._exit(8)
-begin = time.monotonic()
 if rank == 0:
-    time.sleep(1)
+    until_exists(sys.argv[1])
     os.kill(child, signal.SIGINT)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-    assert time.monotonic() < begin + 4
-while strategy.reduce("MAX", time.monotonic() - begin, axis=None) < 7:
+begin = time.monotonic()
+# Longer than an interrupt of the parent's own would wait for the end of a call.
+while strategy.reduce("MIN", time.monotonic() - begin, axis=None) < 6:
     pass
 print("the ranks go on")
 """
-    result, text = run(tmp_path, code)
+    result, text = run_code(tmp_path, HEAD + code, tmp_path / "child")
     assert result.returncode == 0, text
     assert text.count("the ranks go on") == 3, text
     assert not ours(text)
@@ -379,10 +354,7 @@ keep.append(keep)
 if {who.replace("rank", "int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COMM_WORLD_RANK')))")}:
     {late}
 """
-    program = tmp_path / "program.py"
-    program.write_text(f"{head}{HEAD}for _ in range(20):\n    wait_for_others()\n")
-    result = run_program(2, program, timeout_seconds=30)
-    text = result.stdout + result.stderr
+    result, text = run_code(tmp_path, f"{head}{HEAD}for _ in range(20):\n    wait_for_others()\n", ranks=2)
     assert result.returncode == 0, text
     refused = "cannot be done: the program has come to its end on all ranks"
     assert text.count(refused) == (2 if who == "True" else 1), text
@@ -391,10 +363,10 @@ if {who.replace("rank", "int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COM
 def test_a_thread_of_the_programs_own_may_call_mpi_to_the_end(tmp_path: Path) -> None:
     code = (
         "import threading\nfrom mpi4py import MPI\n"
-        "def poll():\n    while True:\n        MPI.COMM_SELF.Iprobe()\n        time.sleep(0.0005)\n"
+        "def poll():\n    while True:\n        MPI.COMM_SELF.Iprobe()\n        time.sleep(0)\n"
         "threading.Thread(target=poll, daemon=True).start()\nwait_for_others()\n"
     )
-    result, text = run(tmp_path, code)
+    result, text = run_code(tmp_path, HEAD + code)
     assert result.returncode == 0, text
     assert ours(text) == []
 
@@ -410,5 +382,5 @@ def test_a_job_ends_where_its_words_cannot_be_written(tmp_path: Path, closed: st
         "strategy.reduce('SUM', 1.0, axis=None)\n"
     )
     command = [*mpirun_command(2, find_mpirun()), "bash", "-c", f"exec {sys.executable} {program} {closed}"]
-    result = subprocess.run(command, env=launch_environment(), capture_output=True, timeout=50, check=False)
+    result = finish(start_command(command), "the job", 50)
     assert result.returncode

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import h5py
 import numpy as np
 import pytest
 
-from tests.launching import run_program, start_program
+from tests.launching import end, run_program, start_program
 from tests.leftovers import files_left_behind
+from tests.limits import limit
+from tests.processes import descendants
+from tests.waiting import until
 
 # Eight ranks on two busy cores take their time.
 pytestmark = pytest.mark.timeout_seconds(240)
@@ -32,11 +35,11 @@ def train(ranks: int, *options: object) -> str:
 
 
 def test_accuracy_of_97_percent_on_8_ranks(tmp_path: Path) -> None:
-    begin = os.times()
+    before = os.times()
     output = train(8, "--plot", tmp_path / "curve.png")
-    end = os.times()
-    # What the cores have done for the job: other programs may have most of them.
-    assert end.children_user + end.children_system - begin.children_user - begin.children_system < 60
+    after = os.times()
+    # What the cores have done for the job: other programs may have most of them, so that ranks wait, and look, longer.
+    assert after.children_user + after.children_system - before.children_user - before.children_system < limit(20)
     assert float(re.findall("test accuracy ([0-9.]+)", output)[-1]) >= 0.97
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
@@ -71,7 +74,9 @@ def test_a_killed_run_goes_on_and_ends_where_an_undisturbed_one_does(
 ) -> None:
     folder = tmp_path / "checkpoints"
     process = start_program(2, EXAMPLE, *MANY_EPOCHS, "--checkpoint-dir", folder)
-    wait_for(folder / "ckpt-3.h5", process)
+    for number in (1, 2, 3):
+        # It goes on, however slowly: the limit is that of one epoch.
+        until_saved(folder, number, process)
     kill_all_ranks(process)
     assert files_left_behind() == []
     output = train(ranks_after, *MANY_EPOCHS, "--checkpoint-dir", folder, "--losses", tmp_path / "resumed")
@@ -114,22 +119,19 @@ def test_a_file_without_the_arrays_is_named(tmp_path: Path) -> None:
     assert "wrong.npz has no x_train, y_train, x_test, y_test" in result.stderr
 
 
-def wait_for(path: Path, process: subprocess.Popen[str]) -> None:
-    end = time.monotonic() + 60
-    while not path.exists():
-        assert process.poll() is None, f"the run ended before it wrote {path.name}: {process.communicate()}"
-        assert time.monotonic() < end, f"{path.name} was not written within a minute"
-        time.sleep(0.01)
-
-
 def kill_all_ranks(process: subprocess.Popen[str]) -> None:
     """SIGKILL to the launcher and to everything that it started, whose process groups may be others."""
-    found = descendants(process.pid)
-    for pid in [process.pid, *found]:
-        os.kill(pid, signal.SIGKILL)
-    process.communicate(timeout=30)
+    for pid in descendants(process.pid):
+        # It may have ended with the one before.
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+    end(process)
 
 
-def descendants(pid: int) -> list[int]:
-    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    return [found for child in children for found in (int(child), *descendants(int(child)))]
+def until_saved(folder: Path, number: int, process: subprocess.Popen[str]) -> None:
+    """Wait until a checkpoint or a later one is there; the last three are kept."""
+
+    def is_saved() -> bool:
+        return any(int(path.stem.partition("-")[2]) >= number for path in folder.glob("ckpt-*.h5"))
+
+    until(is_saved, f"epoch {number} is saved", job=process)

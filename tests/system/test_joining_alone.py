@@ -18,7 +18,8 @@ pytestmark = pytest.mark.timeout_seconds(120)
     "options", [{}, pytest.param({"synchronous": True}, marks=pytest.mark.long)], ids=["asynchronous", "synchronous"]
 )
 def test_a_job_without_workers_waits_for_one_and_goes_on(tmp_path: Path, options: dict[str, Any]) -> None:
-    with Job(tmp_path, 2, {"MPIDIST_WARN_SECONDS": "0.5"}, **options) as job:
+    with Job(tmp_path, 2, **options) as job:
+        job.ask("os.environ.update(MPIDIST_WARN_SECONDS='0.5')")
         pids = job.ask("coordinator.fetch([coordinator.schedule(os.getpid, worker=worker) for worker in (0, 1)])")
         # Both end in their function, one after another for Hydra's sake. What they had, and what waits, is for others.
         job.begin(
@@ -48,8 +49,10 @@ def test_a_job_without_workers_waits_for_one_and_goes_on(tmp_path: Path, options
 
 
 def test_a_limit_of_time_ends_a_job_that_waits_for_workers(tmp_path: Path) -> None:
-    with Job(tmp_path, 1, {"MPIDIST_TIMEOUT": "1"}) as job:
+    with Job(tmp_path, 1) as job:
         job.ask("lose(0)")
+        # Not before: the start may take longer.
+        job.ask("os.environ.update(MPIDIST_TIMEOUT='1')")
         job.begin("coordinator.schedule(add).fetch()")
         result = finish(job.process, "the job", 30)
         text = result.stderr

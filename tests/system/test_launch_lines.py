@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -14,59 +13,71 @@ from click.testing import CliRunner
 
 from mpidist.cli.main import main
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.launching import find_mpirun, is_open_mpi, launch_environment
+from tests.launching import find_mpirun, finish, is_open_mpi, start_command
 
 pytestmark = pytest.mark.timeout_seconds(120)
 
-ROOT = str(Path(__file__).resolve().parent.parent.parent)
-
 PROGRAM = """
-import os, signal, time
+import os, signal, sys
 from mpidist.cluster.launch_line import survives_deaths, warn_of_deaths
 from mpidist.comm.communicator import open_communicator
 from mpidist.comm.ending import tolerate_deaths
+from tests import marks
+from tests.waiting import let_pass
 
 ranks = open_communicator()
 tolerate_deaths()
 os.write(1, f"rank {ranks.rank}: {survives_deaths()}, together {warn_of_deaths(ranks)}\\n".encode())
 ranks.barrier()
-time.sleep(1)
+folder, is_to_survive = sys.argv[1:]
 if ranks.rank == 1:
+    marks.hold(folder + "/1")
+    # The others are out of the barrier.
+    marks.read(folder + "/0")
+    marks.read(folder + "/2")
     os.kill(os.getpid(), signal.SIGKILL)
-time.sleep(4)
+marks.put(f"{folder}/{ranks.rank}")
+if is_to_survive == "False":
+    # Nothing but the launcher ends it.
+    marks.stay()
+marks.until_released(folder + "/1")
+# In which a launcher would have ended it.
+let_pass(4)
 os.write(1, f"rank {ranks.rank} lives\\n".encode())
 """
 
 
+def run(folder: Path, line: str, is_to_survive: bool) -> str:
+    """What the program prints."""
+    program = folder / "program.py"
+    program.write_text(PROGRAM)
+    words = [*shlex.split(line), sys.executable, str(program), str(folder), str(is_to_survive)]
+    result = finish(start_command(words), program.name, 60)
+    return result.stdout + result.stderr
+
+
+def launch_line(*options: str) -> str:
+    """What `mpidist launch-line` prints for three ranks, without their program."""
+    printed = CliRunner().invoke(main, ["launch-line", *options, "-n", "3", "PROGRAM"])
+    assert printed.exit_code == 0, printed.output
+    assert printed.output.endswith(" PROGRAM\n"), printed.output
+    return printed.output.removesuffix(" PROGRAM\n")
+
+
 @pytest.mark.parametrize("before", ["", "-genv UCX_TLS ^cma"])
 def test_a_line_with_which_ranks_end_with_others_is_warned_of(tmp_path: Path, before: str) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    printed = CliRunner().invoke(main, ["launch-line", "--fault-tolerant", "-n", "3", sys.executable, str(program)])
+    line = launch_line("--fault-tolerant")
     # As such lines were before.
-    line = shlex.split(printed.output.replace("-genv UCX_TLS '^cma,tcp'", before))
-    result = subprocess.run(
-        line, env={**launch_environment(), "PYTHONPATH": ROOT}, capture_output=True, text=True, timeout=60, check=False,
-    )
-    text = result.stdout + result.stderr
+    text = run(tmp_path, line.replace("-genv UCX_TLS '^cma,tcp'", before), is_to_survive=True)
     warnings = re.findall(r"the death of a rank in the middle of a message may .* start it by: .*", text)
     # Open MPI has no such line.
-    assert len(warnings) == ("UCX_TLS" in printed.output), text
+    assert len(warnings) == ("UCX_TLS" in line), text
     assert all("-genv UCX_TLS '^cma,tcp'" in one for one in warnings)
 
 
 @pytest.mark.parametrize("survives", [True, False])
 def test_the_line_keeps_its_word(tmp_path: Path, survives: bool) -> None:
-    program = tmp_path / "program.py"
-    program.write_text(PROGRAM)
-    options = ["--fault-tolerant"] if survives else []
-    printed = CliRunner().invoke(main, ["launch-line", *options, "-n", "3", sys.executable, str(program)])
-    assert printed.exit_code == 0, printed.output
-    result = subprocess.run(
-        shlex.split(printed.output), env={**launch_environment(), "PYTHONPATH": ROOT}, capture_output=True, text=True,
-        timeout=60, check=False,
-    )
-    text = result.stdout + result.stderr
+    text = run(tmp_path, launch_line(*(["--fault-tolerant"] if survives else [])), survives)
     assert sorted(re.findall(r"rank (\d): (True|False|None), together (True|False)", text)) == [
         (str(rank), str(survives), str(survives)) for rank in range(3)
     ], text
@@ -84,7 +95,7 @@ def test_ranks_on_several_hosts_know_it_together(
     tmp_path: Path, survives: bool, virtual_hosts: Callable[[int], VirtualHosts]
 ) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.split("ranks.barrier()", maxsplit=1)[0])
+    program.write_text(PROGRAM.partition("ranks.barrier()")[0])
     hosts = virtual_hosts(2)
     hosts.survivors_live = survives
     result = hosts.run((1, 1), program)

@@ -6,13 +6,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
 
 from tests.hosts.virtual_hosts import why_unavailable
 from tests.launching import (
+    end,
     find_mpirun,
     finish,
     is_open_mpi,
@@ -22,28 +22,30 @@ from tests.launching import (
     start_program,
 )
 from tests.leftovers import files_left_behind
+from tests.waiting import until
 
 
 @pytest.mark.timeout_seconds(120)
 def test_nothing_is_left_after_a_kill(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
-        "import os, time, mpidist\nstrategy = mpidist.MultiWorkerMirroredStrategy(shared=True)\n"
+        "import os, signal, mpidist\nstrategy = mpidist.MultiWorkerMirroredStrategy(shared=True)\n"
         "with strategy.scope():\n    v = mpidist.Variable([1.0] * 100000)\n"
         "held = open('/proc/self/maps').read().count('/dev/shm/#')\n"
         f"open(r'{tmp_path}/' + str(strategy.communicator.rank), 'w').write(f'{{os.getpid()}} {{held}}')\n"
-        "time.sleep(60)\n"
+        "while True:\n    signal.pause()\n"
     )
     process = start_program(3, program)
     files = [tmp_path / str(rank) for rank in range(3)]
-    while process.poll() is None and not all(f.exists() and len(f.read_text().split()) == 2 for f in files):
-        time.sleep(0.05)
-    assert process.poll() is None, process.communicate()
+    until(
+        lambda: all(file.exists() and len(file.read_text().split()) == 2 for file in files), "all ranks have begun",
+        job=process,
+    )
     for file in files:
         pid, held = file.read_text().split()
         assert int(held) > 0, "memory is shared"
         os.kill(int(pid), signal.SIGKILL)
-    process.communicate(timeout=30)
+    end(process)
     assert files_left_behind() == []
 
 

@@ -7,15 +7,13 @@ import os
 import re
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests.launching import finish, launch_environment, run_program
+from tests.launching import run_program
 from tests.markdown import ROOT, blocks_of
-from tests.system.test_deaths import survivors_live
+from tests.waiting import until_exists
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
@@ -153,28 +151,16 @@ def test_the_program_of_the_guide(tmp_path: Path, ranks: int) -> None:
         assert result.stdout == printed, result.stdout + result.stderr
 
 
-def run_to_the_end(
-    ranks: int, program: Path, *arguments: object, killed: Path, delay: float = 0.0
-) -> tuple[int, str]:
-    """Run a program whose ranks live on after a death, and kill the process that it names in a file.
+def run_to_the_end(ranks: int, program: Path, *arguments: object, killed: Path) -> str:
+    """What a program writes whose ranks live on after a death, and a process of which is killed that a file names."""
 
-    Returns:
-        The launcher's exit code, which says nothing after a death, and what the program wrote.
-    """
-    root = str(Path(__file__).resolve().parent.parent.parent)
-    path = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
-    process = subprocess.Popen(
-        [*survivors_live(ranks), sys.executable, str(program), *map(str, arguments)],
-        env=launch_environment({**os.environ, "PYTHONPATH": path}), stdin=subprocess.DEVNULL, stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-    )
-    while not killed.exists() and process.poll() is None:
-        time.sleep(0.02)
-    time.sleep(delay)
-    if process.poll() is None:
+    def kill(job: subprocess.Popen[str]) -> None:
+        until_exists(killed, job=job)
         os.kill(int(killed.read_text()), signal.SIGKILL)
-    result = finish(process, program.name, 100)
-    return result.returncode, result.stdout + result.stderr
+
+    # The launcher's code says nothing after a death.
+    result = run_program(ranks, program, *arguments, kills=True, timeout_seconds=100, meanwhile=kill)
+    return result.stdout + result.stderr
 
 
 @pytest.mark.parametrize(("rank", "name"), [(0, "chief 0"), (3, "ps 1")])
@@ -185,13 +171,13 @@ def test_the_death_of_the_chief_or_of_a_server_ends_all_ranks(tmp_path: Path, ra
         f"pid = os.getpid() if open_communicator().rank == {rank} else 0\n"
     )
     wait = (
-        "\nwhile not os.path.exists(sys.argv[1] + '/me'):\n    time.sleep(0.01)\n"
-        "os.rename(sys.argv[1] + '/me', sys.argv[1] + '/pid')\n"
-        "while True:\n    coordinator.schedule(lambda: None)\n    coordinator.join()\n"
+        "\nimport itertools\n"
+        "for number in itertools.count():\n    coordinator.schedule(lambda: None)\n    coordinator.join()\n"
+        "    if number == 100:\n        marks.put(sys.argv[1] + '/pid', marks.read(sys.argv[1] + '/me'))\n"
     )
-    write = "if pid:\n    open(sys.argv[1] + '/me', 'w').write(str(pid))\n"
+    write = "from tests import marks\nif pid:\n    marks.put(sys.argv[1] + '/me', pid)\n"
     program.write_text(PLAIN.replace("resolver = ", note + write + "resolver = ", 1) + wait)
-    _, text = run_to_the_end(4, program, tmp_path, killed=tmp_path / "pid", delay=0.3)
+    text = run_to_the_end(4, program, tmp_path, killed=tmp_path / "pid")
     assert f"DeadRankError: {name} (rank {rank}) is dead, without which no training goes on" in text, text
 
 
@@ -203,11 +189,7 @@ def test_the_code_of_a_chief_that_fails_is_the_launchers(tmp_path: Path, how: st
     """Also where the launcher lets the others live: nobody has died, and nobody waits."""
     program = tmp_path / "program.py"
     program.write_text(f"{PLAIN}\nprint('trained', flush=True)\n{how}\n")
-    result = subprocess.run(
-        [*survivors_live(4), sys.executable, str(program)], env=launch_environment({
-            **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        }), capture_output=True, text=True, errors="replace", timeout=60, check=False,
-    )
+    result = run_program(4, program, kills=True)
     text = result.stdout + result.stderr
     assert result.returncode == code, text
     assert "trained" in text, text
@@ -247,11 +229,7 @@ print("saved", flush=True)
 def test_the_code_of_the_chief_is_in_a_file_after_a_death(tmp_path: Path, end: str, code: int) -> None:
     program = tmp_path / "program.py"
     program.write_text(AFTER_A_DEATH + end)
-    result = subprocess.run(
-        [*survivors_live(4), sys.executable, str(program), str(tmp_path)], env=launch_environment({
-            **os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-        }), capture_output=True, text=True, errors="replace", timeout=100, check=False,
-    )
+    result = run_program(4, program, tmp_path, kills=True, timeout_seconds=100)
     text = result.stdout + result.stderr
     assert "workers [1, 1, 1] 3 of the dead" in text, text
     assert (tmp_path / "exit-code").read_text() == f"{code}\n", text
@@ -260,10 +238,11 @@ def test_the_code_of_the_chief_is_in_a_file_after_a_death(tmp_path: Path, end: s
 # The chief and the worker do something else for long when a server or the chief dies.
 BUSY = HEAD + """
 from mpidist.comm.communicator import open_communicator
+from tests import marks
 folder, dying = sys.argv[1], int(sys.argv[2])
 pid = os.getpid() if open_communicator().rank == dying else 0
 if pid:
-    open(folder + "/me", "w").write(str(pid))
+    marks.put(folder + "/me", pid)
 resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=int(sys.argv[3]))
 strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 22))
 coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
@@ -276,8 +255,8 @@ if path is None:
         coordinator.schedule(lambda weight, number: weight.assign_add(np.full(7, number + 1.0)), (weight, number))
     coordinator.join()
     checkpoint.save(folder + "/ckpt")
-    coordinator.schedule(lambda: (os.rename(folder + "/me", folder + "/pid"), time.sleep(100)))
-    time.sleep(100)
+    coordinator.schedule(lambda: (marks.put(folder + "/pid", marks.read(folder + "/me")), marks.stay()))
+    marks.stay()
 checkpoint.restore(path).assert_consumed()
 print("restored", [set(weight.numpy().tolist()) for weight in weights])
 """
@@ -287,9 +266,8 @@ print("restored", [set(weight.numpy().tolist()) for weight in weights])
 def test_a_death_ends_ranks_that_do_something_else_and_a_checkpoint_goes_on(tmp_path: Path, dying: int) -> None:
     program = tmp_path / "program.py"
     program.write_text(BUSY)
-    _, text = run_to_the_end(4, program, tmp_path, dying, 2, killed=tmp_path / "pid")
-    # With what the launcher and a busy machine take.
-    assert time.time() - (tmp_path / "pid").stat().st_ctime < 25, text
+    # They would stay where they are for ever.
+    text = run_to_the_end(4, program, tmp_path, dying, 2, killed=tmp_path / "pid")
     told = set(re.findall(rf"mpidist: rank (\d) of 4 on \S+ cannot go on: .*rank {dying} of 4 \(process ", text))
     assert told == {"0", "1", "2", "3"} - {str(dying)}, text
     assert (tmp_path / "exit-code").exists() == (dying != 0)

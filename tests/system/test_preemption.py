@@ -13,8 +13,11 @@ from tests.launching import run_program
 pytestmark = pytest.mark.timeout_seconds(amount(180, 1200))
 
 STEPS = 60
+# So many steps after the first in which it may come a signal has been sent, and after so many more all ranks know.
+SENT_AFTER, KNOWN_AFTER = 5, 3
 TRAINING = f"""
 import os, random, signal, sys, threading, time
+from tests.waiting import let_pass
 import numpy as np
 import mpidist
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
@@ -27,9 +30,13 @@ class Ended(Exception):
 def end():
     raise Ended
 
-def train(folder, seed, which, name, exit_fn=None):
+def moment(seed):
+    # The step in which a signal is sent, or in one of the next few; how much later; and to whom.
     chance = random.Random(seed)
-    delay, chosen, random_numbers = chance.uniform(0, 0.4), chance.randrange(size), np.random.default_rng(3)
+    return chance.randrange({STEPS}), chance.uniform(0, 0.02), chance.randrange(size)
+
+def train(folder, seed, which, name, exit_fn=None):
+    (at, delay, chosen), random_numbers = moment(seed), np.random.default_rng(3)
     dataset = mpidist.data.Dataset.range(1000).shuffle(1000, seed=1).batch(8).repeat()
     batches = iter(strategy.experimental_distribute_dataset(dataset))
     with strategy.scope():
@@ -50,8 +57,11 @@ def train(folder, seed, which, name, exit_fn=None):
         if strategy.reduce("MAX", int(optimizer.iterations), axis=None) % 5 == 0:
             time.sleep(0.01 * (1 + rank))
 
+    comes = threading.Event()
+
     def tell():
-        time.sleep(delay)
+        comes.wait()
+        let_pass(delay)
         os.kill(os.getpid(), getattr(signal, name))
 
     teller = threading.Thread(target=tell, daemon=True)
@@ -59,10 +69,15 @@ def train(folder, seed, which, name, exit_fn=None):
         teller.start()
     try:
         while handler.total_run_calls < {STEPS}:
+            if handler.total_run_calls == at:
+                comes.set()
+            if handler.total_run_calls == at + {SENT_AFTER} and teller.is_alive():
+                teller.join()
             handler.run(step)
         return variable.numpy().tobytes()
     finally:
         # A signal after the end is no test.
+        comes.set()
         if teller.is_alive():
             teller.join()
         handler.close()
@@ -85,7 +100,8 @@ for seed in range(int(sys.argv[3])):
     assert value == expected, seed
 if rank == 0:
     open(folder + "/expected", "wb").write(expected)
-assert ended > int(sys.argv[3]) / 2, ended
+certain = sum(moment(seed)[0] + {SENT_AFTER} + {KNOWN_AFTER} < {STEPS} for seed in range(int(sys.argv[3])))
+assert ended >= certain > int(sys.argv[3]) / 2, (ended, certain)
 print("same", flush=True)
 """
 

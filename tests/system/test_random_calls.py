@@ -7,19 +7,21 @@ import os
 import re
 import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 
+from tests import stuck
 from tests.amounts import amount
-from tests.launching import NOT_STARTED, start_program
+from tests.launching import end, start_program
+from tests.limits import limit
 from tests.system.random_program import OUTSIDE, plan_of
+from tests.waiting import let_pass, until
 
 pytestmark = pytest.mark.timeout_seconds(120)
 
 PROGRAM = Path(__file__).with_name("random_program.py")
-END_SECONDS = 60
+END_SECONDS = 40
 # What explains an end: our own words, an error that a rank raised, or the launcher's words about a rank that it lost.
 EXPLAINS = re.compile(r"^mpidist: |^\S*Error: |BAD TERMINATION|prterun|mpirun|signal \d+", re.MULTILINE)
 
@@ -35,21 +37,19 @@ def run_seed(seed: int, ranks: int, folder: Path) -> str:
     if plan.mischief in OUTSIDE:
         send_signals(process, plan.mischief, [folder / f"pid.{rank}" for rank in range(ranks)], plan.ranks, plan.delay)
     try:
-        out, err = process.communicate(timeout=END_SECONDS)
+        out, err = process.communicate(timeout=limit(END_SECONDS))
     except subprocess.TimeoutExpired:
         if plan.mischief == "SIGSTOP":
             # It may have come after the farewell, in MPI_Finalize: nobody is left who could say so.
             signal_all(folder, signal.SIGCONT)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                out, err = process.communicate(timeout=30)
+                out, err = process.communicate(timeout=limit(30))
                 if process.returncode == 0 and out.count("right") == ranks:
                     return ""
         signal_all(folder, signal.SIGKILL)
-        process.terminate()
-        out, err = process.communicate(timeout=30)
+        out, err = end(process)
         return f"seed {seed}, {ranks} ranks, {plan}: no end within {END_SECONDS} s\n{out}\n{err}"
-    if NOT_STARTED in err:
-        return run_seed(seed, ranks, folder)
+    stuck.require_launcher(process, err)
     wrong = judge(process.returncode, out, err, ranks)
     return wrong and f"seed {seed}, {ranks} ranks, {plan}: {wrong}\n{out}\n{err}"
 
@@ -65,9 +65,8 @@ def send_signals(
     process: subprocess.Popen[str], mischief: str, files: list[Path], ranks: tuple[int, ...], delay: float
 ) -> None:
     """Send signals to some ranks after all of them have started."""
-    while not all(file.exists() and file.read_text() for file in files) and process.poll() is None:
-        time.sleep(0.02)
-    time.sleep(delay)
+    until(lambda: process.poll() is not None or all(file.exists() and file.read_text() for file in files), "a start")
+    let_pass(delay)
     first, *later = mischief.replace("twice", "and SIGINT").split(" and ")
     for name in (first, *later):
         for rank in ranks:
@@ -76,7 +75,7 @@ def send_signals(
             except (ProcessLookupError, ValueError, FileNotFoundError):
                 # It has ended.
                 return
-        time.sleep(0.3 + delay)
+        let_pass(0.3 + delay)
 
 
 def judge(code: int, out: str, err: str, ranks: int) -> str:

@@ -13,7 +13,7 @@ import pytest
 
 from tests.containers import PACKAGES, site_mpi
 from tests.hosts.virtual_hosts import ROOT
-from tests.slurm.private_slurm import PrivateSlurm, copy_tree, starts_again
+from tests.slurm.private_slurm import PrivateSlurm, copy_tree
 from tests.slurm.training import Array, losses, train_without_slurm, write_data
 
 pytestmark = pytest.mark.timeout_seconds(180)
@@ -38,7 +38,6 @@ def accuracy(output: str) -> float:
     return float(re.findall("test accuracy ([0-9.]+)", output)[-1])
 
 
-@starts_again
 def test_training_on_two_nodes(
     slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
@@ -51,7 +50,6 @@ def test_training_on_two_nodes(
     np.testing.assert_allclose(losses(folder / f"checkpoints-{number}"), losses_alone, rtol=2e-5)
 
 
-@starts_again
 def test_mpirun_in_a_job_takes_its_nodes(
     slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
@@ -63,7 +61,6 @@ def test_mpirun_in_a_job_takes_its_nodes(
     np.testing.assert_allclose(losses(folder / "checkpoints"), losses_alone, rtol=2e-5)
 
 
-@starts_again
 def test_each_element_of_an_array_has_its_own_training(
     slurm: PrivateSlurm, data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
@@ -97,7 +94,6 @@ srun --gpus-per-task=1 --gpus-per-node=2 python examples/train.py
 """
 
 
-@starts_again
 def test_each_rank_sees_all_gpus_of_its_node(slurm: PrivateSlurm, tmp_path: Path) -> None:
     """They are fake, so another program stands in the example's place."""
     (tmp_path / "slurm").mkdir(exist_ok=True)
@@ -144,7 +140,6 @@ print(json.dumps([strategy.cluster_resolver.cluster_spec().as_dict(), variable.n
 """
 
 
-@starts_again
 def test_components_of_a_heterogeneous_job_are_roles(slurm: PrivateSlurm, tmp_path: Path) -> None:
     folder = copy_tree(tmp_path)
     (folder / "program.py").write_text(SERVERS)
@@ -159,7 +154,6 @@ def test_components_of_a_heterogeneous_job_are_roles(slurm: PrivateSlurm, tmp_pa
     assert all(hosts["worker"][index] == host for index, host in places), (places, hosts)
 
 
-@starts_again
 def test_parallel_tests_of_the_library(slurm: PrivateSlurm, tmp_path: Path) -> None:
     folder = copy_tree(tmp_path)
     job = slurm.wait(slurm.submit("slurm/tests.sbatch", folder=folder))
@@ -211,7 +205,6 @@ def containers(image: Path, tmp_path: Path) -> dict[str, str]:
     }
 
 
-@starts_again
 def test_each_rank_trains_in_a_container(
     slurm: PrivateSlurm, containers: dict[str, str], data: Path, losses_alone: Array, tmp_path: Path
 ) -> None:
@@ -229,7 +222,6 @@ def test_each_rank_trains_in_a_container(
     np.testing.assert_allclose(losses(tmp_path / f"checkpoints-{number}"), losses_alone, rtol=2e-5)
 
 
-@starts_again
 @pytest.mark.parametrize("users", ["", "1"])
 def test_ranks_in_containers_share_their_node(
     slurm: PrivateSlurm, containers: dict[str, str], users: str, tmp_path: Path

@@ -6,15 +6,15 @@ A job that goes on ends where an undisturbed one does, bit for bit: both have tw
 from __future__ import annotations
 
 import random
-import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from tests.amounts import amount
-from tests.slurm.private_slurm import PrivateSlurm, copy_tree, starts_again
+from tests.slurm.private_slurm import PrivateSlurm, copy_tree
 from tests.slurm.training import Array, losses, write_data
+from tests.waiting import let_pass, until
 
 pytestmark = pytest.mark.timeout_seconds(240)
 
@@ -32,18 +32,12 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def undisturbed(slurm: PrivateSlurm, data: Path, tmp_path_factory: pytest.TempPathFactory) -> Array:
     """The losses of a job that nobody disturbs."""
     folder = copy_tree(tmp_path_factory.mktemp("undisturbed"))
-
-    @starts_again
-    def train() -> None:
-        arguments = ("--data", data, "--epochs", EPOCHS, "--checkpoint-dir", "checkpoints")
-        job = slurm.wait(slurm.submit("slurm/requeue.sbatch", *arguments, folder=folder))
-        assert (job.state, job.restarts) == ("COMPLETED", 0), job
-
-    train()
+    arguments = ("--data", data, "--epochs", EPOCHS, "--checkpoint-dir", "checkpoints")
+    job = slurm.wait(slurm.submit("slurm/requeue.sbatch", *arguments, folder=folder))
+    assert (job.state, job.restarts) == ("COMPLETED", 0), job
     return losses(folder / "checkpoints")
 
 
-@starts_again
 def test_jobs_that_are_ended_from_outside_save_and_go_on(
     slurm: PrivateSlurm, data: Path, undisturbed: Array, tmp_path: Path
 ) -> None:
@@ -99,7 +93,6 @@ while True:
 """
 
 
-@starts_again
 def test_before_its_time_is_up_a_job_saves_and_is_queued_again(slurm: PrivateSlurm, tmp_path: Path) -> None:
     """A limit of a minute, of which 54 seconds are kept for saving."""
     folder = copy_tree(tmp_path)
@@ -118,7 +111,6 @@ def test_before_its_time_is_up_a_job_saves_and_is_queued_again(slurm: PrivateSlu
 
 
 @pytest.mark.long
-@starts_again
 def test_a_job_that_slurm_ends_at_its_limit_is_queued_again(slurm: PrivateSlurm, tmp_path: Path) -> None:
     """Its program expected to have more time, and saves when Slurm sends SIGTERM."""
     folder = copy_tree(tmp_path)
@@ -138,7 +130,6 @@ def test_a_job_that_slurm_ends_at_its_limit_is_queued_again(slurm: PrivateSlurm,
 
 @pytest.mark.parametrize("seed", range(amount(1, 50)))
 @pytest.mark.parametrize("script", ["requeue", "mpirun"])
-@starts_again
 def test_a_signal_at_any_moment(
     slurm: PrivateSlurm, data: Path, undisturbed: Array, tmp_path: Path, script: str, seed: int
 ) -> None:
@@ -146,9 +137,8 @@ def test_a_signal_at_any_moment(
     folder = copy_tree(tmp_path)
     arguments = ("--data", data, "--epochs", EPOCHS, "--checkpoint-dir", "checkpoints")
     number = slurm.submit(f"slurm/{script}.sbatch", *arguments, folder=folder)
-    while slurm.show(number).state == "PENDING":
-        time.sleep(0.05)
-    time.sleep(random.Random(f"{script} {seed}").uniform(0, 6))
+    until(lambda: slurm.show(number).state != "PENDING", "the job begins")
+    let_pass(random.Random(f"{script} {seed}").uniform(0, 6))
     slurm.attempt("scancel", "--signal=USR1", *(["--batch"] if script == "mpirun" else []), number)
     job = slurm.wait(number)
     # Before the program listens, a signal ends it.

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.slurm.private_slurm import PrivateSlurm, starts_again
+from tests.slurm.private_slurm import PrivateSlurm
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
@@ -45,7 +45,6 @@ tell default env SLURM_MPI_TYPE=pmix mpirun python program.py
 """
 
 
-@starts_again
 def test_what_is_wrong_is_said_and_ends_the_job(slurm: PrivateSlurm, tmp_path: Path) -> None:
     for name, text in (("program", PROGRAM), ("resolver", RESOLVER), ("death", DEATH)):
         (tmp_path / f"{name}.py").write_text(text)

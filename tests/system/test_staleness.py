@@ -15,9 +15,10 @@ pytestmark = pytest.mark.timeout_seconds(120)
 BEFORE = 4
 OTHERS = 20
 PROGRAM = f"""
-import json, os, signal, sys, time
+import json, os, signal, sys
 import mpidist
 from mpidist.observe.recorder import RECORDER
+from tests.waiting import until_state
 
 staleness = json.loads(sys.argv[1])
 resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
@@ -35,15 +36,11 @@ def update(stops=False):
         os.kill(os.getpid(), signal.SIGSTOP)
     return read
 
-def is_stopped(pid):
-    return open(f"/proc/{{pid}}/stat").read().rpartition(")")[2].split()[0] == "T"
-
 pid = coordinator.schedule(os.getpid, worker=1).fetch()
 values = [coordinator.schedule(update) for _ in range({BEFORE})]
 coordinator.join()
 values.append(coordinator.schedule(update, (True,), worker=1))
-while not is_stopped(pid):
-    time.sleep(0.001)
+until_state(pid, "T")
 values += [coordinator.schedule(update) for _ in range({OTHERS})]
 wanted = {BEFORE} + min({OTHERS}, {OTHERS} if staleness is None else staleness)
 while int(version) < wanted:

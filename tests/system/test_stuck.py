@@ -6,17 +6,16 @@ import contextlib
 import os
 import re
 import signal
-import subprocess
 import time
 from pathlib import Path
 
 import pytest
 
-from tests import messages, stuck
-from tests.launching import finish, run_program
+from tests import limits, messages, stuck
+from tests.launching import run_program
+from tests.processes import with_variable
 from tests.slurm import private_slurm
 from tests.slurm.private_slurm import NotEndedError, PrivateSlurm
-from tests.system.test_worker_deaths import start
 
 WAITING = """
 import sys, time
@@ -30,7 +29,8 @@ MPI.COMM_WORLD.Barrier()
 """
 
 
-def test_stacks_of_all_ranks_are_shown(tmp_path: Path) -> None:
+def test_stacks_of_all_ranks_are_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(limits.VARIABLE, "0.5")
     program = tmp_path / "program.py"
     program.write_text(WAITING)
     with pytest.raises(AssertionError, match=r"program\.py did not end within 5 s") as caught:
@@ -52,22 +52,16 @@ time.sleep(60)
 """
 
 
-def test_a_program_that_hangs_while_mpi_delivers_is_not_started_again(tmp_path: Path) -> None:
-    starts = 0
-
-    @stuck.starts_again
-    def test(tmp_path: Path) -> None:
-        nonlocal starts
-        starts += 1
-        program = tmp_path / "program.py"
-        program.write_text(ASLEEP)
-        finish(start(3, "RMA", program), program.name, 5)
-
+def test_a_program_that_hangs_while_mpi_delivers_is_no_matter_of_mpi(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(limits.VARIABLE, "0.5")
+    program = tmp_path / "program.py"
+    program.write_text(ASLEEP)
     with pytest.raises(AssertionError, match="did not end within 5 s") as caught:
-        test(tmp_path=tmp_path)
+        run_program(3, program, timeout_seconds=5, kills=True)
     assert type(caught.value) is AssertionError
-    assert starts == 1
-    answers = {path.name: path.read_text() for path in (tmp_path / "start0" / "messages").glob("*.heard")}
+    answers = {path.name: path.read_text() for path in tmp_path.glob("messages-*/*.heard")}
     assert answers == {"0.heard": "1 2", "1.heard": "0 2", "2.heard": "0 1"}
 
 
@@ -111,7 +105,7 @@ def test_a_step_that_has_no_tasks_and_does_not_end(
     job = slurm.submit_command("srun --ntasks=1 bash -c 'echo began; sleep 3'", folder=tmp_path)
     slurm.wait_for(job, "began")
     stopped = [
-        process for process in stuck.with_variable(f"SLURM_CONF={slurm.folder / 'slurm.conf'}")
+        process for process in with_variable(f"SLURM_CONF={slurm.folder / 'slurm.conf'}")
         if Path(f"/proc/{process}/comm").read_text().strip() == "srun"
     ]
     assert stopped
@@ -128,26 +122,3 @@ def test_a_step_that_has_no_tasks_and_does_not_end(
                 os.kill(process, signal.SIGCONT)
     # Not while there was a task.
     assert time.monotonic() - begin > 3
-
-
-@pytest.mark.parametrize(
-    ("end", "is_launchers"), [("kill -PIPE $$", True), ("kill -KILL $$", False), ("exit 1", False)]
-)
-def test_only_the_launchers_own_death_by_sigpipe_starts_a_test_again(
-    tmp_path: Path, end: str, is_launchers: bool
-) -> None:
-    starts = []
-
-    @stuck.starts_again
-    def test(tmp_path: Path) -> None:
-        starts.append(tmp_path)
-        job = subprocess.Popen(["sh", "-c", end], text=True)
-        job.wait()
-        stuck.require_launcher(job)
-
-    if is_launchers:
-        with pytest.raises(stuck.BrokenLauncherError, match="mpirun has died of SIGPIPE"):
-            test(tmp_path=tmp_path)
-    else:
-        test(tmp_path=tmp_path)
-    assert len(starts) == 1 + is_launchers

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import pytest
 
-from tests import stuck
-from tests.launching import finish, run_program
-from tests.system.test_worker_deaths import start
+from tests.launching import run_program
 
 pytestmark = pytest.mark.timeout_seconds(120)
 
 BEGIN = """
-import json, os, signal, sys, time
+import json, os, signal, sys
 import numpy as np
 import mpidist
 from mpidist.observe.recorder import RECORDER
+from tests.waiting import until_state
 
 resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=2)
 strategy = mpidist.ParameterServerStrategy(
@@ -41,16 +40,12 @@ def step(power, stops=False):
 
 def step_once(power, pid):
     return step(power, stops=os.getpid() == pid)
-
-def is_stopped(pid):
-    return open(f"/proc/{pid}/stat").read().rpartition(")")[2].split()[0] == "T"
 """
 
 STOPPED = BEGIN + """
 pid = coordinator.schedule(os.getpid, worker=1).fetch()
 late = coordinator.schedule(step, (12, True), worker=1)
-while not is_stopped(pid):
-    time.sleep(0.001)
+until_state(pid, "T")
 values = [coordinator.schedule(step, (power // 2,)) for power in range(12)]
 while optimizer.iterations < 6:
     coordinator.done()
@@ -66,10 +61,6 @@ print("updates " + json.dumps([tuple(one) for one in RECORDER.updates]), flush=T
 """
 
 KILLED = BEGIN + """
-def wait_for(pid):
-    while not is_stopped(pid):
-        time.sleep(0.001)
-
 def lose(pid):
     left = len(coordinator._closures.workers) - 1
     os.kill(pid, signal.SIGKILL)
@@ -81,7 +72,7 @@ pids = [coordinator.schedule(os.getpid, worker=worker).fetch() for worker in ran
 first = coordinator.schedule(step, (0,), worker=0)
 coordinator.schedule(step, (1,), worker=1)
 coordinator.schedule(step, (2, True), worker=2)
-wait_for(pids[2])
+until_state(pids[2], "T")
 while len(coordinator._versions._open) < 2:
     coordinator.done()
 lose(pids[0])
@@ -95,7 +86,7 @@ assert (first.fetch(), int(count), optimizer.iterations) == ([10.0, 10.0], 3, 2)
 # The death of a worker makes the round of another one whole.
 coordinator.schedule(step, (0,), worker=1)
 again = coordinator.schedule(step_once, (1, pids[2]), worker=2)
-wait_for(pids[2])
+until_state(pids[2], "T")
 while len(coordinator._versions._open) < 1:
     coordinator.done()
 lose(pids[2])
@@ -122,11 +113,10 @@ def test_a_backup_worker_that_was_stopped_and_woken_is_late(tmp_path: Path) -> N
     assert [update[3:] for update in updates if update[-1]] == [[0, 6, True]]
 
 
-@stuck.starts_again
 def test_a_worker_that_dies_in_a_round_leaves_it_and_its_function_counts_once(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(KILLED)
-    result = finish(start(6, "RMA", program, "0"), program.name, 100)
+    result = run_program(6, program, "0", timeout_seconds=100, kills=True, MPIDIST_WINDOW="RMA")
     assert "updates " in result.stdout, result.stdout + result.stderr
     updates = updates_in(result.stdout)
     assert sorted(update[0] for update in updates) == list(range(4, 9))

@@ -17,16 +17,19 @@ from tests.launching import run_program
 pytestmark = pytest.mark.timeout_seconds(120)
 
 PROGRAM = """
-import subprocess, sys, time
+import subprocess, sys
 import numpy as np
 import mpidist
+from tests.waiting import let_pass, until_waits_in
 strategy = mpidist.MultiWorkerMirroredStrategy()
 ranks = strategy.communicator
 with strategy.scope():
     variable = mpidist.Variable(np.zeros(3, "float32"))
 ranks.barrier()
 if ranks.rank == 1:
-    time.sleep(1)
+    until_waits_in(0, "barrier")
+    until_waits_in(2, "barrier")
+    let_pass(1)
 ranks.barrier()
 mpidist.Checkpoint(v=variable).save(sys.argv[1])
 # A child process inherits the variable, and has no part in the timeline.
@@ -55,7 +58,7 @@ def test_a_timeline_has_all_ranks_and_says_who_waited(tmp_path: Path) -> None:
         assert len(saves) == 1, text
         numbers = [(one["ts"], one["name"]) for one in mine]
         assert len(numbers) == len(set(numbers))
-        assert re.search(r"program.py:13 \(save\)", saves[0]["args"]["where"])
+        assert re.search(r"program.py:16 \(save\)", saves[0]["args"]["where"])
         # What a save consists of lies inside it.
         begin, end = saves[0]["ts"], saves[0]["ts"] + saves[0]["dur"]
         assert any(begin <= one["ts"] <= one["ts"] + one["dur"] <= end for one in mine if one is not saves[0])

@@ -9,21 +9,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import (
-    NOTE_BEGIN,
-    finish,
-    read_until,
-    run_program,
-    seconds_since_begin,
-    start_program,
-)
+from tests.launching import end, finish, read_until, run_code, run_program, start_program
+from tests.waiting import process_of
 
 pytestmark = pytest.mark.timeout_seconds(120)
 
 HEAD = """
-import os, signal, sys, time
+import os, signal, sys, threading, time
 import numpy as np
 import mpidist
+from tests.waiting import let_pass, page_of, process_of, until, until_waits_in
 strategy = mpidist.MultiWorkerMirroredStrategy()
 ranks = strategy.communicator
 rank = ranks.rank
@@ -31,19 +26,14 @@ with strategy.scope():
     variable = mpidist.Variable(np.zeros(3, "float32"))
     optimizer = mpidist.optimizers.SGD(0.5)
 ranks.barrier()
-""" + NOTE_BEGIN
-# From the last call to the end of the job, with what the launcher takes to notice it. A rank has 2 s.
-SECONDS = 15
+# What is a limit of the program's, and not of its start.
+os.environ.update({name[6:]: os.environ[name] for name in os.environ if name.startswith("LATER_")})
 
+def never():
+    while True:
+        signal.pause()
 
-def run(folder: Path, code: str, *, ranks: int = 3, **environment: str) -> tuple[int, str]:
-    """The exit code of the job, and what it wrote."""
-    program = folder / "program.py"
-    program.write_text(HEAD + code)
-    result = run_program(ranks, program, timeout_seconds=60, **environment)
-    text = result.stdout + result.stderr
-    assert seconds_since_begin(program) < SECONDS, text
-    return result.returncode, text
+"""
 
 
 def report(text: str) -> list[str]:
@@ -63,8 +53,8 @@ def line_of(call: str, code: str) -> int:
 
 def test_another_call_of_the_chief_ends_the_job(tmp_path: Path) -> None:
     program = "if rank == 0:\n    ranks.all_gather_object(1)\nranks.barrier()\n"
-    code, text = run(tmp_path, program)
-    assert code != 0
+    result, text = run_code(tmp_path, HEAD + program)
+    assert result.returncode != 0
     first, *lines = report(text)
     assert re.match(r"mpidist: rank \d of 3 on \S+ can never go on, the job ends: the ranks are in different", first)
     chief = next(line for line in lines if "rank 0 of 3" in line)
@@ -96,8 +86,8 @@ def test_what_one_rank_calls_alone_ends_the_job(tmp_path: Path, name: str, who: 
         f"saved = mpidist.Checkpoint(v=variable).save({str(tmp_path / 'before')!r})\n"
         f"if rank == {who}:\n    {CHIEF_ALONE[name]}\nranks.barrier()\n"
     )
-    code, text = run(tmp_path, program, ranks=2)
-    assert code != 0
+    result, text = run_code(tmp_path, HEAD + program, ranks=2)
+    assert result.returncode != 0
     first, *lines = report(text)
     assert "the job ends: the ranks are in different calls" in first
     alone = next(line for line in lines if f"rank {who} of 2" in line)
@@ -117,8 +107,8 @@ def test_a_save_of_the_chief_beside_a_step_ends_the_job(tmp_path: Path) -> None:
         "for _ in range(30):\n    step()\n"
         f"if rank == 0:\n    mpidist.Checkpoint(v=variable).save({str(tmp_path / 'alone')!r})\nstep()\n"
     )
-    code, text = run(tmp_path, program)
-    assert code != 0
+    result, text = run_code(tmp_path, HEAD + program)
+    assert result.returncode != 0
     first, *lines = report(text)
     assert "the job ends: the ranks are in different calls" in first
     assert re.search(r"rank 0 of 3.* in save", "\n".join(lines)), text
@@ -131,33 +121,35 @@ def test_a_save_of_the_chief_beside_a_step_ends_the_job(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("who", [0, 2])
 def test_an_early_exit_ends_the_job(tmp_path: Path, end: str, who: int) -> None:
-    code, text = run(tmp_path, f"def main():\n    return 0\nif rank == {who}:\n    {end}\nranks.barrier()\n")
-    assert code != 0
+    result, text = run_code(
+        tmp_path, HEAD + f"def main():\n    return 0\nif rank == {who}:\n    {end}\nranks.barrier()\n"
+    )
+    assert result.returncode != 0
     first, *lines = report(text)
     assert first.endswith("it waits for a rank that has ended")
     assert re.search(rf"rank {who} of 3 \(process \d+ on \S+\) has come to its end", "\n".join(lines)), text
 
 
 def test_calls_on_two_communicators_in_two_orders_end_the_job(tmp_path: Path) -> None:
-    code, text = run(
-        tmp_path, "other = ranks.split(0)\nfirst, second = (ranks, other) if rank else (other, ranks)\n"
+    result, text = run_code(
+        tmp_path, HEAD + "other = ranks.split(0)\nfirst, second = (ranks, other) if rank else (other, ranks)\n"
         "first.barrier()\nsecond.barrier()\n",
     )
-    assert code != 0
+    assert result.returncode != 0
     assert "the ranks wait for one another in different calls" in report(text)[0]
 
 
 def test_ranks_of_different_communicators_do_not_wait_for_one_another(tmp_path: Path) -> None:
     """The first rank works alone, the others in a group of their own, and none is blamed for it."""
-    code, text = run(
+    result, text = run_code(
         tmp_path,
-        "pair = ranks.split(int(rank > 0))\n"
-        "if rank == 2:\n    time.sleep(4)\n"
+        HEAD + "pair = ranks.split(int(rank > 0))\n"
+        "if rank == 2:\n    until_waits_in(0, 'barrier')\n    let_pass(3)\n"
         "if rank > 0:\n    pair.barrier()\n"
-        "else:\n    time.sleep(1)\n"
+        "else:\n    until_waits_in(1, 'barrier')\n"
         "ranks.barrier()\nprint('went on')\n",
     )
-    assert code == 0, text
+    assert result.returncode == 0, text
     assert "mpidist:" not in text
     assert text.count("went on") == 3
 
@@ -171,7 +163,7 @@ def test_a_rank_that_computes_is_reported_and_waited_for(tmp_path: Path) -> None
     file, pipe = tmp_path / "program.py", tmp_path / "pipe"
     file.write_text(HEAD + program)
     os.mkfifo(pipe)
-    process = start_program(3, file, pipe, MPIDIST_WARN_SECONDS="2", MPIDIST_TIMEOUT="40")
+    process = start_program(3, file, pipe, LATER_MPIDIST_WARN_SECONDS="2")
     text = read_until(process, "A rank that computes")
     os.close(os.open(pipe, os.O_RDWR))
     result = finish(process, file.name, 60)
@@ -179,7 +171,7 @@ def test_a_rank_that_computes_is_reported_and_waited_for(tmp_path: Path) -> None
     assert result.returncode == 0, text
     assert result.stdout.count("went on") == 3
     first, *lines = report(text)
-    assert re.match(r"mpidist: rank 0 of 3 on \S+ has waited [2-4] s for 1 of 3 ranks", first)
+    assert re.match(r"mpidist: rank 0 of 3 on \S+ has waited \d+ s for 1 of 3 ranks", first)
     told = "\n".join(lines)
     assert re.search(rf"rank 0 of 3 on \S+ waits in barrier, call \d+, \S+py:{line_of('barrier', program)}", told), text
     assert re.search(
@@ -189,13 +181,13 @@ def test_a_rank_that_computes_is_reported_and_waited_for(tmp_path: Path) -> None
 
 
 def test_a_rank_that_holds_the_interpreter_shows_its_line(tmp_path: Path) -> None:
-    # Such a call into C gives the interpreter to no other thread. The signal for the stack ends the sleep.
-    program = "import ctypes\nif rank == 1:\n    ctypes.PyDLL(None).sleep(30)\nranks.barrier()\n"
-    code, text = run(tmp_path, program, MPIDIST_WARN_SECONDS="4")
-    assert code == 0, text
+    # Such a call into C gives the interpreter to no other thread. The signal for the stack ends it.
+    program = "import ctypes\nif rank == 1:\n    ctypes.PyDLL(None).pause()\nranks.barrier()\n"
+    result, text = run_code(tmp_path, HEAD + program, LATER_MPIDIST_WARN_SECONDS="4")
+    assert result.returncode == 0, text
     told = "\n".join(report(text))
     assert re.search(r"rank 1 of 3 \(.*\) holds the interpreter, or gets no core", told), text
-    assert f'program.py", line {line_of("sleep", program)} in <module>' in told, text
+    assert f'program.py", line {line_of("pause", program)} in <module>' in told, text
 
 
 def test_a_stopped_rank_is_named_and_goes_on_as_the_report_says(tmp_path: Path) -> None:
@@ -203,8 +195,7 @@ def test_a_stopped_rank_is_named_and_goes_on_as_the_report_says(tmp_path: Path) 
     program.write_text(
         f"{HEAD}if rank == 1:\n    os.kill(os.getpid(), signal.SIGSTOP)\nranks.barrier()\nprint('went on')\n"
     )
-    # The limit ends a job in which nobody says so.
-    process = start_program(3, program, MPIDIST_WARN_SECONDS="1", MPIDIST_TIMEOUT="40")
+    process = start_program(3, program, LATER_MPIDIST_WARN_SECONDS="1")
     told = read_until(process, "A rank that computes")
     stopped = re.search(r"rank 1 of 3 \(process (\d+) on \S+\) is stopped: `kill -CONT \1` lets it go on\n", told)
     if stopped:
@@ -225,64 +216,69 @@ class Stops:
 
 def test_a_rank_that_is_stopped_within_a_call_is_named(tmp_path: Path) -> None:
     """It has come, and does not go on."""
-    code, text = run(
+    result, text = run_code(
         tmp_path,
-        f"{STOPS}strategy.gather_object(Stops() if rank == 1 else 0)\n",
-        MPIDIST_WARN_SECONDS="60", MPIDIST_TIMEOUT="3",
+        HEAD + f"{STOPS}strategy.gather_object(Stops() if rank == 1 else 0)\n",
+        LATER_MPIDIST_WARN_SECONDS="60", LATER_MPIDIST_TIMEOUT="3",
     )
-    assert code != 0
+    assert result.returncode != 0
     first, *_ = report(text)
-    assert re.search(r"has waited \d s though all ranks have come, the limit is 3 s, the job ends", first), text
+    assert re.search(r"has waited \d+ s though all ranks have come, the limit is 3 s, the job ends", first), text
     assert re.search(r"rank 1 of 3 \(process (\d+) on \S+\) is stopped: `kill -CONT \1` lets it go on", text), text
 
 
 @pytest.mark.parametrize(("late", "told"), [
-    ("time.sleep(60)", r"rank 1 of 3 \(process \d+ on \S+\) is outside any call, \S+program.py:\d+"),
+    ("never()", r"rank 1 of 3 \(process \d+ on \S+\) is outside any call, \S+program.py:\d+"),
     ("os.kill(os.getpid(), signal.SIGSTOP)", r"rank 1 of 3 \(process (\d+) on \S+\) is stopped: `kill -CONT \1`"),
 ])
 def test_the_time_limit_holds_at_the_end_of_the_program(tmp_path: Path, late: str, told: str) -> None:
-    code, text = run(tmp_path, f"if rank == 1:\n    {late}\n", MPIDIST_TIMEOUT="2")
-    assert code != 0
+    result, text = run_code(tmp_path, HEAD + f"if rank == 1:\n    {late}\n", LATER_MPIDIST_TIMEOUT="2")
+    assert result.returncode != 0
     first, *_ = report(text)
-    assert re.search("rank 0 of 3 .* has come to its end and has waited 2 s for other ranks, the job ends", first), text
+    said = r"rank 0 of 3 .* has come to its end and has waited \d+ s for other ranks, the job ends"
+    assert re.search(said, first), text
     assert re.search(told, text), text
 
 
 def test_a_time_limit_ends_the_job(tmp_path: Path) -> None:
-    code, text = run(tmp_path, "if rank == 1:\n    time.sleep(60)\nranks.barrier()\n", MPIDIST_TIMEOUT="2")
-    assert code != 0
+    result, text = run_code(tmp_path, HEAD + "if rank == 1:\n    never()\nranks.barrier()\n", LATER_MPIDIST_TIMEOUT="2")
+    assert result.returncode != 0
     assert re.match(
-        r"mpidist: rank \d of 3 on \S+ has waited \d s for 1 of 3 ranks, the limit is 2 s, the job ends",
+        r"mpidist: rank \d of 3 on \S+ has waited \d+ s for 1 of 3 ranks, the limit is 2 s, the job ends",
         report(text)[0],
     )
 
 
 def test_a_job_goes_on_where_all_come_while_a_rank_waits_for_its_turn_to_end_it(tmp_path: Path) -> None:
     """The last rank's limit is over before the others come, and the first rank, which has no limit, would speak."""
-    code, text = run(
+    result, text = run_code(
         tmp_path,
-        "if rank == 2:\n    os.environ['MPIDIST_TIMEOUT'] = '2'\n"
-        "if rank == 1:\n    time.sleep(4.5)\n"
+        HEAD + "if rank == 2:\n    os.environ['MPIDIST_TIMEOUT'] = '2'\n"
+        # The last rank's watchdog asks, and looks again in its turn.
+        "if rank == 1:\n"
+        "    until(lambda: page_of(os.getpid()).asked)\n"
+        "    last = page_of(process_of(2))\n    beat = last.beat\n"
+        "    until(lambda: last.beat != beat)\n"
         "ranks.barrier()\nos.environ.pop('MPIDIST_TIMEOUT', None)\n"
         # Longer than the turn.
-        "time.sleep(4.5)\nprint('went on')\n",
+        "let_pass(4.5)\nprint('went on')\n",
     )
-    assert code == 0, text
+    assert result.returncode == 0, text
     assert text.count("went on") == 3
     assert "mpidist:" not in text
 
 
 def test_a_rank_that_waits_for_its_turn_to_end_the_job_is_seen_where_it_waits(tmp_path: Path) -> None:
     """The first rank, which has no limit, would speak, and at last the second one does."""
-    code, text = run(
+    result, text = run_code(
         tmp_path,
-        f"{STOPS}if rank in (1, 2):\n    os.environ['MPIDIST_TIMEOUT'] = '2'\n"
+        HEAD + f"{STOPS}if rank in (1, 2):\n    os.environ['MPIDIST_TIMEOUT'] = '2'\n"
         "strategy.gather_object(Stops() if rank == 3 else 0)\n",
         ranks=4,
     )
-    assert code != 0
+    assert result.returncode != 0
     first, *lines = report(text)
-    assert re.match(r"mpidist: rank 1 of 4 on \S+ has waited \d s though all ranks have come, the limit is 2 s", first)
+    assert re.match(r"mpidist: rank 1 of 4 on \S+ has waited \d+ s though all ranks have come, the limit is 2 s", first)
     assert re.search(r"rank 2 of 4 \(.*\) waits in gather_object", "\n".join(lines)), text
 
 
@@ -297,41 +293,44 @@ def test_the_time_limit_of_a_strategy_covers_all_it_does(tmp_path: Path, name: s
         "strategy = mpidist.MultiWorkerMirroredStrategy(communication_options=options)\n"
         "with strategy.scope():\n    variable = mpidist.Variable(np.zeros(3, 'float32'))\n"
         f"saved = mpidist.Checkpoint(v=variable).save({str(tmp_path / 'before')!r})\n"
-        f"if rank == 1:\n    time.sleep(60)\n{LIMITED[name]}\n"
+        f"if rank == 1:\n    never()\n{LIMITED[name]}\n"
     )
-    code, text = run(tmp_path, program, ranks=2)
-    assert code != 0
+    result, text = run_code(tmp_path, HEAD + program, ranks=2)
+    assert result.returncode != 0
     first, *lines = report(text)
-    assert re.search(r"has waited \d s for 1 of 2 ranks, the limit is 2 s, the job ends", first), text
+    assert re.search(r"has waited \d+ s for 1 of 2 ranks, the limit is 2 s, the job ends", first), text
     assert re.search(rf"rank 0 of 2 on \S+ waits in {name}\b", "\n".join(lines)), text
 
 
 def test_the_time_limit_of_a_strategy_is_not_that_of_another_one(tmp_path: Path) -> None:
-    code, text = run(
+    result, text = run_code(
         tmp_path,
-        "from mpidist.experimental import CommunicationOptions\n"
+        HEAD + "from mpidist.experimental import CommunicationOptions\n"
         "options = CommunicationOptions(timeout_seconds=1)\n"
         "impatient = mpidist.MultiWorkerMirroredStrategy(communication_options=options)\n"
-        "if rank == 1:\n    time.sleep(3)\n"
+        "if rank == 1:\n    until_waits_in(0, 'assign')\n    let_pass(2)\n"
         "variable.assign(np.ones(3, 'float32'))\nstrategy.gather_object(1)\nprint('went on')\n",
     )
-    assert code == 0, text
+    assert result.returncode == 0, text
     assert text.count("went on") == 3
     assert "mpidist:" not in text
 
 
 def test_without_hooks_there_is_a_report_alone(tmp_path: Path) -> None:
-    code, text = run(
-        tmp_path, "import threading\nthreading.Timer(6, os._exit, (7,)).start()\n"
-        "if rank == 0:\n    ranks.all_gather_object(1)\nranks.barrier()\n", MPIDIST_ABORT="0",
-    )
-    assert code != 0
+    program = tmp_path / "program.py"
+    program.write_text(HEAD + "if rank == 0:\n    ranks.all_gather_object(1)\nranks.barrier()\n")
+    job = start_program(3, program, MPIDIST_ABORT="0")
+    text = read_until(job, "the same calls in the same order.*\n")
     assert re.match(r"mpidist: rank 0 of 3 on \S+ can never go on, and waits: the ranks are in", report(text)[0])
+    assert job.poll() is None
+    assert process_of(1, job)
+    end(job)
 
 
 def test_output_before_the_end_is_not_lost(tmp_path: Path) -> None:
-    _, text = run(
-        tmp_path, "print('before the end', rank)\nif rank == 0:\n    ranks.all_gather_object(1)\nranks.barrier()\n",
+    _, text = run_code(
+        tmp_path, HEAD + "print('before the end', rank)\n"
+        "if rank == 0:\n    ranks.all_gather_object(1)\nranks.barrier()\n",
         PYTHONUNBUFFERED="",
     )
     assert "before the end 0" in text
@@ -347,7 +346,7 @@ def test_a_limit_that_is_no_number_is_an_error(tmp_path: Path) -> None:
 
 
 def test_one_rank_alone_has_no_thread(tmp_path: Path) -> None:
-    _, text = run(tmp_path, "import threading\nprint([one.name for one in threading.enumerate()])\n", ranks=1)
+    _, text = run_code(tmp_path, HEAD + "print([one.name for one in threading.enumerate()])\n", ranks=1)
     assert "['MainThread']" in text
 
 
@@ -359,10 +358,10 @@ def test_a_rank_whose_messages_went_to_another_call_ends_the_job(tmp_path: Path)
     program = (
         "collective = strategy.arena.collective\nfor _ in range(20):\n    collective.broadcast(np.ones(1))\n"
         "if rank == 1:\n    ranks.all_gather_object(1)\nelse:\n    collective.broadcast(np.ones(1))\n"
-        "    time.sleep(3.5)\nranks.barrier()\n"
+        "    until(lambda: page_of(os.getpid()).asked)\nranks.barrier()\n"
     )
-    code, text = run(tmp_path, program, ranks=2, MPIDIST_WARN_SECONDS="3", MPIDIST_COLLECTIVE="MPI")
-    assert code != 0
+    result, text = run_code(tmp_path, HEAD + program, ranks=2, LATER_MPIDIST_WARN_SECONDS="3", MPIDIST_COLLECTIVE="MPI")
+    assert result.returncode != 0
     assert re.search("rank 1 of 2 .* can never go on, the job ends: .* its messages went to another call", text), text
     assert re.search(rf"rank 1 .* waits in exchange between ranks, call \d+, \S+py:{line_of('gather', program)}", text)
     assert re.search(rf"rank 0 .* waits in barrier, call \d+, \S+py:{line_of('barrier', program)}", text)
@@ -396,7 +395,7 @@ def test_ranks_in_a_call_that_the_others_have_passed_end_the_job(tmp_path: Path,
         "accumulating = mpidist.optimizers.SGD(0.5, gradient_accumulation_steps=2)\naccumulating.build([variable])\n"
         f"if rank == 0:\n    {ahead}\nelse:\n    {behind}\n"
     )
-    code, text = run(tmp_path, program, MPIDIST_WARN_SECONDS="1")
-    assert code != 0
+    result, text = run_code(tmp_path, HEAD + program, LATER_MPIDIST_WARN_SECONDS="1")
+    assert result.returncode != 0
     assert "its messages went to another call" in text, text
     assert re.search(rf"rank [12] .* waits in {call}[^,]*, call \d+, \S+py:{line_of(behind, program)}", text), text

@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import random
 import signal
 import subprocess
-import sys
-import time
 from pathlib import Path
 
 import pytest
 
-from tests import messages, stuck
 from tests.amounts import amount
-from tests.carrier import EVERY_MOMENT, wait_for_end, wait_for_state
-from tests.launching import find_mpirun, finish, is_open_mpi, launch_environment
+from tests.carrier import EVERY_MOMENT, wait_for_end
+from tests.launching import find_mpirun, is_open_mpi, run_program
 from tests.leftovers import files_left_behind
-from tests.markdown import ROOT
-from tests.system.test_deaths import survivors_live
+from tests.waiting import let_pass, until, until_state
 
 pytestmark = pytest.mark.timeout_seconds(180)
 
@@ -36,6 +31,7 @@ import mpidist
 from mpidist.coordinator import ClusterCoordinator
 from mpidist.strategy import parameter_server
 from tests.carrier import EVERY_MOMENT, Carrier, wait_for_end
+from tests.limits import limit
 
 folder, number = Path(sys.argv[1]), int(sys.argv[2])
 moments = [EVERY_MOMENT[int(index)] for index in sys.argv[3].split(",")]
@@ -55,7 +51,7 @@ parameter_server.open_window = open_carrier
 strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 22))
 with strategy.scope():
     sums = [mpidist.Variable(np.zeros(5, "int64")) for _ in range(2)]
-coordinator = ClusterCoordinator(strategy, closure_timeout=SECONDS if number == signal.SIGSTOP else None)
+coordinator = ClusterCoordinator(strategy, closure_timeout=limit(1.4) if number == signal.SIGSTOP else None)
 
 def update(closure):
     seen = [one.numpy() for one in sums]
@@ -96,30 +92,18 @@ sys.exit(3)
 """
 
 
-def start(ranks: int, way: str, program: Path, *arguments: object) -> subprocess.Popen[str]:
-    """Start a program whose ranks live on after a death, and say whether messages arrive (`tests/messages.py`)."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH", "")]))
-    return subprocess.Popen(
-        [
-            *survivors_live(ranks), sys.executable, *messages.command(program.parent / "messages"), str(program),
-            *map(str, arguments),
-        ],
-        env=launch_environment({**os.environ, "PYTHONPATH": path, "MPIDIST_WINDOW": way}), stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, errors="replace", start_new_session=True,
-    )
-
-
-@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 @pytest.mark.parametrize(("number", "moments"), [
     (signal.SIGKILL, KILLED_AT), (signal.SIGSTOP, STOPPED_AT),
 ], ids=["killed", "stopped"])
 def test_at_each_step_of_the_protocol(tmp_path: Path, way: str, number: int, moments: list[int]) -> None:
     program = tmp_path / "program.py"
-    program.write_text(PROGRAM.replace("SECONDS", "4.0"))
+    program.write_text(PROGRAM)
     # Chief, two servers and two workers are left.
-    process = start(len(moments) + 5, way, program, tmp_path, int(number), ",".join(map(str, moments)))
-    result = finish(process, program.name, 120)
+    result = run_program(
+        len(moments) + 5, program, tmp_path, int(number), ",".join(map(str, moments)), timeout_seconds=120, kills=True,
+        MPIDIST_WINDOW=way,
+    )
     text = result.stdout + result.stderr
     assert "all right <mpidist.coordinator.ClusterCoordinator of 2 workers>" in text, text
     if number == signal.SIGSTOP:
@@ -129,7 +113,7 @@ def test_at_each_step_of_the_protocol(tmp_path: Path, way: str, number: int, mom
     survivors = (0, *range(last - 3, last + 1))
     for rank in survivors:
         # The launcher may end before the last rank has.
-        wait_for_state(int((tmp_path / f"{rank}.pid").read_text().split()[0]), "X")
+        until_state(int((tmp_path / f"{rank}.pid").read_text().split()[0]), "X")
     codes = {rank: path.read_text() for rank in survivors if (path := tmp_path / f"{rank}.code").exists()}
     assert codes.pop(0) == "3", text
     assert set(codes.values()) == {"3"}, text
@@ -145,12 +129,13 @@ from pathlib import Path
 import numpy as np
 import mpidist
 from mpidist.comm.communicator import open_communicator
+from tests.limits import limit
 
 folder, count = Path(sys.argv[1]), int(sys.argv[2])
 (folder / f"{open_communicator().rank}.pid").write_text(f"{os.getpid()} {os.getppid()}")
 options = mpidist.ServerOptions(heap_bytes=96 << 20, slot_bytes=8 * count + (1 << 13))
 strategy = mpidist.ParameterServerStrategy(mpidist.cluster_resolver.MPIClusterResolver(num_ps=2), options=options)
-coordinator = mpidist.coordinator.ClusterCoordinator(strategy, closure_timeout=5.0)
+coordinator = mpidist.coordinator.ClusterCoordinator(strategy, closure_timeout=limit(1.7))
 with strategy.scope():
     sums = [mpidist.Variable(np.zeros(count, "int64")) for _ in range(2)]
 
@@ -161,7 +146,7 @@ def update(number):
 
 done, begin = 0, time.monotonic()
 # A test that was killed says nothing any more.
-while not (folder / "stop").exists() and time.monotonic() < begin + 170:
+while not (folder / "stop").exists() and time.monotonic() < begin + limit(170):
     values = [coordinator.schedule(update, (done + number,)) for number in range(10)]
     coordinator.join()
     assert coordinator.fetch(values) == list(range(done, done + 10))
@@ -173,7 +158,6 @@ print("right" if right else "wrong", done, flush=True)
 """
 
 
-@stuck.starts_again
 @pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
 @pytest.mark.parametrize("count", [5, 500_000], ids=["40 B", "4 MB"])
 @pytest.mark.parametrize("seed", range(amount(1, 10)))
@@ -181,33 +165,28 @@ def test_at_random_moments(tmp_path: Path, way: str, count: int, seed: int) -> N
     """Of six workers one is stopped and woken when it was given up, four are killed, and one is left."""
     program = tmp_path / "program.py"
     program.write_text(KILLED)
-    job = start(9, way, program, tmp_path, count)
     chance = random.Random(f"{way} {count} {seed}")
-
-    def wait_for_progress(closures: int, workers: int) -> None:
-        end = time.monotonic() + 60
-        goal = progress()[0] + closures
-        while progress()[0] < goal or progress()[1] > workers:
-            stuck.require_launcher(job)
-            assert job.poll() is None, "the job has ended"
-            if time.monotonic() > end:
-                seen, kind = stuck.examine(job)
-                raise kind(f"{closures} closures are not done: {progress()}\n{seen}")
-            time.sleep(0.01)
 
     def progress() -> tuple[int, int]:
         """The closures that are done, and the workers that are left."""
         text = (tmp_path / "done").read_text() if (tmp_path / "done").exists() else "0 of 6 workers"
         return int(text.split()[0]), int(text.split()[-2])
 
-    try:
+    def harm(job: subprocess.Popen[str]) -> None:
+        def wait_for_progress(closures: int, workers: int) -> None:
+            goal = progress()[0] + closures
+            until(
+                lambda: progress()[0] >= goal and progress()[1] <= workers,
+                f"{closures} closures are done, and {workers} workers are left", job=job,
+            )
+
         wait_for_progress(10, 6)
         processes = [tuple(map(int, (tmp_path / f"{worker}.pid").read_text().split())) for worker in range(1, 7)]
         zombie, *killed, _ = chance.sample(processes, 6)
-        time.sleep(chance.uniform(0, 0.3))
+        let_pass(chance.uniform(0, 0.3))
         os.kill(zombie[0], signal.SIGSTOP)
         for number, process in enumerate(killed):
-            time.sleep(chance.uniform(0, 0.3))
+            let_pass(chance.uniform(0, 0.3))
             os.kill(process[0], signal.SIGKILL)
             wait_for_end(*process)
             # At least two batches begin after the death; the second one needs the stopped worker to be given up.
@@ -216,16 +195,9 @@ def test_at_random_moments(tmp_path: Path, way: str, count: int, seed: int) -> N
         wait_for_end(*zombie)
         wait_for_progress(30, 1)
         (tmp_path / "stop").touch()
-        result = finish(job, program.name, 60)
-    except BaseException:
-        # It may have ended by itself.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(job.pid, signal.SIGKILL)
-        print(*job.communicate())
-        raise
+
+    result = run_program(9, program, tmp_path, count, kills=True, meanwhile=harm, MPIDIST_WINDOW=way)
     text = result.stdout + result.stderr
-    if "right" not in text:
-        stuck.require_launcher(job)
     assert "right" in text, text
     assert text.count("as lost: it ran too long, or nothing was heard of it") == 1, text
     assert files_left_behind() == []
