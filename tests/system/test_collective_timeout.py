@@ -55,7 +55,7 @@ def report(*attempts):
 """
 
 
-def run(folder: Path, code: str, **environment: str) -> list[list[tuple[str, str, float]]]:
+def run(folder: Path, code: str, **environment: Any) -> list[list[tuple[str, str, float]]]:
     """For each rank its attempts: kind and text of the error, and seconds."""
     result, _ = run_code(folder, HEAD + code, folder, **environment)
     reports = [line for line in result.stdout.splitlines() if line.startswith("REPORT ")]

@@ -72,9 +72,10 @@ def test_a_killed_run_goes_on_and_ends_where_an_undisturbed_one_does(
 ) -> None:
     folder = tmp_path / "checkpoints"
     process = start_program(2, EXAMPLE, *MANY_EPOCHS, "--checkpoint-dir", folder)
-    for number in (1, 2, 3):
-        # A limit for each: a slow machine takes long to make them all.
-        until(lambda number=number: len(made(folder)) >= number, f"checkpoint {number} is made", job=process)
+    # A limit for each: a slow machine takes long to make them all.
+    until(lambda: len(made(folder)) >= 1, "the first checkpoint is made", job=process)
+    until(lambda: len(made(folder)) >= 2, "the second checkpoint is made", job=process)
+    until(lambda: len(made(folder)) >= 3, "the third checkpoint is made", job=process)
     kill_all_ranks(process)
     assert files_left_behind() == []
     output = train(ranks_after, *MANY_EPOCHS, "--checkpoint-dir", folder, "--losses", tmp_path / "resumed")

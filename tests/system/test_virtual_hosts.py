@@ -161,7 +161,7 @@ def test_logical_replicas_give_the_same_bits_on_uneven_hosts(virtual_hosts: Open
     succeed(run_program(1, program, tmp_path / "one.npy", *arguments, RANKS="1", timeout_seconds=JOB_SECONDS))
     hosts = virtual_hosts(2)
     # A host has the environment of a login. Bits depend on the kernels of BLAS, which this one may choose otherwise.
-    blas = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
+    blas: dict[str, Any] = {name: value for name, value in os.environ.items() if name.startswith("OPENBLAS_")}
     succeed(hosts.run(
         (1, 2), program, tmp_path / "two.npy", *arguments, RANKS="3", timeout_seconds=JOB_SECONDS, **blas
     ))
