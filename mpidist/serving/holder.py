@@ -10,7 +10,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import named_dtype
-from mpidist.serving.block import BEGUN, VERSION, HeapVariable
+from mpidist.serving.block import HeapVariable
 from mpidist.serving.cut import Cutting, Rows, Saver
 from mpidist.serving.heap import FIRST_BYTES, HeapFullError, Slots
 from mpidist.serving.memory import HeapMemory
@@ -173,7 +173,8 @@ class Holder:
         """Make a variable whose value is everywhere the same number."""
         # A program may load what brings a dtype below the line at which this process serves.
         named_dtype(place.dtype)
-        # All of its pages are touched now, so that a machine without memory says so before training begins.
+        # All of its pages are touched now, so that a machine without memory says so before training begins. What lay
+        # there before is gone: its versions, too, are 0.
         end = place.versions + 8 * block_count(place) if place.block_rows else place.buffers[1] + place.bytes
         what = f"a variable of shape {place.shape} and dtype {place.dtype}"
         self._memory.reserve(place.header, end - place.header, what)
@@ -181,9 +182,6 @@ class Holder:
         if fill:
             for buffer in variable.buffers:
                 buffer[...] = initial(fill, buffer.dtype)
-        variable.words[VERSION] = variable.words[BEGUN] = 0
-        if isinstance(variable, HeapTable):
-            variable.versions[...] = 0
         self._variables[place.number] = variable
 
     def _reserve(self, begin: int, least: int, most: int) -> int:

@@ -51,7 +51,7 @@ FAULTS = (
     Fault(
         "an update waits for ever behind a cut that is saved", "serving/holder.py",
         "self._station.background = lambda: self._go_on(saver)", "self._station.background = lambda: None",
-        "parallel/serving/test_cut.py::test_updates_between_cut_and_end", 3,
+        "unit/test_serving_holder.py::test_an_update_that_waits_for_a_cut_is_applied_without_a_further_message",
     ),
     Fault(
         "a cut without the state of optimizers", "serving/holder.py",

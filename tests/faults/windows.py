@@ -6,6 +6,7 @@ from tests.faults.fault import Fault
 
 WINDOW = "parallel/comm/test_windows.py::test_"
 HANDSHAKE = "unit/test_handshake.py::test_"
+LOSSES = "unit/test_window_losses.py::test_"
 NONSENSE = "parallel/comm/test_window_strangers.py::test_a_rank_that_sends_nonsense_is_left_out"
 
 FAULTS = (
@@ -137,5 +138,46 @@ FAULTS = (
     Fault(
         "another user is admitted", "comm/windows/handshake.py", "        if user != os.geteuid():",
         "        if user < 0:", HANDSHAKE + "another_users_process_is_refused",
+    ),
+    Fault(
+        "a second death is not seen", "comm/windows/losses.py",
+        "if known != self._known:", "if known and self._known <= 0:",
+        LOSSES + "each_death_is_seen_and_not_the_first_one_alone",
+    ),
+    Fault(
+        "a worker that joins after a later one is gone", "comm/windows/losses.py",
+        "| {*range(first, rank)}) - {rank}", "| {*range(first, rank)})",
+        LOSSES + "ranks_that_join_in_any_order_are_there",
+    ),
+    Fault(
+        "the death of a joiner is that of another one", "comm/windows/losses.py",
+        "[_UNKNOWN] * (rank + 1 - first)", "[process] * (rank + 1 - first)",
+        LOSSES + "the_death_of_a_joiner_is_that_of_no_other",
+    ),
+    Fault(
+        "a joiner that is dead when others hear of it lives for ever", "comm/windows/losses.py",
+        "            self._known = -1\n", "", LOSSES + "a_joiner_that_is_dead_before_it_is_known_is_dead",
+    ),
+    Fault(
+        "each message of a handshake has a limit of its own", "comm/windows/handshake.py",
+        "receive(link, _PROOF_BYTES, end)", "receive(link, _PROOF_BYTES, time.monotonic() + seconds)",
+        HANDSHAKE + "the_second_message_has_what_is_left_of_the_time",
+    ),
+    Fault(
+        "each drop of a handshake has a limit of its own", "comm/windows/handshake.py",
+        "    data = b\"\"\n    while len(data) < count:\n        try:\n",
+        "    data, left = b\"\", None if end is None else end - time.monotonic()\n"
+        "    while len(data) < count:\n"
+        "        end = None if left is None else time.monotonic() + left\n"
+        "        try:\n",
+        HANDSHAKE + "a_drop_at_a_time_does_not_last_longer",
+    ),
+    Fault(
+        "more waits for a connection than the kernel takes at a time", "comm/windows/connection.py",
+        "min(len(queue), _PARTS)", "len(queue)", HANDSHAKE + "all_that_waits_for_a_connection_is_sent_when_it_is_there",
+    ),
+    Fault(
+        "a rank that sends all the time keeps the turn", "comm/windows/connection.py",
+        " and taken < _TURN_BYTES:", ":", HANDSHAKE + "a_rank_that_sends_all_the_time_lets_others_have_their_turn",
     ),
 )

@@ -123,6 +123,15 @@ class FailingShare(KeepingShare):
         raise LookupError(f"of the share: {self.numbers}")
 
 
+class StoppedShare(KeepingShare):
+    """Reads nothing."""
+
+    def write(self, read: Callable[[int], Read]) -> list[list[float]]:
+        del read
+        with disk:
+            raise LookupError("before it reads")
+
+
 def variables() -> dict[int, HeapVariable]:
     memory = np.zeros(1024, np.uint8)
     return {1: HeapVariable(memory, Place(1, 0, 0, (64, 64), (8,), "float64"))}
@@ -156,6 +165,19 @@ def test_what_fails_leaves_nothing_to_wait_for() -> None:
     cutting.waiting += [update(1)]
     assert repr(end_of(saver)) == "LookupError('of the share: (1,)')"
     assert saver.next(changed_by) == update(1)
+
+
+def test_a_cut_that_fails_with_copies_leaves_room_for_the_next_one() -> None:
+    held, cutting = variables(), Cutting(64)
+    for number in range(2):
+        with disk:
+            saver = Saver(Save(7, pickle.dumps(StoppedShare())), held, cutting)
+            cutting.waiting += [update(1)]
+            assert saver.next(changed_by) == update(1), f"cut {number}"
+        assert repr(end_of(saver)) == "LookupError('before it reads')"
+        assert cutting == Cutting(64)
+    saver = Saver(Save(7, pickle.dumps(KeepingShare())), held, cutting)
+    assert end_of(saver) == [[0.0] * 4, [0.0] * 4]
 
 
 def test_what_is_not_there_cannot_be_saved() -> None:

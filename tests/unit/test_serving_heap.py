@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from mpidist.serving.heap import Heaps, Slots, Space
+from mpidist.serving.rows import block_count
 from mpidist.variables.served import Place
 
 SERVERS = (3, 4, 5)
@@ -65,6 +66,48 @@ def test_what_is_given_back_is_free_again() -> None:
         heaps.give(one)
     assert len([place(heaps, 1024) for _ in range(30)]) == 30
     assert heaps.take((1024,), np.dtype("float32"), buffers=2) is None
+
+
+def extent(place: Place) -> tuple[int, int]:
+    """The bytes of a heap in which something of a variable lies."""
+    ends = [begin + place.bytes for begin in place.buffers]
+    return place.header, max(*ends, place.versions + 8 * block_count(place) if place.block_rows else 0)
+
+
+@pytest.mark.parametrize("block_rows", [1, 2, 64])
+def test_tables_of_any_number_of_rows_lie_beside_each_other(block_rows: int) -> None:
+    """Each block of rows has its version behind the rows, also the last one, which may be smaller."""
+    heaps, width = make(heap_bytes=1 << 22), 4096 // 4 // block_rows
+    places = [
+        heaps.take((rows, width), np.dtype("float32"), buffers=1, server=3, is_table=True)
+        for rows in (*range(7 * block_rows, 9 * block_rows + 2, max(1, block_rows // 2)), 1, 3)
+    ]
+    found = [place for place in places if place is not None]
+    assert len(found) == len(places)
+    assert {place.block_rows for place in found} == {block_rows}
+    for one, other in itertools.pairwise(sorted(map(extent, found))):
+        assert one[1] <= other[0]
+
+
+@pytest.mark.parametrize(("buffers", "is_table"), [(1, False), (2, False), (1, True)])
+@pytest.mark.parametrize("shape", [(0, 4), (1, 4), (16, 4), (17, 4), (4097, 4)])
+def test_all_of_a_variable_is_given_back(shape: tuple[int, ...], buffers: int, is_table: bool) -> None:
+    heaps = make()
+    before = heaps._spaces[3].free_bytes
+    for _ in range(3):
+        taken = heaps.take(shape, np.dtype("float32"), buffers=buffers, server=3, is_table=is_table)
+        assert taken is not None
+        assert extent(taken)[1] <= 1 << 20
+        heaps.give(taken)
+        assert heaps._spaces[3].free_bytes == before
+
+
+def test_what_was_dropped_does_not_count_for_the_next_variable() -> None:
+    heaps = make()
+    first, *_ = (place(heaps, length) for length in (1000, 100, 10))
+    heaps.give(first)
+    # The first server has nothing again.
+    assert servers_of(heaps, 5, 20, 10) == [0, 2, 0]
 
 
 def test_the_error_has_the_formula() -> None:

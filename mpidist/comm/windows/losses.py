@@ -11,6 +11,8 @@ from mpidist.errors import DeadRankError
 
 # The kernel has heard nothing for too long, or knows no way any more.
 _SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+# Of a rank that others know, and this one does not yet.
+_UNKNOWN = Process("an unknown host", 0, "")
 
 
 class Losses:
@@ -88,9 +90,11 @@ class Losses:
         """
         with self._lock:
             first = len(self.processes)
-            self.processes += [process] * (rank + 1 - first)
+            self.processes += [_UNKNOWN] * (rank + 1 - first)
             self.processes[rank] = process
             self._left = (self._left | {*range(first, rank)}) - {rank}
+            # It may be among the dead already.
+            self._known = -1
 
     def leave(self, rank: int) -> None:
         """Local. Take note that a rank has ended its window; what it has sent before is still delivered."""

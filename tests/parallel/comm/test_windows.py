@@ -5,10 +5,13 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType
 from typing import Any, cast
 
 import numpy as np
@@ -77,6 +80,25 @@ def served(test: Callable[..., None]) -> Callable[..., None]:
          inspect.Parameter("communicator", inspect.Parameter.POSITIONAL_OR_KEYWORD)]
     )
     return run
+
+
+def mark_inside(function: CodeType, mark: Path) -> threading.Thread:
+    """A thread that makes a file as soon as this one is inside a function."""
+    here = threading.get_ident()
+
+    def look() -> None:
+        while not mark.exists():
+            frame = sys._current_frames().get(here)
+            while frame is not None and frame.f_code is not function:
+                frame = frame.f_back
+            if frame is None:
+                time.sleep(0.001)
+            else:
+                mark.touch()
+
+    thread = threading.Thread(target=look)
+    thread.start()
+    return thread
 
 
 def awaited(window: Window) -> tuple[int, bytes]:
@@ -200,10 +222,10 @@ def test_rows_are_read_in_the_order_of_the_calls(window: Window, communicator: C
             told = told or window.poll(0.001)
     elif window.rank == window.size - 1:
         seen: set[int] = set()
-        whole, end = 0, time.monotonic() + SOON
+        whole = 0
         found, numbers, zero = np.zeros((4, 1024), np.uint64), np.array([100, 3, 3, 50]), np.zeros(1, np.int64)
         before, after = np.ones(1, np.uint64), np.ones(1, np.uint64)
-        while (whole < 20 or len(seen) < 2) and time.monotonic() < end:
+        while whole < 20 or len(seen) < 2:
             window.get_rows(0, 0, zero, before)
             window.get_rows(0, 64, numbers, found)
             window.get_rows(0, 0, zero, after)
@@ -213,8 +235,6 @@ def test_rows_are_read_in_the_order_of_the_calls(window: Window, communicator: C
                 whole += 1
                 assert (found == before[0] // 2).all()
         window.ring(0, b"enough")
-        assert whole >= 20
-        assert len(seen) > 1
     serve(window, communicator)
 
 
@@ -303,29 +323,54 @@ def test_a_poll_ends_with_its_time(window: Window, communicator: Communicator) -
     assert window.poll(0.2) is None
     # One rank that is alone knows that nothing can come.
     assert communicator.size == 1 or time.monotonic() - begin >= 0.2
-    assert time.monotonic() - begin < SOON
 
 
-@served
-def test_a_poll_returns_when_a_message_comes(window: Window) -> None:
-    if window.rank == 0:
-        time.sleep(0.3)
+def test_a_poll_returns_when_a_message_comes(
+    window: Window, communicator: Communicator, mpi_tmp_path: Path
+) -> None:
+    """One that returns with its time only would be ended by the limit of this test."""
+    marks = [mpi_tmp_path / f"{rank}" for rank in range(1, window.size)]
+    if window.rank:
+        thread = mark_inside(type(window).poll.__code__, marks[window.rank - 1])
+        assert window.poll(100 * SOON) == (0, b"now")
+        thread.join()
+    else:
+        while not all(mark.exists() for mark in marks):
+            assert window.poll(0.001) is None
         for rank in range(window.size):
             window.ring(rank, b"now")
-    begin = time.monotonic()
-    assert window.poll(2 * SOON) == (0, b"now")
-    assert time.monotonic() - begin < SOON
+        assert window.poll(100 * SOON) == (0, b"now")
+    serve(window, communicator)
+
+
+# Of functions, in a poll of 2 s. Naps become longer up to 10 ms: there are some 600 of them, and 8 calls for each.
+MOST_CALLS = 10_000
 
 
 def test_waiting_costs_little(window: Window, communicator: Communicator) -> None:
-    """An idle server takes less than a twentieth of a core."""
+    """An idle server does little, and so do its other threads."""
     window.poll(0.1)
     # What the others still did with the window is over.
     serve(window, communicator)
-    begin, began = time.process_time(), time.thread_time()
-    assert window.poll(2.0) is None
-    assert time.thread_time() - began < 0.05 * 2.0
-    assert time.process_time() - begin < 0.3 * 2.0
+    calls = 0
+
+    def count(*_: object) -> None:
+        nonlocal calls
+        calls += 1
+
+    sys.setprofile(count)
+    try:
+        assert window.poll(2.0) is None
+    finally:
+        sys.setprofile(None)
+    assert calls < MOST_CALLS
+    # Under load a thread may have to work for others for once. One that never rests would be ended by the limit of this
+    # test.
+    used = 1.0
+    while used >= 0.3:
+        begin = time.process_time()
+        assert window.poll(1.0) is None
+        used = time.process_time() - begin
 
 
 WRONG: tuple[tuple[Callable[[Window], None], type[Exception], str], ...] = (
@@ -417,19 +462,27 @@ def test_a_closed_window_refuses_calls(communicator: Communicator, way: str) -> 
 
 
 @pytest.mark.parametrize("way", WAYS)
-def test_a_close_waits_for_ranks_that_still_read(communicator: Communicator, way: str) -> None:
+def test_a_close_waits_for_ranks_that_still_read(communicator: Communicator, mpi_tmp_path: Path, way: str) -> None:
     """The first rank closes while the others still read its heap."""
     window = opened(way, communicator, 1 << 20)
     window.memory[:] = 9
     communicator.barrier()
+    mark = mpi_tmp_path / "closes"
     if communicator.rank:
+        while not mark.exists():
+            time.sleep(0.001)
         back = np.zeros(1 << 20, np.uint8)
         for _ in range(5):
-            time.sleep(0.02)
             window.get(0, 0, back)
             window.flush(0)
             assert (back == 9).all()
-    window.close()
+        window.close()
+    else:
+        thread = mark_inside(type(window).close.__code__, mark)
+        window.close()
+        # Of one rank alone it may be over before the thread has seen it.
+        mark.touch()
+        thread.join()
 
 
 @pytest.mark.parametrize("way", WAYS)

@@ -346,17 +346,23 @@ def test_what_a_function_keeps_of_a_variable_stays_as_it_was(communicator: Commu
     on_chief(communicator, program, ServerOptions(heap_bytes=1 << 22, consistency=consistency))
 
 
-def test_an_error_cancels_what_waits_and_comes_once(communicator: Communicator) -> None:
+def test_an_error_cancels_what_waits_and_comes_once(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    gate = mpi_tmp_path / "gate"
+
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
         with strategy.scope():
             count = mpidist.Variable(0, dtype="int64")
 
         def fail() -> None:
+            # Else the error may come before all are scheduled.
+            while not gate.exists():
+                time.sleep(0.001)
             count.assign_add(100)
             raise LookupError("of the function")
 
         failed = coordinator.schedule(fail, worker=0)
         behind = [coordinator.schedule(lambda: count.assign_add(1), worker=0) for _ in range(50)]
+        gate.touch()
         with pytest.raises(LookupError, match="of the function"):
             coordinator.join()
         coordinator.join()

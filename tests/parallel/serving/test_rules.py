@@ -64,9 +64,11 @@ def test_a_function_runs_on_its_worker(communicator: Communicator) -> None:
 
 
 def test_nothing_runs_any_more_when_an_error_is_raised(communicator: Communicator, mpi_tmp_path: Path) -> None:
-    workers, gate = communicator.size - 2, mpi_tmp_path / "gate"
+    workers, start, gate = communicator.size - 2, mpi_tmp_path / "start", mpi_tmp_path / "gate"
 
     def fail() -> None:
+        # Else its error may come before the other one is scheduled.
+        wait_for(start)
         raise LookupError("of the first")
 
     def wait_and_fail() -> None:
@@ -84,6 +86,7 @@ def test_nothing_runs_any_more_when_an_error_is_raised(communicator: Communicato
         failed = coordinator.schedule(fail, worker=0)
         # In flight with another worker, where there is one.
         other = coordinator.schedule(wait_and_fail, worker=1) if workers > 1 else None
+        start.touch()
         with pytest.raises(LookupError, match="of the first"):
             failed.fetch()
         gate.touch()

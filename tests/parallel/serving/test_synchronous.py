@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -80,17 +82,20 @@ def test_rows_half_precision_and_several_steps_in_a_function(communicator: Commu
         with strategy.scope():
             table = mpidist.Variable(np.zeros((6, 2)), sparse_gradient=True)
             half, single = (mpidist.Variable(np.zeros(4, kind)) for kind in ("float16", "float32"))
+            # The gradient of one worker's function alone.
+            seldom = mpidist.Variable(np.zeros(4))
             kinds: list[Optimizer] = [optimizers.SGD(1.0) for _ in range(3)]
-        for optimizer, variable in zip(kinds, (table, half, single), strict=True):
-            optimizer.build([variable])
+        for optimizer, variables in zip(kinds, ([table], [half], [single, seldom]), strict=True):
+            optimizer.build(variables)
         rows, of_half, of_single = kinds
 
         def step(number: int) -> None:
-            given = mpidist.IndexedSlices(np.full((2, 2), 1.0 + number), np.array([0, 1 + number]))
-            rows.apply_gradients([(given, table)])
+            two = mpidist.IndexedSlices(np.full((2, 2), 1.0 + number), np.array([0, 1 + number]))
+            rows.apply_gradients([(two, table)])
             of_half.apply_gradients([(np.full(4, 40000, "float16"), half)])
             for factor in (1, 10):
-                of_single.apply_gradients([(np.full(4, factor * (1.0 + number), "float32"), single)])
+                given = [(np.full(4, factor * (1.0 + number), "float32"), single)]
+                of_single.apply_gradients(given if number else [*given, (np.full(4, -1.0), seldom)])
 
         for number in range(workers):
             coordinator.schedule(step, (number,))
@@ -102,6 +107,7 @@ def test_rows_half_precision_and_several_steps_in_a_function(communicator: Commu
             wanted[1 + number] = -(1.0 + number) / workers
         np.testing.assert_allclose(table.numpy(), wanted, rtol=1e-12)
         np.testing.assert_allclose(single.numpy(), np.full(4, -11 * mean), rtol=1e-6)
+        np.testing.assert_allclose(seldom.numpy(), np.full(4, 2 / workers), rtol=1e-12)
         assert [one.iterations for one in kinds] == [1, 1, 2]
         # The sum is beyond float16, and the mean is not.
         assert half.numpy().tolist() == [-40000.0] * 4
@@ -134,7 +140,11 @@ def test_functions_that_cannot_fill_a_round_count_when_the_program_waits(communi
     on_chief(communicator, program, synchronous=True)
 
 
-def test_an_error_and_a_missing_learning_rate_leave_whole_rounds(communicator: Communicator) -> None:
+def test_an_error_and_a_missing_learning_rate_leave_whole_rounds(
+    communicator: Communicator, mpi_tmp_path: Path
+) -> None:
+    gate = mpi_tmp_path / "gate"
+
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
         workers = len(strategy.roles.workers)
         with strategy.scope():
@@ -144,6 +154,9 @@ def test_an_error_and_a_missing_learning_rate_leave_whole_rounds(communicator: C
         def step(is_right: bool = True) -> None:
             optimizer.apply_gradients([(-np.ones(2), weight)])
             if not is_right:
+                # Else the error may come before all have a function.
+                while not gate.exists():
+                    time.sleep(0.001)
                 raise LookupError("wrong")
 
         for _ in range(workers):
@@ -157,6 +170,7 @@ def test_an_error_and_a_missing_learning_rate_leave_whole_rounds(communicator: C
         optimizer.learning_rate = 1.0
         for number in range(workers):
             coordinator.schedule(step, (number > 0,))
+        gate.touch()
         with pytest.raises(LookupError, match="wrong"):
             coordinator.join()
         # The others had begun, if there are some.

@@ -1,0 +1,167 @@
+"""Deliberate faults of servers: boundaries of what they hold, and second events."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+READING = "unit/test_serving_reading.py::test_"
+ROUNDS = "unit/test_serving_rounds.py::test_"
+HOLDER = "unit/test_serving_holder.py::test_"
+CUT = "unit/test_serving_cut.py::test_"
+HEAP = "unit/test_serving_heap.py::test_"
+SIGNALS = "unit/test_serving_signals.py::test_"
+AWAITED = "unit/test_serving_awaited.py::test_"
+PAGE = "unit/test_checkpoint_cut.py::test_a_variable_about_as_large_as_a_page_comes_back"
+NAME = "unit/test_checkpoint_cut.py::test_a_name_that_changes_while_the_file_is_made_is_saved_as_it_is_then"
+
+FAULTS = (
+    Fault(
+        "a torn value is taken for a version of it", "serving/reading.py",
+        "(1 if place.block_rows else 2)", "(1 if place.block_rows else 3)",
+        READING + "a_buffer_that_is_written_again_while_it_is_read_is_read_anew",
+    ),
+    Fault(
+        "a table is read while it is restored", "serving/reading.py",
+        "(1 if place.block_rows else 2)", "(2 if place.block_rows else 2)",
+        READING + "a_table_that_changes_while_it_is_read_is_read_anew",
+    ),
+    Fault(
+        "a reader does not see the version that is begun in its buffer", "serving/reading.py",
+        "if int(words[1]) < version", "if int(words[0]) < version",
+        READING + "a_buffer_that_is_written_again_while_it_is_read_is_read_anew",
+    ),
+    Fault(
+        "a mixture of two versions is read again as one of them", "serving/reading.py",
+        "return Value(None, value)\n", "return Value(version, value)\n", READING + "a_relaxed_value_is_of_no_version",
+    ),
+    Fault(
+        "a row in the middle of a change is whole", "serving/rows.py",
+        " & (before % 2 == 0)", "", READING + "rows_in_the_middle_of_a_change_are_not_whole",
+    ),
+    Fault(
+        "the second try takes rows that change", "serving/rows.py",
+        "left = left[~is_whole]", "left = left[:0]", READING + "rows_that_change_at_each_try_are_given_by_the_server",
+    ),
+    Fault(
+        "a mean over those that give a gradient", "serving/rounds.py",
+        "        np.add(total, other, out=total)\n    return _times(total, 1 / count)",
+        "        np.add(total, other, out=total)\n    return _times(total, 1 / len(gradients))",
+        ROUNDS + "who_gives_no_gradient_counts_as_zeros",
+    ),
+    Fault(
+        "a mean of rows over those that give some", "serving/rounds.py",
+        "IndexedSlices(_times(total, 1 / count)", "IndexedSlices(_times(total, 1 / len(gradients))",
+        ROUNDS + "who_gives_no_row_counts_as_zeros",
+    ),
+    Fault(
+        "a variable begins with what lay there before", "serving/memory.py",
+        "        if missing and self._is_shared",
+        "        if not missing:\n            return\n        if missing and self._is_shared",
+        HOLDER + "a_variable_in_the_memory_of_a_dropped_one_begins_anew",
+    ),
+    Fault(
+        "a large variable is zero in its first gigabyte only", "serving/memory.py",
+        "begin, byte_count = begin + count, byte_count - count", "begin, byte_count = begin + count, 0",
+        HOLDER + "memory_is_zero_however_many_calls_of_the_kernel_it_takes",
+    ),
+    Fault(
+        "a slot that grows wipes the next one", "serving/push.py",
+        "min(max(byte_count, 2 * have), self._slot_bytes)", "max(byte_count, 2 * have)",
+        HOLDER + "a_slot_that_grows_leaves_the_next_one_alone",
+    ),
+    Fault(
+        "a slot that grows loses what is in it", "serving/push.py",
+        "\"reserve\", self._offset + have,", "\"reserve\", self._offset,",
+        HOLDER + "a_push_that_needs_more_memory_twice_keeps_what_it_has_written",
+    ),
+    Fault(
+        "the table of a push runs into the next slot", "serving/push.py",
+        "        self._require(end)\n        if self._gathered", "        if self._gathered",
+        HOLDER + "a_push_may_fill_its_slot_and_not_more",
+    ),
+    Fault(
+        "a worker waits for the first of its two updates", "serving/own_updates.py",
+        "                unapplied -= {offset for",
+        "                if [offset for offset in unapplied if is_free(self._station.window, server, offset)]:\n"
+        "                    unapplied.clear()\n"
+        "                unapplied -= {offset for",
+        HOLDER + "a_worker_waits_for_each_of_its_updates",
+    ),
+    Fault(
+        "a round frees the slot of its first worker", "serving/holder.py",
+        "for part, slot in zip(action.round.parts, action.slots, strict=True):\n                self",
+        "for part, slot in [*zip(action.round.parts, action.slots, strict=True)][:1]:\n"
+        "                self",
+        HOLDER + "a_round_of_two_workers_frees_the_slots_of_both_and_counts_who_gives_nothing",
+    ),
+    Fault(
+        "a round keeps what its second worker has staged", "serving/staging.py",
+        "        for part in message.parts:\n", "        for part in message.parts[:1]:\n",
+        HOLDER + "a_round_of_two_workers_frees_the_slots_of_both_and_counts_who_gives_nothing",
+    ),
+    Fault(
+        "an update is lost when a cut ends while the server looks", "serving/holder.py",
+        "        done = saver.done\n"
+        "        while (action := saver.next(self._changed_by)) is not None:\n"
+        "            self._do(action)\n",
+        "        while (action := saver.next(self._changed_by)) is not None:\n"
+        "            self._do(action)\n"
+        "        done = saver.done\n",
+        HOLDER + "an_update_that_waits_is_not_lost_when_the_cut_ends_while_the_server_looks",
+    ),
+    Fault(
+        "a cut that fails leaves no room for copies", "serving/cut.py",
+        "        self.live.clear()\n        self.copied.clear()\n", "        self.live.clear()\n",
+        CUT + "a_cut_that_fails_with_copies_leaves_room_for_the_next_one",
+    ),
+    Fault(
+        "a variable of exactly a page is nobody's", "checkpoint/cut.py",
+        "return self.record.nbytes < PAGE_BYTES", "return self.record.nbytes <= PAGE_BYTES", PAGE,
+    ),
+    Fault(
+        "the chief takes a variable of exactly a page for a small one", "checkpoint/cut.py",
+        "            if record.nbytes < PAGE_BYTES:\n", "            if record.nbytes <= PAGE_BYTES:\n", PAGE,
+    ),
+    Fault(
+        "shards of exactly a page are not joined", "checkpoint/cut.py",
+        "if not bounds or record.nbytes < PAGE_BYTES:", "if not bounds or record.nbytes <= PAGE_BYTES:", PAGE,
+    ),
+    Fault(
+        "a name that changed while the file was made is saved as it was", "checkpoint/cut.py",
+        "(now.records, now.shared) != (plan.records, plan.shared)", "now.records != plan.records", NAME,
+    ),
+    Fault(
+        "the versions of a table lie in the next variable", "serving/heap.py",
+        "versions = -(-shape[0] // block_rows) * 8", "versions = shape[0] // block_rows * 8",
+        HEAP + "tables_of_any_number_of_rows_lie_beside_each_other",
+    ),
+    Fault(
+        "the versions of dropped tables are never free again", "serving/heap.py",
+        "np.dtype(place.dtype), buffers, place.block_rows)", "np.dtype(place.dtype), buffers)",
+        HEAP + "all_of_a_variable_is_given_back",
+    ),
+    Fault(
+        "dropped variables count for the place of the next one", "serving/heap.py",
+        "        self._taken[place.server] -= taken\n", "",
+        HEAP + "what_was_dropped_does_not_count_for_the_next_variable",
+    ),
+    Fault(
+        "the time of functions that nobody saw counts", "serving/signals.py",
+        "max(1, scheduled - left - ended)", "max(1, scheduled - left)",
+        SIGNALS + "functions_that_had_ended_before_the_first_look_count_for_nothing",
+    ),
+    Fault(
+        "a signal is told again and again", "serving/signals.py",
+        "            self._notice.reason = 0\n", "", SIGNALS + "each_signal_is_told_once_and_a_second_one_too",
+    ),
+    Fault(
+        "a second long wait is not reported", "serving/awaited.py",
+        "again if told is wait else", "again if told else",
+        AWAITED + "a_wait_is_reported_ever_more_rarely_and_the_next_one_anew",
+    ),
+    Fault(
+        "a wait that has ended is reported", "serving/awaited.py",
+        "if self.wait is not wait or not wait.ranks:", "if self.wait is not wait:",
+        AWAITED + "a_wait_whose_last_rank_has_answered_is_not_reported",
+    ),
+)
