@@ -142,4 +142,15 @@ FAULTS = (
         "variable.group.rank % self.replicas * variable.size", "0",
         "parallel/checkpoint/test_replicas.py::test_saved_by_n_restored_by_m", 2,
     ),
+    Fault(
+        "an optimizer is set back by what comes later", "checkpoint/matching.py",
+        "if saved is not None and done.isdisjoint(found.names_of(path)):", "if saved is not None:",
+        "parallel/checkpoint/test_late.py::test_an_optimizer_that_has_gone_on_is_not_set_back",
+    ),
+    Fault(
+        "an object takes its state again under another name", "checkpoint/matching.py",
+        "if saved is not None and done.isdisjoint(found.names_of(path)):",
+        "if saved is not None and path not in done:",
+        "unit/test_checkpoint_objects.py::test_what_has_taken_its_state_is_not_set_back_when_others_come",
+    ),
 )
