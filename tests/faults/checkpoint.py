@@ -178,4 +178,9 @@ FAULTS = (
         "(self._save_seconds() + join)", "self._save_seconds()",
         "unit/test_preemption.py::test_there_is_time_for_the_functions_in_the_queue",
     ),
+    Fault(
+        "the work with a checkpoint counts as waiting for the next one", "checkpoint/following.py",
+        "            yield path\n            waiting_since = clock()\n", "            yield path\n",
+        "unit/test_checkpoints_iterator.py::test_a_timeout_ends_it",
+    ),
 )

@@ -157,8 +157,8 @@ def test_the_grace_period_begins_with_the_signal(tmp_path: Path) -> None:
     os.kill(os.getpid(), signal.SIGTERM)
     clock.forward(10 * LONG)
     training.train(clock, *[LONG] * 60)
-    # The signal came at 2, and 43 is the end. Step n begins at 10 + n, and the mean of those before is (10 + n) / n: six
-    # of them are left at 34, before step 24, and not at 35.
+    # The signal came at 2, and 43 is the end. Step n begins at 10 + n, and the mean of those before is (10 + n) / n: at
+    # 34 six of them are left, and not at 35.
     assert training.ended == [26]
 
 
