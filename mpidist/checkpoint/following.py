@@ -60,24 +60,35 @@ def checkpoints_iterator(
     limit = None if timeout is None else number("timeout", timeout, least=0)
     if timeout_fn is not None and not callable(timeout_fn):
         raise TypeError(f"`timeout_fn` must be a function, or None, got {described(timeout_fn)}")
-    return _follow(directory, interval, limit, timeout_fn)
+    return follow(directory, interval, limit, timeout_fn)
 
 
-def _follow(
-    directory: str, interval: float, limit: float | None, timeout_fn: Callable[[], object] | None
+def follow(
+    directory: str, interval: float, limit: float | None, timeout_fn: Callable[[], object] | None,
+    clock: Callable[[], float] = time.monotonic, nap: Callable[[float], object] = time.sleep,
 ) -> Iterator[str]:
+    """Local. See `checkpoints_iterator`, whose arguments are the first four.
+
+    Args:
+        directory: As `checkpoint_dir`.
+        interval: As `min_interval_secs`.
+        limit: As `timeout`.
+        timeout_fn: As there.
+        clock: Tells the seconds, and is never set.
+        nap: Lets so many of them pass.
+    """
     seen: object = None
-    waiting_since = time.monotonic()
+    waiting_since = clock()
     not_before = waiting_since
     while True:
         # Before the look: what is saved last is saved before the end.
         has_ended = training_has_ended()
         path, mark = _look(directory)
-        now = time.monotonic()
+        now = clock()
         if path is not None and mark != seen and (has_ended or now >= not_before):
             seen = mark
             yield path
-            waiting_since = time.monotonic()
+            waiting_since = clock()
             not_before = now + interval
             continue
         if has_ended:
@@ -88,8 +99,8 @@ def _follow(
             logger.info("%s: no new checkpoint for %g s", directory, limit)
             if timeout_fn is None or timeout_fn():
                 return
-            waiting_since = time.monotonic()
-        time.sleep(min(_LOOK_SECONDS, max(left, _LEAST_SECONDS)))
+            waiting_since = clock()
+        nap(min(_LOOK_SECONDS, max(left, _LEAST_SECONDS)))
 
 
 def _look(directory: str) -> tuple[str | None, object]:

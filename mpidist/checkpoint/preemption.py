@@ -6,7 +6,6 @@ import logging
 import os
 import sys
 import time
-from collections import deque
 from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, TypeVar
@@ -14,16 +13,11 @@ from typing import Any, TypeVar
 from mpidist import launch
 from mpidist.arguments import described
 from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.checkpoint.deadline import Deadline
 from mpidist.checkpoint.directory import require_writable
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.checkpoint.objects import Found
-from mpidist.checkpoint.termination import (
-    GRACE_IS_OVER,
-    TIME_IS_UP,
-    TerminationConfig,
-    describe,
-    watch,
-)
+from mpidist.checkpoint.termination import TIME_IS_UP, TerminationConfig, describe, watch
 from mpidist.cluster import slurm_job
 from mpidist.cluster.groups import tell_evaluators_of_signals
 from mpidist.cluster.resolver import ClusterResolver
@@ -39,13 +33,6 @@ PURPOSE = "preemption"
 
 logger = logging.getLogger("mpidist")
 T = TypeVar("T")
-
-# Training goes on in the grace period while it leaves so many steps; the number is tf.distribute's.
-_GRACE_STEPS = 6
-# Before the end of the job there are so many of the longest steps: a step passes until all ranks know.
-_STEPS_BEFORE_END = 2
-# The last steps, whose times are kept.
-_KEPT_STEPS = 1000
 
 
 class _Runs:
@@ -88,6 +75,7 @@ class PreemptionCheckpointHandler:
         checkpoint_or_checkpoint_manager: What is saved. All variables exist already where there are several ranks.
         checkpoint_dir: The directory, for a `Checkpoint`; its latest checkpoint is kept.
         termination_config: The settings; default: `TerminationConfig()`.
+        clock: Tells the seconds, and is never set; a test may have its own.
 
     Raises:
         TypeError, ValueError: An argument of a wrong type; a `Checkpoint` without a directory, or a manager with one; a
@@ -103,6 +91,8 @@ class PreemptionCheckpointHandler:
         checkpoint_or_checkpoint_manager: Checkpoint | CheckpointManager,
         checkpoint_dir: str | os.PathLike[str] | None = None,
         termination_config: TerminationConfig | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
             raise TypeError(f"`cluster_resolver` must be a ClusterResolver or None, got {described(cluster_resolver)}")
@@ -132,15 +122,13 @@ class PreemptionCheckpointHandler:
             # When the job is about to end it is too late to find out.
             directory = self._manager.directory
             on_first_rank(self._group, "looking at the directory", lambda: require_writable(directory))
-        self._notice = Notice()
+        self._clock = clock
+        self._notice = Notice(clock)
         # Apart from the group's own searches: ranks that came here differently often would meet those.
         self._begin = self._group.open_sibling(PURPOSE).open_max()
         self._pending: Callable[[], list[int]] | None = None
-        self._sent_at = self._called_at = 0.0
-        self._gaps: deque[float] = deque(maxlen=_KEPT_STEPS)
-        # The monotonic time at which a signal's grace period is over, once there is one.
-        self._grace_ends: float | None = None
-        self._ends_at = on_first_rank(self._group, "reading when the job ends", self._end_of_job)
+        self._sent_at = 0.0
+        self._deadline = Deadline(on_first_rank(self._group, "reading when the job ends", self._end_of_job))
         self._is_done = False
         SIGNALS.tell(self._notice, config.signals)
         tell_evaluators_of_signals()
@@ -204,14 +192,14 @@ class PreemptionCheckpointHandler:
         if self._notice.error is not None:
             raise self._notice.error
         reason, milliseconds, sent_at = self._exchange()
-        if not reason or (self._grace_ends is not None and reason < TIME_IS_UP):
+        if not reason or (self._deadline.in_grace and reason < TIME_IS_UP):
             return
         if self._others is not None:
             # What was scheduled counts: the next program goes on behind it.
             self._others.join()
         if self._config.grace_period and reason < TIME_IS_UP:
             # Rank 0's clock decides when it is over.
-            self._grace_ends = sent_at - milliseconds / 1e3 + self._config.grace_period
+            self._deadline.begin_grace(sent_at - milliseconds / 1e3, self._config.grace_period)
             self._save(reason, args, kwargs)
             return
         # Where it fails the next call tries again: an operator may have made room.
@@ -248,32 +236,25 @@ class PreemptionCheckpointHandler:
         Returns:
             The largest reason of all ranks, the milliseconds since it was known, and when that was sent.
         """
-        now = time.monotonic()
-        if self._called_at:
-            self._gaps.append(now - self._called_at)
-        self._called_at = now
+        self._deadline.note_call(self._clock())
         order = self._group.order
         with order.enter("looking for preemption", None, None, meets=False) as call:
             call.surround().is_under_way = True
             pending, self._pending = self._pending, None
             reason, milliseconds = (0, 0) if pending is None else pending()
-            sent_at, self._sent_at = self._sent_at, time.monotonic()
+            sent_at, self._sent_at = self._sent_at, self._clock()
             own = self._own_reason()
             self._pending = self._begin([own, self._notice.passed_milliseconds()])
         return reason, milliseconds, sent_at
 
     def _own_reason(self) -> int:
+        # Rank 0's clock decides when the time is over.
         if self._group.rank == 0:
-            join = 0.0 if self._others is None else self._others.join_seconds()
-            save = self._config.save_factor * (self._save_seconds() + join)
-            if self._ends_at is not None:
-                steps = _STEPS_BEFORE_END * max(self._gaps, default=0.0)
-                if time.monotonic() + steps + save >= self._ends_at:
-                    return TIME_IS_UP
-            if self._grace_ends is not None:
-                steps = _GRACE_STEPS * (sum(self._gaps) / len(self._gaps))
-                if time.monotonic() + steps + save >= self._grace_ends:
-                    return GRACE_IS_OVER
+            now = self._clock()
+            join = 0.0 if self._others is None else self._others.join_seconds(now)
+            reason = self._deadline.reason(now, self._config.save_factor * (self._save_seconds() + join))
+            if reason:
+                return reason
         return self._notice.reason
 
     def _save_seconds(self) -> float:
@@ -365,7 +346,7 @@ class PreemptionCheckpointHandler:
                 "`TerminationConfig(save_seconds=...)`",
                 max(left, 0.0), factor * save, factor, save,
             )
-        return None if left is None else time.monotonic() + left
+        return None if left is None else self._clock() + left
 
 
 def _others(found: Found) -> Others | None:

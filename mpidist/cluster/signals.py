@@ -7,7 +7,7 @@ import signal
 import threading
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -25,14 +25,18 @@ _NEWS_SECONDS = 1.0
 class Notice:
     """The knowledge of this rank of the job's end.
 
+    Args:
+        clock: Tells the seconds, and is never set.
+
     Attributes:
         reason: As `checkpoint.termination` names them, `SIGNALLED` and more; 0 as long as there is nothing.
-        since: When that was known first, by the monotonic clock.
+        since: When that was known first, by the clock.
         error: Of the user's function.
         is_closed: Whether nobody wants to know any more.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
+        self._clock = clock
         self.reason = 0
         self.since = 0.0
         self.error: BaseException | None = None
@@ -41,12 +45,12 @@ class Notice:
     def note(self, reason: int) -> None:
         """Local. Take note of a reason; the first one counts."""
         if not self.reason:
-            self.since = time.monotonic()
+            self.since = self._clock()
             self.reason = reason
 
     def passed_milliseconds(self) -> int:
         """Local. The time since then."""
-        return int((time.monotonic() - self.since) * 1e3) if self.reason else 0
+        return int((self._clock() - self.since) * 1e3) if self.reason else 0
 
 
 class _Signals:

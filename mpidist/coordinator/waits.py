@@ -51,14 +51,17 @@ class Waits:
         closures: Theirs are the workers.
         place_of: The name of a rank, and its process.
         invitation: Of the chief, if others may join.
+        clock: Tells the seconds as the watchdog does, and as the closures were told them.
     """
 
     def __init__(
-        self, closures: Closures, place_of: Callable[[int], tuple[str, Key]], invitation: Invitation | None = None
+        self, closures: Closures, place_of: Callable[[int], tuple[str, Key]], invitation: Invitation | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._closures = closures
         self._place_of = place_of
         self._invitation = invitation
+        self._clock = clock
         self._shown = 0.0
         self._absent: Absent | None = None
         # Read by the watchdog's thread: when the wait has begun, and what is done meanwhile.
@@ -69,14 +72,14 @@ class Waits:
         WATCHDOG.look_also(self.look)
 
     def __enter__(self) -> None:
-        self._since = time.monotonic()
+        self._since = self._clock()
 
     def __exit__(self, *_: object) -> None:
         self._since, self._busy = None, []
 
     def show(self) -> None:
         """Local. Show the watchdog's thread what others do; it must not look itself, while things change."""
-        now = time.monotonic()
+        now = self._clock()
         if now - self._shown > _SHOW_SECONDS:
             self._absent = None if self._closures.workers else self._absent or Absent(now)
             absent = [self._absent] if self._absent else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import pickle
-import time
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -147,10 +146,13 @@ class Others:
     def _gone(self) -> set[int]:
         return {*self._station.window.lost(), *self._station.lost, *self._station.left}
 
-    def join_seconds(self) -> float:
-        """Local. The time that `join` takes by what functions have taken so far."""
+    def join_seconds(self, now: float) -> float:
+        """Local. The time that `join` takes by what functions have taken so far.
+
+        Args:
+            now: The time, in seconds; always of the same clock.
+        """
         scheduled, left = self._counts()
-        now = time.monotonic()
         if not left:
             return 0.0
         if self._first is None:

@@ -142,4 +142,45 @@ FAULTS = (
         "variable.group.rank % self.replicas * variable.size", "0",
         "parallel/checkpoint/test_replicas.py::test_saved_by_n_restored_by_m", 2,
     ),
+    Fault(
+        "an optimizer is set back by what comes later", "checkpoint/matching.py",
+        "if saved is not None and done.isdisjoint(found.names_of(path)):", "if saved is not None:",
+        "parallel/checkpoint/test_late.py::test_an_optimizer_that_has_gone_on_is_not_set_back",
+    ),
+    Fault(
+        "an object takes its state again under another name", "checkpoint/matching.py",
+        "if saved is not None and done.isdisjoint(found.names_of(path)):",
+        "if saved is not None and path not in done:",
+        "unit/test_checkpoint_objects.py::test_what_has_taken_its_state_is_not_set_back_when_others_come",
+    ),
+    Fault(
+        "the last save begins by the shortest step", "checkpoint/deadline.py",
+        "max(self._gaps, default=0.0)", "min(self._gaps, default=0.0)",
+        "unit/test_preemption.py::test_the_longest_step_may_come_again_before_the_time_limit",
+    ),
+    Fault(
+        "the grace period begins when rank 0 hears of the signal", "checkpoint/preemption.py",
+        "sent_at - milliseconds / 1e3, self._config", "sent_at, self._config",
+        "unit/test_preemption.py::test_the_grace_period_begins_with_the_signal",
+    ),
+    Fault(
+        "a second signal begins the grace period again", "checkpoint/preemption.py",
+        "(self._deadline.in_grace and reason < TIME_IS_UP)", "False",
+        "unit/test_preemption.py::test_a_second_signal_does_not_make_the_grace_period_longer",
+    ),
+    Fault(
+        "other ranks' clocks end the job", "checkpoint/preemption.py",
+        "if self._group.rank == 0:\n            now = self._clock()", "if True:\n            now = self._clock()",
+        "parallel/checkpoint/test_preemption.py::test_rank_0s_clock_decides", 2,
+    ),
+    Fault(
+        "no time is left for the functions in the queue", "checkpoint/preemption.py",
+        "(self._save_seconds() + join)", "self._save_seconds()",
+        "unit/test_preemption.py::test_there_is_time_for_the_functions_in_the_queue",
+    ),
+    Fault(
+        "the work with a checkpoint counts as waiting for the next one", "checkpoint/following.py",
+        "            yield path\n            waiting_since = clock()\n", "            yield path\n",
+        "unit/test_checkpoints_iterator.py::test_a_timeout_ends_it",
+    ),
 )

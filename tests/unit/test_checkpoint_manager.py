@@ -236,10 +236,12 @@ def test_is_dead_knows_restarts_processes_and_what_it_cannot_know(monkeypatch: p
 
 def test_a_living_process_keeps_its_directory(tmp_path: Path) -> None:
     code = (
-        "import sys, time; from mpidist.checkpoint.lock import DirectoryLock; DirectoryLock(sys.argv[1]).acquire();"
-        "print('held', flush=True); time.sleep(60)"
+        "import sys; from mpidist.checkpoint.lock import DirectoryLock; DirectoryLock(sys.argv[1]).acquire();"
+        "print('held', flush=True); sys.stdin.read()"
     )
-    child = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    child = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
     manager = CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path, 1)
     try:
         assert child.stdout is not None
@@ -249,9 +251,7 @@ def test_a_living_process_keeps_its_directory(tmp_path: Path) -> None:
         assert files(tmp_path) == []
     finally:
         child.send_signal(signal.SIGKILL)
-        child.wait()
-        if child.stdout is not None:
-            child.stdout.close()
+        child.communicate()
     assert manager.save() == str(tmp_path / "ckpt-1.h5")
     manager.close()
     assert not (tmp_path / LOCK_FILE).exists()
@@ -320,10 +320,8 @@ def test_the_lock_is_touched_while_it_is_held(tmp_path: Path, monkeypatch: pytes
     mine = DirectoryLock(str(tmp_path))
     mine.acquire()
     os.utime(tmp_path / LOCK_FILE, (1, 1))
-    deadline = time.monotonic() + 10
-    while os.stat(tmp_path / LOCK_FILE).st_mtime == 1 and time.monotonic() < deadline:
+    while os.stat(tmp_path / LOCK_FILE).st_mtime == 1:
         time.sleep(0.01)
-    assert os.stat(tmp_path / LOCK_FILE).st_mtime > 1
     mine.release()
 
 
@@ -354,10 +352,8 @@ def test_a_lock_stays_that_of_its_directory_where_the_program_goes_to_another(
     there.parent.mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "other")
     os.utime(here, (1, 1))
-    deadline = time.monotonic() + 10
-    while os.stat(here).st_mtime == 1 and time.monotonic() < deadline:
+    while os.stat(here).st_mtime == 1:
         time.sleep(0.01)
-    assert os.stat(here).st_mtime > 1
     # The next save goes to the directory of that name that is there now.
     lock.acquire()
     assert (here.exists(), there.exists()) == (False, True)

@@ -307,6 +307,22 @@ def test_objects_that_come_later_are_restored_by_the_next_assertion(tmp_path: Pa
     assert late.layers[1].kernel[0, 0] == 0.0
 
 
+def test_what_has_taken_its_state_is_not_set_back_when_others_come(tmp_path: Path) -> None:
+    path = Checkpoint(keeper=Keeper({"steps": 1}), v=variable(5.0), w=variable(6.0)).write(tmp_path / "c")
+    keeper = Keeper({"steps": 0})
+    checkpoint = Checkpoint(keeper=keeper)
+    status = checkpoint.read(path)
+    assert keeper.saved["steps"].numpy() == 1
+    keeper.saved = None
+    checkpoint.v = variable(0.0)
+    assert checkpoint.v.numpy() == 5.0
+    # It is found by another name first, and an assertion looks once more.
+    checkpoint.another = keeper
+    checkpoint.w = variable(0.0)
+    status.assert_nontrivial_match()
+    assert (checkpoint.w.numpy(), keeper.saved) == (6.0, None)
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,12 +12,13 @@ import numpy as np
 import pytest
 
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.checkpoint.following import checkpoints_iterator
+from mpidist.checkpoint.following import checkpoints_iterator, follow
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.chief import note_role
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.variables.arena import Arena
 from mpidist.variables.creation import create_variable
+from tests.clocks import SetClock
 
 ARENA = Arena(SoloCommunicator())
 
@@ -51,21 +52,52 @@ def test_a_checkpoint_that_is_saved_again_is_new(tmp_path: Path) -> None:
     assert list(found) == [str(tmp_path / "c-1.h5")]
 
 
+class Follower:
+    """Follows a directory by a clock that only its naps set forward.
+
+    Attributes:
+        naps: Between two looks.
+        after: Called after so many naps.
+    """
+
+    def __init__(self, folder: Path, interval: float = 0.0, timeout: float | None = None) -> None:
+        self.naps: list[float] = []
+        self.after: dict[int, Callable[[], object]] = {}
+        self.clock = SetClock()
+        self.found = follow(str(folder), interval, timeout, None, self.clock, self.nap)
+
+    def nap(self, seconds: float) -> None:
+        self.naps.append(seconds)
+        self.clock.forward(seconds)
+        self.after.get(len(self.naps), bool)()
+
+
 def test_it_waits_for_a_checkpoint_without_burning_a_core(tmp_path: Path) -> None:
-    saved = checkpoint()
-    timer = threading.Timer(2, lambda: saved.save(tmp_path / "c"))
-    timer.start()
-    begin, used = time.monotonic(), time.thread_time()
-    assert next(checkpoints_iterator(tmp_path)) == str(tmp_path / "c-1.h5")
-    assert time.monotonic() - begin > 1.9
-    assert time.thread_time() - used < 0.1
-    timer.join()
+    saved, follower = checkpoint(), Follower(tmp_path)
+    follower.after[100] = lambda: saved.save(tmp_path / "c")
+    assert next(follower.found) == str(tmp_path / "c-1.h5")
+    # It looks twice a second.
+    assert follower.naps == [0.5] * 100
 
 
-def test_a_timeout_ends_it(tmp_path: Path) -> None:
+@pytest.mark.parametrize("timeout", [0.03125, 0.25, 1.75])
+def test_a_timeout_ends_it(tmp_path: Path, timeout: float) -> None:
+    saved, follower = checkpoint(), Follower(tmp_path, timeout=timeout)
+    assert list(follower.found) == []
+    assert timeout <= sum(follower.naps) < timeout + 0.05
+    # It begins again with each checkpoint, also when the program was busy with that for long.
+    follower = Follower(tmp_path, timeout=timeout)
+    saved.save(tmp_path / "c")
+    assert next(follower.found) == str(tmp_path / "c-1.h5")
+    follower.clock.forward(10 * timeout)
+    assert list(follower.found) == []
+    assert timeout <= sum(follower.naps) < timeout + 0.05
+
+
+def test_a_real_timeout_ends_it(tmp_path: Path) -> None:
     begin = time.monotonic()
     assert list(checkpoints_iterator(tmp_path, timeout=0.3)) == []
-    assert 0.3 <= time.monotonic() - begin < 5
+    assert time.monotonic() - begin >= 0.3
 
 
 @pytest.mark.parametrize("timeout", [0, 0.1])
@@ -85,14 +117,16 @@ def test_a_function_decides_after_the_timeout(tmp_path: Path, timeout: float) ->
 
 
 def test_an_interval_passes_between_two(tmp_path: Path) -> None:
-    saved = checkpoint()
-    found = checkpoints_iterator(tmp_path, min_interval_secs=2, timeout=5)
+    saved, follower = checkpoint(), Follower(tmp_path, interval=20.0, timeout=5.0)
     saved.save(tmp_path / "c")
-    begin = time.monotonic()
-    assert next(found) == str(tmp_path / "c-1.h5")
+    begin = follower.clock()
+    assert next(follower.found) == str(tmp_path / "c-1.h5")
     saved.save(tmp_path / "c")
-    assert next(found) == str(tmp_path / "c-2.h5")
-    assert time.monotonic() - begin >= 2
+    assert next(follower.found) == str(tmp_path / "c-2.h5")
+    assert follower.clock() == begin + 20.0
+    # The timeout begins behind it.
+    assert list(follower.found) == []
+    assert follower.clock() == begin + 45.0
 
 
 def test_it_ends_with_the_training_after_the_last_checkpoint(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -22,6 +22,7 @@ from mpidist.cluster import slurm_job
 from mpidist.cluster.signals import SIGNALS
 from mpidist.errors import LauncherError
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
+from tests.clocks import SetClock
 
 # Where another test has loaded JAX, which warns of every fork.
 pytestmark = pytest.mark.filterwarnings(r"ignore:os\.fork\(\) was called:RuntimeWarning")
@@ -50,19 +51,27 @@ class Training:
 
     handlers: ClassVar[list[PreemptionCheckpointHandler]] = []
 
-    def __init__(self, folder: Path, **settings: Any) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.monotonic, **settings: Any) -> None:
         self.ended: list[int] = []
         self.variable: Any = mpidist.Variable(np.zeros(3))
         self.checkpoint = mpidist.Checkpoint(variable=self.variable)
         settings.setdefault("exit_fn", lambda: self.ended.append(self.handler.total_run_calls))
         self.handler: PreemptionCheckpointHandler = PreemptionCheckpointHandler(
-            None, self.checkpoint, folder, TerminationConfig(**{"save_seconds": 0.1, **settings})
+            None, self.checkpoint, folder, TerminationConfig(**{"save_seconds": 0.1, **settings}), clock=clock
         )
         self.handlers.append(self.handler)
 
     def step(self) -> int:
         self.variable.assign_add(np.ones(3))
         return int(self.variable.numpy()[0])
+
+    def train(self, clock: SetClock, *seconds: float) -> None:
+        """Run steps that take so many seconds by the handler's clock, until it has ended."""
+        for one in seconds:
+            if self.ended:
+                return
+            self.handler.run(self.step)
+            clock.forward(one)
 
 
 def saved_steps(folder: Path) -> int:
@@ -122,36 +131,65 @@ def test_arguments_go_to_the_function_that_saves(tmp_path: Path) -> None:
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
 
 
+# By the clock of a test a step is so long that a save, whose time is measured, counts for nothing beside it.
+LONG = 1e6
+
+
 def test_in_the_grace_period_training_goes_on(tmp_path: Path) -> None:
-    training = Training(tmp_path, grace_period=1.5)
-    manager = training.handler._manager
-    saved: list[tuple[float, int]] = []
-    begin = 0.0
-    for index in range(200):
-        if index == 3:
-            os.kill(os.getpid(), signal.SIGTERM)
-            begin = time.monotonic()
-        training.handler.run(training.step)
-        if not saved and manager.checkpoints:
-            saved.append((time.monotonic(), saved_steps(tmp_path)))
-        if training.ended:
-            break
-        time.sleep(0.03)
-    assert saved[0][1] == 4
-    assert 5 < training.ended[0] == saved_steps(tmp_path) < 100
-    # Before the end, by six steps and a save: longer than a busy machine takes the core away. And not much earlier.
-    assert 0.2 < time.monotonic() - begin < 1.5
+    clock = SetClock()
+    training = Training(tmp_path, clock, grace_period=20.5 * LONG)
+    training.train(clock, *[LONG] * 3)
+    os.kill(os.getpid(), signal.SIGTERM)
+    training.train(clock, *[LONG] * 2)
+    assert saved_steps(tmp_path) == 4
+    training.train(clock, *[LONG] * 40)
+    # The period is over 23.5 steps after the beginning: from 18 on there are no six steps and a save left, and all
+    # ranks know one step later.
+    assert training.ended == [19]
+    assert saved_steps(tmp_path) == 19
+
+
+def test_the_grace_period_begins_with_the_signal(tmp_path: Path) -> None:
+    """And not when the ranks tell each other of it, which may be a long step later."""
+    clock = SetClock()
+    training = Training(tmp_path, clock, grace_period=41.0 * LONG)
+    training.train(clock, LONG, LONG)
+    os.kill(os.getpid(), signal.SIGTERM)
+    clock.forward(10 * LONG)
+    training.train(clock, *[LONG] * 60)
+    # The signal came at 2, and 43 is the end. Step n begins at 10 + n, and the mean of those before is (10 + n) / n: at
+    # 34 six of them are left, and not at 35.
+    assert training.ended == [26]
+
+
+def test_a_second_signal_does_not_make_the_grace_period_longer(tmp_path: Path) -> None:
+    clock = SetClock()
+    training = Training(tmp_path, clock, grace_period=20.5 * LONG)
+    os.kill(os.getpid(), signal.SIGTERM)
+    training.train(clock, *[LONG] * 8)
+    os.kill(os.getpid(), signal.SIGUSR1)
+    training.train(clock, *[LONG] * 2)
+    assert saved_steps(tmp_path) == 1
+    training.train(clock, *[LONG] * 40)
+    assert training.ended == [16]
 
 
 def test_before_the_time_limit_it_saves(tmp_path: Path) -> None:
-    training = Training(tmp_path, time_limit=1.0, save_factor=2.0)
-    begin = time.monotonic()
-    while not training.ended and time.monotonic() < begin + 10:
-        training.handler.run(training.step)
-        time.sleep(0.01)
-    # Twice the time of a save, which was not measured yet, and a few steps.
-    assert 0.5 < time.monotonic() - begin < 1.0
-    assert training.ended[0] == saved_steps(tmp_path)
+    clock = SetClock()
+    training = Training(tmp_path, clock, time_limit=20.5 * LONG, save_factor=2.0, save_seconds=3.0 * LONG)
+    training.train(clock, *[LONG] * 40)
+    # Twice the time of a save, which was not measured yet, and two steps: 13 is the first that is too late for them.
+    assert training.ended == [14]
+    assert saved_steps(tmp_path) == 14
+
+
+@pytest.mark.parametrize("long_one", [1, 3, 5])
+def test_the_longest_step_may_come_again_before_the_time_limit(tmp_path: Path, long_one: int) -> None:
+    clock = SetClock()
+    training = Training(tmp_path, clock, time_limit=30.5 * LONG, save_seconds=0.0)
+    training.train(clock, *[LONG * (5 if number == long_one else 1) for number in range(60)])
+    # Step n begins at n + 4: at 20.5 there are two of the longest left.
+    assert training.ended == [18]
 
 
 def test_a_directory_to_which_nobody_can_save_is_no_surprise_of_the_end(tmp_path: Path) -> None:
@@ -184,17 +222,21 @@ def test_a_save_that_fails_is_tried_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("jump", [-86400.0, 86400.0])
-def test_a_clock_that_is_set_moves_no_end(tmp_path: Path, jump: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    training = Training(tmp_path, time_limit=1.0)
-    real = time.time
-    monkeypatch.setattr(time, "time", lambda: real() + jump)
-    training.handler.run(training.step)
-    assert training.ended == []
-    end = time.monotonic() + 30
-    while not training.ended and time.monotonic() < end:
-        training.handler.run(training.step)
-        time.sleep(0.01)
-    assert training.ended
+@pytest.mark.parametrize("is_slurms", [False, True])
+def test_a_clock_that_is_set_moves_no_end(
+    tmp_path: Path, jump: float, is_slurms: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    present, clock = int(time.time()), SetClock()
+    wall = present
+    monkeypatch.setattr(time, "time", lambda: wall)
+    if is_slurms:
+        monkeypatch.setenv("SLURM_JOB_ID", "5")
+        monkeypatch.setenv("SLURM_JOB_END_TIME", str(present + 1050))
+    training = Training(tmp_path, clock, save_seconds=0.0, **({} if is_slurms else {"time_limit": 1050.0}))
+    training.train(clock, *[100.0] * 3)
+    wall += int(jump)
+    training.train(clock, *[100.0] * 30)
+    assert training.ended == [10]
 
 
 def test_slurms_end_of_the_job_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,10 +270,9 @@ def test_less_time_than_a_save_may_take_is_a_warning(tmp_path: Path, caplog: pyt
 def test_a_function_tells_of_the_end(tmp_path: Path) -> None:
     ends = [False]
     training = Training(tmp_path, termination_watcher_fn=lambda: ends[0])
-    begin = time.monotonic()
     training.handler.run(training.step)
     ends[0] = True
-    while not training.ended and time.monotonic() < begin + 10:
+    while not training.ended:
         training.handler.run(training.step)
     assert training.ended[0] == saved_steps(tmp_path)
 
@@ -241,10 +282,9 @@ def test_an_error_of_the_function_is_raised(tmp_path: Path) -> None:
         raise ZeroDivisionError("by a function")
 
     training = Training(tmp_path, termination_watcher_fn=fail)
-    begin = time.monotonic()
 
     def train() -> None:
-        while time.monotonic() < begin + 10:
+        while True:
             training.handler.run(training.step)
 
     with pytest.raises(ZeroDivisionError, match="by a function"):
@@ -258,8 +298,7 @@ def test_a_function_is_asked_no_more_after_the_end(tmp_path: Path, monkeypatch: 
     training = Training(tmp_path, termination_watcher_fn=lambda: asked.append(1))
     (watcher,) = set(threading.enumerate()) - before
     training.handler.close()
-    watcher.join(10)
-    assert not watcher.is_alive()
+    watcher.join()
     assert asked
 
 
@@ -278,16 +317,24 @@ def test_signals_are_given_back(tmp_path: Path) -> None:
     assert heard == [signal.SIGUSR1] * 2
 
 
+def run_and_sleep(runs: Any) -> None:
+    runs.set()
+    time.sleep(60)
+
+
 def test_a_forked_child_is_ended_by_a_signal(tmp_path: Path) -> None:
     """As `multiprocessing` ends its workers, also those of a DataLoader."""
     training = Training(tmp_path)
+    fork = multiprocessing.get_context("fork")
     # At once, and when it runs.
-    for pause in (0, 0.1):
-        child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
+    for waits in (False, True):
+        runs = fork.Event()
+        child = fork.Process(target=run_and_sleep, args=(runs,))
         child.start()
-        time.sleep(pause)
+        if waits:
+            runs.wait()
         child.terminate()
-        child.join(30)
+        child.join()
         assert child.exitcode == -signal.SIGTERM
     assert training.handler._notice.reason == 0
 
@@ -456,11 +503,11 @@ def test_what_it_is_given_is_checked(tmp_path: Path) -> None:
         TerminationConfig(exit_code=300)
 
 
-def train_on_servers(folder: Path, scheduled: int, **settings: Any) -> tuple[list[int], float]:
-    """Schedule functions that count, one in a step, until the handler ends it.
+def train_on_servers(folder: Path, scheduled: int, clock: SetClock, **settings: Any) -> list[int]:
+    """Schedule functions that count, one in a step of a second, until the handler ends it.
 
     Returns:
-        What the count was, and the steps so far, when it ended; and the seconds until then.
+        What the count was, and the steps so far, when it ended.
     """
     ended: list[int] = []
     with mpidist.ParameterServerStrategy(options=mpidist.ServerOptions(heap_bytes=1 << 20)) as strategy:
@@ -468,37 +515,36 @@ def train_on_servers(folder: Path, scheduled: int, **settings: Any) -> tuple[lis
         with strategy.scope():
             count: Any = mpidist.Variable(0)
         config = TerminationConfig(
-            save_seconds=0.01, save_factor=1.0, **settings,
+            save_seconds=0.0, save_factor=1.0, **settings,
             exit_fn=lambda: ended.extend((int(count), handler.total_run_calls)),
         )
-        begin = time.monotonic()
-        with PreemptionCheckpointHandler(None, mpidist.Checkpoint(count=count), folder, config) as handler:
+        checkpoint = mpidist.Checkpoint(count=count)
+        with PreemptionCheckpointHandler(None, checkpoint, folder, config, clock=clock) as handler:
             assert int(count) == handler.total_run_calls
             while not ended:
                 if handler.total_run_calls < scheduled:
                     handler.run(coordinator.schedule, lambda: count.assign_add(1))
                 else:
-                    handler.run(time.sleep, 0.001)
+                    handler.run(lambda: None)
+                clock.forward(1.0)
                 if handler.total_run_calls == 7 and "time_limit" not in settings:
                     os.kill(os.getpid(), signal.SIGTERM)
-            seconds = time.monotonic() - begin
         coordinator.join()
-        return ended, seconds
+        return ended
 
 
 def test_functions_that_were_scheduled_are_in_the_checkpoint(tmp_path: Path) -> None:
     """They count once, and the next program goes on behind them."""
-    assert train_on_servers(tmp_path, 1000)[0] == [8, 8]
+    assert train_on_servers(tmp_path, 1000, SetClock()) == [8, 8]
     count: Any = mpidist.Variable(0)
     mpidist.Checkpoint(count=count).restore(mpidist.latest_checkpoint(tmp_path))
     assert int(count) == 8
 
 
 def test_there_is_time_for_the_functions_in_the_queue(tmp_path: Path) -> None:
-    """None of 100 has ended after 0.1 s, so that they take 10 s at least."""
-    (count, _), seconds = train_on_servers(tmp_path, 100, time_limit=10.0)
-    assert count == 100
-    assert seconds < 5
+    """None of 100 has ended since the first was seen, at 1 s: they may take 100 times as long."""
+    # At t, with two steps: t + 2 + 100 (t - 1). That is 20,102 at 200 and 20,203 at 201; all ranks know a step later.
+    assert train_on_servers(tmp_path, 100, SetClock(), time_limit=20_150.0) == [100, 202]
 
 
 def test_a_handler_that_a_program_has_set_again_ends_nothing_else(tmp_path: Path) -> None:
@@ -512,9 +558,7 @@ def test_a_handler_that_a_program_has_set_again_ends_nothing_else(tmp_path: Path
     child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
     child.start()
     child.terminate()
-    child.join(10)
-    code = child.exitcode
-    child.kill()
-    assert code == -signal.SIGTERM
+    child.join()
+    assert child.exitcode == -signal.SIGTERM
     second.handler.close()
     assert signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

@@ -171,6 +171,18 @@ def test_a_round_without_a_learning_rate_fails_as_a_whole() -> None:
     assert (party.rounds.number, party.updates) == (0, [])
 
 
+def test_what_makes_no_step_counts_beside_the_round() -> None:
+    """Also one of each worker, as many as make a round."""
+    party = Party(2, 2)
+    sent: list[Send] = []
+    party.do = sent.extend  # type: ignore[method-assign,assignment]  # nobody answers
+    for worker, closure in ((3, 1), (4, 2)):
+        party.tell(worker, Finished(closure, 1, (1,), (), b""))
+        party.tell(1, Prepared(closure, 1))
+    assert sent == [Send(1, Commit(1, 3, 1, 1, ())), Send(1, Commit(2, 4, 2, 1, ()))]
+    assert (party.rounds.number, party.updates) == (0, [])
+
+
 @pytest.mark.parametrize("wanted", [2, 3])
 def test_functions_for_one_worker_count_one_by_one_when_the_program_waits(wanted: int) -> None:
     party = Party(wanted, 3, Rules(worker=WORKERS[0]))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 
 import pytest
 
@@ -12,7 +12,8 @@ from mpidist.coordinator.work import Name, Rules, Work
 from mpidist.observe.peers import Key
 from mpidist.observe.watchdog import WATCHDOG
 from mpidist.serving.commits import Commits
-from mpidist.serving.messages import Failed
+from mpidist.serving.messages import Failed, Finished, Prepared
+from tests.clocks import SetClock
 
 WORKERS = (1, 2)
 
@@ -22,18 +23,48 @@ def work(number: int, label: str) -> Work:
 
 
 @pytest.fixture
+def clock() -> SetClock:
+    return SetClock()
+
+
+@pytest.fixture
 def closures() -> Closures:
-    closures = Closures(Commits(0, (3,), lambda *_: 0.1))
+    closures = Closures(Commits(0, (3, 4), lambda *_: 0.1))
     for rank in WORKERS:
         closures.joined(rank, 0.0)
     return closures
 
 
+class Places:
+    """The places of ranks. Who asks gives others the time to go on.
+
+    Attributes:
+        meanwhile: Called when somebody asks.
+    """
+
+    def __init__(self) -> None:
+        self.meanwhile: Callable[[], object] = bool
+
+    def of(self, rank: int) -> tuple[str, Key]:
+        self.meanwhile()
+        return f"worker {rank - 1}" if rank in WORKERS else f"server {rank - 3}", Key("a", rank, "")
+
+
 @pytest.fixture
-def waits(closures: Closures, monkeypatch: pytest.MonkeyPatch) -> Waits:
+def places() -> Places:
+    return Places()
+
+
+@pytest.fixture
+def waits(closures: Closures, clock: SetClock, places: Places, monkeypatch: pytest.MonkeyPatch) -> Waits:
     monkeypatch.setenv("MPIDIST_WARN_SECONDS", "30")
-    monkeypatch.setattr("mpidist.coordinator.waits._SHOW_SECONDS", 0.0)
-    return Waits(closures, lambda rank: (f"worker {rank - 1}", Key("a", rank, "")))
+    return Waits(closures, places.of, clock=clock)
+
+
+def show(waits: Waits, clock: SetClock, now: float) -> None:
+    """The chief shows at this time what others do."""
+    clock.now = now
+    waits.show()
 
 
 def reports(waits: Waits, capfd: pytest.CaptureFixture[str], *times: float) -> list[str]:
@@ -46,9 +77,9 @@ def reports(waits: Waits, capfd: pytest.CaptureFixture[str], *times: float) -> l
 
 
 def test_a_long_closure_is_reported_once_and_then_ever_more_rarely(
-    closures: Closures, waits: Waits, capfd: pytest.CaptureFixture[str]
+    closures: Closures, waits: Waits, clock: SetClock, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    begin = time.monotonic()
+    begin = clock.now
     closures.schedule(work(1, "train.step"), Rules(), begin)
     with waits:
         waits.show()
@@ -61,8 +92,10 @@ def test_a_long_closure_is_reported_once_and_then_ever_more_rarely(
     assert "MPIDIST_JOB_DIR" in told[1], "nothing is seen of a rank that is not known"
 
 
-def test_only_a_wait_is_reported(closures: Closures, waits: Waits, capfd: pytest.CaptureFixture[str]) -> None:
-    begin = time.monotonic()
+def test_only_a_wait_is_reported(
+    closures: Closures, waits: Waits, clock: SetClock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin = clock.now
     # It has run for an hour, and the chief did something else.
     closures.schedule(work(1, "step"), Rules(), begin - 3600)
     assert reports(waits, capfd, begin + 100) == [""]
@@ -75,22 +108,22 @@ def test_only_a_wait_is_reported(closures: Closures, waits: Waits, capfd: pytest
 
 
 def test_short_closures_are_not_reported_however_many(
-    closures: Closures, waits: Waits, capfd: pytest.CaptureFixture[str]
+    closures: Closures, waits: Waits, clock: SetClock, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    begin = time.monotonic()
+    begin = clock.now
     closures.schedule(work(1, "step"), Rules(on_error="keep"), begin)
     with waits:
         for number in range(1, 5):
-            waits.show()
+            show(waits, clock, begin + 20 * (number - 1) + 1)
             assert reports(waits, capfd, begin + 20 * number) == [""]
             closures.take(1 + (number + 1) % 2, Failed(number, 1, b"", ""), begin + 20 * number)
             closures.schedule(work(1, "step"), Rules(on_error="keep"), begin + 20 * number)
 
 
 def test_a_value_of_a_worker_that_is_made_for_long_is_reported(
-    closures: Closures, waits: Waits, capfd: pytest.CaptureFixture[str]
+    closures: Closures, waits: Waits, clock: SetClock, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    begin = time.monotonic()
+    begin = clock.now
     closures.resources.build(work(1, "read_all"))
     with waits:
         waits.show()
@@ -100,12 +133,13 @@ def test_a_value_of_a_worker_that_is_made_for_long_is_reported(
 
 @pytest.mark.parametrize("may_end", [True, False])
 def test_a_time_limit_ends_the_job_where_that_is_not_switched_off(
-    closures: Closures, waits: Waits, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, may_end: bool
+    closures: Closures, waits: Waits, clock: SetClock, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch, may_end: bool,
 ) -> None:
     ends: list[int] = []
     monkeypatch.setenv("MPIDIST_TIMEOUT", "10")
     monkeypatch.setattr(WATCHDOG, "end", (lambda: ends.append(1)) if may_end else None)
-    begin = time.monotonic()
+    begin = clock.now
     closures.schedule(work(1, "step"), Rules(), begin)
     with waits:
         waits.show()
@@ -113,3 +147,98 @@ def test_a_time_limit_ends_the_job_where_that_is_not_switched_off(
     assert early == ""
     assert ("the limit is 10 s, the job ends\n" in late) == may_end
     assert len(ends) == may_end
+
+
+def test_a_closure_that_becomes_long_later_is_reported_then(
+    closures: Closures, waits: Waits, clock: SetClock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """Though the next report of the first one is still to come."""
+    begin = clock.now
+    closures.schedule(work(1, "first"), Rules(), begin)
+    with waits:
+        waits.show()
+        assert "worker 0 has run closure 1 of first" in reports(waits, capfd, begin + 32)[0]
+        closures.schedule(work(2, "second"), Rules(), begin + 40)
+        show(waits, clock, begin + 41)
+        early, late = reports(waits, capfd, begin + 69, begin + 71)
+    assert early == ""
+    assert "worker 1 has run closure 2 of second, attempt 1 for 31 s" in late
+
+
+@pytest.mark.parametrize("what", ["all have ended", "one has ended", "another wait"])
+def test_what_ends_while_the_report_is_made_is_not_reported(
+    closures: Closures, waits: Waits, clock: SetClock, places: Places, capfd: pytest.CaptureFixture[str], what: str
+) -> None:
+    begin = clock.now
+    for label in ("first", "second"):
+        closures.schedule(work(1, label), Rules(), begin)
+
+    def go_on() -> None:
+        places.meanwhile = bool
+        if what == "another wait":
+            waits.__exit__()
+            clock.forward(1)
+            waits.__enter__()
+        else:
+            for number in (1, 2) if what == "all have ended" else (1,):
+                closures.take(number, Finished(number, 1, (), (), b""), begin + 32)
+        show(waits, clock, begin + 33)
+
+    with waits:
+        waits.show()
+        places.meanwhile = go_on
+        (told,) = reports(waits, capfd, begin + 32)
+    assert bool(told) == (what == "one has ended"), told
+
+
+def test_the_lack_of_workers_is_reported_by_its_own_time_each_time(
+    closures: Closures, waits: Waits, clock: SetClock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin = clock.now
+    for rank in WORKERS:
+        closures.lost(rank, begin)
+    with waits:
+        # Each look of the chief finds none.
+        for now in (0, 20, 31):
+            show(waits, clock, begin + now)
+        assert "has waited 32 s for a worker that joins\n" in reports(waits, capfd, begin + 32)[0]
+        # One joins, and is lost.
+        closures.joined(5, begin + 50)
+        show(waits, clock, begin + 51)
+        closures.lost(5, begin + 100)
+        show(waits, clock, begin + 101)
+        told = reports(waits, capfd, begin + 130, begin + 132)
+    assert [bool(text) for text in told] == [False, True]
+
+
+def test_one_of_two_that_runs_over_the_limit_ends_the_job(
+    closures: Closures, waits: Waits, clock: SetClock, capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    ends: list[int] = []
+    monkeypatch.setenv("MPIDIST_TIMEOUT", "10")
+    monkeypatch.setattr(WATCHDOG, "end", lambda: ends.append(1))
+    begin = clock.now
+    closures.schedule(work(1, "first"), Rules(), begin)
+    closures.schedule(work(2, "second"), Rules(), begin + 5)
+    with waits:
+        show(waits, clock, begin + 6)
+        # The wait has begun at the same time as the first function.
+        (told,) = reports(waits, capfd, begin + 12)
+    assert ends == [1]
+    assert "worker 0 has run" in told
+    assert "worker 1 has run" not in told
+
+
+def test_a_server_that_does_not_answer_is_named_and_no_other(
+    closures: Closures, waits: Waits, clock: SetClock, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin = clock.now
+    closures.schedule(work(1, "step"), Rules(), begin)
+    closures.take(1, Finished(1, 1, (3, 4), (), b""), begin + 5)
+    closures.take(4, Prepared(1, 1), begin + 6)
+    with waits:
+        show(waits, clock, begin + 6)
+        (told,) = reports(waits, capfd, begin + 36)
+    assert "has waited 36 s for servers\n  server 0 (process 3 on a) has not answered for 31 s:\n" in told
+    assert "server 1" not in told

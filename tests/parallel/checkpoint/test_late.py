@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import mpidist
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.comm.communicator import Communicator
@@ -100,6 +101,33 @@ def test_each_takes_its_values_once(arena: Arena, mpi_tmp_path: Path) -> None:
     assert values(late.first) == [0.0, 0.0]
     del late.another
     status.assert_consumed()
+
+
+def test_an_optimizer_that_has_gone_on_is_not_set_back(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    strategy = Strategy(communicator)
+
+    def build() -> tuple[Any, Any]:
+        with strategy.scope():
+            return mpidist.Variable(np.zeros(3)), mpidist.optimizers.SGD(1.0, momentum=0.5)
+
+    def train(optimizer: Any, v: Any) -> None:
+        optimizer.apply_gradients([(np.ones(3), v)])
+
+    v, optimizer = build()
+    train(optimizer, v)
+    path = Checkpoint(v=v, optimizer=optimizer, w=create_variable(strategy.arena, 5.0)).save(mpi_tmp_path / "c")
+    v, optimizer = build()
+    checkpoint = Checkpoint(v=v, optimizer=optimizer)
+    checkpoint.restore(path)
+    train(optimizer, v)
+    train(optimizer, v)
+    checkpoint.w = create_variable(strategy.arena, 0.0)
+    assert checkpoint.w.numpy() == 5.0
+    assert optimizer.iterations == 3
+    # Its momentum is that of three steps, too.
+    before = v.numpy()
+    train(optimizer, v)
+    np.testing.assert_allclose(v.numpy() - before, -(1 + 0.5 + 0.25 + 0.125) * communicator.size)
 
 
 def test_attributes_of_the_checkpoint_are_restored_when_they_are_set(arena: Arena, mpi_tmp_path: Path) -> None:
