@@ -3,13 +3,13 @@
 import gc
 import signal
 import threading
-import time
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from mpidist.data import Dataset
+from mpidist.data.reading import prefetch
 from mpidist.data.reading.prefetch import Prefetcher
 
 
@@ -103,9 +103,15 @@ def test_depth_must_be_positive() -> None:
         Prefetcher(iter([1]), 0)
 
 
-def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread() -> None:
+def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     is_waiting, go_on, is_reading = threading.Event(), threading.Event(), threading.Event()
     main = threading.get_ident()
+    close = prefetch._Channel.close
+
+    def close_first(channel: prefetch._Channel[Any]) -> None:
+        close(channel)
+        # The reader waits on until then: its element comes after the interrupt.
+        go_on.set()
 
     def blocks(x: Any) -> Any:
         if x == 3 and not is_waiting.is_set():
@@ -116,10 +122,8 @@ def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread() -> None
     def interrupt() -> None:
         if is_waiting.wait(30) and is_reading.wait(30):
             signal.pthread_kill(main, signal.SIGINT)
-        # The reader waits on: the element comes after the interrupt.
-        time.sleep(0.5)
-        go_on.set()
 
+    monkeypatch.setattr(prefetch._Channel, "close", close_first)
     before = threads()
     iterator = iter(Dataset.range(9).map(blocks).prefetch(1))
     found = [int(next(iterator)) for _ in range(3)]

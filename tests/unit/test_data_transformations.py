@@ -159,7 +159,7 @@ def test_map_with_threads_keeps_order_and_bounds_calls(batched: bool) -> None:
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.002 if x % 3 else 0.006)
+        time.sleep(0.002 if x % 3 else 0.006)  # simulates work: later elements are ready before earlier ones
         with lock:
             running -= 1
         return x * 2

@@ -415,10 +415,8 @@ def test_who_only_looks_lets_functions_run(strategy: ParameterServerStrategy) ->
     with strategy.scope():
         count = mpidist.Variable(0)
     values = [coordinator.schedule(lambda: count.assign_add(1)) for _ in range(3)]
-    end = time.monotonic() + 10
-    while not all(value.is_done for value in values) and time.monotonic() < end:
+    while not all(value.is_done for value in values):
         time.sleep(0.001)
-    assert [value.is_done for value in values] == [True] * 3
     assert int(count) == 3
 
 

@@ -592,10 +592,8 @@ def test_prefetching_reads_ahead_and_the_position_does_not(communicator: Communi
     iterator = iter(DistributedDataset(dataset, communicator, options=options))
     next(iterator)
     mine = even_sizes(4, communicator.size)[communicator.rank]
-    deadline = time.monotonic() + 30
-    while len(read) < 4 * mine and time.monotonic() < deadline:
+    while len(read) < 4 * mine:
         time.sleep(0.01)
-    assert len(read) >= 4 * mine
     assert iterator.state() == {"iteration": 0, "batch": 1, "batch_size": 4}
     iterator.close()
 
