@@ -3,6 +3,7 @@
 import gc
 import signal
 import threading
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -20,6 +21,21 @@ def ended(thread: threading.Thread) -> bool:
 
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "mpidist-prefetch"]
+
+
+def test_elements_that_are_taken_when_they_are_ready_make_room_for_the_next() -> None:
+    prefetcher = Prefetcher(iter(range(20)), 1)
+    found: list[int] = []
+    while len(found) < 20:
+        element = prefetcher.take_ready()
+        if element is None:
+            # Meanwhile the thread has read the next one, and waits for room.
+            time.sleep(0.001)
+        else:
+            found.append(element)
+    assert found == list(range(20))
+    assert prefetcher.take_ready() is None
+    prefetcher.close()
 
 
 def test_elements_come_in_order_and_then_the_end() -> None:

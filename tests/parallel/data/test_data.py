@@ -292,6 +292,19 @@ def test_uneven_lengths_resume(communicator: Communicator) -> None:
     assert by_rank(communicator, list(iterator)) == whole[2:]
 
 
+def test_uneven_lengths_resume_where_some_ranks_have_read_before(communicator: Communicator) -> None:
+    def dataset_fn(place: InputContext) -> Dataset:
+        return Dataset.range(3 * place.input_pipeline_id + 2).batch(1)
+
+    distributed = distribute_datasets_from_function(dataset_fn, communicator)
+    whole = by_rank(communicator, list(distributed))
+    used, new = iter(distributed), iter(distributed)
+    next(used)
+    iterator = used if communicator.rank == 0 else new
+    iterator.load_state({"iteration": 4, "batch": 1})
+    assert by_rank(communicator, list(iterator)) == whole[1:]
+
+
 @pytest.mark.parametrize("indexable", [True, False])
 @pytest.mark.parametrize("name", ["DATA", "OFF"])
 def test_a_position_is_loaded_into_an_exhausted_iterator(
