@@ -161,6 +161,8 @@ def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: s
         ["if $OLD; then", "OPTIONS=-l", "else", "OPTIONS='-K --mpi=pmix'", "fi", "srun $OPTIONS python train.py"],
         ["srun $SRUN_OPTIONS python train.py"],
         ["#SBATCH -c 1", SRUN],
+        # Of two options Slurm takes the last one.
+        ["#SBATCH --cpus-per-task=4", "#SBATCH --cpus-per-task=1", SRUN],
         # One task needs no MPI.
         ["#SBATCH --nodes=1 --ntasks-per-node=1 --gpus-per-task=1", "srun python train.py"],
         ["#SBATCH -n 1", "srun python train.py"],
