@@ -98,8 +98,8 @@ FAULTS = (
         TOGETHER + "names_are_on_the_disk_before_others_name_them",
     ),
     Fault(
-        "an array of one page shares it with small ones", "checkpoint/hdf5.py",
-        "if (record.nbytes >= PAGE_BYTES) is is_large:", "if (record.nbytes > PAGE_BYTES) is is_large:",
+        "an array of one page begins within a page", "checkpoint/hdf5.py",
+        "alignment_threshold=PAGE_BYTES,", "alignment_threshold=PAGE_BYTES + 1,",
         BOUNDARIES + "no_page_of_an_array_that_any_rank_writes_holds_another_array",
     ),
     Fault(

@@ -33,6 +33,11 @@ FAULTS = (
         OPTIONS + "scaled_gradients_are_unscaled " + OPTIONS + "a_skipped_update_forgets_its_calls", 2,
     ),
     Fault(
+        "a variable that has had a gradient has one in each update", "variables/step/accumulator.py",
+        "        self.numbers = set()\n        return numbers", "        return numbers",
+        "unit/test_optimizers_options.py::test_a_variable_without_gradients_in_a_later_update_stays_as_it_is",
+    ),
+    Fault(
         "accumulated sums are not cleared", "variables/step/accumulator.py",
         "        for total in self.sums:\n            total.clear()\n", "",
         OPTIONS + "accumulated_calls_are_one_of_their_mean", 2,

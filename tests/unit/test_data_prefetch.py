@@ -23,6 +23,7 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "mpidist-prefetch"]
 
 
+@pytest.mark.timeout_seconds(20)
 def test_elements_that_are_taken_when_they_are_ready_make_room_for_the_next() -> None:
     prefetcher = Prefetcher(iter(range(20)), 1)
     found: list[int] = []

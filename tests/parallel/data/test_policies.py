@@ -337,7 +337,8 @@ def test_one_of_two_lists_of_files_may_be_too_short_to_be_shared_out(
 ) -> None:
     """All ranks then share the examples, and none gets a file of the longer list alone."""
     size = communicator.size
-    few, many = ([str(mpi_tmp_path / f"{kind}-{k}.npy") for k in range(count)] for kind, count in (("a", 1), ("b", size)))
+    few = [str(mpi_tmp_path / "few.npy")]
+    many = [str(mpi_tmp_path / f"many-{k}.npy") for k in range(size)]
     save_files(communicator, few, lambda _: 3 * size)
     save_files(communicator, many, lambda _: 3)
     pairs = Dataset.zip(Dataset.from_files(few, read_npy), Dataset.from_files(many, read_npy))
