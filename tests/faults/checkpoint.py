@@ -118,6 +118,11 @@ FAULTS = (
         BOUNDARIES + "two_locks_of_a_process_hold_a_directory_until_both_are_released",
     ),
     Fault(
+        "of checkpoints of one time number 9 is later than number 10", "checkpoint/directory.py",
+        "(_written_at(path), _parts_of(path))", "(_written_at(path), path)",
+        BOUNDARIES + "of_checkpoints_of_one_time_the_largest_number_is_the_latest",
+    ),
+    Fault(
         "a lock is touched once", "checkpoint/lock.py",
         "    while not stop.wait(BEAT_SECONDS):", "    if not stop.wait(BEAT_SECONDS):",
         BOUNDARIES + "a_lock_is_touched_again_and_again",

@@ -12,7 +12,7 @@ import pytest
 
 from mpidist.checkpoint import following, hdf5, positional
 from mpidist.checkpoint import lock as lock_module
-from mpidist.checkpoint.directory import LOCK_FILE
+from mpidist.checkpoint.directory import LOCK_FILE, candidates
 from mpidist.checkpoint.layout import PAGE_BYTES, Record
 from mpidist.checkpoint.lock import DirectoryLock
 from mpidist.checkpoint.positional import read_at, write_at
@@ -71,6 +71,17 @@ def test_a_lock_is_touched_again_and_again(tmp_path: Path, monkeypatch: pytest.M
     for _ in range(5):
         assert touched.acquire(timeout=30)
     lock.release()
+
+
+def test_of_checkpoints_of_one_time_the_largest_number_is_the_latest(tmp_path: Path) -> None:
+    """As in a copy of a directory: the names are all that tells their order."""
+    names = [f"ckpt-{number}.h5" for number in (8, 9, 10, 99, 100)]
+    for name in names:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1e9, 1e9))
+    assert candidates(str(tmp_path), None) == names[::-1]
+    os.utime(tmp_path / names[1], (2e9, 2e9))
+    assert candidates(str(tmp_path), None)[0] == names[1], "times that differ go first"
 
 
 class Clock:
