@@ -188,6 +188,20 @@ FAULTS = (
         "parallel/variables/step/test_plan.py::test_a_pass_measures_and_changes_variables_one_by_one", 3,
     ),
     Fault(
+        "a second drift of a variable is told as the first one", "variables/drift.py",
+        "            else:\n                self._first_seen.pop(number, None)\n", "",
+        "parallel/variables/test_drift.py::test_the_culprit_is_named", 2,
+    ),
+    Fault(
+        "memory of a variable is used again when one rank has released it", "variables/arena_memory.py",
+        "if self._releases[number] == self.communicator.size:", "if self._releases[number] == 1:",
+        "parallel/variables/test_arena.py", 2,
+    ),
+    Fault(
+        "ranges of a slab that touch stay apart", "variables/slab.py",
+        "if merged and merged[-1][1] == low:", "if False:", "unit/test_arena.py",
+    ),
+    Fault(
         "each rank assigns its own value", "variables/arena_memory.py",
         "        return self.collective.broadcast(array)\n", "        return array\n",
         "parallel/variables/test_variables.py::test_on_write_table", 2,
