@@ -212,10 +212,15 @@ def candidates(directory: str, state: DirectoryState | None) -> list[str]:
     """
     named = [] if state is None else [state.latest, *(entry.name for entry in reversed(state.entries))]
     others = glob.glob(os.path.join(glob.escape(directory), f"*{SUFFIX}"))
-    # By name where the times are equal: they may be a copy's.
-    others.sort(key=lambda path: (_written_at(path), path), reverse=True)
+    # By name where the times are equal: they may be a copy's. Number 10 is later than number 9.
+    others.sort(key=lambda path: (_written_at(path), _parts_of(path)), reverse=True)
     names = dict.fromkeys([*filter(None, named), *map(os.path.basename, others)])
     return [name for name in names if os.path.isfile(os.path.join(directory, name))]
+
+
+def _parts_of(path: str) -> list[str | int]:
+    """The texts and the numbers of a name, in turn: names that differ in a number are ordered by it."""
+    return [int(part) if place % 2 else part for place, part in enumerate(re.split(r"([0-9]+)", path))]
 
 
 def _written_at(path: str) -> float:

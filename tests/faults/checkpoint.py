@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault
 
+BOUNDARIES = "unit/test_checkpoint_boundaries.py::test_"
 TOGETHER = "parallel/checkpoint/test_together.py::test_"
 
 FAULTS = (
@@ -95,6 +96,41 @@ FAULTS = (
         "        write_at(descriptor, mark, blank.complete_offset)\n        os.fsync(descriptor)\n",
         "        write_at(descriptor, mark, blank.complete_offset)\n",
         TOGETHER + "names_are_on_the_disk_before_others_name_them",
+    ),
+    Fault(
+        "an array of one page begins within a page", "checkpoint/hdf5.py",
+        "alignment_threshold=PAGE_BYTES,", "alignment_threshold=PAGE_BYTES + 1,",
+        BOUNDARIES + "no_page_of_an_array_that_any_rank_writes_holds_another_array",
+    ),
+    Fault(
+        "the second part of a write goes where the first is", "checkpoint/positional.py",
+        "view, offset = view[count:], offset + count", "view = view[count:]",
+        BOUNDARIES + "bytes_are_moved_whole_in_any_number_of_calls",
+    ),
+    Fault(
+        "the second part of a read is the first again", "checkpoint/positional.py",
+        "view, offset = view[got:], offset + got", "view = view[got:]",
+        BOUNDARIES + "bytes_are_moved_whole_in_any_number_of_calls",
+    ),
+    Fault(
+        "the first release of several gives the directory back", "checkpoint/lock.py",
+        "        if _holding[held] > 0:\n            return\n", "",
+        BOUNDARIES + "two_locks_of_a_process_hold_a_directory_until_both_are_released",
+    ),
+    Fault(
+        "of checkpoints of one time number 9 is later than number 10", "checkpoint/directory.py",
+        "(_written_at(path), _parts_of(path))", "(_written_at(path), path)",
+        BOUNDARIES + "of_checkpoints_of_one_time_the_largest_number_is_the_latest",
+    ),
+    Fault(
+        "a lock is touched once", "checkpoint/lock.py",
+        "    while not stop.wait(BEAT_SECONDS):", "    if not stop.wait(BEAT_SECONDS):",
+        BOUNDARIES + "a_lock_is_touched_again_and_again",
+    ),
+    Fault(
+        "who follows checkpoints waits for the first timeout only", "checkpoint/following.py",
+        "                return\n            waiting_since = time.monotonic()\n", "                return\n",
+        BOUNDARIES + "each_timeout_of_those_who_follow_is_as_long_as_the_first",
     ),
     Fault(
         "damage is not seen", "checkpoint/transfer.py",

@@ -76,4 +76,10 @@ FAULTS = (
         "    return parts\n", "    return [hosts]\n",
         "unit/test_slurm.py::test_a_component_of_a_heterogeneous_job_is_a_job_of_the_cluster",
     ),
+    Fault(
+        "of two options of a job script the first one counts", "cli/job_script.py",
+        "for option in reversed(self.options) if option.name == name",
+        "for option in self.options if option.name == name",
+        "unit/test_lint.py::test_what_is_right_is_not_found",
+    ),
 )

@@ -15,6 +15,26 @@ FAULTS = (
         "parallel/comm/backends/test_node.py::test_the_barrier_keeps_everyone_until_the_last", 2,
     ),
     Fault(
+        "each chunk of a tree is the first one", "comm/backends/tree.py",
+        "mine = self._combined_slices(source[chunk], counts, op)",
+        "mine = self._combined_slices(source[: chunk.stop - chunk.start], counts, op)",
+        "parallel/comm/backends/test_tree.py", 2,
+    ),
+    Fault(
+        "the third rank writes over a source that it has yet to read", "comm/backends/direct_copies.py",
+        "if self._rank > 1 and total is source", "if self._rank > 2 and total is source",
+        "parallel/comm/backends/test_direct_copies.py", 3,
+    ),
+    Fault(
+        "rows that some ranks have packed are taken for those of all", "comm/front/sparse.py",
+        "if len(values_of_all) == len(checksums):", "if values_of_all:", "parallel/comm/front/test_sparse.py", 2,
+    ),
+    Fault(
+        "a second pack takes more than there is room for", "comm/front/packing.py",
+        "        if byte_count > room.get(key, limit):", "        if byte_count > limit:",
+        "parallel/comm/front/test_packing.py", 2,
+    ),
+    Fault(
         "blocks of the shorter array only", "comm/backends/shared_blocks.py",
         "range(0, max(counts), self.block_bytes)", "range(0, len(mine), self.block_bytes)",
         CONTRACT + "all_gather_of_uneven_sizes", 2,

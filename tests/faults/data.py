@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 DATA = "parallel/data/test_data.py::test_"
+BLOCKS = "unit/test_data_blocks.py::test_"
 COUPLED = "system/test_coupled.py::test_"
 
 FAULTS = (
@@ -81,6 +82,16 @@ FAULTS = (
         "unit/test_data_prefetch.py::test_an_error_comes_after_the_elements_before_it",
     ),
     Fault(
+        "a reader is not told of room", "data/reading/prefetch.py",
+        "                return None\n            self._changed.notify_all()\n", "                return None\n",
+        "unit/test_data_prefetch.py::test_elements_that_are_taken_when_they_are_ready_make_room_for_the_next",
+    ),
+    Fault(
+        "ranks that have read before exchange no empty batch", "data/distribution/distributed_iterator.py",
+        "what they have in common.\n        self._template = None\n", "what they have in common.\n",
+        DATA + "uneven_lengths_resume_where_some_ranks_have_read_before", 2,
+    ),
+    Fault(
         "a forgotten prefetcher stays", "data/reading/prefetch.py",
         "weakref.finalize(self, channel.close)", "channel.close",
         "unit/test_data_prefetch.py::test_a_forgotten_prefetcher_ends_its_thread",
@@ -116,5 +127,40 @@ FAULTS = (
         "return _opened(leaf)[increasing][positions]", "return _opened(leaf)[increasing]",
         "unit/test_data_dataset.py::test_hdf5_datasets "
         "unit/test_data_dataset.py::test_lazy_arrays_are_read_in_increasing_order_once_a_batch",
+    ),
+    Fault(
+        "windows far apart lose their place behind a block", "data/transformations/windows.py",
+        "held.append(block[max(0, -count) :])", "held.append(block)",
+        BLOCKS + "what_moves_items",
+    ),
+    Fault(
+        "batches are lost where a block has many", "data/items/batching.py",
+        "                begin = end\n                continue",
+        "                begin += (len(block) - begin) // size * size\n                continue",
+        BLOCKS + "what_moves_items",
+    ),
+    Fault(
+        "a shuffle holds too much of its second block", "data/items/shuffle.py",
+        "held.append(block[: self.buffer_size - count])", "held.append(block[: self.buffer_size])",
+        BLOCKS + "what_moves_items",
+    ),
+    Fault(
+        "a shard begins anew in each block", "data/items/stream.py",
+        "first = (first - len(block)) % self.num_shards", "first = self.index",
+        BLOCKS + "what_moves_items",
+    ),
+    Fault(
+        "a position in samples counts a data set anew in each block", "data/transformations/sampled.py",
+        "those if count == INFINITE else those[: count - begin]", "those if count == INFINITE else those[:count]",
+        BLOCKS + "samples_are_sought_behind_several_blocks_of_choices",
+    ),
+    Fault(
+        "a cache keeps one order for all ranks", "data/pipeline/caching.py", "key = (epoch.salt, *", "key = (0, *",
+        "unit/test_data_transformations.py::test_a_cache_keeps_an_order_for_each_rank_that_shuffles_by_itself",
+    ),
+    Fault(
+        "files are shared out though one list has too few", "data/pipeline/file_sharding.py",
+        "return min((one for one", "return max((one for one",
+        "parallel/data/test_policies.py::test_one_of_two_lists_of_files_may_be_too_short_to_be_shared_out", 2,
     ),
 )

@@ -74,6 +74,21 @@ FAULTS = (
         "(step + 1) / self.warmup_steps", "step / self.warmup_steps", "unit/test_schedules.py::test_linear_warmup",
     ),
     Fault(
+        "the scale grows at each step after the first time", "optimizers/loss_scale.py",
+        "            self.dynamic_scale = min(self.dynamic_scale * 2, LARGEST_SCALE)\n            self._good_steps = 0\n",
+        "            self.dynamic_scale = min(self.dynamic_scale * 2, LARGEST_SCALE)\n",
+        "unit/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
+    ),
+    Fault(
+        "a cycle ends one step early", "optimizers/schedules.py",
+        "max(1, math.ceil(step / self.decay_steps))", "math.floor(step / self.decay_steps) + 1",
+        "unit/test_schedules.py",
+    ),
+    Fault(
+        "a restart comes one step late by rounding", "optimizers/schedules.py", "        done *= 1 + _ROUNDING\n", "",
+        "unit/test_schedules.py",
+    ),
+    Fault(
         "the scale grows one step late", "optimizers/loss_scale.py",
         "if self._good_steps >= self.dynamic_growth_steps:", "if self._good_steps > self.dynamic_growth_steps:",
         "unit/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",

@@ -33,6 +33,11 @@ FAULTS = (
         OPTIONS + "scaled_gradients_are_unscaled " + OPTIONS + "a_skipped_update_forgets_its_calls", 2,
     ),
     Fault(
+        "a variable that has had a gradient has one in each update", "variables/step/accumulator.py",
+        "        self.numbers = set()\n        return numbers", "        return numbers",
+        "unit/test_optimizers_options.py::test_a_variable_without_gradients_in_a_later_update_stays_as_it_is",
+    ),
+    Fault(
         "accumulated sums are not cleared", "variables/step/accumulator.py",
         "        for total in self.sums:\n            total.clear()\n", "",
         OPTIONS + "accumulated_calls_are_one_of_their_mean", 2,
@@ -181,6 +186,20 @@ FAULTS = (
         "bundle.variable_blocks(chosen, communicator.rank, communicator.size)",
         "bundle.variable_blocks(chosen, node.rank, node.size)",
         "parallel/variables/step/test_plan.py::test_a_pass_measures_and_changes_variables_one_by_one", 3,
+    ),
+    Fault(
+        "a second drift of a variable is told as the first one", "variables/drift.py",
+        "            else:\n                self._first_seen.pop(number, None)\n", "",
+        "parallel/variables/test_drift.py::test_the_culprit_is_named", 2,
+    ),
+    Fault(
+        "memory of a variable is used again when one rank has released it", "variables/arena_memory.py",
+        "if self._releases[number] == self.communicator.size:", "if self._releases[number] == 1:",
+        "parallel/variables/test_arena.py", 2,
+    ),
+    Fault(
+        "ranges of a slab that touch stay apart", "variables/slab.py",
+        "if merged and merged[-1][1] == low:", "if False:", "unit/test_arena.py",
     ),
     Fault(
         "each rank assigns its own value", "variables/arena_memory.py",

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from mpidist.data import Dataset
+from mpidist.data.reading import prefetch
 from mpidist.data.reading.prefetch import Prefetcher
 
 
@@ -20,6 +21,22 @@ def ended(thread: threading.Thread) -> bool:
 
 def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "mpidist-prefetch"]
+
+
+@pytest.mark.timeout_seconds(20)
+def test_elements_that_are_taken_when_they_are_ready_make_room_for_the_next() -> None:
+    prefetcher = Prefetcher(iter(range(20)), 1)
+    found: list[int] = []
+    while len(found) < 20:
+        element = prefetcher.take_ready()
+        if element is None:
+            # Meanwhile the thread has read the next one, and waits for room.
+            time.sleep(0.001)
+        else:
+            found.append(element)
+    assert found == list(range(20))
+    assert prefetcher.take_ready() is None
+    prefetcher.close()
 
 
 def test_elements_come_in_order_and_then_the_end() -> None:
@@ -103,9 +120,15 @@ def test_depth_must_be_positive() -> None:
         Prefetcher(iter([1]), 0)
 
 
-def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread() -> None:
+def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     is_waiting, go_on, is_reading = threading.Event(), threading.Event(), threading.Event()
     main = threading.get_ident()
+    close = prefetch._Channel.close
+
+    def close_first(channel: prefetch._Channel[Any]) -> None:
+        close(channel)
+        # The reader waits on until then: its element comes after the interrupt.
+        go_on.set()
 
     def blocks(x: Any) -> Any:
         if x == 3 and not is_waiting.is_set():
@@ -116,10 +139,8 @@ def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread() -> None
     def interrupt() -> None:
         if is_waiting.wait(30) and is_reading.wait(30):
             signal.pthread_kill(main, signal.SIGINT)
-        # The reader waits on: the element comes after the interrupt.
-        time.sleep(0.5)
-        go_on.set()
 
+    monkeypatch.setattr(prefetch._Channel, "close", close_first)
     before = threads()
     iterator = iter(Dataset.range(9).map(blocks).prefetch(1))
     found = [int(next(iterator)) for _ in range(3)]

@@ -13,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mpidist.data import AUTOTUNE, UNKNOWN, ArraySpec, Dataset
+from mpidist.data.items.stream import Epoch
 
 not_right: Any = 2.5
 
@@ -159,7 +160,7 @@ def test_map_with_threads_keeps_order_and_bounds_calls(batched: bool) -> None:
         with lock:
             running += 1
             most = max(most, running)
-        time.sleep(0.002 if x % 3 else 0.006)
+        time.sleep(0.002 if x % 3 else 0.006)  # simulates work: later elements are ready before earlier ones
         with lock:
             running -= 1
         return x * 2
@@ -244,6 +245,19 @@ def test_cache_reads_once_and_what_the_user_does_to_an_element_does_not_reach_it
     assert calls == [4, 5]
     once = Dataset.range(20).shuffle(20).cache()
     assert listed(once) == listed(once)
+
+
+def test_a_cache_keeps_an_order_for_each_rank_that_shuffles_by_itself() -> None:
+    """As under the policies OFF and DATA, one after another, in one process."""
+    shuffled = numbers(20, indexable=False).shuffle(20)
+    cached = shuffled.cache()
+
+    def read(dataset: Dataset, salt: int) -> list[int]:
+        return [int(x) for x in dataset.pipeline.iterate(Epoch((0,), salt), 0, dataset.pipeline.read)]
+
+    for salt in (1, 0, 2, 1):
+        assert read(cached, salt) == read(shuffled, salt)
+    assert read(cached, 1) != read(cached, 0) != read(cached, 2)
 
 
 def test_from_indexable_makes_only_what_is_asked_for() -> None:

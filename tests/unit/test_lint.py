@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-import time
+import sys
 from pathlib import Path
+from types import FrameType
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -159,6 +161,8 @@ def test_each_trap_is_found_at_its_line(lines: list[str], line: int, expected: s
         ["if $OLD; then", "OPTIONS=-l", "else", "OPTIONS='-K --mpi=pmix'", "fi", "srun $OPTIONS python train.py"],
         ["srun $SRUN_OPTIONS python train.py"],
         ["#SBATCH -c 1", SRUN],
+        # Of two options Slurm takes the last one.
+        ["#SBATCH --cpus-per-task=4", "#SBATCH --cpus-per-task=1", SRUN],
         # One task needs no MPI.
         ["#SBATCH --nodes=1 --ntasks-per-node=1 --gpus-per-task=1", "srun python train.py"],
         ["#SBATCH -n 1", "srun python train.py"],
@@ -196,14 +200,54 @@ def test_options_are_read_in_every_form() -> None:
     assert (script.components, script.count("nodes"), script.count("nodes", 1), script.count("time")) == (2, 2, 3, None)
 
 
-def test_a_long_script_is_read_in_a_time_that_grows_with_its_lines() -> None:
-    def seconds(lines: int) -> float:
-        begin = time.process_time()
-        assert len(lint("#!/bin/bash\n" + "srun python train.py\n" * lines)) == 2 * lines
-        return time.process_time() - begin
+class Counted(str):
+    """A text that counts the characters which searches and copies may have looked at."""
 
-    # With the square of their number it is 64 times as long.
-    assert seconds(8000) < 30 * seconds(1000)
+    looked = 0
+
+    def count(self, *given: Any) -> int:
+        Counted.looked += len(range(len(self))[slice(*given[1:])])
+        return super().count(*given)
+
+    def find(self, *given: Any) -> int:
+        found = super().find(*given)
+        searched = range(len(self))[slice(*given[1:])]
+        Counted.looked += len(searched) if found < 0 else found - searched.start
+        return found
+
+    def removeprefix(self, *given: Any) -> Counted:
+        return Counted(super().removeprefix(*given))
+
+    def replace(self, *given: Any) -> Counted:
+        Counted.looked += len(self)
+        return Counted(super().replace(*given))
+
+
+def work_of_lint(line: str, lines: int, findings: int) -> tuple[int, int]:
+    """How many lines of Python run for a script of so many lines, and how many of its characters are looked at."""
+    steps = Counted.looked = 0
+
+    def step(_: FrameType, event: str, __: Any) -> Any:
+        nonlocal steps
+        steps += event == "line"
+        return step
+
+    before = sys.gettrace()
+    sys.settrace(step)
+    try:
+        found = lint(Counted("#!/bin/bash\n" + f"{line}\n" * lines))
+    finally:
+        sys.settrace(before)
+    assert len(found) == findings * lines
+    return steps, Counted.looked
+
+
+@pytest.mark.parametrize(("line", "findings"), [("srun python train.py", 2), ("cat <<< a 'b' \"c\"", 0)])
+def test_a_long_script_is_read_in_steps_that_grow_with_its_lines(line: str, findings: int) -> None:
+    few, many = (work_of_lint(line, lines, findings) for lines in (50, 400))
+    # With the square of their number they are 64 times as many.
+    assert 4 < many[0] / few[0] < 9
+    assert 4 < many[1] / few[1] < 9
 
 
 def test_the_command_prints_lines_and_ends_with_1(tmp_path: Path) -> None:

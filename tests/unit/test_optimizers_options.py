@@ -288,6 +288,25 @@ def test_a_call_that_fails_accumulates_nothing() -> None:
     assert (good.numpy().tolist(), bad.numpy().tolist()) == ([-1, -1], [-1, -1])
 
 
+@pytest.mark.parametrize("make", [SGD, Lion])
+def test_a_variable_without_gradients_in_a_later_update_stays_as_it_is(make: Any) -> None:
+    """Momentum would move it with a gradient of zero, too."""
+    first, second = mpidist.Variable([1.0]), mpidist.Variable([1.0])
+    optimizer = make(0.5, gradient_accumulation_steps=2, **({"momentum": 0.5} if make is SGD else {}))
+    optimizer.build([first, second])
+    gradient = np.ones(1, "f")
+    for _ in range(2):
+        optimizer.apply_gradients([(gradient, first), (gradient, second)])
+    before = second.numpy().tolist()
+    assert before != [1.0]
+    for _ in range(2):
+        optimizer.apply_gradients([(gradient, first), (None, second)])
+    assert second.numpy().tolist() == before
+    optimizer.apply_gradients([(None, first), (gradient, second)])
+    optimizer.apply_gradients([(gradient, first), (None, second)])
+    assert second.numpy().tolist() != before, "it has a gradient in one of the two calls"
+
+
 def test_a_schedule_that_fails_leaves_what_was_accumulated() -> None:
     rates = iter([None, 1.0])
     variable = mpidist.Variable(np.zeros(2))

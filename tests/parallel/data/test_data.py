@@ -292,6 +292,19 @@ def test_uneven_lengths_resume(communicator: Communicator) -> None:
     assert by_rank(communicator, list(iterator)) == whole[2:]
 
 
+def test_uneven_lengths_resume_where_some_ranks_have_read_before(communicator: Communicator) -> None:
+    def dataset_fn(place: InputContext) -> Dataset:
+        return Dataset.range(3 * place.input_pipeline_id + 2).batch(1)
+
+    distributed = distribute_datasets_from_function(dataset_fn, communicator)
+    whole = by_rank(communicator, list(distributed))
+    used, new = iter(distributed), iter(distributed)
+    next(used)
+    iterator = used if communicator.rank == 0 else new
+    iterator.load_state({"iteration": 4, "batch": 1})
+    assert by_rank(communicator, list(iterator)) == whole[1:]
+
+
 @pytest.mark.parametrize("indexable", [True, False])
 @pytest.mark.parametrize("name", ["DATA", "OFF"])
 def test_a_position_is_loaded_into_an_exhausted_iterator(
@@ -592,10 +605,8 @@ def test_prefetching_reads_ahead_and_the_position_does_not(communicator: Communi
     iterator = iter(DistributedDataset(dataset, communicator, options=options))
     next(iterator)
     mine = even_sizes(4, communicator.size)[communicator.rank]
-    deadline = time.monotonic() + 30
-    while len(read) < 4 * mine and time.monotonic() < deadline:
+    while len(read) < 4 * mine:
         time.sleep(0.01)
-    assert len(read) >= 4 * mine
     assert iterator.state() == {"iteration": 0, "batch": 1, "batch_size": 4}
     iterator.close()
 

@@ -332,6 +332,21 @@ def test_too_few_files_are_shared_by_examples_and_each_rank_reads_only_its_rows(
     assert [list(itertools.chain(*step)) for step in steps] == [x.tolist() for x, _ in dataset]
 
 
+def test_one_of_two_lists_of_files_may_be_too_short_to_be_shared_out(
+    communicator: Communicator, mpi_tmp_path: Path
+) -> None:
+    """All ranks then share the examples, and none gets a file of the longer list alone."""
+    size = communicator.size
+    few = [str(mpi_tmp_path / "few.npy")]
+    many = [str(mpi_tmp_path / f"many-{k}.npy") for k in range(size)]
+    save_files(communicator, few, lambda _: 3 * size)
+    save_files(communicator, many, lambda _: 3)
+    pairs = Dataset.zip(Dataset.from_files(few, read_npy), Dataset.from_files(many, read_npy))
+    steps = list(DistributedDataset(pairs.map(lambda a, b: a * 10_000 + b).batch(size), communicator))
+    expected = [10_000 * (3 * k + i) + 1000 * k + i for k in range(size) for i in range(3)]
+    assert seen_by_all(communicator, steps) == expected
+
+
 def test_empty_batches_have_the_dtype_of_the_first_file_with_examples(
     communicator: Communicator, mpi_tmp_path: Path
 ) -> None:

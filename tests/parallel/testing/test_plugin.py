@@ -143,10 +143,16 @@ def test_it(thing):
 @pytest.mark.usefixtures("alone")
 def test_the_debugger_is_that_of_rank_0_and_nobody_hurries_it(tmp_path: Path) -> None:
     code = """
+def outlive_the_grace_period():
+    time.sleep(1)  # simulates work: that of a rank which fails long after another one
+
 def test_it(communicator):
     if communicator.rank == 1:
+        open("failed", "w").close()
         raise RuntimeError("rank 1 broke")
-    time.sleep(1.5)
+    while not os.path.exists("failed"):
+        time.sleep(0.01)
+    outlive_the_grace_period()
     raise RuntimeError("rank 0 broke")
 """
     result = run_pytest(tmp_path, code, "--pdb", "--mpi-grace", "0.2", typed="print(3 * 'typed ')\ncontinue\n")
@@ -188,10 +194,11 @@ def wait_for_nobody(communicator):
 
 @pytest.mark.timeout_seconds(1)
 def test_it(communicator):
+    import threading
     if communicator.rank == 0:
         wait_for_nobody(communicator)
     else:
-        time.sleep(60)
+        threading.Event().wait()
 """
     result = run_pytest(tmp_path, code)
     text = result.stdout + result.stderr

@@ -82,7 +82,7 @@ def test_the_barrier_of_shared_memory_keeps_everyone_until_the_last(communicator
     counters = NodeMemory(arena.communicator, 8 * node.size).bytes.view(np.int64)
     for step in range(100):
         if step % 30 == node.rank:
-            time.sleep(0.002)
+            time.sleep(0.002)  # simulates work: each rank is the last one in turn
         counters[node.rank] += 1
         arena.barrier()
         assert (counters == counters[node.rank]).all()

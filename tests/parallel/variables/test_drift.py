@@ -61,6 +61,8 @@ def test_the_culprit_is_named(communicator: Communicator, layout: str) -> None:
         assert is_shared(caught.value)
     drifting.assign(np.ones(3))
     strategy.run(kept.numpy)
+    with pytest.raises(MismatchError, match="variable 'drifting', first seen after step 5: checksum"):
+        strategy.run(write_behind_its_back)
 
 
 @pytest.mark.mpi(min_size=3)

@@ -58,7 +58,7 @@ class ThreadCopier(HostCopier):
         self.most_under_way = max(self.most_under_way, self.under_way)
 
         def run() -> Ticket:
-            time.sleep(self.seconds[direction])
+            time.sleep(self.seconds[direction])  # simulates work: the copies of a GPU
             done: Ticket = copy()  # type: ignore[operator]
             self.under_way -= 1
             return done

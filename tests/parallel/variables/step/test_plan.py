@@ -127,7 +127,7 @@ def test_steps_without_gradients_fail_alike_however_late_a_rank_is(communicator:
     plan = Plan([make(strategy.arena, 4)], {}, 0)
     for number in range(60):
         if number % communicator.size == communicator.rank:
-            time.sleep(0.001)
+            time.sleep(0.001)  # simulates work: each rank is the last one in turn
         with pytest.raises(ValueError, match="no gradients for any of"):
             plan.step(()).apply(count_up)
     plan.gradients[0][...] = 1

@@ -1,0 +1,111 @@
+"""Where pages end, where calls of the system do a part only, and what comes a second time or lasts."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from mpidist.checkpoint import following, hdf5, positional
+from mpidist.checkpoint import lock as lock_module
+from mpidist.checkpoint.directory import LOCK_FILE, candidates
+from mpidist.checkpoint.layout import PAGE_BYTES, Record
+from mpidist.checkpoint.lock import DirectoryLock
+from mpidist.checkpoint.positional import read_at, write_at
+
+
+@pytest.mark.parametrize("calls", [1, 2, 3, 8, 100])
+def test_bytes_are_moved_whole_in_any_number_of_calls(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, calls: int
+) -> None:
+    data = bytes(range(100))
+    monkeypatch.setattr(positional, "_CALL_BYTES", -(-len(data) // calls))
+    descriptor = os.open(tmp_path / "file", os.O_CREAT | os.O_RDWR)
+    try:
+        write_at(descriptor, b"before" + b"?" * 100 + b"after", 0)
+        write_at(descriptor, data, 6)
+        assert read_at(descriptor, 100, 6) == data
+        assert (tmp_path / "file").read_bytes() == b"before" + data + b"after"
+    finally:
+        os.close(descriptor)
+
+
+@pytest.mark.parametrize("order", [*itertools.permutations((PAGE_BYTES - 1, PAGE_BYTES, PAGE_BYTES + 1))])
+def test_no_page_of_an_array_that_any_rank_writes_holds_another_array(tmp_path: Path, order: tuple[int, ...]) -> None:
+    """From one page on: ranks write their shares at the same time, and a file system moves whole pages."""
+    sizes = (1, *order, 3, PAGE_BYTES)
+    records = [Record(f"a{number}", (size,), np.dtype("u1")) for number, size in enumerate(sizes)]
+    blank = hdf5.create(str(tmp_path / "file"), records, {})
+    pages = [
+        range(offset // PAGE_BYTES, -(-(offset + size) // PAGE_BYTES))
+        for offset, size in zip(blank.offsets, sizes, strict=True)
+    ]
+    for (size, mine), (_, others) in itertools.permutations(zip(sizes, pages, strict=True), 2):
+        assert size < PAGE_BYTES or not set(mine) & set(others)
+
+
+def test_two_locks_of_a_process_hold_a_directory_until_both_are_released(tmp_path: Path) -> None:
+    first, second = DirectoryLock(str(tmp_path)), DirectoryLock(str(tmp_path))
+    first.acquire()
+    second.acquire()
+    first.release()
+    first.release()
+    assert (tmp_path / LOCK_FILE).exists()
+    second.acquire()
+    second.release()
+    assert not (tmp_path / LOCK_FILE).exists()
+
+
+def test_a_lock_is_touched_again_and_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another host takes a holder for dead that touches it no more."""
+    touched = threading.Semaphore(0)
+    touch = os.utime
+    monkeypatch.setattr(lock_module, "BEAT_SECONDS", 0.001)
+    monkeypatch.setattr(os, "utime", lambda path: (touch(path), touched.release()))
+    lock = DirectoryLock(str(tmp_path))
+    lock.acquire()
+    for _ in range(5):
+        assert touched.acquire(timeout=30)
+    lock.release()
+
+
+def test_of_checkpoints_of_one_time_the_largest_number_is_the_latest(tmp_path: Path) -> None:
+    """As in a copy of a directory: the names are all that tells their order."""
+    names = [f"ckpt-{number}.h5" for number in (8, 9, 10, 99, 100)]
+    for name in names:
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (1e9, 1e9))
+    assert candidates(str(tmp_path), None) == names[::-1]
+    os.utime(tmp_path / names[1], (2e9, 2e9))
+    assert candidates(str(tmp_path), None)[0] == names[1], "times that differ go first"
+
+
+class Clock:
+    """The module `time` of a program that has time for nothing but to wait."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def sleep(self, seconds: float) -> None:
+        self.now += seconds
+
+
+def test_each_timeout_of_those_who_follow_is_as_long_as_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, asked = Clock(), [0.0]
+    monkeypatch.setattr(following, "time", clock)
+
+    def is_done() -> bool:
+        asked.append(clock.now)
+        return len(asked) == 5
+
+    assert list(following.checkpoints_iterator(tmp_path, timeout=30, timeout_fn=is_done)) == []
+    assert all(second - first >= 30 for first, second in itertools.pairwise(asked))
