@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpidist.observe import inner_calls
 from mpidist.observe.calls import CODES, NEXT
+from mpidist.observe.clock import CLOCK, Clock
 from mpidist.observe.details import tell
 from mpidist.observe.page import Page
 from mpidist.observe.patience import ANSWER_SECONDS, TICK_SECONDS
@@ -37,17 +37,21 @@ class Peer:
         order: Lower ones speak first.
         page: What it shows; None where it cannot be seen.
         path: Of the file behind the page.
+        clock: By which its watchdog looks.
     """
 
     # Whether it is on another host; what is seen of it there may be some seconds old.
     is_far = False
 
-    def __init__(self, key: Key, name: str, order: int, page: Page | None, path: str) -> None:
+    def __init__(
+        self, key: Key, name: str, order: int, page: Page | None, path: str, clock: Clock = CLOCK
+    ) -> None:
         self.key = key
         self.name = name
         self.order = order
         self.page = page
         self._path = path
+        self._clock = clock
 
     def state(self, identity: int) -> int | None:
         """Local. Its state on a communicator; None if that is not known."""
@@ -59,7 +63,7 @@ class Peer:
 
     def is_fresh(self) -> bool:
         """Local. Whether its watchdog has looked a moment ago."""
-        return self.page is not None and time.monotonic_ns() - self.page.beat < STALE_SECONDS * 1e9
+        return self.page is not None and self._clock.ns() - self.page.beat < STALE_SECONDS * 1e9
 
     def is_stuck(self) -> bool:
         """Local. Whether its watchdog cannot look: the process is stopped, holds the interpreter, or gets no core."""
@@ -96,7 +100,7 @@ class Peer:
     def ask(self) -> None:
         """Local. Ask for its stack."""
         if self.page is not None:
-            self.page.asked = time.monotonic_ns()
+            self.page.asked = self._clock.ns()
 
     def tell(self, identities: Iterable[int] = ()) -> str:
         """Local. Tell where it is: a line, and its stack below it where it is in no call.
@@ -129,16 +133,16 @@ class Peer:
         return next((state for state in states if state is not None and state % NEXT), 0)
 
 
-def where_are(peers: Sequence[Peer]) -> list[str]:
+def where_are(peers: Sequence[Peer], clock: Clock = CLOCK) -> list[str]:
     """Local. Ask ranks where they are; a text for each."""
     if not peers:
         return []
     for peer in peers:
         peer.ask()
-    time.sleep(ANSWER_SECONDS)
-    end = time.monotonic() + _BUSY_SECONDS
-    while any(peer.is_fresh() and not peer.details() for peer in peers) and time.monotonic() < end:
-        time.sleep(TICK_SECONDS / 10)
+    clock.sleep(ANSWER_SECONDS)
+    end = clock.now() + _BUSY_SECONDS
+    while any(peer.is_fresh() and not peer.details() for peer in peers) and clock.now() < end:
+        clock.sleep(TICK_SECONDS / 10)
     return [peer.tell() for peer in peers]
 
 
