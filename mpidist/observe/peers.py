@@ -89,9 +89,13 @@ class Peer:
         """Local. The reason for which it can take part in nothing any more; empty if it can."""
         return "has come to its end" if self.has_ended() else "has died" if self.has_died() else ""
 
-    def may_speak(self) -> bool:
-        """Local. Whether it may tell why the job ends: it waits, or it is dead, and its own word may have ended it."""
-        return self.has_died() or (bool(self.details().get("calls")) and not self.has_ended())
+    def may_speak(self, *, ends: bool = True) -> bool:
+        """Local. Whether it may tell why the job ends: it waits, or it is dead, and its own word may have ended it.
+
+        Args:
+            ends: Whether anything ends the job. Else a dead rank has said nothing.
+        """
+        return ends if self.has_died() else bool(self.details().get("calls")) and not self.has_ended()
 
     def claim(self) -> int:
         """Local. Its claim to end the job (`Page.claim`); 0 if it cannot, since it is dead or stopped."""

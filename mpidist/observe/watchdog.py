@@ -363,7 +363,7 @@ class Watchdog:
 
     def _take_turn(self, others: Sequence[Peer], *, ends: bool) -> bool:
         """Whether this rank is to speak: the first one that waits; another one where that has not ended the job."""
-        is_first = all(peer.order > self._order for peer in others if peer.may_speak())
+        is_first = all(peer.order > self._order for peer in others if peer.may_speak(ends=self.end is not None))
         if not ends or self.end is None:
             return is_first
         if not is_first:

@@ -86,6 +86,18 @@ def test_a_death_is_left_to_the_end_of_jobs_where_that_is_on(make: Make, dead: i
     assert (world.ended_by, world.said) == ([], [])
 
 
+@pytest.mark.parametrize("late", [0, 1])
+def test_a_death_is_told_where_nothing_ends_the_job(make: Make, dead: int, late: int) -> None:
+    """A dead rank before this one has not said anything, and does not speak first."""
+    world = make(ends=False, numbers={late: dead})
+    world.stop(late)
+    world.enter("barrier", 1 - late)
+    world.run(20)
+    assert world.first_lines == [f"rank {1 - late} of 2 can never go on, and waits: it waits for a rank that has ended"]
+    assert world.ranks[1 - late].ticks > AT_ONCE
+    assert f"rank {late} of 2 has died" in world.said[0][1]
+
+
 def test_a_second_reason_is_told_after_a_first(make: Make) -> None:
     """Once each; where nothing ends the job."""
     world = make(3, ends=False)
