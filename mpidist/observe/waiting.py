@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
 from mpidist.observe.calls import NEXT, STATE, Calls
-from mpidist.observe.patience import warn_seconds
+from mpidist.observe.patience import limit_seconds, warn_seconds
+
+
+def limit_of(calls: Calls) -> float:
+    """Local. How long the current call on a communicator may wait, in seconds: that of the job and its own both hold."""
+    own = None if calls.is_timed else calls.limit_seconds
+    return min((one for one in (limit_seconds(), own) if one), default=math.inf)
 
 
 class Wait(NamedTuple):

@@ -29,7 +29,7 @@ from mpidist.observe.patience import ANSWER_SECONDS, TICK_SECONDS, limit_seconds
 from mpidist.observe.peers import STALE_SECONDS, Key, Peer, missing, where_are
 from mpidist.observe.recorder import RECORDER, Recorder
 from mpidist.observe.turns import claim, rivals
-from mpidist.observe.waiting import Waits
+from mpidist.observe.waiting import Waits, limit_of
 
 logger = logging.getLogger("mpidist")
 
@@ -316,8 +316,8 @@ class Watchdog:
 
     def _keep_time(self, calls: Calls, waiting: Sequence[Calls], now: float) -> None:
         _, since, warn_at = self._waits.of(calls)
-        limit = limit_seconds() or (None if calls.is_timed else calls.limit_seconds)
-        ends = bool(limit) and now - since > (limit or 0.0)
+        limit = limit_of(calls)
+        ends = now - since > limit
         if (not ends and now < warn_at) or calls is not waiting[0]:
             return
         if calls.identity == START:

@@ -230,6 +230,45 @@ def test_patience_without_an_end_tells_nothing_and_sees_who_never_comes(
     assert world.ended_by == [0]
 
 
+LIMITS = {
+    # Of the job, of the call, whether the call watches the time itself; when the job ends.
+    "the job's": ("10", None, False, 10),
+    "the call's": (None, 7.0, False, 7),
+    "the call's before the job's": ("10", 7.0, False, 7),
+    "the job's before the call's": ("5", 7.0, False, 5),
+    "the job's beside a call that watches the time": ("10", 7.0, True, 10),
+    "none in a call that watches the time": (None, 7.0, True, None),
+    "none": ("0", None, False, None),
+    "0 of a call": (None, 0.0, False, None),
+}
+
+
+@pytest.mark.parametrize("name", LIMITS)
+def test_a_wait_has_the_limit_of_the_job_and_of_the_call(
+    make: Make, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    job, call, is_timed, end = LIMITS[name]
+    monkeypatch.setenv("MPIDIST_WARN_SECONDS", "1000")
+    if job is not None:
+        monkeypatch.setenv("MPIDIST_TIMEOUT", job)
+    world = make()
+    calls = world.calls[0]
+    calls.limited(call).enter("save")
+    calls.is_timed = is_timed
+    if end is None:
+        world.run(200)
+        assert (world.ended_by, world.said) == ([], [])
+        return
+    # A wait of just so long is none that is longer.
+    world.run(TICK_SECONDS + end)
+    assert not world.ranks[1].page.asked
+    world.run(3)
+    assert world.ended_by == [0]
+    assert world.first_lines == [
+        f"rank 0 of 2 has waited {end + TICK_SECONDS:.0f} s for 1 of 2 ranks, the limit is {end:g} s, the job ends"
+    ]
+
+
 def test_the_limit_of_a_call_is_not_that_of_the_next_one(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MPIDIST_WARN_SECONDS", "1000")
     world = make()
