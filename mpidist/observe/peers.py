@@ -18,6 +18,8 @@ from mpidist.observe.stacks import stack_of_process
 _BUSY_SECONDS = 5.0
 # A watchdog that has not looked for so long cannot: its process is stopped, or holds the interpreter.
 STALE_SECONDS = 3.0
+# So many ranks are listed in a report.
+LISTED = 8
 
 
 class Key(NamedTuple):
@@ -148,6 +150,17 @@ def where_are(peers: Sequence[Peer], clock: Clock = CLOCK) -> list[str]:
     while any(peer.is_fresh() and not peer.details() for peer in peers) and clock.now() < end:
         clock.sleep(TICK_SECONDS / 10)
     return [peer.tell() for peer in peers]
+
+
+def tell_some(peers: Sequence[Peer], identities: Iterable[int]) -> list[str]:
+    """Local. Tell where the first ones of some ranks are, and how many there are besides.
+
+    Args:
+        peers: The ranks.
+        identities: See `Peer.tell`.
+    """
+    told = [peer.tell(identities) for peer in peers[:LISTED]]
+    return [*told, f"and {len(peers) - LISTED} more ranks"] if len(peers) > LISTED else told
 
 
 def missing(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:

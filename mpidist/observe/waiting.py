@@ -11,7 +11,7 @@ from mpidist.observe.patience import limit_seconds, warn_seconds
 
 
 def limit_of(calls: Calls) -> float:
-    """Local. How long the current call on a communicator may wait, in seconds: that of the job and its own both hold."""
+    """Local. How long the current call on a communicator may wait: its own limit and the job's both hold."""
     own = None if calls.is_timed else calls.limit_seconds
     return min((one for one in (limit_seconds(), own) if one), default=math.inf)
 

@@ -26,7 +26,7 @@ from mpidist.observe.job_directory import IDLE_SECONDS, WRITE_SECONDS, DeathNote
 from mpidist.observe.output import flush, say
 from mpidist.observe.page import Page
 from mpidist.observe.patience import ANSWER_SECONDS, TICK_SECONDS, limit_seconds, warn_seconds
-from mpidist.observe.peers import STALE_SECONDS, Key, Peer, missing, where_are
+from mpidist.observe.peers import LISTED, STALE_SECONDS, Key, Peer, missing, tell_some, where_are
 from mpidist.observe.recorder import RECORDER, Recorder
 from mpidist.observe.turns import claim, rivals
 from mpidist.observe.waiting import Waits, limit_of
@@ -35,8 +35,6 @@ logger = logging.getLogger("mpidist")
 
 # The ranks that see the same speak in turns: the first one ends the job, and the others stay silent.
 _TURN_SECONDS = 4.0
-# So many ranks are listed in a report.
-_LISTED = 8
 
 
 class Watchdog:
@@ -159,7 +157,7 @@ class Watchdog:
 
     def tell_late(self) -> str:
         """Local. Tell where the ranks are whose program has not come to its end, in indented lines."""
-        late = [peer for peer in self.peers() if not peer.why_gone()][:_LISTED]
+        late = [peer for peer in self.peers() if not peer.why_gone()][:LISTED]
         return "".join(f"\n  {line}" for text in where_are(late) for line in text.split("\n"))
 
     def others_are_inside(self, identity: int) -> bool:
@@ -318,7 +316,8 @@ class Watchdog:
         _, since, warn_at = self._waits.of(calls)
         limit = limit_of(calls)
         ends = now - since > limit
-        if (not ends and now < warn_at) or calls is not waiting[0]:
+        # Calls that one look has seen first are in no order: the limit of each of them holds.
+        if not ends and (now < warn_at or calls is not waiting[0]):
             return
         if calls.identity == START:
             self._waits.tell_later(calls, now)
@@ -389,9 +388,7 @@ class Watchdog:
             if any(peer.call_untold(identities) for peer in others):
                 self._clock.sleep(TICK_SECONDS)
         told = [f"{self.place} {tell(details_of(waiting, (), self._main))}"]
-        told += [peer.tell(identities) for peer in others[:_LISTED]]
-        if len(others) > _LISTED:
-            told.append(f"and {len(others) - _LISTED} more ranks")
+        told += tell_some(others, identities)
         lines = "\n".join(f"  {line}" for one in [*told, way_out] for line in one.split("\n"))
         say(f"{text}\n{lines}")
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from mpidist.observe.patience import TICK_SECONDS
-from tests.watching import World
+from tests.watching import IDENTITY, World
 
 Make = Callable[..., World]
 # A look notes in which call a rank is, the next one sees it wait, and what two looks see counts.
@@ -279,6 +279,22 @@ def test_the_limit_of_a_call_is_not_that_of_the_next_one(make: Make, monkeypatch
     world.enter("barrier", 0)
     world.run(100)
     assert world.ended_by == []
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_the_limit_of_a_call_holds_while_it_waits_in_another_one(
+    make: Make, monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    """On two communicators, whichever has been opened first: a look has seen both calls at once."""
+    monkeypatch.setenv("MPIDIST_WARN_SECONDS", "1000")
+    world = make()
+    others = [one.open(world.ranks, IDENTITY + 1) for one in world.ranks]
+    outer, inner = (world.calls[0], others[0]) if is_first else (others[0], world.calls[0])
+    outer.limited(5.0).enter("save")
+    inner.enter("barrier")
+    world.run(10)
+    assert world.ended_by == [0]
+    assert "the limit is 5 s, the job ends" in world.first_lines[0]
 
 
 def test_a_stopped_rank_is_named_and_goes_on(make: Make, stopped: int) -> None:
