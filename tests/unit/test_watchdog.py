@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from mpidist.observe.calls import START
 from mpidist.observe.patience import TICK_SECONDS
 from tests.watching import IDENTITY, World
 
@@ -295,6 +296,34 @@ def test_the_limit_of_a_call_holds_while_it_waits_in_another_one(
     world.run(10)
     assert world.ended_by == [0]
     assert "the limit is 5 s, the job ends" in world.first_lines[0]
+
+
+def test_a_limit_says_nothing_where_nothing_ends_the_job(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDIST_TIMEOUT", "5")
+    world = make(ends=False)
+    world.enter("barrier", 0)
+    world.run(60)
+    assert world.first_lines == ["rank 0 of 2 has waited 30 s for 1 of 2 ranks"]
+
+
+@pytest.mark.parametrize("switch", ["0", "1"])
+def test_the_start_has_the_limit_too_unless_nothing_ends_the_job(
+    make: Make, monkeypatch: pytest.MonkeyPatch, switch: str
+) -> None:
+    """Nobody can end the job then: this rank leaves, and the launcher ends the others."""
+    monkeypatch.setenv("MPIDIST_ABORT", switch)
+    monkeypatch.setenv("MPIDIST_TIMEOUT", "5")
+    world = make(ends=False)
+    calls = world.ranks[0].open(world.ranks, START)
+    calls.enter("opening a communicator")
+    world.run(5.5)
+    assert world.said == []
+    world.run(40)
+    if switch == "0":
+        assert (world.ranks[0].left, world.first_lines) == ([], ["rank 0 of 2 has waited 30 s for all ranks"])
+    else:
+        assert world.ranks[0].left == [1]
+        assert world.first_lines == ["rank 0 of 2 has waited 6 s for all ranks, the job ends"]
 
 
 def test_a_stopped_rank_is_named_and_goes_on(make: Make, stopped: int) -> None:
