@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from mpidist.observe.calls import NEXT, STATE, Calls
 from mpidist.observe.patience import limit_seconds, warn_seconds
+from mpidist.observe.peers import STALE_SECONDS
 
 
 def limit_of(calls: Calls) -> float:
@@ -39,6 +40,19 @@ class Waits:
 
     def __init__(self) -> None:
         self.by_identity: dict[int, Wait] = {}
+        self._noted = math.inf
+
+    def note_time(self, now: float) -> None:
+        """Local. Note that the watchdog works. While it does not, its process stands still, and a wait gets no longer.
+
+        Args:
+            now: The time.
+        """
+        gap, self._noted = now - self._noted, now
+        if gap > STALE_SECONDS:
+            # The whole job may have been stopped for hours, as by `scontrol suspend`.
+            for identity, (state, since, warn_at) in self.by_identity.items():
+                self.by_identity[identity] = Wait(state, since + gap, warn_at + gap)
 
     def look(self, opened: Iterable[Calls], now: float) -> list[Calls]:
         """Local. The communicators on which a rank has been in one call since the last look, the outermost call first.

@@ -225,6 +225,7 @@ class Watchdog:
         for look in self._looks:
             if method := look():
                 method(now / 1e9)
+        self._waits.note_time(now / 1e9)
         waiting = self._waits.look(self._recorder.opened(), now / 1e9)
         if waiting or page.asked > self._answered:
             if page.asked > self._answered:
@@ -382,6 +383,7 @@ class Watchdog:
             self._clock.sleep(TICK_SECONDS)
             # Others see that it looks after its rank.
             self._page.beat = self._clock.ns()
+            self._waits.note_time(self._clock.now())
 
     def _report(self, text: str, others: Sequence[Peer], waiting: Sequence[Calls], way_out: str) -> None:
         identities = [calls.identity for calls in waiting]

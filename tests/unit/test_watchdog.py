@@ -224,7 +224,7 @@ def test_patience_without_an_end_tells_nothing_and_sees_who_never_comes(
     monkeypatch.setenv("MPIDIST_WARN_SECONDS", "inf")
     world = make()
     world.enter("barrier", 0)
-    world.run(1000)
+    world.run(200)
     assert world.said == []
     world.ranks[1].watchdog.note_end()
     world.run(20)
@@ -423,6 +423,27 @@ def test_a_report_lists_eight_ranks_and_counts_the_others(make: Make, late: int,
     assert (f"\n  and {late - listed} more ranks\n" in text) == (late > listed)
 
 
+def test_a_job_that_stood_still_goes_on_with_the_time_it_had(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As under `scontrol suspend`: no rank has waited in this time."""
+    monkeypatch.setenv("MPIDIST_TIMEOUT", "60")
+    world = make()
+    world.enter("barrier", 0)
+    world.run(10)
+    for count in (1, 2):
+        for order in (0, 1):
+            world.stop(order)
+        world.run(3600)
+        for order in (0, 1):
+            world.go_on(order)
+        world.run(5)
+        assert (world.ended_by, world.said) == ([], []), count
+    # 20 of 60 seconds are over.
+    world.run(39)
+    assert world.ended_by == []
+    world.run(4)
+    assert world.ended_by == [0]
+
+
 def test_who_is_told_to_end_does(make: Make) -> None:
     world = make(3)
     world.run(2)
@@ -464,3 +485,18 @@ def test_what_else_is_looked_at_is_called_at_each_look_as_long_as_it_is_there(ma
     world.run(1)
     assert len(times) == 2
     assert len(other.times) == 4
+
+
+def test_a_slow_look_is_no_standstill(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MPIDIST_TIMEOUT", "60")
+    world = make()
+    world.enter("barrier", 0)
+    for _ in range(22):
+        # The rank gets its core for half a second in two.
+        world.stop(0)
+        world.run(1.5)
+        world.go_on(0)
+        world.run(TICK_SECONDS)
+    assert world.first_lines[0].startswith("rank 0 of 2 has waited 30 s")
+    world.run(20)
+    assert world.ended_by == [0]
