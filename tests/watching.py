@@ -10,6 +10,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Iterable
+from typing import Protocol
 
 import pytest
 
@@ -223,3 +224,11 @@ class World:
         """Let ranks come out of their call."""
         for order in orders:
             self.calls[order].leave()
+
+
+class MakeWorld(Protocol):
+    """Makes a world, with arguments as of `World`."""
+
+    def __call__(self, size: int = 2, *, ends: bool = True, numbers: dict[int, int] | None = None) -> World:
+        """Make one."""
+        ...
