@@ -205,6 +205,7 @@ class World:
                 one.go_on()
             if one.thread is not None:
                 one.thread.join()
+            one.watchdog.stop()
 
     def stop(self, order: int) -> None:
         """Let a rank stand still, as by SIGSTOP."""

@@ -193,10 +193,10 @@ class Watchdog:
 
     def stop(self) -> None:
         """Local. End the thread."""
-        if self._thread is None or self._process != os.getpid():
+        if not self._looks_after or self._process != os.getpid():
             return
         self._stops.set()
-        if self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         if self._file is not None:
             self._file.close()
