@@ -14,6 +14,7 @@ from typing import Protocol
 
 import pytest
 
+from mpidist.observe import in_vain
 from mpidist.observe.calls import Calls
 from mpidist.observe.clock import Clock
 from mpidist.observe.page import PAGE_BYTES, Page
@@ -80,7 +81,13 @@ class Rank:
         self.error: BaseException | None = None
         self.watchdog.look_after(self.key, self.name, order, self.page)
         if ends:
-            self.watchdog.end_by(self._end, lambda: world.is_over, lambda key, _: self.dead.append(key))
+            self.let_end()
+
+    def let_end(self, differing: in_vain.Differing = in_vain.unknown) -> None:
+        """Let its watchdog end the job; `differing` as of `Watchdog.end_by`."""
+        self.watchdog.end_by(
+            self._end, lambda: self.world.is_over, lambda key, _: self.dead.append(key), differing
+        )
 
     def _end(self) -> None:
         self.world.ended_by.append(self.order)
