@@ -55,7 +55,7 @@ FAULTS = (
     Fault(
         "the next wait goes on where the last one ended", "observe/waiting.py",
         "if known is not None and known.state == state:", "if known is not None:",
-        f"{_TIME}::test_a_rank_that_comes_at_last_ends_the_wait",
+        f"{_TIME}::test_a_rank_that_goes_from_call_to_call_waits_in_none",
     ),
     Fault(
         "what a rank waited for stays in its page", "observe/watchdog.py",
@@ -138,7 +138,7 @@ FAULTS = (
     Fault(
         "a rank ends the job though all have come while it waited for its turn", "observe/watchdog.py",
         "if not speaks or not self._waits.is_same(calls) or (", "if not speaks or (",
-        f"{_TURNS}::test_a_rank_that_comes_while_another_waits_for_its_turn_ends_nothing",
+        f"{_TURNS}::test_a_call_that_ends_while_a_rank_waits_for_its_turn_ends_no_job",
     ),
     Fault(
         "the ninth late rank is not counted", "observe/peers.py",

@@ -86,9 +86,9 @@ def test_what_is_seen_in_one_look_alone_does_not_count(make_world: MakeWorld) ->
         world.enter(name, 0)
         world.enter("save", 1)
         # The second look sees them in different calls, the third one would end the job.
-        world.run((AT_ONCE - 1) * TICK_SECONDS)
+        world.run((AT_ONCE - 1) * TICK_SECONDS + 0.3)
         world.leave(0, 1)
-        world.run(TICK_SECONDS)
+        world.run(TICK_SECONDS - 0.3)
     assert (world.ended_by, world.said) == ([], [])
 
 

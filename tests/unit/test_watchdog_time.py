@@ -41,6 +41,19 @@ def test_a_rank_that_comes_at_last_ends_the_wait(make_world: MakeWorld) -> None:
     assert world.first_lines[1].startswith("rank 0 of 2 has waited 30 s")
 
 
+def test_a_rank_that_goes_from_call_to_call_waits_in_none(make_world: MakeWorld) -> None:
+    """No look sees it outside."""
+    world = make_world()
+    for _ in range(80):
+        world.enter("barrier", 0)
+        world.run(TICK_SECONDS)
+        world.leave(0)
+    assert world.said == []
+    world.enter("barrier", 0)
+    world.run(40)
+    assert world.times == [40 + 30 + ANSWER]
+
+
 def test_a_rank_that_comes_while_it_is_asked_is_not_told_of(make_world: MakeWorld) -> None:
     world = make_world()
     world.enter("barrier", 0)

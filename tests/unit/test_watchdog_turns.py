@@ -50,12 +50,18 @@ def test_another_rank_ends_the_job_where_the_first_one_does_not(make_world: Make
     assert world.ended_by == [2]
 
 
-def test_a_rank_that_comes_while_another_waits_for_its_turn_ends_nothing(make_world: MakeWorld) -> None:
+@pytest.mark.parametrize("is_late", [True, False])
+def test_a_call_that_ends_while_a_rank_waits_for_its_turn_ends_no_job(make_world: MakeWorld, is_late: bool) -> None:
+    """A rank comes at last, or all have come and go on."""
     world = make_world(3)
     world.enter("barrier", 1)
     world.calls[2].limited(3.0).enter("barrier")
+    if not is_late:
+        world.enter("barrier", 0)
     world.run(6)
-    world.enter("barrier", 0)
+    assert world.said == []
+    if is_late:
+        world.enter("barrier", 0)
     world.leave(0, 1, 2)
     world.run(40)
     assert (world.ended_by, world.said) == ([], [])
