@@ -16,3 +16,18 @@ UNSEEN = (
     "MPIDIST_JOB_DIR=DIRECTORY, on a file system of all hosts, shows them"
 )
 SOME_SEEN = "In a large job a rank sees its own host and the hosts before it: other reports may say who is late"
+
+
+def of_wait(*, are_late: bool, are_seen: bool, sees_some: bool, ends: bool) -> str:
+    """Local. The advice about a long wait.
+
+    Args:
+        are_late: Ranks have not come. One that has come may have been stopped in the call.
+        are_seen: All ranks are seen.
+        sees_some: The job directory shows some of them.
+        ends: The job ends.
+    """
+    if are_late:
+        return RULE if ends else PATIENCE
+    way_out = HELD_UP if are_seen else SOME_SEEN if sees_some else UNSEEN
+    return way_out if ends else f"{way_out}. {ENDS}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
@@ -10,6 +9,7 @@ from mpidist.observe.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls,
 from mpidist.observe.inner_calls import FAILED
 from mpidist.observe.patience import TICK_SECONDS, warn_seconds
 from mpidist.observe.peers import Key, Peer, circle, elsewhere, elsewhere_inside, has_left, is_left_behind, missing
+from mpidist.observe.waiting import Wait
 
 _LOST = "others have left its call and gone on, and wait for this rank: its messages went to another call"
 _NOT_HERE = "others have left its call without coming to this part of it: its messages went to another call"
@@ -59,16 +59,18 @@ class View(NamedTuple):
     Attributes:
         me: This rank.
         peers: The others.
-        waits: By communicator: the state in which this rank waits, and since when.
+        waits: By communicator: in what this rank waits, and since when.
         counts_deaths: Whether a dead rank counts as one that has ended.
         differing: Who has shown another call.
+        now: The time.
     """
 
     me: Key
     peers: dict[Key, Peer]
-    waits: Mapping[int, tuple[int, float]]
+    waits: Mapping[int, Wait]
     counts_deaths: bool
     differing: Differing
+    now: float
 
     def others(self, calls: Calls) -> list[Peer]:
         """Local. The other ranks of a communicator, as far as they are known."""
@@ -92,20 +94,20 @@ def find(view: View, waiting: Sequence[Calls], late: Mapping[Key, Peer]) -> Reas
         many = any(peer.is_far for peer in round_trip)
         return Reason(
             "the ranks wait for one another in different calls", tuple(one.key for one in round_trip),
-            hash(tuple(state for state, _ in view.waits.values())), _MANY_LOOKS if many else _LOOKS,
+            hash(tuple(wait.state for wait in view.waits.values())), _MANY_LOOKS if many else _LOOKS,
         )
     return None
 
 
 def _reasons(view: View, calls: Calls) -> Iterator[Reason]:
     identity = calls.identity
-    state, since = view.waits[identity]
+    state, since, _ = view.waits[identity]
     others = view.others(calls)
     wrong = elsewhere(state, others, identity)
     if wrong:
         number = hash((state, *(peer.state(identity) for peer in wrong)))
         yield Reason(_DIFFERENT, tuple(peer.key for peer in wrong), number, _LOOKS)
-    yield from _inside(calls, state, others)
+    yield from _inside(calls, state, others, view.now)
     # Of deaths `ending` takes care, if it may.
     gone = [
         peer for peer in missing(state, others, identity)
@@ -119,19 +121,19 @@ def _reasons(view: View, calls: Calls) -> Iterator[Reason]:
         yield Reason(why, tuple(blamed), state, _ERROR_LOOKS)
     # Its data may still be on their way.
     patience = warn_seconds() + byte_count(calls.innermost) / _SLOWEST
-    if time.monotonic() - since > patience and _is_lost(view, calls, state):
+    if view.now - since > patience and _is_lost(view, calls, state):
         gone_on = (peer for peer in others if peer.state(identity) != state)
         yield Reason(_LOST, tuple(peer.key for peer in gone_on), state, _MANY_LOOKS, seen_by_all=False)
 
 
-def _inside(calls: Calls, state: int, others: Sequence[Peer]) -> Iterator[Reason]:
+def _inside(calls: Calls, state: int, others: Sequence[Peer], now: float) -> Iterator[Reason]:
     """The reasons in the calls inside the one in which this rank waits."""
     mine = calls.words[INNER:PLACE_WORDS].tolist()
     if calls.words[STATE] != state:
         # It has come out meanwhile, and the words may be of another call.
         return
     different, gone_on = elsewhere_inside(state, mine, others, calls.identity)
-    if time.monotonic() - calls.in_barrier < _IN_BARRIER_SECONDS:
+    if now - calls.in_barrier < _IN_BARRIER_SECONDS:
         near = [peer for peer in others if not peer.is_far]
         if all(has_left(peer.state(calls.identity), state) for peer in near):
             gone_on = near

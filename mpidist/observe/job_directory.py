@@ -13,11 +13,11 @@ import contextlib
 import fcntl
 import json
 import os
-import time
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from mpidist.observe.clock import CLOCK, Clock
 from mpidist.observe.details import tell
 from mpidist.observe.peers import STALE_SECONDS, Key, Peer
 
@@ -86,13 +86,15 @@ class OwnFile:
     Args:
         folder: Of the job; made if it is missing.
         key: This process.
+        clock: By which it is written.
 
     Raises:
         OSError: It cannot be made, or its file system has no locks.
     """
 
-    def __init__(self, folder: Path, key: Key) -> None:
+    def __init__(self, folder: Path, key: Key, clock: Clock = CLOCK) -> None:
         self.folder = folder
+        self._clock = clock
         folder.mkdir(parents=True, exist_ok=True)
         self._path = folder / _name_of(key)
         self._count = 0
@@ -107,7 +109,7 @@ class OwnFile:
 
     def write(self, content: Mapping[str, Any], *, after: float = 0.0) -> None:
         """Local. Write, unless the last time was less than `after` seconds ago; a full disk is no error."""
-        now = time.monotonic()
+        now = self._clock.now()
         if now - self._written < after:
             return
         self._written = now
@@ -176,19 +178,20 @@ class FarPeer(Peer):
         order: Lower ones speak first.
         folder: Of the job.
         me: This rank's own process.
+        clock: By which this rank looks.
     """
 
     is_far = True
 
-    def __init__(self, key: Key, name: str, order: int, folder: Path, me: Key) -> None:
-        super().__init__(key, name, order, None, "")
+    def __init__(self, key: Key, name: str, order: int, folder: Path, me: Key, clock: Clock = CLOCK) -> None:
+        super().__init__(key, name, order, None, "", clock)
         self._own_file = folder / _name_of(me)
         self._path_of_file = folder / _name_of(key)
         self._content: dict[str, Any] = {}
         self._read = self._changed = 0.0
 
     def _look(self) -> dict[str, Any]:
-        now = time.monotonic()
+        now = self._clock.now()
         if now - self._read > WRITE_SECONDS / 2:
             self._read = now
             with contextlib.suppress(OSError, ValueError):
@@ -216,7 +219,7 @@ class FarPeer(Peer):
     def is_fresh(self) -> bool:
         """Local. See `Peer.is_fresh`."""
         self._look()
-        return time.monotonic() - self._changed < _OLD_SECONDS
+        return self._clock.now() - self._changed < _OLD_SECONDS
 
     def details(self) -> dict[str, Any]:
         """Local. See `Peer.details`."""
@@ -261,7 +264,7 @@ class FarPeer(Peer):
                 "its host cannot be reached"
             )
         if not self.is_fresh():
-            return f"{self.name} has not waited in any call for {time.monotonic() - self._changed:.0f} s"
+            return f"{self.name} has not waited in any call for {self._clock.now() - self._changed:.0f} s"
         return f"{self.name} {tell(self.details())}"
 
 

@@ -5,13 +5,56 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+from collections.abc import Callable
+from typing import NamedTuple
+
+_STDERR = 2
+
+
+class Beside(NamedTuple):
+    """Where texts go beside stderr, which somebody has taken away.
+
+    Attributes:
+        descriptor: Of what stderr was before.
+        heading: Gives a line that says what the program is doing.
+    """
+
+    descriptor: int
+    heading: Callable[[], str]
+
+
+_beside: list[Beside] = []
 
 
 def say(text: str) -> None:
     """Local. Write to stderr by one system call, so that the lines of several ranks do not mix."""
+    data = f"mpidist: {text}".rstrip("\n").encode(errors="replace") + b"\n"
+    _write(_STDERR, data)
+    for descriptor, heading in _beside:
+        if not _is_same(descriptor, _STDERR):
+            # pytest may have begun a line there.
+            _write(descriptor, f"\n{heading()}\n".encode(errors="replace") + data)
+
+
+def say_also_to(beside: Beside | None) -> None:
+    """Local. Write texts to another place, too, as long as stderr leads elsewhere; None: no longer.
+
+    A program that captures its stderr loses it where its job ends in the middle.
+    """
+    _beside[:] = [] if beside is None else [beside]
+
+
+def _write(descriptor: int, data: bytes) -> None:
     # A closed stderr or a full disk must not keep a job from its end.
     with contextlib.suppress(OSError):
-        os.write(2, f"mpidist: {text}".rstrip("\n").encode(errors="replace") + b"\n")
+        os.write(descriptor, data)
+
+
+def _is_same(descriptor: int, other: int) -> bool:
+    try:
+        return os.path.sameopenfile(descriptor, other)
+    except OSError:
+        return False
 
 
 def flush() -> None:

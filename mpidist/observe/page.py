@@ -12,9 +12,10 @@ from typing import Any
 from mpidist.observe.calls import IDENTITY, INNER, PLACE_WORDS, STATE
 
 # Most of them are never touched, and take no memory.
-PAGE_BYTES = 1 << 17
+PAGE_BYTES = 1 << 18
 _HEADER_WORDS = 64
-_TEXT_BYTES = 16384
+# A rank may wait for 2,000 others.
+TEXT_BYTES = 1 << 17
 # The words of the header. Times are those of the host's monotonic clock in nanoseconds.
 _BEAT, _ENDED, _ASKED, _ENDS, _LENGTH, _VERSION, _SIGNAL, _LEFT, _CLAIM = range(9)
 
@@ -30,10 +31,10 @@ class Page:
     """
 
     def __init__(self, memory: memoryview) -> None:
-        words = memory[: PAGE_BYTES - _TEXT_BYTES].cast("q")
+        words = memory[: PAGE_BYTES - TEXT_BYTES].cast("q")
         self._header = words[:_HEADER_WORDS]
         self.places = words[_HEADER_WORDS:]
-        self._text = memory[PAGE_BYTES - _TEXT_BYTES : PAGE_BYTES]
+        self._text = memory[PAGE_BYTES - TEXT_BYTES : PAGE_BYTES]
         self._known: dict[int, int] = {}
 
     @property
@@ -127,9 +128,12 @@ class Page:
     def write(self, details: dict[str, Any]) -> None:
         """Local. Write the text; the rank itself does."""
         text = json.dumps(details).encode()
-        if len(text) > _TEXT_BYTES:
-            details = {**details, "stack": details.get("stack", "")[-_TEXT_BYTES // 4 :]}
-            text = json.dumps(details).encode()[:_TEXT_BYTES]
+        while len(text) > TEXT_BYTES:
+            stack, missing = details.get("stack", ""), details.get("missing", ())
+            # Half a text would be none. In which call the rank is, the others need most.
+            shorter = {**details, "stack": stack[len(stack) // 2 + 1 :], "missing": missing[: len(missing) // 2]}
+            details = shorter if stack or missing else {}
+            text = json.dumps(details).encode()
         # Odd while the text is being written.
         self._header[_VERSION] += 1
         self._text[: len(text)] = text

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpidist.observe import inner_calls
 from mpidist.observe.calls import CODES, NEXT
+from mpidist.observe.clock import CLOCK, Clock
 from mpidist.observe.details import tell
 from mpidist.observe.page import Page
 from mpidist.observe.patience import ANSWER_SECONDS, TICK_SECONDS
@@ -18,6 +18,8 @@ from mpidist.observe.stacks import stack_of_process
 _BUSY_SECONDS = 5.0
 # A watchdog that has not looked for so long cannot: its process is stopped, or holds the interpreter.
 STALE_SECONDS = 3.0
+# So many ranks are listed in a report.
+LISTED = 8
 
 
 class Key(NamedTuple):
@@ -37,17 +39,21 @@ class Peer:
         order: Lower ones speak first.
         page: What it shows; None where it cannot be seen.
         path: Of the file behind the page.
+        clock: By which its watchdog looks.
     """
 
     # Whether it is on another host; what is seen of it there may be some seconds old.
     is_far = False
 
-    def __init__(self, key: Key, name: str, order: int, page: Page | None, path: str) -> None:
+    def __init__(
+        self, key: Key, name: str, order: int, page: Page | None, path: str, clock: Clock = CLOCK
+    ) -> None:
         self.key = key
         self.name = name
         self.order = order
         self.page = page
         self._path = path
+        self._clock = clock
 
     def state(self, identity: int) -> int | None:
         """Local. Its state on a communicator; None if that is not known."""
@@ -59,7 +65,7 @@ class Peer:
 
     def is_fresh(self) -> bool:
         """Local. Whether its watchdog has looked a moment ago."""
-        return self.page is not None and time.monotonic_ns() - self.page.beat < STALE_SECONDS * 1e9
+        return self.page is not None and self._clock.ns() - self.page.beat < STALE_SECONDS * 1e9
 
     def is_stuck(self) -> bool:
         """Local. Whether its watchdog cannot look: the process is stopped, holds the interpreter, or gets no core."""
@@ -85,9 +91,13 @@ class Peer:
         """Local. The reason for which it can take part in nothing any more; empty if it can."""
         return "has come to its end" if self.has_ended() else "has died" if self.has_died() else ""
 
-    def may_speak(self) -> bool:
-        """Local. Whether it may tell why the job ends: it waits, or it is dead, and its own word may have ended it."""
-        return self.has_died() or (bool(self.details().get("calls")) and not self.has_ended())
+    def may_speak(self, *, ends: bool = True) -> bool:
+        """Local. Whether it may tell why the job ends: it waits, or it is dead, and its own word may have ended it.
+
+        Args:
+            ends: Whether anything ends the job. Else a dead rank has said nothing.
+        """
+        return ends if self.has_died() else bool(self.details().get("calls")) and not self.has_ended()
 
     def claim(self) -> int:
         """Local. Its claim to end the job (`Page.claim`); 0 if it cannot, since it is dead or stopped."""
@@ -96,7 +106,7 @@ class Peer:
     def ask(self) -> None:
         """Local. Ask for its stack."""
         if self.page is not None:
-            self.page.asked = time.monotonic_ns()
+            self.page.asked = self._clock.ns()
 
     def tell(self, identities: Iterable[int] = ()) -> str:
         """Local. Tell where it is: a line, and its stack below it where it is in no call.
@@ -129,17 +139,28 @@ class Peer:
         return next((state for state in states if state is not None and state % NEXT), 0)
 
 
-def where_are(peers: Sequence[Peer]) -> list[str]:
+def where_are(peers: Sequence[Peer], clock: Clock = CLOCK) -> list[str]:
     """Local. Ask ranks where they are; a text for each."""
     if not peers:
         return []
     for peer in peers:
         peer.ask()
-    time.sleep(ANSWER_SECONDS)
-    end = time.monotonic() + _BUSY_SECONDS
-    while any(peer.is_fresh() and not peer.details() for peer in peers) and time.monotonic() < end:
-        time.sleep(TICK_SECONDS / 10)
+    clock.sleep(ANSWER_SECONDS)
+    end = clock.now() + _BUSY_SECONDS
+    while any(peer.is_fresh() and not peer.details() for peer in peers) and clock.now() < end:
+        clock.sleep(TICK_SECONDS / 10)
     return [peer.tell() for peer in peers]
+
+
+def tell_some(peers: Sequence[Peer], identities: Iterable[int]) -> list[str]:
+    """Local. Tell where the first ones of some ranks are, and how many there are besides.
+
+    Args:
+        peers: The ranks.
+        identities: See `Peer.tell`.
+    """
+    told = [peer.tell(identities) for peer in peers[:LISTED]]
+    return [*told, f"and {len(peers) - LISTED} more ranks"] if len(peers) > LISTED else told
 
 
 def missing(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:

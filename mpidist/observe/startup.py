@@ -142,6 +142,11 @@ def describe(size: int, call: str) -> tuple[str, bool, int, int]:
     return "\n".join([*(lines or ["all ranks have come"]), *advice]), never, first, elsewhere
 
 
+def may_end() -> bool:
+    """Local. Whether a rank that waits at the start may end: nothing else could end the job there."""
+    return os.environ.get("MPIDIST_ABORT") != "0"
+
+
 def judge(size: int, call: str, process: int, wait: Callable[[], None], *, is_over: bool) -> tuple[str, bool]:
     """Local. Decide whether this rank reports those that have not come, and whether it ends.
 
@@ -155,14 +160,13 @@ def judge(size: int, call: str, process: int, wait: Callable[[], None], *, is_ov
     Returns:
         Lines about the others, empty where another rank speaks; whether this rank ends.
     """
-    may_end = os.environ.get("MPIDIST_ABORT") != "0"
     lines, never, first, unseen = describe(size, call)
-    if may_end and (never or is_over) and (unseen or first not in (0, process)):
+    if may_end() and (never or is_over) and (unseen or first not in (0, process)):
         # The first one speaks. It may have done so, ended, and be unseen: the launcher ends this rank soon, too.
         wait()
         lines, never, _, _ = describe(size, call)
         first = process
-    return lines if first in (0, process) else "", may_end and (never or is_over)
+    return lines if first in (0, process) else "", may_end() and (never or is_over)
 
 
 def _what_it_does(one: Starting) -> str:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterable
 
+from mpidist.observe.clock import CLOCK, Clock
 from mpidist.observe.page import Page
 from mpidist.observe.patience import TICK_SECONDS
 from mpidist.observe.peers import Peer
@@ -22,7 +22,7 @@ def rivals(peers: Iterable[Peer]) -> list[Peer]:
     return [peer for peer in peers if not peer.is_far or peer.details().get("missing")]
 
 
-def claim(page: Page, others: Iterable[Peer]) -> bool:
+def claim(page: Page, others: Iterable[Peer], clock: Clock = CLOCK) -> bool:
     """Local. Claim to end the job; whether this rank is the one that does.
 
     The earliest claim holds. Who has it waits a moment first: another rank may have read the clock before, and not have
@@ -31,9 +31,10 @@ def claim(page: Page, others: Iterable[Peer]) -> bool:
     Args:
         page: This rank's.
         others: The ranks that may claim it, too.
+        clock: By which they claim it.
     """
-    page.claim = mine = time.monotonic_ns()
-    time.sleep(TICK_SECONDS / 5)
+    page.claim = mine = clock.ns()
+    clock.sleep(TICK_SECONDS / 5)
     if any(0 < other.claim() <= mine for other in others):
         page.claim = 0
         return False

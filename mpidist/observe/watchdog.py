@@ -11,9 +11,9 @@ It calls no MPI. While this rank waits it looks at the pages of the other ranks 
 from __future__ import annotations
 
 import logging
+import math
 import os
 import threading
-import time
 import weakref
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -21,25 +21,30 @@ from typing import Any
 
 from mpidist.observe import advice, in_vain, stacks, startup
 from mpidist.observe.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls
+from mpidist.observe.clock import CLOCK, Clock
 from mpidist.observe.details import details_of, tell
 from mpidist.observe.job_directory import IDLE_SECONDS, WRITE_SECONDS, DeathNotes, OwnFile, deaths_seen
 from mpidist.observe.output import flush, say
 from mpidist.observe.page import Page
 from mpidist.observe.patience import ANSWER_SECONDS, TICK_SECONDS, limit_seconds, warn_seconds
-from mpidist.observe.peers import STALE_SECONDS, Key, Peer, missing, where_are
-from mpidist.observe.recorder import RECORDER
+from mpidist.observe.peers import LISTED, STALE_SECONDS, Key, Peer, missing, tell_some, where_are
+from mpidist.observe.recorder import RECORDER, Recorder
 from mpidist.observe.turns import claim, rivals
+from mpidist.observe.waiting import Waits, limit_of
 
 logger = logging.getLogger("mpidist")
 
 # The ranks that see the same speak in turns: the first one ends the job, and the others stay silent.
 _TURN_SECONDS = 4.0
-# So many ranks are listed in a report.
-_LISTED = 8
 
 
 class Watchdog:
     """Looks after this rank. There is one object of a process, `WATCHDOG`.
+
+    Args:
+        clock: By which it looks.
+        recorder: The rank's calls; default: those of this process.
+        leave: Ends this process.
 
     Attributes:
         place: What to call this rank.
@@ -47,19 +52,22 @@ class Watchdog:
         death_notes: By which the ranks of a large job hear of deaths on other hosts.
     """
 
-    def __init__(self) -> None:
+    def __init__(
+        self, clock: Clock = CLOCK, recorder: Recorder | None = None, leave: Callable[[int], object] = os._exit
+    ) -> None:
+        self._clock, self._recorder, self._leave = clock, recorder or RECORDER, leave
         self._page: Page | None = None
         self._me = Key("", 0, "")
         self._order = 0
         self.end: Callable[[], None] | None = None
         self._is_over: Callable[[], bool] = bool
         self._peers: dict[Key, Peer] = {}
+        self._looks_after = False
         self._thread: threading.Thread | None = None
         self._stops = threading.Event()
         self._main = threading.main_thread().ident or 0
         self._process = 0
-        # By communicator: the state in which this rank was seen to wait, since when, and when to warn of it.
-        self._waits: dict[int, tuple[int, float, float]] = {}
+        self._waits = Waits()
         self._answered = 0
         # Whether there is a text in the page, and whether it is that of a rank that waits.
         self._writes = self._waited = False
@@ -86,19 +94,26 @@ class Watchdog:
         Raises:
             ValueError: A variable of the environment is not a number.
         """
-        if not self._peers:
-            # MPI may have another name for this host, and another rank.
-            self._me, self.place, self._order, self._page = key, place, order, page
-        if self._thread is not None:
+        if self.look_after(key, place, order, page):
             return
-        warn_seconds()
-        limit_seconds()
-        self._process = os.getpid()
-        page.beat = time.monotonic_ns()
         page.signal = stacks.write_at_signal(descriptor)
         self._stops.clear()
         self._thread = threading.Thread(target=self._work, name="mpidist-watchdog", daemon=True)
         self._thread.start()
+
+    def look_after(self, key: Key, place: str, order: int, page: Page) -> bool:
+        """Local. As `start`, without the thread: somebody calls `tick`. Returns whether it did so already."""
+        if not self._peers:
+            # MPI may have another name for this host, and another rank.
+            self._me, self.place, self._order, self._page = key, place, order, page
+        if self._looks_after:
+            return True
+        warn_seconds()
+        limit_seconds()
+        self._looks_after = True
+        self._process = os.getpid()
+        page.beat = self._clock.ns()
+        return False
 
     def end_by(
         self,
@@ -125,9 +140,9 @@ class Watchdog:
 
     def open_file(self, folder: Path, *, sees_all: bool) -> Path:
         """Local. Show other hosts what this rank does, and hear of deaths it cannot see; the directory of its file."""
-        if self._file is None and self._thread is not None:
+        if self._file is None and self._looks_after:
             try:
-                self._file = OwnFile(folder, self._me)
+                self._file = OwnFile(folder, self._me, self._clock)
             except OSError as error:
                 logger.warning("other hosts do not see what this rank does: %s", error)
                 return folder
@@ -143,7 +158,7 @@ class Watchdog:
 
     def tell_late(self) -> str:
         """Local. Tell where the ranks are whose program has not come to its end, in indented lines."""
-        late = [peer for peer in self.peers() if not peer.why_gone()][:_LISTED]
+        late = [peer for peer in self.peers() if not peer.why_gone()][:LISTED]
         return "".join(f"\n  {line}" for text in where_are(late) for line in text.split("\n"))
 
     def others_are_inside(self, identity: int) -> bool:
@@ -159,7 +174,7 @@ class Watchdog:
         for peer in self._peers.values():
             if peer.page is not None:
                 peer.page.ends = True
-        time.sleep(2 * TICK_SECONDS)
+        self._clock.sleep(2 * TICK_SECONDS)
 
     def meet(self, peers: Sequence[Peer]) -> None:
         """Local. Know other ranks, too."""
@@ -178,10 +193,10 @@ class Watchdog:
 
     def stop(self) -> None:
         """Local. End the thread."""
-        if self._thread is None or self._process != os.getpid():
+        if not self._looks_after or self._process != os.getpid():
             return
         self._stops.set()
-        if self._thread is not threading.current_thread():
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
         if self._file is not None:
             self._file.close()
@@ -192,49 +207,41 @@ class Watchdog:
             stacks.end_of_signal(number)
 
     def _work(self) -> None:
-        page = self._page
-        while page is not None and not self._stops.wait(TICK_SECONDS):
-            page.beat = now = time.monotonic_ns()
-            # It has not ended the job after all.
-            page.claim = 0
-            if page.ends:
-                # Who has set it has printed why.
-                os._exit(1)
-            for look in self._looks:
-                if method := look():
-                    method(now / 1e9)
-            waiting = self._waiting(now / 1e9)
-            if waiting or page.asked > self._answered:
-                if page.asked > self._answered:
-                    self._answered = now
-                self._look(page, waiting, now / 1e9)
-                continue
-            closure = RECORDER.closure
-            if closure is not None and now / 1e9 - closure.since > warn_seconds() / 2:
-                # The coordinator may ask soon, and another host has only the file.
-                self._tell_hosts(details_of((), (), self._main), after=WRITE_SECONDS)
-            else:
-                self._tell_hosts({}, after=0.0 if self._waited else IDLE_SECONDS)
-            if self._writes and (self._waited or now - self._answered > STALE_SECONDS * 1e9):
-                # What it waited for may have come: the others must not go by that.
-                self._writes = self._waited = False
-                page.write({})
+        while self._page is not None and not self._stops.wait(TICK_SECONDS):
+            self.tick(self._page)
 
-    def _waiting(self, now: float) -> list[Calls]:
-        """The communicators on which this rank has been in one call since the last look, the outermost call first."""
-        before, self._waits = self._waits, {}
-        waiting = []
-        for calls in RECORDER.opened():
-            state = int(calls.words[STATE])
-            if state % NEXT == 0:
-                continue
-            known = before.get(calls.identity)
-            if known is not None and known[0] == state:
-                waiting.append(calls)
-                self._waits[calls.identity] = known
-            else:
-                self._waits[calls.identity] = (state, now, now + warn_seconds())
-        return sorted(waiting, key=lambda calls: self._waits[calls.identity][1])
+    def tick(self, page: Page) -> None:
+        """Local. Look once; once in `TICK_SECONDS`.
+
+        Args:
+            page: This rank's.
+        """
+        page.beat = now = self._clock.ns()
+        # It has not ended the job after all.
+        page.claim = 0
+        if page.ends:
+            # Who has set it has printed why.
+            self._leave(1)
+        for look in self._looks:
+            if method := look():
+                method(now / 1e9)
+        self._waits.note_time(now / 1e9)
+        waiting = self._waits.look(self._recorder.opened(), now / 1e9)
+        if waiting or page.asked > self._answered:
+            if page.asked > self._answered:
+                self._answered = now
+            self._look(page, waiting, now / 1e9)
+            return
+        closure = self._recorder.closure
+        if closure is not None and now / 1e9 - closure.since > warn_seconds() / 2:
+            # The coordinator may ask soon, and another host has only the file.
+            self._tell_hosts(details_of((), (), self._main), after=WRITE_SECONDS)
+        else:
+            self._tell_hosts({}, after=0.0 if self._waited else IDLE_SECONDS)
+        if self._writes and (self._waited or now - self._answered > STALE_SECONDS * 1e9):
+            # What it waited for may have come: the others must not go by that.
+            self._writes = self._waited = False
+            page.write({})
 
     def _look(self, page: Page, waiting: Sequence[Calls], now: float) -> None:
         late: dict[Key, Peer] = {}
@@ -249,8 +256,9 @@ class Watchdog:
             return
         if self._note_death is not None:
             self._hear_of_deaths(waiting, self._note_death)
-        waits = {identity: (state, since) for identity, (state, since, _) in self._waits.items()}
-        view = in_vain.View(self._me, self._peers, waits, self.end is None, self._differing)
+        view = in_vain.View(
+            self._me, self._peers, self._waits.by_identity, self.end is None, self._differing, self._clock.now()
+        )
         seen = in_vain.find(view, waiting, late)
         self._seen_times = self._seen_times + 1 if seen == self._seen else 1
         self._seen = seen
@@ -270,9 +278,9 @@ class Watchdog:
 
     def _tell_hosts(self, details: dict[str, Any], *, after: float) -> None:
         if self._file is not None:
-            states = {str(calls.identity): int(calls.words[STATE]) for calls in RECORDER.opened()}
+            states = {str(calls.identity): int(calls.words[STATE]) for calls in self._recorder.opened()}
             # After the states: see `elsewhere_inside`.
-            inner = {str(calls.identity): calls.words[INNER:PLACE_WORDS].tolist() for calls in RECORDER.opened()}
+            inner = {str(calls.identity): calls.words[INNER:PLACE_WORDS].tolist() for calls in self._recorder.opened()}
             ended = self._page is not None and self._page.ended
             self._file.write({"ended": ended, "states": states, "inner": inner, "details": details}, after=after)
 
@@ -283,11 +291,8 @@ class Watchdog:
         """Whether the job directory shows some of the ranks only, as in a large job."""
         return self._file is not None and len(self._others(calls)) + 1 < len(calls.members)
 
-    def _waits_still(self, calls: Calls) -> bool:
-        return int(calls.words[STATE]) == self._waits[calls.identity][0]
-
     def _missing(self, calls: Calls) -> list[Peer]:
-        return missing(self._waits[calls.identity][0], self._others(calls), calls.identity)
+        return missing(self._waits.of(calls).state, self._others(calls), calls.identity)
 
     def _give_up(self, seen: in_vain.Reason, waiting: Sequence[Calls]) -> None:
         why, blamed = seen.why, seen.blamed
@@ -300,8 +305,8 @@ class Watchdog:
         for _ in range(2):
             # One that has come a moment ago sees the same at its next look, and is to speak first.
             if any(peer.order < self._order and peer.call_untold(identities) for peer in speakers):
-                time.sleep(TICK_SECONDS)
-        if not self._take_turn(speakers, ends=True) or not all(map(self._waits_still, waiting)):
+                self._clock.sleep(TICK_SECONDS)
+        if not self._take_turn(speakers, ends=True) or not all(map(self._waits.is_same, waiting)):
             return
         text = f"{self.place} can never go on, {'the job ends' if self.end else 'and waits'}: {why}"
         told = dict.fromkeys([*(self._peers[key] for key in blamed), *others])
@@ -310,27 +315,29 @@ class Watchdog:
             self.end()
 
     def _keep_time(self, calls: Calls, waiting: Sequence[Calls], now: float) -> None:
-        state, since, warn_at = self._waits[calls.identity]
-        limit = limit_seconds() or (None if calls.is_timed else calls.limit_seconds)
-        ends = bool(limit) and now - since > (limit or 0.0)
-        if (not ends and now < warn_at) or calls is not waiting[0]:
+        _, since, warn_at = self._waits.of(calls)
+        may_end = startup.may_end() if calls.identity == START else self.end is not None
+        limit = limit_of(calls) if may_end else math.inf
+        ends = now - since > limit
+        # Calls that one look has seen first are in no order: the limit of each of them holds.
+        if not ends and (now < warn_at or calls is not waiting[0]):
             return
         if calls.identity == START:
-            self._waits[calls.identity] = (state, since, now + 2 * (now - since))
+            self._waits.tell_later(calls, now)
             self._report_start(calls, now - since, is_over=ends)
             return
         late = self._missing(calls)
-        self._waits[calls.identity] = (state, since, now + 2 * (now - since))
+        self._waits.tell_later(calls, now)
         others = self._others(calls)
         for peer in late or others:
             peer.ask()
-        time.sleep(ANSWER_SECONDS)
+        self._clock.sleep(ANSWER_SECONDS)
         if ends:
             flush()
         sees_some = self._sees_some(calls)
         speaks, had_come = self._take_turn(rivals(others) if sees_some and late else others, ends=ends), not late
         late = self._missing(calls)
-        if not speaks or not self._waits_still(calls) or (not late and not had_come):
+        if not speaks or not self._waits.is_same(calls) or (not late and not had_come):
             return
         are_seen = len(others) + 1 >= len(calls.members)
         come = f"though all ranks {'' if are_seen else 'that it sees '}have come"
@@ -338,12 +345,7 @@ class Watchdog:
         text = f"{self.place} has waited {now - since:.0f} s {whom}"
         if ends:
             text += f", the limit is {limit:g} s, the job ends"
-        # A rank that has come may have been stopped in the call.
-        if late:
-            way_out = advice.RULE if ends else advice.PATIENCE
-        else:
-            way_out = advice.HELD_UP if are_seen else advice.SOME_SEEN if sees_some else advice.UNSEEN
-            way_out += "" if ends else f". {advice.ENDS}"
+        way_out = advice.of_wait(are_late=bool(late), are_seen=are_seen, sees_some=sees_some, ends=ends)
         self._report(text, late or others, waiting, way_out)
         if ends and self.end is not None:
             self.end()
@@ -351,7 +353,7 @@ class Watchdog:
     def _report_start(self, calls: Calls, seconds: float, *, is_over: bool) -> None:
         size, me = len(calls.members), self._me.number
         lines, ends = startup.judge(size, calls.name, me, self._wait_for_turn, is_over=is_over)
-        if not self._waits_still(calls):
+        if not self._waits.is_same(calls):
             return
         if lines:
             text = f"{self.place} has waited {seconds:.0f} s for all ranks{', the job ends' if ends else ''}"
@@ -359,39 +361,38 @@ class Watchdog:
         if ends:
             # There is nothing yet that could end the other ranks: the launcher does.
             flush()
-            os._exit(1)
+            self._leave(1)
 
     def _take_turn(self, others: Sequence[Peer], *, ends: bool) -> bool:
         """Whether this rank is to speak: the first one that waits; another one where that has not ended the job."""
-        is_first = all(peer.order > self._order for peer in others if peer.may_speak())
+        is_first = all(peer.order > self._order for peer in others if peer.may_speak(ends=self.end is not None))
         if not ends or self.end is None:
             return is_first
         if not is_first:
             self._wait_for_turn()
         # Ranks that began to wait at different times may come to their turns at once.
-        while not self._is_over() and self._page is not None and not claim(self._page, others):
+        while not self._is_over() and self._page is not None and not claim(self._page, others, self._clock):
             self._wait_for_turn()
         return not self._is_over()
 
     def _wait_for_turn(self) -> None:
         # At the start no peers are known.
         before = sum(peer.order < self._order for peer in self.peers()) if self._peers else self._order
-        end = time.monotonic() + _TURN_SECONDS + TICK_SECONDS * before
-        while self._page is not None and time.monotonic() < end:
-            time.sleep(TICK_SECONDS)
+        end = self._clock.now() + _TURN_SECONDS + TICK_SECONDS * before
+        while self._page is not None and self._clock.now() < end:
+            self._clock.sleep(TICK_SECONDS)
             # Others see that it looks after its rank.
-            self._page.beat = time.monotonic_ns()
+            self._page.beat = self._clock.ns()
+            self._waits.note_time(self._clock.now())
 
     def _report(self, text: str, others: Sequence[Peer], waiting: Sequence[Calls], way_out: str) -> None:
         identities = [calls.identity for calls in waiting]
         for _ in range(2):
             # A rank that has come a moment ago will write at its next look where it is.
             if any(peer.call_untold(identities) for peer in others):
-                time.sleep(TICK_SECONDS)
+                self._clock.sleep(TICK_SECONDS)
         told = [f"{self.place} {tell(details_of(waiting, (), self._main))}"]
-        told += [peer.tell(identities) for peer in others[:_LISTED]]
-        if len(others) > _LISTED:
-            told.append(f"and {len(others) - _LISTED} more ranks")
+        told += tell_some(others, identities)
         lines = "\n".join(f"  {line}" for one in [*told, way_out] for line in one.split("\n"))
         say(f"{text}\n{lines}")
 

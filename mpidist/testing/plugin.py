@@ -9,6 +9,7 @@ pytest loads it wherever mpidist is installed. It acts if a launcher started sev
 - A test that exceeds its time limit ends the run, after each rank has printed its Python stacks. The limit is 60 s
   under several ranks; `--mpi-timeout`, the ini value `mpi_timeout` and `@pytest.mark.timeout_seconds(5)` change it, and
   set one for a single process.
+- Where mpidist itself ends the run, its report says in which test, and is not captured.
 - Ranks other than 0 print nothing and have no debugger, and all ranks end with the same code. If ranks collect
   different tests, that is an error.
 
@@ -36,6 +37,7 @@ from _pytest.config import create_terminal_writer
 from mpidist import launch
 from mpidist.arguments import number
 from mpidist.comm.communicator import Communicator, SoloCommunicator, open_communicator
+from mpidist.observe import output
 from mpidist.testing.outcome import collection_difference, combine, outcome_of
 
 T = TypeVar("T")
@@ -142,6 +144,8 @@ class Watchdog:
         self.communicator: Communicator = SoloCommunicator()
         # pytest captures stderr during tests; this descriptor leads to the real one.
         self.stderr = os.dup(2)
+        # What runs now, for those texts.
+        self.what = "no test"
         seconds = config.getoption("--mpi-timeout")
         if seconds is None:
             ini = config.getini("mpi_timeout")
@@ -157,8 +161,12 @@ class Watchdog:
             seconds: The limit; default: that of the run. 0 sets none.
         """
         seconds = self.seconds if seconds is None else seconds
+        before, self.what = self.what, what
         if seconds <= 0:
-            yield
+            try:
+                yield
+            finally:
+                self.what = before
             return
         timer = threading.Timer(seconds, self._expire, (what, seconds))
         timer.daemon = True
@@ -169,6 +177,7 @@ class Watchdog:
         finally:
             timer.cancel()
             faulthandler.cancel_dump_traceback_later()
+            self.what = before
 
     @pytest.hookimpl(wrapper=True, tryfirst=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Generator[None, object, object]:
@@ -176,6 +185,10 @@ class Watchdog:
         marker = item.get_closest_marker("timeout_seconds")
         with self.limit(item.nodeid, None if marker is None else _seconds_of(marker)):
             return (yield)
+
+    def heading(self) -> str:
+        """Local. A line about what this rank runs, above a text of mpidist's."""
+        return f"===== rank {self.rank} of {self.size} in {self.what} ====="
 
     def end(self, text: str) -> None:
         """Local. Print a text and end all ranks."""
@@ -251,6 +264,8 @@ class Ranks:
     def pytest_sessionstart(self, session: pytest.Session) -> None:
         """Start MPI, and silence the ranks other than 0."""
         reporter: Any = session.config.pluginmanager.get_plugin("terminalreporter")
+        # A report of mpidist's that ends the job would be lost with what pytest has captured.
+        output.say_also_to(output.Beside(self.watchdog.stderr, self.watchdog.heading))
         if self.watchdog.rank > 0 and reporter is not None:
             # Without a reporter options such as --setup-show fail. This one has written nothing yet.
             reporter._tw = create_terminal_writer(session.config, self.nowhere)  # noqa: SLF001
@@ -304,8 +319,11 @@ class Ranks:
     @pytest.hookimpl(trylast=True)
     def pytest_unconfigure(self) -> None:
         """Wait until rank 0 has printed its last line: a launcher may kill it when another rank ends with an error."""
+        # Into a file or a pipe, too: who ends the job at its exit empties its own buffers only.
+        output.flush()
         if self.communicator.size > 1:
             self.meet("exit", None)
+        output.say_also_to(None)
         self.nowhere.close()
 
     def meet(self, where: str, value: T, failure: str = "") -> list[T]:

@@ -7,7 +7,6 @@ import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -23,12 +22,16 @@ from mpidist.observe.job_directory import (
     whom_to_see,
 )
 from mpidist.observe.page import PAGE_BYTES, Page
-from mpidist.observe.peers import Key
+from mpidist.observe.patience import TICK_SECONDS
+from mpidist.observe.peers import STALE_SECONDS, Key
 from mpidist.observe.recorder import Recorder
 from mpidist.observe.watchdog import Watchdog
+from tests.watching import TurnedClock
 
 KEY = Key("n1", 7, "pid:[1]")
 ME = Key("n2", 7, "pid:[1]")
+# A file is not read again before.
+LOOK_SECONDS = 0.51
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -56,7 +59,7 @@ def end(process: subprocess.Popen[str]) -> None:
     process.communicate(timeout=30)
 
 
-@pytest.mark.parametrize("counts", [[1] * 40, [32, 33], [16, 16, 16, 16]])
+@pytest.mark.parametrize("counts", [[1] * 40, [32, 33], [16, 16, 16, 16], [1] * 65, [1, 64], [64, 64]], ids=str)
 def test_in_a_small_job_all_ranks_of_other_hosts_are_seen(counts: list[int]) -> None:
     places = [host for host, count in enumerate(counts) for _ in range(count)]
     for rank, place in enumerate(places):
@@ -64,7 +67,8 @@ def test_in_a_small_job_all_ranks_of_other_hosts_are_seen(counts: list[int]) -> 
 
 
 @pytest.mark.parametrize(
-    "counts", [[64] * 31, [1] * 500, [2, 64, 1, 64, 3, 100], [1, 1000], [7] * 20], ids=lambda counts: str(sum(counts))
+    "counts", [[64] * 31, [1] * 500, [1] * 66, [65, 65], [2, 64, 1, 64, 3, 100], [1, 1000], [7] * 20],
+    ids=lambda counts: f"{len(counts)} hosts, {sum(counts)}",
 )
 @pytest.mark.parametrize("step", [1, 7])
 def test_in_a_large_job_each_rank_sees_few_and_is_seen(counts: list[int], step: int) -> None:
@@ -107,11 +111,14 @@ def test_deaths_are_told_once_to_each_rank_but_not_to_the_dead(tmp_path: Path) -
 
 
 def test_a_file_tells_states_and_the_death(tmp_path: Path) -> None:
-    peer = FarPeer(KEY, "rank 1", 1, tmp_path, ME)
+    clock = TurnedClock()
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path, ME, clock)
     assert peer.tell() == "rank 1 has no file here yet"
     assert not peer.has_died()
     process = start_holder(tmp_path)
-    time.sleep(0.6)
+    # It looks twice a second.
+    assert peer.state(5) is None
+    clock.turn(LOOK_SECONDS)
     assert peer.state(5) == 12
     assert peer.state(6) is None
     assert peer.details() == {"calls": []}
@@ -123,15 +130,22 @@ def test_a_file_tells_states_and_the_death(tmp_path: Path) -> None:
 
 def test_a_file_that_is_not_written_any_more_says_so(tmp_path: Path) -> None:
     """A rank that waits for nobody writes seldom; one that is stopped, never."""
-    peer = FarPeer(KEY, "rank 1", 1, tmp_path, ME)
+    clock = TurnedClock()
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path, ME, clock)
     process = start_holder(tmp_path)
-    time.sleep(0.6)
     assert peer.details() == {"calls": []}
-    peer._changed -= 6
-    assert re.fullmatch(r"rank 1 has not waited in any call for \d+ s", peer.tell())
+    clock.turn(3.9)
+    assert peer.is_fresh()
+    clock.turn(0.1)
+    assert (peer.is_fresh(), peer.details()) == (False, {})
+    clock.turn(2)
+    assert peer.tell() == "rank 1 has not waited in any call for 6 s"
     mine = OwnFile(tmp_path, ME)
     mine.write({})
     written = (tmp_path / "n1-7-1").stat().st_mtime
+    # As long as an idle rank may take, and no longer.
+    os.utime(tmp_path / "n2-7-1", (written, written + IDLE_SECONDS + STALE_SECONDS))
+    assert peer.tell() == "rank 1 has not waited in any call for 6 s"
     os.utime(tmp_path / "n2-7-1", (written, written + IDLE_SECONDS + 5))
     assert re.match(r"rank 1 has shown nothing for 15 s: it may be stopped, or hold the interpreter", peer.tell())
     mine.close()
@@ -148,15 +162,19 @@ def test_who_has_ended_is_not_dead(tmp_path: Path) -> None:
 
 
 def test_half_a_text_is_none(tmp_path: Path) -> None:
+    clock = TurnedClock()
     own = OwnFile(tmp_path, KEY)
     own.write({"states": {"5": 12}})
-    peer = FarPeer(KEY, "rank 1", 1, tmp_path, ME)
+    peer = FarPeer(KEY, "rank 1", 1, tmp_path, ME, clock)
     assert peer.state(5) == 12
     path = next(tmp_path.iterdir())
     whole = path.read_text()
     path.write_text(whole[: len(whole) // 2])
-    time.sleep(0.6)
+    clock.turn(LOOK_SECONDS)
     assert peer.state(5) == 12
+    path.write_text(whole.replace("12", "13"))
+    clock.turn(LOOK_SECONDS)
+    assert peer.state(5) == 13
     own.close()
 
 
@@ -193,40 +211,32 @@ def test_the_directory_is_that_of_the_variable_or_of_slurm(monkeypatch: pytest.M
     assert os.sep not in folder_of("/jobs", "5-ab").name
 
 
-def test_a_rank_that_waits_notes_a_death_whose_call_was_never_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_that_waits_notes_a_death_whose_call_was_never_written(tmp_path: Path) -> None:
     """A rank writes once in ten seconds while it does not wait: its file may tell of no call on the communicator."""
     page, recorder = Page(memoryview(bytearray(PAGE_BYTES))), Recorder()
     recorder.show(page.places)
-    monkeypatch.setattr("mpidist.observe.watchdog.RECORDER", recorder)
-    monkeypatch.setattr("mpidist.observe.stacks.write_at_signal", lambda _: 0)
     process = start_holder(tmp_path)
     dead: list[Key] = []
-    watchdog, mine = Watchdog(), Key("n0", os.getpid(), "pid:[1]")
-    watchdog.start(mine, "rank 0 of 2", 0, page, -1)
-    try:
-        watchdog.meet([FarPeer(KEY, "rank 1", 1, tmp_path, ME)])
-        watchdog.end_by(lambda: None, bool, lambda key, _: dead.append(key))
-        calls = recorder.open(77, [mine, KEY], 0)
-        calls.enter("all_reduce")
-        time.sleep(2)
-        assert not dead
-        end(process)
-        limit = time.monotonic() + 30
-        while not dead and time.monotonic() < limit:
-            time.sleep(0.1)
-        assert set(dead) == {KEY}
-    finally:
-        watchdog.stop()
+    clock = TurnedClock()
+    watchdog, mine = Watchdog(clock, recorder), Key("n0", os.getpid(), "pid:[1]")
+    watchdog.look_after(mine, "rank 0 of 2", 0, page)
+    watchdog.meet([FarPeer(KEY, "rank 1", 1, tmp_path, ME, clock)])
+    watchdog.end_by(lambda: None, bool, lambda key, _: dead.append(key))
+    calls = recorder.open(77, [mine, KEY], 0)
+    calls.enter("all_reduce")
+    for _ in range(20):
+        clock.turn(TICK_SECONDS)
+        watchdog.tick(page)
+    assert not dead
+    end(process)
+    watchdog.tick(page)
+    assert set(dead) == {KEY}
 
 
-def test_a_rank_speaks_only_where_the_word_of_a_dead_one_has_not_ended_the_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_rank_speaks_only_where_the_word_of_a_dead_one_has_not_ended_the_job(tmp_path: Path) -> None:
     """Who speaks ends all ranks, and itself among the first: others see a death, and are about to end, too."""
-    monkeypatch.setattr("mpidist.observe.watchdog._TURN_SECONDS", 0.1)
-    watchdog, peer = Watchdog(), FarPeer(KEY, "rank 0", 0, tmp_path, ME)
+    clock = TurnedClock()
+    watchdog, peer = Watchdog(clock), FarPeer(KEY, "rank 0", 0, tmp_path, ME, clock)
     is_over = False
     watchdog.end_by(lambda: None, lambda: is_over, lambda *_: None)
     watchdog._order = 1

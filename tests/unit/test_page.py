@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from mpidist.observe.calls import CODES, INNER, NEXT, PLACE_WORDS, STATE, Calls
 from mpidist.observe.inner_calls import KEPT
-from mpidist.observe.page import PAGE_BYTES, Page
+from mpidist.observe.page import PAGE_BYTES, TEXT_BYTES, Page
 from mpidist.observe.peers import Key, Peer, circle, elsewhere, elsewhere_inside, missing
 from mpidist.observe.recorder import Recorder
 from mpidist.observe.turns import claim
@@ -170,6 +173,49 @@ def test_a_text_is_whole_or_empty() -> None:
     assert page.read()["line"] == "a.py:2"
     page.write({})
     assert page.read() == {}
+
+
+@pytest.mark.parametrize("more", [-1, 0, 1])
+def test_a_text_has_room_up_to_the_last_byte(more: int) -> None:
+    page = Page(memoryview(bytearray(PAGE_BYTES)))
+    details = {"line": "a.py:1", "stack": ""}
+    details["stack"] = "x" * (TEXT_BYTES + more - len(json.dumps(details)))
+    page.write(details)
+    assert (page.read()["line"], page.read() == details) == ("a.py:1", more <= 0)
+    # The last of the calls is what counts.
+    assert page.read()["stack"].endswith("x")
+
+
+@pytest.mark.parametrize("count", [10, 1500, 4000])
+def test_a_rank_that_waits_for_many_still_says_in_which_call(count: int) -> None:
+    page = Page(memoryview(bytearray(PAGE_BYTES)))
+    host = "ip-10-0-0-1.eu-central-1.compute.internal"
+    keys = [Key(host, 4_000_000 + one, "pid:[4026531836]") for one in range(count)]
+    page.write({"calls": [{"name": "save"}], "missing": keys})
+    details = page.read()
+    assert details["calls"] == [{"name": "save"}]
+    assert len(details["missing"]) == count if count <= 1500 else 0 < len(details["missing"]) < count
+
+
+def test_letters_that_take_six_bytes_are_cut_to_what_fits() -> None:
+    page = Page(memoryview(bytearray(PAGE_BYTES)))
+    page.write({"line": "a.py:1", "stack": "\u00e9" * TEXT_BYTES})
+    assert page.read()["line"] == "a.py:1"
+    # What cannot be cut is none.
+    page.write({"line": "x" * TEXT_BYTES})
+    assert page.read() == {}
+
+
+def test_as_many_communicators_are_seen_as_have_a_place() -> None:
+    page, recorder = Page(memoryview(bytearray(PAGE_BYTES))), Recorder()
+    recorder.show(page.places)
+    room = len(page.places) // PLACE_WORDS
+    opened = [recorder.open(identity, [], 0) for identity in range(5, 5 + room + 1)]
+    for one in opened:
+        one.enter("barrier")
+    assert [page.state(one.identity) for one in opened[-3:]] == [NEXT + CODES["barrier"]] * 2 + [None]
+    assert page.inner(opened[-1].identity) == []
+    assert recorder.opened() == opened[:-1]
 
 
 def test_a_communicator_keeps_its_state_where_its_place_has_moved() -> None:

@@ -36,7 +36,8 @@ def run_pytest(
     (folder / "test_it.py").write_text("import os, sys, time\nimport pytest\n\n" + code)
     # Registered once, by its entry point where mpidist is installed, else by name.
     (folder / "conftest.py").write_text("from tests.conftest import pytest_plugins\n")
-    environment = {**launch_environment(), "PYTHONPATH": str(ROOT)}
+    # Buffered, as where output goes to a file.
+    environment = {**launch_environment(), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": ""}
     # Open MPI gives its ranks a terminal.
     fixed = ["--with-mpi", "--color=no"]
     return subprocess.run(
@@ -245,3 +246,58 @@ def test_it(communicator):
     assert result.returncode != 0
     assert "the ranks are at different places of the run" in text
     assert "rank 1: pytest ended with" in text
+
+
+@pytest.mark.usefixtures("alone")
+def test_a_report_that_ends_the_run_is_not_captured_and_names_the_test(tmp_path: Path) -> None:
+    code = """
+def test_passes(communicator):
+    communicator.barrier()
+
+def test_differs(communicator):
+    if communicator.rank == 0:
+        communicator.all_gather_object(1)
+    communicator.barrier()
+"""
+    result = run_pytest(tmp_path, code)
+    text = result.stdout + result.stderr
+    assert result.returncode != 0
+    _, heading, report = text.partition("test_it.py::test_differs =====\nmpidist: rank ")
+    assert heading, text
+    assert "can never go on, the job ends: the ranks are in different calls" in report, text
+    assert "waits in barrier" in report, text
+    assert text.count("can never go on") == 1, text
+
+
+@pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("option", ["--capture=fd", "--capture=no"])
+def test_a_text_goes_to_stderr_once_captured_or_not(tmp_path: Path, option: str) -> None:
+    code = """
+from mpidist.observe.output import say
+
+def test_it(communicator):
+    if communicator.rank == 1:
+        say("from rank 1")
+"""
+    result = run_pytest(tmp_path, code, option)
+    assert result.returncode == 0, result.stdout + result.stderr
+    assert result.stderr.count("mpidist: from rank 1\n") == 1, result.stderr
+
+
+@pytest.mark.usefixtures("alone")
+def test_failures_are_told_where_another_rank_ends_the_job_at_the_exit(tmp_path: Path) -> None:
+    code = """
+import atexit
+
+def test_fails(communicator, request):
+    if communicator.rank == 1:
+        atexit.register(communicator.mpi.Abort, 1)
+    else:
+        # It has left pytest's hooks, and not yet written what pytest has printed.
+        request.config.add_cleanup(lambda: time.sleep(60))
+    assert communicator.size == 3
+"""
+    result = run_pytest(tmp_path, code)
+    assert result.returncode != 0
+    assert "test_it.py::test_fails - assert" in result.stdout, result.stdout + result.stderr
+    assert "1 failed in" in result.stdout
