@@ -19,9 +19,14 @@ from mpidist.errors import DeadRankError
 SECONDS = 10.0
 
 
+def start() -> subprocess.Popen[bytes]:
+    """A process that lives until it is ended, or reads a line."""
+    return subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
+
+
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with start() as process:
         yield process
         process.kill()
 
@@ -62,6 +67,19 @@ def test_the_end_of_a_process_is_seen(
     with pytest.raises(DeadRankError, match=r"a sum cannot be done: rank 1 of 2 \(process \d+ on here\) ended"):
         watch.require_alive(processes, "a sum")
     assert watch.was_raised
+
+
+def test_who_has_no_descriptor_is_watched_beside_those_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the thread that waits for descriptors has begun before, and would wait for ever."""
+    with start() as first, start() as second:
+        watch, happened, processes = watch_over(first)
+        watch.hear(signal.SIGINT, lambda: None)
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+        watch.watch([*processes, processes[0]._replace(number=second.pid)], 0)
+        second.kill()
+        assert happened.wait(SECONDS)
+        assert list(watch.dead.values()) == [f"rank 2 of 3 (process {second.pid} on here)"]
+        first.kill()
 
 
 def test_processes_elsewhere_are_not_watched(child: subprocess.Popen[bytes]) -> None:
