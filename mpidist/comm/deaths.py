@@ -184,7 +184,9 @@ class DeathWatch:
         chosen = set(processes)
         if len(chosen) < 2:
             return []
-        return [name for process, name in self.dead.items() if process in chosen or isinstance(process, str)]
+        # Threads of ours take note meanwhile.
+        dead = self.dead.copy()
+        return [name for process, name in dead.items() if process in chosen or isinstance(process, str)]
 
     def require_alive(self, processes: Iterable[Process], what: str) -> None:
         """Local. Raise DeadRankError if one of these processes is dead.

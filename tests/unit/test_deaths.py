@@ -124,6 +124,25 @@ def test_an_error_of_mpi_names_nobody_twice(child: subprocess.Popen[bytes]) -> N
     assert len(watch.lost(processes)) == 1
 
 
+def test_a_death_that_comes_while_one_is_told_harms_nothing() -> None:
+    here = this_process("here")
+
+    class Late(Process):
+        """A process in whose turn another one dies."""
+
+        def __hash__(self) -> int:
+            if watch.dead:
+                watch.note(here._replace(number=2), "rank 2 of 3")
+            return super().__hash__()
+
+    watch = DeathWatch()
+    watch.start(lambda: None, lambda _: [])
+    first = here._replace(number=1)
+    watch.dead = {Late(*first): "rank 1 of 3"}
+    assert watch.lost([here, first]) == ["rank 1 of 3"]
+    assert list(watch.dead.values()) == ["rank 1 of 3", "rank 2 of 3"]
+
+
 def test_the_sentence_about_the_dead() -> None:
     assert describe(["rank 3 of 4", "rank 1 of 4"]).startswith("rank 1 of 4, rank 3 of 4 ended without taking leave")
     silent = f"rank 2 of 4{IS_SILENT}"
