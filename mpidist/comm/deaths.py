@@ -29,6 +29,8 @@ from mpidist.observe.watchdog import WATCHDOG
 # An error of MPI may come before the news of the death that is its cause.
 _NEWS_SECONDS = 1.0
 _UNKNOWN = "a rank on another host"
+# What MPI reports may be a death without a rank.
+SOME_RANK = "a rank"
 # In `dead`, where this process itself makes no calls with others any more.
 _APART = "this process"
 _FORKED = (
@@ -208,8 +210,8 @@ class DeathWatch:
     def learn(self, error: BaseException) -> bool:
         """Local. Whether anybody is dead, if need be after a look at an error of MPI, which may report a death."""
         for name in self._ask_mpi(error):
-            self._wait_for_news()
-            if not any(known.startswith(f"{name} ") for known in self.dead.values()):
+            # Without the process each group would count as one of the dead rank's.
+            if not self._wait_for_news("" if name == SOME_RANK else name):
                 self._note(name, name)
         return bool(self.dead)
 
@@ -311,13 +313,17 @@ class DeathWatch:
         if Process(*process) not in self.dead:
             self._note(Process(*process), name)
 
-    def _wait_for_news(self) -> bool:
+    def _wait_for_news(self, rank: str = "") -> bool:
+        """Wait until the death of a rank is known, or any if none is given."""
         end = time.monotonic() + _NEWS_SECONDS
-        while not self.dead and time.monotonic() < end:
+        while not (is_known := self._knows(rank)) and time.monotonic() < end:
             for key, name in deaths_seen(WATCHDOG.peers(), WATCHDOG.death_notes):
                 self.note(key, name)
             time.sleep(0.01)
-        return bool(self.dead)
+        return is_known
+
+    def _knows(self, rank: str) -> bool:
+        return any(not rank or f"{name} ".startswith(f"{rank} ") for name in list(self.dead.values()))
 
     def ignore_notices(self, *, at_end: bool = True) -> None:
         """Local. Ignore Hydra's notices from now on.

@@ -1,0 +1,53 @@
+"""A clock that tests set: time passes where the code under test sleeps, and things happen at their times."""
+
+from __future__ import annotations
+
+import math
+import types
+from collections.abc import Callable
+
+import pytest
+
+
+class Clock:
+    """A clock in place of the module `time` of some modules, for code that runs in one thread.
+
+    Attributes:
+        now: The time.
+        naps: How often somebody has slept.
+    """
+
+    def __init__(self) -> None:
+        self.now = 1000.0
+        self.naps = 0
+        self._plans: list[tuple[float, Callable[[], object]]] = []
+
+    def put_into(self, monkeypatch: pytest.MonkeyPatch, *modules: types.ModuleType) -> None:
+        """Let these modules read this clock, and sleep by it."""
+        for module in modules:
+            monkeypatch.setattr(module, "time", types.SimpleNamespace(monotonic=self.monotonic, sleep=self.sleep))
+
+    def monotonic(self) -> float:
+        return self.now
+
+    def after(self, seconds: float, action: Callable[[], object]) -> None:
+        """Do something in so many seconds, in the middle of a sleep or a step."""
+        self._plans.append((self.now + seconds, action))
+
+    def sleep(self, seconds: float) -> None:
+        """Let time pass; an action that sleeps itself may make it more."""
+        self.naps += 1
+        assert self.naps < 100_000, "the code under test waits for ever"
+        end = self.now + seconds
+        while self._plans and (plan := min(self._plans, key=lambda one: one[0]))[0] <= end:
+            self._plans.remove(plan)
+            self.now = max(self.now, plan[0])
+            plan[1]()
+        self.now = max(self.now, end)
+
+    def run(self, seconds: float = math.inf) -> None:
+        """Let time pass until nothing is planned any more within these seconds."""
+        while self._plans and min(self._plans, key=lambda one: one[0])[0] <= self.now + seconds:
+            before = self.now
+            self.sleep(max(0.0, min(self._plans, key=lambda one: one[0])[0] - self.now))
+            seconds -= self.now - before
