@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import types
 from collections.abc import Callable
 
@@ -45,9 +44,7 @@ class Clock:
             plan[1]()
         self.now = max(self.now, end)
 
-    def run(self, seconds: float = math.inf) -> None:
-        """Let time pass until nothing is planned any more within these seconds."""
-        while self._plans and min(self._plans, key=lambda one: one[0])[0] <= self.now + seconds:
-            before = self.now
-            self.sleep(max(0.0, min(self._plans, key=lambda one: one[0])[0] - self.now))
-            seconds -= self.now - before
+    def run(self) -> None:
+        """Let time pass until nothing is planned any more."""
+        while self._plans:
+            self.sleep(max(0.0, min(plan[0] for plan in self._plans) - self.now))
