@@ -9,6 +9,7 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from threading import Lock
 
 # Between two looks.
 LOOK_SECONDS = 0.5
@@ -23,7 +24,7 @@ class Lives:
 
     def __init__(self, life: Callable[[int], str] | None = None) -> None:
         self._life = life or life_of
-        self._lock = threading.Lock()
+        self._lock = Lock()
         # Of each process: its number, the sign of its life, and what is called at its end.
         self._watched: list[tuple[int, str, Callable[[], None]]] = []
         self._has_thread = False

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import threading
 import time
+import types
 from collections.abc import Iterator
 
 import pytest
@@ -13,81 +13,77 @@ import pytest
 from mpidist.comm import lives
 from mpidist.comm.lives import Lives, life_of
 
-# The limit of a test run ends what waits in vain.
-SECONDS = 60.0
-
 
 class Table:
-    """A table of processes: the time at which each was started. Each end is noted once more for each time it is told."""
+    """A table of processes, as `number: the time at which it was started`, and the looks at it.
 
-    def __init__(self, **started: str) -> None:
+    Attributes:
+        threads: The number of threads that have begun to look; the test looks for them.
+        told: The processes that have ended, in the order in which that was told.
+    """
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, started: dict[int, str]) -> None:
         self.started = started
-        self.lives = Lives(lambda number: self.started.get(f"p{number}", ""))
+        self.lives = Lives(lambda number: self.started.get(number, ""))
         self.told: list[int] = []
-        self.ends = {name: threading.Event() for name in started}
+        self.threads = 0
+        monkeypatch.setattr(lives, "threading", types.SimpleNamespace(Thread=lambda **_: self))
 
-    def add(self, number: int) -> threading.Event:
-        """Look at a process; the event says that its end was told."""
-        end = self.ends.setdefault(f"p{number}", threading.Event())
+    def start(self) -> None:
+        """Begin to look."""
+        self.threads += 1
 
-        def on_end() -> None:
-            self.told.append(number)
-            end.set()
-
-        self.lives.add(number, on_end)
-        return end
-
-
-@pytest.fixture(autouse=True)
-def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lives, "LOOK_SECONDS", 0.001)
+    def add(self, *numbers: int) -> None:
+        """Look at more processes."""
+        for number in numbers:
+            self.lives.add(number, lambda number=number: self.told.append(number))  # type: ignore[misc]
 
 
-def test_who_is_dead_at_the_first_look_is_told() -> None:
+def test_who_is_dead_at_the_first_look_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """It was alive a moment ago, and its number is nobody's: it would count as alive for ever."""
-    table = Table(p2="200")
-    assert table.add(1).wait(SECONDS)
+    table = Table(monkeypatch, {2: "200"})
+    table.add(1, 2)
+    assert table.lives.look()
     assert table.told == [1]
 
 
-def test_who_has_the_number_of_a_dead_process_is_another_one() -> None:
-    table = Table(p1="100", p2="100")
-    first, second = table.add(1), table.add(2)
+def test_who_has_the_number_of_a_dead_process_is_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(monkeypatch, {1: "100", 2: "100"})
+    table.add(1, 2)
     for _ in range(3):
         assert table.lives.look()
     assert table.told == []
-    table.started["p2"] = "101"
-    assert second.wait(SECONDS)
-    assert not first.is_set()
-    del table.started["p1"]
-    assert first.wait(SECONDS)
+    table.started[2] = "101"
+    assert table.lives.look()
+    assert table.told == [2]
+    del table.started[1]
+    assert not table.lives.look()
     assert not table.lives.look()
     assert table.told == [2, 1]
+    assert table.threads == 1
 
 
-def test_who_is_added_after_the_last_one_has_ended_is_looked_at() -> None:
-    table = Table(p2="200")
-    assert table.add(1).wait(SECONDS)
-    second = table.add(2)
-    del table.started["p2"]
-    assert second.wait(SECONDS)
-    assert table.told == [1, 2]
-
-
-def test_who_ends_while_another_end_is_told_is_told_too() -> None:
-    table = Table(p1="100", p2="200")
-    second = table.ends["p2"]
-
-    def on_end() -> None:
-        # In the middle of the look that has found it.
-        del table.started["p2"]
-        table.told.append(1)
-
-    table.lives.add(1, on_end)
+def test_who_is_added_after_the_last_one_has_ended_is_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(monkeypatch, {1: "100", 2: "200"})
+    table.add(1)
+    del table.started[1]
+    # The thread ends after it.
+    assert not table.lives.look()
     table.add(2)
-    del table.started["p1"]
-    assert second.wait(SECONDS)
-    assert table.told == [1, 2]
+    assert table.threads == 2
+    assert table.lives.look()
+    assert table.told == [1]
+
+
+def test_who_ends_while_another_end_is_told_is_told_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a thread that begins in the middle of the look that has found the first one, too."""
+    table = Table(monkeypatch, {1: "100", 2: "200"})
+    table.lives.add(1, lambda: table.add(2))
+    table.started.clear()
+    assert not table.lives.look()
+    assert table.threads == 2
+    assert not table.lives.look()
+    assert table.told == [2]
 
 
 @pytest.fixture
