@@ -101,8 +101,8 @@ FAULTS: tuple[Fault, ...] = (
         f"{_SECOND}a_handler_that_the_program_sets_later_is_its_own",
     ),
     Fault(
-        "a death on a host that is not known is told to nobody", "comm/deaths.py",
-        "if isinstance(process, Process) and WATCHDOG.death_notes is not None:", "if WATCHDOG.death_notes is not None:",
+        "ranks of a large job hear of no deaths", "comm/deaths.py",
+        "                WATCHDOG.death_notes.add(process, name)\n", "                pass\n",
         f"{_SECOND}ranks_of_a_large_job_are_told_of_the_first_death_and_of_needed_ones",
     ),
     Fault(
