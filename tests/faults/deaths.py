@@ -223,4 +223,14 @@ FAULTS: tuple[Fault, ...] = (
         "        if aborts:\n            self.abort(code)\n", "        self.abort(code)\n",
         f"{_SURVIVORS}a_thread_aborts_only_where_it_may_call_mpi",
     ),
+    Fault(
+        "a closed collective keeps its ways for small arrays", "comm/front/front.py",
+        "        self._smalls.clear()\n        self._small_key, self._small = (), np.copy\n        end_all",
+        "        end_all",
+        "parallel/comm/backends/test_node.py::test_a_closed_collective_holds_no_memory", 2,
+    ),
+    Fault(
+        "a closed collective keeps its blocks", "comm/backends/node.py", "        self._blocks.drop()\n", "",
+        "parallel/comm/backends/test_node.py::test_a_closed_collective_holds_no_memory", 2,
+    ),
 )
