@@ -13,12 +13,12 @@ class Clock:
 
     Attributes:
         now: The time.
-        naps: How often somebody has slept.
+        slept: The seconds of each sleep so far.
     """
 
     def __init__(self) -> None:
         self.now = 1000.0
-        self.naps = 0
+        self.slept: list[float] = []
         self._plans: list[tuple[float, Callable[[], object]]] = []
 
     def put_into(self, monkeypatch: pytest.MonkeyPatch, *modules: types.ModuleType) -> None:
@@ -35,8 +35,8 @@ class Clock:
 
     def sleep(self, seconds: float) -> None:
         """Let time pass; an action that sleeps itself may make it more."""
-        self.naps += 1
-        assert self.naps < 100_000, "the code under test waits for ever"
+        self.slept.append(seconds)
+        assert len(self.slept) < 100_000, "the code under test waits for ever"
         end = self.now + seconds
         while self._plans and (plan := min(self._plans, key=lambda one: one[0]))[0] <= end:
             self._plans.remove(plan)

@@ -82,9 +82,12 @@ def program(monkeypatch: pytest.MonkeyPatch) -> Iterator[Program]:
     ))
     monkeypatch.setattr(interrupts, "WATCH", types.SimpleNamespace(hear=lambda *_: None))
     program = Program(clock)
+    # Nobody else hears these signals.
+    woken = signal.set_wakeup_fd(-1)
     before = signal.signal(signal.SIGINT, program.interrupts.take)
     yield program
     signal.signal(signal.SIGINT, before)
+    signal.set_wakeup_fd(woken)
 
 
 def test_what_is_heard_long_after_it_was_handled_ends_nothing(program: Program) -> None:
