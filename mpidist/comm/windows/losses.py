@@ -91,6 +91,8 @@ class Losses:
             self.processes += [process] * (rank + 1 - first)
             self.processes[rank] = process
             self._left = (self._left | {*range(first, rank)}) - {rank}
+            # It may be one of the dead already.
+            self._known = -1
 
     def leave(self, rank: int) -> None:
         """Local. Take note that a rank has ended its window; what it has sent before is still delivered."""
