@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault
 
+_DOUBTFUL = "unit/test_doubtful_signals.py::test_"
 _LIVES = "unit/test_lives.py::test_who_"
+_LOSSES = "unit/test_losses.py::test_"
 _SECOND = "unit/test_second_deaths.py::test_"
 _SURVIVORS = "unit/test_ending_of_survivors.py::test_"
 
@@ -232,5 +234,38 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a closed collective keeps its blocks", "comm/backends/node.py", "        self._blocks.drop()\n", "",
         "parallel/comm/backends/test_node.py::test_a_closed_collective_holds_no_memory", 2,
+    ),
+    Fault(
+        "a window sees one death", "comm/windows/losses.py", "        if known != self._known:\n",
+        "        if known and not self._known:\n", f"{_LOSSES}each_death_is_seen",
+    ),
+    Fault(
+        "a rank that joins after a later one is gone for ever", "comm/windows/losses.py",
+        "            self._left = (self._left | {*range(first, rank)}) - {rank}\n",
+        "            self._left |= {*range(first, rank)}\n", f"{_LOSSES}ranks_that_join_in_any_order",
+    ),
+    Fault(
+        "a rank that has not joined yet is the one that joins", "comm/windows/losses.py",
+        "            self._left = (self._left | {*range(first, rank)}) - {rank}\n",
+        "            self._left -= {rank}\n", f"{_LOSSES}ranks_that_join_in_any_order",
+    ),
+    Fault(
+        "a rank that has died before it joins lives", "comm/windows/losses.py",
+        "            self._known = -1\n", "", f"{_LOSSES}a_rank_that_has_died_before_it_is_added_is_dead",
+    ),
+    Fault(
+        "a rank that drops its window is dead", "comm/windows/losses.py",
+        "        if WATCH.watches(self.processes[rank]):\n", "        if False:\n",
+        f"{_LOSSES}a_rank_of_this_host_that_drops_its_window_lives",
+    ),
+    Fault(
+        "after a death a notice of the end is one, too", "cluster/signals.py",
+        "            self.note(number_)\n        self._deaths = deaths\n", "            self.note(number_)\n",
+        f"{_DOUBTFUL}each_death_brings_a_signal_and_any_other_one_is_a_notice",
+    ),
+    Fault(
+        "a death from before a handler was made hides a notice", "cluster/signals.py",
+        "                self._deaths = len(WATCH.dead)\n", "",
+        f"{_DOUBTFUL}a_death_from_before_counts_for_no_signal",
     ),
 )
