@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import os
 import signal
 import subprocess
@@ -15,9 +14,10 @@ from pathlib import Path
 import pytest
 
 from mpidist.comm import deaths
-from mpidist.comm.deaths import SOME_RANK, WATCHDOG, DeathWatch, Process, this_process
+from mpidist.comm.deaths import SOME_RANK, DeathWatch, Process, this_process
 from mpidist.observe.job_directory import DeathNotes
 from mpidist.observe.peers import Key
+from mpidist.observe.watchdog import WATCHDOG
 from tests.unit.settable_clock import Clock
 
 HERE = this_process("here")
@@ -81,7 +81,7 @@ def test_a_death_that_two_have_seen_is_told_once(at_once: Watch) -> None:
     """By the name of the first: that of a rank that may be alive says so."""
     at_once.watch.needed = frozenset([SERVER])
     at_once.watch.note(SERVER, "server 0, of which nothing is heard")
-    at_once.watch.note(tuple(SERVER), "server 0")
+    at_once.watch.note((SERVER.host, SERVER.number, SERVER.namespace), "server 0")
     assert at_once.told == [["server 0, of which nothing is heard"]]
     assert list(at_once.watch.dead.values()) == at_once.told[0]
 
@@ -189,19 +189,20 @@ def test_nobody_is_watched_where_numbers_of_processes_mean_nothing(at_once: Watc
 
 
 def test_two_signals_that_come_together_are_both_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, heard, done = DeathWatch(), list[int](), threading.Event()
+    watch, heard, first, last = DeathWatch(), list[int](), threading.Event(), threading.Event()
     try:
-        for number in (signal.SIGUSR1, signal.SIGUSR2):
-            watch.hear(number, functools.partial(heard.append, int(number)))
-        watch.hear(signal.SIGTERM, done.set)
+        watch.hear(signal.SIGUSR1, first.set)
+        watch.hear(signal.SIGUSR2, lambda: heard.append(signal.SIGUSR2))
+        watch.hear(signal.SIGTERM, last.set)
         # What is heard is called by the thread that has begun to wait.
         run_where_they_start(monkeypatch)
         writer = signal.set_wakeup_fd(-1)
         # As the interpreter does; one write is read as a whole.
-        for numbers in ([signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT], [signal.SIGUSR1], [signal.SIGTERM]):
-            os.write(writer, bytes(numbers))
-        assert done.wait(SECONDS)
-        assert heard == [signal.SIGUSR1, signal.SIGUSR2, signal.SIGUSR1]
+        os.write(writer, bytes([signal.SIGUSR1, signal.SIGUSR2, signal.SIGINT]))
+        assert first.wait(SECONDS)
+        os.write(writer, bytes([signal.SIGTERM]))
+        assert last.wait(SECONDS)
+        assert heard == [signal.SIGUSR2]
     finally:
         signal.set_wakeup_fd(-1)
 
