@@ -153,7 +153,7 @@ def _tell_end(channel: Channel, evaluators: list[int], process: int) -> None:
     if communicator.is_closed or os.getpid() != process:
         return
     alive = [rank for rank in evaluators if communicator.processes[rank] not in WATCH.dead]
-    dead = [(tuple(process), name) for process, name in WATCH.dead.items() if isinstance(process, Process)]
+    dead = [(tuple(process), name) for process, name in WATCH.dead.copy().items() if isinstance(process, Process)]
     # An evaluator may have died on another host, where this rank has not heard of it.
     with contextlib.suppress(Exception):
         waiting = [mpi.isend((_END, dead), rank, tag) for rank in alive]

@@ -1,15 +1,16 @@
 """Deaths: ranks that have ended while others still needed them.
 
 A thread watches the processes of all ranks on this host by their process descriptors (`man 2 pidfd_open`), which the
-kernel makes readable when a process ends, however it ends. Linux before 5.3 has none; there it looks into `/proc` twice
-a second. It needs no MPI: after a death a call of MPI may never return. Ranks take leave of each other before they end
-(`ending.py`), so who ends without that is dead. Deaths on other hosts are known where MPI reports them (Open MPI with
-fault tolerance), the launcher does (Hydra, by SIGUSR1), or the files of a job directory (`observe/job_directory.py`).
+kernel makes readable when a process ends, however it ends; another one looks at those without (`lives.py`). Neither
+needs MPI: after a death a call of MPI may never return. Ranks take leave of each other before they end (`ending.py`),
+so who ends without that is dead. Deaths on other hosts are known where MPI reports them (Open MPI with fault
+tolerance), the launcher does (Hydra, by SIGUSR1), or the files of a job directory (`observe/job_directory.py`).
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import select
 import signal
@@ -20,6 +21,7 @@ from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
+from mpidist.comm.lives import Lives
 from mpidist.errors import DeadRankError
 from mpidist.observe.job_directory import deaths_seen
 from mpidist.observe.watchdog import WATCHDOG
@@ -27,6 +29,8 @@ from mpidist.observe.watchdog import WATCHDOG
 # An error of MPI may come before the news of the death that is its cause.
 _NEWS_SECONDS = 1.0
 _UNKNOWN = "a rank on another host"
+# What MPI reports may be a death without a rank.
+SOME_RANK = "a rank"
 # In `dead`, where this process itself makes no calls with others any more.
 _APART = "this process"
 _FORKED = (
@@ -42,8 +46,6 @@ _LEFT = (
 DISCOVERY_SECONDS = 3.0
 # The end of the name of one that may be alive, and is lost.
 IS_SILENT = ", of which nothing is heard"
-# Between two looks at processes that have no descriptor.
-_LOOK_SECONDS = 0.5
 
 
 class Process(NamedTuple):
@@ -90,8 +92,7 @@ class DeathWatch:
         self._on_death: Callable[[], None] | None = None
         self._ask_mpi: Callable[[BaseException], Sequence[str]] = lambda _: ()
         self._watched: dict[int, tuple[Process, str]] = {}
-        # By process: its name, and a sign of its life.
-        self._looked_at: dict[Process, tuple[str, str]] = {}
+        self._lives = Lives()
         self._known: set[Process] = set()
         self._poll: select.epoll | None = None
         self._handler: Callable[[int, FrameType | None], None] | None = None
@@ -158,8 +159,7 @@ class DeathWatch:
                 continue
             except OSError:
                 # An old kernel, or no descriptor left.
-                self._looked_at[process] = (name, _life(process.number))
-                self._open_poll()
+                self._lives.add(process.number, functools.partial(self._note, process, name))
                 continue
             self._watched[descriptor] = (process, name)
             self._open_poll().register(descriptor, select.EPOLLIN)
@@ -186,7 +186,9 @@ class DeathWatch:
         chosen = set(processes)
         if len(chosen) < 2:
             return []
-        return [name for process, name in self.dead.items() if process in chosen or isinstance(process, str)]
+        # Threads of ours take note meanwhile.
+        dead = self.dead.copy()
+        return [name for process, name in dead.items() if process in chosen or isinstance(process, str)]
 
     def require_alive(self, processes: Iterable[Process], what: str) -> None:
         """Local. Raise DeadRankError if one of these processes is dead.
@@ -208,8 +210,8 @@ class DeathWatch:
     def learn(self, error: BaseException) -> bool:
         """Local. Whether anybody is dead, if need be after a look at an error of MPI, which may report a death."""
         for name in self._ask_mpi(error):
-            self._wait_for_news()
-            if not any(known.startswith(f"{name} ") for known in self.dead.values()):
+            # Without the process each group would count as one of the dead rank's.
+            if not self._wait_for_news("" if name == SOME_RANK else name):
                 self._note(name, name)
         return bool(self.dead)
 
@@ -311,13 +313,17 @@ class DeathWatch:
         if Process(*process) not in self.dead:
             self._note(Process(*process), name)
 
-    def _wait_for_news(self) -> bool:
+    def _wait_for_news(self, rank: str = "") -> bool:
+        """Wait until the death of a rank is known, or any if none is given."""
         end = time.monotonic() + _NEWS_SECONDS
-        while not self.dead and time.monotonic() < end:
+        while not (is_known := self._knows(rank)) and time.monotonic() < end:
             for key, name in deaths_seen(WATCHDOG.peers(), WATCHDOG.death_notes):
                 self.note(key, name)
             time.sleep(0.01)
-        return bool(self.dead)
+        return is_known
+
+    def _knows(self, rank: str) -> bool:
+        return any(not rank or f"{name} ".startswith(f"{rank} ") for name in list(self.dead.values()))
 
     def ignore_notices(self, *, at_end: bool = True) -> None:
         """Local. Ignore Hydra's notices from now on.
@@ -344,7 +350,7 @@ class DeathWatch:
 
     def _work(self, poll: select.epoll) -> None:
         while True:
-            for descriptor, _ in poll.poll(_LOOK_SECONDS if self._looked_at else None):
+            for descriptor, _ in poll.poll():
                 if descriptor == self._bell:
                     for number in os.read(descriptor, 4096):
                         if number in self._heard:
@@ -354,10 +360,6 @@ class DeathWatch:
                 poll.unregister(descriptor)
                 os.close(descriptor)
                 self._note(process, name)
-            for one, (name, life) in list(self._looked_at.items()):
-                if not life or _life(one.number) != life:
-                    del self._looked_at[one]
-                    self._note(one, name)
 
     def _note(self, process: Process | str, name: str) -> None:
         is_told = not self.dead or process in self.needed
@@ -381,16 +383,6 @@ def describe(names: Iterable[str]) -> str:
     told = [f"{ended} ended without taking leave of the others, for instance by a kill or `os._exit`"] * bool(ended)
     told += [f"{silent} cannot be reached: the host says nothing any more, as where a cable is cut"] * bool(silent)
     return f"{'; '.join(told)}. Start the job again: a program that saves checkpoints goes on from the last one"
-
-
-def _life(number: int) -> str:
-    """The time at which a process was started, empty if it has ended: its number may be another's by now."""
-    try:
-        state, *fields = Path(f"/proc/{number}/stat").read_text().rpartition(")")[2].split()
-    except OSError:
-        return ""
-    # Zombies and dead processes wait for their parent (`man 5 proc`).
-    return "" if state in "ZX" else fields[18]
 
 
 def _is_under_hydra() -> bool:

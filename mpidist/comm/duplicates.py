@@ -7,7 +7,7 @@ from typing import cast
 
 from mpidist.comm import ending, pages
 from mpidist.comm.communicator import SERVED, Communicator, SoloCommunicator
-from mpidist.comm.deaths import WATCH, this_process
+from mpidist.comm.deaths import SOME_RANK, WATCH, this_process
 from mpidist.comm.farewell import Farewell
 from mpidist.comm.mpi_communicator import MPI, MpiCommunicator
 from mpidist.comm.mpi_library import check_launcher
@@ -111,4 +111,4 @@ def _find_dead_ranks(error: BaseException) -> list[str]:
         ranks = MPI.Group.Translate_ranks(failed, list(range(failed.size)), world)
     except (MPI.Exception, NotImplementedError):
         ranks = []
-    return [f"rank {rank} of {MPI.COMM_WORLD.size}" for rank in ranks] or ["a rank"]
+    return [f"rank {rank} of {MPI.COMM_WORLD.size}" for rank in ranks] or [SOME_RANK]

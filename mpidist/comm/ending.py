@@ -139,8 +139,8 @@ class _Ending:
 
     def _watched_exit(self, code: object) -> _Exit:
         error = _Exit(code)
-        number = code if isinstance(code, int) else int(code is not None)
-        self.watched = weakref.ref(error, functools.partial(self._on_exit_freed, number))
+        # 256 is 0 to the parent of this process: such a rank leaves in good order.
+        self.watched = weakref.ref(error, functools.partial(self._on_exit_freed, number_of(code)))
         return error
 
     def _on_exit_freed(self, code: int, _: object) -> None:

@@ -12,16 +12,27 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpidist.comm import deaths
+from mpidist.comm import deaths, lives
 from mpidist.comm.deaths import IS_SILENT, DeathWatch, Process, describe, this_process
 from mpidist.errors import DeadRankError
 
-SECONDS = 10.0
+# Below the limit of a test: what waits in vain fails.
+SECONDS = 50.0
+
+
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(lives, "LOOK_SECONDS", 0.01)
+
+
+def start() -> subprocess.Popen[bytes]:
+    """A process that lives until it is ended, or reads a line."""
+    return subprocess.Popen([sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE)
 
 
 @pytest.fixture
 def child() -> Iterator[subprocess.Popen[bytes]]:
-    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
+    with start() as process:
         yield process
         process.kill()
 
@@ -64,6 +75,21 @@ def test_the_end_of_a_process_is_seen(
     assert watch.was_raised
 
 
+def test_who_has_no_descriptor_is_watched_beside_those_that_have_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where the thread that waits for descriptors has begun before, and would wait for ever."""
+    with start() as first, start() as second:
+        watch, happened, processes = watch_over(first)
+        watch.hear(signal.SIGINT, lambda: None)
+        # Signals of the tests that follow are not this watch's.
+        signal.set_wakeup_fd(-1)
+        monkeypatch.setattr(os, "pidfd_open", refuse)
+        watch.watch([*processes, processes[0]._replace(number=second.pid)], 0)
+        second.kill()
+        assert happened.wait(SECONDS)
+        assert list(watch.dead.values()) == [f"rank 2 of 3 (process {second.pid} on here)"]
+        first.kill()
+
+
 def test_processes_elsewhere_are_not_watched(child: subprocess.Popen[bytes]) -> None:
     here = this_process("here")
     watch = DeathWatch()
@@ -81,15 +107,28 @@ def test_a_process_that_is_gone_already_is_dead(child: subprocess.Popen[bytes]) 
     assert len(watch.lost(processes)) == 1
 
 
-def test_after_the_farewell_nobody_is_dead(child: subprocess.Popen[bytes]) -> None:
+def test_after_the_farewell_nobody_is_dead(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
     watch, happened, processes = watch_over(child)
+    note, noted = watch._note, threading.Event()
+
+    def look(process: Process | str, name: str) -> None:
+        note(process, name)
+        noted.set()
+
+    monkeypatch.setattr(watch, "_note", look)
     watch.stop()
     child.kill()
-    assert not happened.wait(0.3)
+    assert noted.wait(SECONDS)
     assert watch.lost(processes) == []
+    assert not happened.is_set()
 
 
-def test_an_error_of_mpi_brings_the_news(child: subprocess.Popen[bytes]) -> None:
+def test_an_error_of_mpi_brings_the_news(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(deaths, "_NEWS_SECONDS", 0.02)
     watch, happened, processes = watch_over(child)
     assert not watch.learn(ValueError("of the program"))
     assert watch.learn(ConnectionError("of MPI, of a rank on another host"))
@@ -99,11 +138,34 @@ def test_an_error_of_mpi_brings_the_news(child: subprocess.Popen[bytes]) -> None
     assert watch.lost(processes[:1]) == []
 
 
-def test_an_error_of_mpi_names_nobody_twice(child: subprocess.Popen[bytes]) -> None:
+def test_an_error_of_mpi_names_nobody_twice(
+    child: subprocess.Popen[bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # The kernel's news come late on a busy machine.
+    monkeypatch.setattr(deaths, "_NEWS_SECONDS", SECONDS)
     watch, _, processes = watch_over(child)
     child.kill()
     assert watch.learn(ConnectionError("of MPI"))
     assert len(watch.lost(processes)) == 1
+
+
+def test_a_death_that_comes_while_one_is_told_harms_nothing() -> None:
+    here = this_process("here")
+
+    class Late(Process):
+        """A process in whose turn another one dies."""
+
+        def __hash__(self) -> int:
+            if watch.dead:
+                watch.note(here._replace(number=2), "rank 2 of 3")
+            return super().__hash__()
+
+    watch = DeathWatch()
+    watch.start(lambda: None, lambda _: [])
+    first = here._replace(number=1)
+    watch.dead = {Late(*first): "rank 1 of 3"}
+    assert watch.lost([here, first]) == ["rank 1 of 3"]
+    assert list(watch.dead.values()) == ["rank 1 of 3", "rank 2 of 3"]
 
 
 def test_the_sentence_about_the_dead() -> None:
@@ -117,7 +179,6 @@ def test_the_sentence_about_the_dead() -> None:
 
 def test_many_signals_are_one_notice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(deaths, "_is_under_hydra", lambda: True)
-    monkeypatch.setattr(deaths, "_NEWS_SECONDS", 0.3)
     before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     depths: list[int] = []
     told: list[bool] = []

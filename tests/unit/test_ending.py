@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import builtins
 import sys
-import time
+import types
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
-from mpidist.comm import ending, farewell
+from mpidist.comm import ending, farewell, interrupts
 from mpidist.comm.deaths import DeathWatch
 from mpidist.errors import mark_shared
+from mpidist.observe.watchdog import Watchdog
+from tests.unit.settable_clock import Clock
 
 
 class AbortedError(Exception):
@@ -34,10 +36,14 @@ class Farewell:
 
 
 @pytest.fixture
-def make(monkeypatch: pytest.MonkeyPatch) -> Callable[..., ending._Ending]:
-    monkeypatch.setattr(ending, "FORWARD_SECONDS", 0.0)
-    monkeypatch.setattr(ending, "GRACE_SECONDS", 0.0)
-    monkeypatch.setattr(time, "sleep", lambda _: None)
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    clock = Clock()
+    clock.put_into(monkeypatch, ending, farewell)
+    return clock
+
+
+@pytest.fixture
+def make(monkeypatch: pytest.MonkeyPatch, clock: Clock) -> Callable[..., ending._Ending]:
 
     def abort(code: int) -> None:
         raise AbortedError(code)
@@ -70,34 +76,26 @@ def test_a_failure_is_printed_whole_and_ends_the_job(
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_an_interrupt_has_no_traceback(
-    make: Callable[..., ending._Ending],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-    rank: int,
+    make: Callable[..., ending._Ending], clock: Clock, capfd: pytest.CaptureFixture[str], rank: int
 ) -> None:
     """The first rank says so at once; another one only if the first has not ended the job until its turn."""
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
     with pytest.raises(AbortedError, match="130"):
         make(rank).on_exception(*caught(KeyboardInterrupt()))
     assert capfd.readouterr().err == "mpidist: interrupted\n"
-    assert slept[0] == (ending.TURN_SECONDS if rank else 0)
+    assert clock.slept[0] == (ending.TURN_SECONDS if rank else 0)
 
 
 def test_a_rank_leaves_the_printing_of_a_shared_error_to_rank_0(
-    make: Callable[..., ending._Ending], monkeypatch: pytest.MonkeyPatch
+    make: Callable[..., ending._Ending], clock: Clock
 ) -> None:
-    slept: list[float] = []
     hooks = make(1)
-    monkeypatch.setattr(ending, "GRACE_SECONDS", 5.0)
-    monkeypatch.setattr(time, "sleep", slept.append)
     with pytest.raises(AbortedError, match="1"):
         hooks.on_exception(*caught(mark_shared(ValueError("shared"))))
-    assert 5.0 < slept[0] < 5.0 + 2 * ending.TURN_SECONDS
-    slept.clear()
+    assert ending.GRACE_SECONDS < clock.slept[0] < ending.GRACE_SECONDS + 2 * ending.TURN_SECONDS
+    clock.slept.clear()
     with pytest.raises(AbortedError, match="1"):
         hooks.on_exception(*caught(ValueError("lone")))
-    assert max(slept) < 5.0
+    assert max(clock.slept) < ending.GRACE_SECONDS
 
 
 def test_exit_with_a_code_is_noticed_only_if_nobody_catches_it(make: Callable[..., ending._Ending]) -> None:
@@ -155,7 +153,10 @@ def test_a_wait_at_the_end_has_the_limit_of_all_waits(
 
 def test_it_is_installed_once_and_not_when_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ending, "_installed", [])
-    monkeypatch.setattr(ending, "WATCH", DeathWatch())
+    # What is installed stays in these, and would end the process of the tests that follow.
+    monkeypatch.setattr(interrupts, "WATCH", types.SimpleNamespace(hear=lambda *_: None))
+    for name, own in {"WATCH": DeathWatch(), "WATCHDOG": Watchdog(), "INTERRUPTS": interrupts.Interrupts()}.items():
+        monkeypatch.setattr(ending, name, own)
     monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)
     monkeypatch.setattr(sys, "exit", sys.exit)
     for name in ("exit", "quit"):

@@ -41,7 +41,7 @@ def test_an_exception_has_left_it_or_not(tmp_path: Path, end: str, was_left: boo
     (tmp_path / "program.py").write_text(PROGRAM.replace("ROOT", repr(str(ROOT))) + end)
     result = subprocess.run(
         [sys.executable, *(["-m", "program"] if is_module else ["program.py"])], cwd=tmp_path,
-        env=launch_environment(), capture_output=True, text=True, timeout=60, check=False,
+        env=launch_environment(), capture_output=True, text=True, check=False,
     )
     assert result.stdout == f"{was_left}\n", result.stdout + result.stderr
 
@@ -83,7 +83,7 @@ def test_the_code_is_the_one_that_the_parent_sees(tmp_path: Path, end: str) -> N
     (tmp_path / "program.py").write_text(CODES.replace("ROOT", repr(str(ROOT))) + end)
     result = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, env=launch_environment(), capture_output=True, text=True,
-        timeout=60, check=False,
+        check=False,
     )
     # The interpreter ends itself by the signal after an interrupt.
     code = 130 if result.returncode == -2 else result.returncode
@@ -104,6 +104,6 @@ mpidist.Checkpoint(count=count).save("run/c")
 """)
     result = subprocess.run(
         [sys.executable, "program.py"], cwd=tmp_path, env=launch_environment(), capture_output=True, text=True,
-        timeout=60, check=False,
+        check=False,
     )
     assert (tmp_path / "run/exit-code").read_text() == f"{result.returncode}\n", result.stderr

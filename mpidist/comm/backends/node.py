@@ -269,6 +269,8 @@ class NodeBackend(Backend):
         end_all([self._mpi, *lanes], is_collective=is_collective)
         # Views of node memory, which goes with the last of them.
         self._kept.clear()
+        self._blocks.drop()
+        self._direct = None
 
     def reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp, root: int) -> None:
         """Collective. See `Backend.reduce`."""

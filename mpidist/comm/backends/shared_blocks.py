@@ -66,6 +66,11 @@ class SharedBlocks:
         self.places, self.addresses = tables[:size], tables[size:].reshape(-1, 3)
         self.barrier = open_node_barrier(communicator)
 
+    def drop(self) -> None:
+        """Local. Let go of the memory, which goes with the last view of it."""
+        self.blocks, self._results = [[], []], []
+        self.places = self.addresses = np.empty(0, np.int64)
+
     def pieces(self, array: AnyArray) -> list[slice]:
         """Local. The slices of an array that pass through the blocks one after another."""
         return cut_by_length(array.size, max(1, self.block_bytes // array.itemsize))

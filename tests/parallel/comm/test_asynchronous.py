@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import importlib
+import math
 import threading
 import time
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
 import mpidist
+from mpidist.comm import call_page
 from mpidist.comm.asynchronous import AsyncCollective, open_asynchronous
+from mpidist.comm.call_order import CallOrder
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
 from mpidist.comm.communication_thread import Handle, communication_thread
@@ -220,7 +224,9 @@ def test_by_a_strategy(communicator: Communicator) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
-def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(communicator: Communicator) -> None:
+def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(
+    communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     strategy = Strategy(communicator)
     with strategy.scope():
         variable: Any = mpidist.Variable(np.zeros(3, "float32"))
@@ -229,6 +235,20 @@ def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(co
     # It shows itself in the page of the node.
     strategy.arena.collective.barrier()
     strategy.extended.all_reduce_async("SUM", np.ones(3)).wait()
-    time.sleep(0 if communicator.rank else 1.5)
+    if communicator.rank == 0:
+        # The others wait for this rank, and have looked long enough to take a difference for one that stays.
+        while len(list(mpi_tmp_path.iterdir())) < communicator.size - 1:
+            time.sleep(0.01)
+    else:
+        look, since = CallOrder.look, math.inf
+
+        def look_long(order: CallOrder) -> None:
+            nonlocal since
+            look(order)
+            since = min(since, time.monotonic())
+            if time.monotonic() > since + 2 * call_page._DIFFERENCE_SECONDS:
+                (mpi_tmp_path / str(communicator.rank)).touch()
+
+        monkeypatch.setattr(CallOrder, "look", look_long)
     optimizer.finalize_variable_values([variable])
     np.testing.assert_array_equal(variable.numpy(), -communicator.size)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -229,27 +228,35 @@ def test_a_handler_that_raises_where_a_step_waits_for_others(communicator: Commu
     # The first steps compare by messages, too.
     for _ in range(5):
         optimizer.apply_gradients([(gradient, variable)])
+    ticks = 0
+
+    def raise_in_the_step(_: int, __: object) -> None:
+        """Handle a signal: raise where the step is under way, and has had the time to come to its wait."""
+        nonlocal ticks
+        ticks += bool(own.order.is_under_way)
+        if ticks == 20:
+            raise ArithmeticError("the program has a handler of its own")
+
     if own.rank == 0:
-        before = signal.signal(signal.SIGALRM, raise_from_handler)
-        signal.setitimer(signal.ITIMER_REAL, 0.5)
+        before = signal.signal(signal.SIGALRM, raise_in_the_step)
+        signal.setitimer(signal.ITIMER_REAL, 0.01, 0.01)
     else:
-        time.sleep(2)
+        # Rank 0 has left the step.
+        communicator.mpi.recv(source=0, tag=77)
     with pytest.raises(
         (ArithmeticError, InterruptedCallError), match="handler of its own" if own.rank == 0 else "on rank 0"
     ):
         optimizer.apply_gradients([(gradient, variable)])
     if own.rank == 0:
+        signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
+        for other in range(1, communicator.size):
+            communicator.mpi.send(None, other, tag=77)
     with pytest.raises(InterruptedCallError, match="apply_gradients was left in the middle by ArithmeticError"):
         own.all_gather_object(1)
     own.order.broken = ""
     communicator.barrier()
     own.close()
-
-
-def raise_from_handler(_: int, __: object) -> None:
-    """Handle a signal."""
-    raise ArithmeticError("the program has a handler of its own")
 
 
 @pytest.mark.parametrize("op", ["SUM", "MEAN"])

@@ -18,6 +18,8 @@ from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.comm.memory.show_calls import open_node_barrier
+from mpidist.observe.calls import NEXT
+from mpidist.observe.watchdog import WATCHDOG
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.amounts import amount
 from tests.leftovers import mapped_node_memory
@@ -153,15 +155,34 @@ def test_a_buffer_lives_as_long_as_an_array_over_it(communicator: Communicator) 
     assert not new & mapped_node_memory()
 
 
+def test_a_closed_collective_holds_no_memory(communicator: Communicator) -> None:
+    """Though somebody keeps it, and it kept its way for small arrays."""
+    before = mapped_node_memory()
+    collective = open_layout(communicator, "node")
+    for size in (3, 5):
+        assert (collective.all_reduce(np.ones(size)) == communicator.size).all()
+    new = mapped_node_memory() - before
+    assert new
+    collective.close()
+    gc.collect()
+    assert not new & mapped_node_memory()
+    with pytest.raises(RuntimeError, match="closed"):
+        collective.all_reduce(np.ones(3))
+
+
 def test_mpi_goes_on_while_a_rank_waits(communicator: Communicator) -> None:
     """Rank 1 waits in MPI until rank 0, which waits for it in node memory, takes its message."""
     collective = open_layout(communicator, "node")
     for _ in range(20):  # the first calls compare what the ranks do, by MPI
         collective.all_reduce(np.ones(3))
+    # Nobody is in a call any more.
+    communicator.mpi.Barrier()
     message = np.full(3, communicator.rank)
     request = communicator.mpi.Irecv(message, 1, tag=77) if communicator.rank == 0 else None
     if communicator.rank == 1:
-        time.sleep(0.05)
+        (first,) = [peer for peer in WATCHDOG.peers() if peer.key == communicator.processes[0]]
+        while not (first.state(collective.communicator.order.identity) or 0) % NEXT:
+            time.sleep(1e-3)
         communicator.mpi.Ssend(message, 0, tag=77)
     assert (collective.all_reduce(np.ones(3)) == communicator.size).all()
     if request is not None:
