@@ -241,7 +241,7 @@ class OneVariable(NamedTuple):
     def write(self, read: Callable[[int], Read]) -> list[float]:
         """See `Share.write`."""
         with disk:
-            return read(self.number)(0, SIZE).tolist()
+            return [float(one) for one in read(self.number)(0, SIZE)]
 
 
 def end_of_saver() -> None:
