@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import pickle
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -227,6 +227,14 @@ def test_a_function_of_two_steps_has_the_rate_of_each() -> None:
 
 # Held while a share is not to go on.
 disk = threading.Lock()
+
+
+@pytest.fixture(autouse=True)
+def _open_disk() -> Iterator[None]:
+    """A test that fails leaves nothing for the next one to wait for."""
+    yield
+    if disk.locked():
+        end_of_saver()
 
 
 class OneVariable(NamedTuple):
