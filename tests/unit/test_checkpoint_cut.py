@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.checkpoint import cut
+from mpidist.checkpoint import cut, transfer
 from mpidist.checkpoint.layout import PAGE_BYTES
 from mpidist.strategy.parameter_server import ParameterServerStrategy
 from mpidist.strategy.server_options import ServerOptions
@@ -59,7 +59,7 @@ def test_a_name_that_changes_while_the_file_is_made_is_saved_as_it_is_then(
     """The datasets are the same ones; another name belongs to them."""
     with strategy.scope():
         box = Box()
-    create = cut.create_blank
+    create = transfer.create_blank
 
     def change_meanwhile(*arguments: Any) -> Any:
         blank = create(*arguments)

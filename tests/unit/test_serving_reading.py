@@ -32,9 +32,13 @@ def heap() -> SoloWindow:
     return window
 
 
-def change(variable: HeapVariable, value: float) -> None:
-    """Make a version, as its server does."""
-    variable.change(lambda _, new: new.fill(value))
+def change(variable: HeapVariable, *values: float) -> None:
+    """Make versions, as their server does."""
+    for value in values:
+        def make(_: AnyArray, new: AnyArray, value: float = value) -> None:
+            new.fill(value)
+
+        variable.change(make)
 
 
 def read_while(
@@ -69,8 +73,8 @@ def overwrite(variable: HeapVariable, value: float) -> None:
 
 @pytest.mark.parametrize("overtake", [
     lambda variable: overwrite(variable, 2),
-    lambda variable: [change(variable, number) for number in (2, 3)],
-    lambda variable: [change(variable, number) for number in (2, 3, 4)],
+    lambda variable: change(variable, 2, 3),
+    lambda variable: change(variable, 2, 3, 4),
 ])
 def test_a_buffer_that_is_written_again_while_it_is_read_is_read_anew(
     overtake: Callable[[HeapVariable], object]
@@ -88,8 +92,7 @@ def test_a_variable_that_changes_too_fast_gives_no_value() -> None:
     window = heap()
     variable = HeapVariable(window.memory, PLACE)
     def twice() -> None:
-        for number in (1, 2):
-            change(variable, number)
+        change(variable, 1, 2)
 
     assert read_while(window, PLACE, twice, twice) is None
 
