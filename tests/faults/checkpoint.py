@@ -123,6 +123,16 @@ FAULTS = (
         BOUNDARIES + "of_checkpoints_of_one_time_the_largest_number_is_the_latest",
     ),
     Fault(
+        "bytes in the page of an earlier rank are lost where a part has two pieces", "checkpoint/transfer.py",
+        "        self.head += data[:foreign]\n", "        self.head = bytes(data[:foreign])\n",
+        BOUNDARIES + "parts_that_end_within_pages_and_pieces_make_one_file",
+    ),
+    Fault(
+        "the parts of a piece are checked in the wrong order", "checkpoint/transfer.py",
+        "joined_checksum(before, checksum, count)", "joined_checksum(checksum, before, count)",
+        BOUNDARIES + "parts_that_end_within_pages_and_pieces_make_one_file",
+    ),
+    Fault(
         "a lock is touched once", "checkpoint/lock.py",
         "    while not stop.wait(BEAT_SECONDS):", "    if not stop.wait(BEAT_SECONDS):",
         BOUNDARIES + "a_lock_is_touched_again_and_again",

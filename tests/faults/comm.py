@@ -15,6 +15,17 @@ FAULTS = (
         "parallel/comm/backends/test_node.py::test_the_barrier_keeps_everyone_until_the_last", 2,
     ),
     Fault(
+        "who gathers combines its own array last", "comm/backends/gather_to_one.py",
+        "combine([received[rank] for rank in self._ranks], total[piece], op)",
+        "combine([*received.values()], total[piece], op)",
+        "parallel/comm/backends/test_gather_to_one.py", 3,
+    ),
+    Fault(
+        "an allocated array is combined twice behind a block", "comm/backends/node.py",
+        "one[begin : min(begin + length, mine.stop)] for one", "one[begin : begin + length] for one",
+        "parallel/comm/backends/test_node.py", 3,
+    ),
+    Fault(
         "each chunk of a tree is the first one", "comm/backends/tree.py",
         "mine = self._combined_slices(source[chunk], counts, op)",
         "mine = self._combined_slices(source[: chunk.stop - chunk.start], counts, op)",

@@ -75,8 +75,8 @@ FAULTS = (
     ),
     Fault(
         "the scale grows at each step after the first time", "optimizers/loss_scale.py",
-        "            self.dynamic_scale = min(self.dynamic_scale * 2, LARGEST_SCALE)\n            self._good_steps = 0\n",
-        "            self.dynamic_scale = min(self.dynamic_scale * 2, LARGEST_SCALE)\n",
+        "(self.dynamic_scale * 2, LARGEST_SCALE)\n            self._good_steps = 0\n",
+        "(self.dynamic_scale * 2, LARGEST_SCALE)\n",
         "unit/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
     ),
     Fault(

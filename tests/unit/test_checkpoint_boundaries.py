@@ -10,12 +10,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpidist.checkpoint import following, hdf5, positional
+from mpidist.checkpoint import following, hdf5, layout, positional
 from mpidist.checkpoint import lock as lock_module
-from mpidist.checkpoint.directory import LOCK_FILE, candidates
+from mpidist.checkpoint.directory import LOCK_FILE, DirectoryWork, candidates
 from mpidist.checkpoint.layout import PAGE_BYTES, Record
 from mpidist.checkpoint.lock import DirectoryLock
 from mpidist.checkpoint.positional import read_at, write_at
+from mpidist.checkpoint.saved import SavedFile
+from mpidist.checkpoint.transfer import OwnPart, publish, verify, write_pieces
+from mpidist.comm.communicator import SoloCommunicator
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 8, 100])
@@ -46,6 +49,31 @@ def test_no_page_of_an_array_that_any_rank_writes_holds_another_array(tmp_path: 
     ]
     for (size, mine), (_, others) in itertools.permutations(zip(sizes, pages, strict=True), 2):
         assert size < PAGE_BYTES or not set(mine) & set(others)
+
+
+@pytest.mark.parametrize("edges", [(5000, 9000), (100, 20_000), (0, 29_999), (8192, 8193), (30_000, 30_000)])
+def test_parts_that_end_within_pages_and_pieces_make_one_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, edges: tuple[int, int]
+) -> None:
+    """A page is written by the rank that has its first byte, and a piece has one checksum, of all its parts."""
+    monkeypatch.setattr(layout, "PIECE_BYTES", 2 * PAGE_BYTES)
+    size, bounds = 30_000, (0, *edges, 30_000)
+    content = np.random.default_rng(1).integers(0, 256, size, np.uint8)
+    record = Record("a", (size,), content.dtype)
+    blank = hdf5.create(str(tmp_path / "new"), [record], {})
+    parts = [OwnPart(record, bounds, rank) for rank in range(3)]
+    everyone: list[dict[int, tuple[int, int]]] = [{}, {}, {}]
+    descriptor = os.open(blank.path, os.O_RDWR)
+    for rank, (own, checksums) in enumerate(zip(parts, everyone, strict=True)):
+        (pieces,) = layout.deal([record], rank, 3, [bounds])
+        write_pieces(descriptor, blank.offsets[0], record, content, pieces, own, checksums)
+    for own in parts:
+        write_at(descriptor, own.following([one.head for one in parts]), blank.offsets[0] + own.end)
+    assert read_at(descriptor, size, blank.offsets[0]) == content.tobytes()
+    os.close(descriptor)
+    publish(blank, everyone, str(tmp_path / "whole"), DirectoryWork())
+    file = SavedFile(hdf5.read_contents(str(tmp_path / "whole")))
+    verify(SoloCommunicator(), file, ["a"])
 
 
 def test_two_locks_of_a_process_hold_a_directory_until_both_are_released(tmp_path: Path) -> None:
