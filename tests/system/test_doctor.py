@@ -63,7 +63,8 @@ def test_a_rank_that_cannot_start_mpi_has_its_page(tmp_path: Path) -> None:
     program.write_text(PROGRAM)
     # Descriptor 99 is not open.
     result = run_program(
-        1, program, "doctor", "--json", timeout_seconds=100, PMI_RANK="0", PMI_SIZE="2", PMI_FD="99", MPI_LOCALRANKID="0"
+        1, program, "doctor", "--json", timeout_seconds=100,
+        PMI_RANK="0", PMI_SIZE="2", PMI_FD="99", MPI_LOCALRANKID="0",
     )
     found = read_page(result.stdout)
     assert result.returncode == 1

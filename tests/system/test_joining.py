@@ -19,7 +19,7 @@ from tests.waiting import until_exists
 pytestmark = pytest.mark.timeout_seconds(150)
 
 
-def begin(servers: int) -> str:
+def begin(servers: int, silence_seconds: float = 30.0) -> str:
     """The beginning of a program that workers may join; its first argument is a folder."""
     return f"""
 import json, os, signal, sys
@@ -31,12 +31,20 @@ from tests.waiting import until
 
 folder = Path(sys.argv[1])
 strategy = mpidist.ParameterServerStrategy(
-    mpidist.cluster_resolver.MPIClusterResolver(num_ps={servers}), options=mpidist.ServerOptions(heap_bytes=1 << 22),
-    join_directory=folder / "job",
+    mpidist.cluster_resolver.MPIClusterResolver(num_ps={servers}), join_directory=folder / "job",
+    options=mpidist.ServerOptions(heap_bytes=1 << 22, window=mpidist.WindowOptions(silence_seconds={silence_seconds})),
 )
 coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
 """
 
+
+PATIENT = """
+from mpidist.comm.windows import desk, door, handshake
+
+for module in desk, door, handshake:
+    module.LIMIT_SECONDS = 3600.0
+handshake.admit.__defaults__ = (3600.0,)
+"""
 
 # The moments at which a joiner is killed: it has ...
 STEPS = (
@@ -123,8 +131,9 @@ for step in steps:
         sys.exit(f"the joiner at {step!r} ended with {status}")
 """
 
-# Worker 1 is killed. The functions of worker 0 are counted while joiners come and die.
-PROGRAM = begin(2) + """with strategy.scope():
+# Worker 1 is killed. The functions of worker 0 are counted while joiners come and die. Who waited for a joiner would
+# wait for ever.
+PROGRAM = PATIENT + begin(2, silence_seconds=3600.0) + """with strategy.scope():
     sums = [mpidist.Variable(np.zeros(5, "int64")) for _ in range(2)]
 names = coordinator.create_per_worker_value(lambda: f"value of {os.getpid()}")
 
