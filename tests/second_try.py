@@ -1,8 +1,8 @@
 """A test runs again where something outside mpidist was proved to have made it impossible, and the run says so.
 
 By chance MPI stops to deliver messages after a death, and a launcher or Slurm does not start a job, or dies. Proofs
-are where a job ends (`launching.finish`, `PrivateSlurm.wait`): they raise a `stuck.OutsideError`, or note the death of a
-launcher, which may have hurt nobody. Nothing else gives a test a second try.
+are where a job ends (`launching.finish`, `PrivateSlurm.wait`): they raise a `stuck.OutsideError`, or note the death of
+a launcher, which may have hurt nobody. Nothing else gives a test a second try.
 """
 
 from __future__ import annotations
