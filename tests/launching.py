@@ -228,7 +228,7 @@ def finish(
         if not is_alive:
             stuck.require_launcher(process, err)
         raise
-    stuck.require_launcher(process, err)
+    stuck.note_launcher(process, err)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
