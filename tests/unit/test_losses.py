@@ -38,9 +38,9 @@ def test_a_death_that_a_connection_tells_is_told_by_the_first_name(watch: DeathW
     losses.note(2, ConnectionResetError(errno.ECONNRESET, "Connection reset by peer"))
     names = [f"rank {rank} of 3 (process {rank - 1} on there)" for rank in (1, 2)]
     assert list(watch.dead.values()) == [names[0] + IS_SILENT, names[1]]
-    with pytest.raises(DeadRankError, match="rank 1 of 3 .* cannot be reached"):
+    with pytest.raises(DeadRankError, match=r"rank 1 of 3 .* cannot be reached"):
         losses.require_alive(1)
-    with pytest.raises(DeadRankError, match="rank 2 of 3 .* is dead"):
+    with pytest.raises(DeadRankError, match=r"rank 2 of 3 .* is dead"):
         losses.require_alive(2)
 
 
