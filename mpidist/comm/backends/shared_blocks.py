@@ -69,7 +69,7 @@ class SharedBlocks:
     def drop(self) -> None:
         """Local. Let go of the memory, which goes with the last view of it."""
         self.blocks, self._results = [[], []], []
-        self.places = self.addresses = np.empty(0, np.int64)
+        self.places, self.addresses = np.empty(0, np.int64), np.empty((0, 3), np.int64)
 
     def pieces(self, array: AnyArray) -> list[slice]:
         """Local. The slices of an array that pass through the blocks one after another."""

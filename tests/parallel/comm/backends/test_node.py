@@ -180,7 +180,7 @@ def test_mpi_goes_on_while_a_rank_waits(communicator: Communicator) -> None:
     message = np.full(3, communicator.rank)
     request = communicator.mpi.Irecv(message, 1, tag=77) if communicator.rank == 0 else None
     if communicator.rank == 1:
-        (first,) = [peer for peer in WATCHDOG.peers() if peer.key == communicator.processes[0]]
+        (first,) = [peer for peer in WATCHDOG.peers() if tuple(peer.key) == tuple(communicator.processes[0])]
         while not (first.state(collective.communicator.order.identity) or 0) % NEXT:
             time.sleep(1e-3)
         communicator.mpi.Ssend(message, 0, tag=77)
