@@ -90,10 +90,10 @@ class Scope:
         if isinstance(target, ast.Name):
             self._given.setdefault((holder, target.id), []).append((line, value, -1))
         elif isinstance(target, (ast.Tuple, ast.List)):
-            pairs = isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts)
+            values = value.elts if isinstance(value, ast.Tuple) and len(value.elts) == len(target.elts) else None
             for at, one in enumerate(target.elts):
-                if pairs:
-                    self._give(one, value.elts[at], node)
+                if values is not None:
+                    self._give(one, values[at], node)
                 elif isinstance(one, ast.Name):
                     self._given.setdefault((holder, one.id), []).append((line, value, at))
 

@@ -92,8 +92,13 @@ def test_a_lock_is_touched_again_and_again(tmp_path: Path, monkeypatch: pytest.M
     """Another host takes a holder for dead that touches it no more."""
     touched = threading.Semaphore(0)
     touch = os.utime
+
+    def note(path: str) -> None:
+        touch(path)
+        touched.release()
+
     monkeypatch.setattr(lock_module, "BEAT_SECONDS", 0.001)
-    monkeypatch.setattr(os, "utime", lambda path: (touch(path), touched.release()))
+    monkeypatch.setattr(os, "utime", note)
     lock = DirectoryLock(str(tmp_path))
     lock.acquire()
     for _ in range(5):
