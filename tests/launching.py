@@ -176,7 +176,8 @@ def run_code(
     program = folder / "program.py"
     program.write_text(code)
     result = run_program(
-        ranks, program, *arguments, timeout_seconds=timeout_seconds, kills=kills, tells_codes=tells_codes, **environment
+        ranks, program, *arguments, timeout_seconds=timeout_seconds, kills=kills, tells_codes=tells_codes,
+        meanwhile=None, **environment,
     )
     return result, result.stdout + result.stderr
 
@@ -227,7 +228,7 @@ def finish(
         if not is_alive:
             stuck.require_launcher(process, err)
         raise
-    stuck.require_launcher(process, err)
+    stuck.note_launcher(process, err)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 

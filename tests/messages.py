@@ -60,7 +60,9 @@ def answer(folder: Path) -> None:
 
 
 if __name__ == "__main__":
-    threading.Thread(target=answer, args=(Path(sys.argv[1]),), daemon=True).start()
+    # By its name it is none of the program's own, which would be left to call MPI to the end (`ending.end_mpi`).
+    threading.Thread(target=answer, args=(Path(sys.argv[1]),), name="mpidist-answer", daemon=True).start()
     del sys.argv[:2]
     sys.path[0] = str(Path(sys.argv[0]).parent)
-    runpy.run_path(sys.argv[0], run_name="__main__")
+    # Kept: what a program holds lives until the process ends.
+    PROGRAM = runpy.run_path(sys.argv[0], run_name="__main__")

@@ -1,8 +1,8 @@
 """A test runs again where something outside mpidist was proved to have made it impossible, and the run says so.
 
-By chance MPI stops to deliver messages after a death, and a launcher or Slurm does not start a job, or dies. The proofs
-are where a job ends (`launching.finish`, `PrivateSlurm.wait`): they raise a `stuck.OutsideError`. Nothing else gives a
-test a second try.
+By chance MPI stops to deliver messages after a death, and a launcher or Slurm does not start a job, or dies. Proofs
+are where a job ends (`launching.finish`, `PrivateSlurm.wait`): they raise a `stuck.OutsideError`, or note the death of a
+launcher, which may have hurt nobody. Nothing else gives a test a second try.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.stuck import OutsideError
+from tests import stuck
 
 # The last one's error counts.
 STARTS = 3
@@ -23,9 +23,10 @@ _NAME = "started again"
 @pytest.hookimpl(wrapper=True)
 def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Run a test again, in another folder."""
+    stuck.DEATHS.clear()
     try:
         return (yield)
-    except OutsideError as error:
+    except (Exception, pytest.fail.Exception) as error:
         if not _may_start(pyfuncitem, error):
             raise
     folder = pyfuncitem.funcargs.get("tmp_path")
@@ -40,9 +41,10 @@ def pytest_fixture_setup(
     fixturedef: pytest.FixtureDef[object], request: pytest.FixtureRequest
 ) -> Generator[None, object, object]:
     """Make a fixture again: a job of its own may be what several tests look at."""
+    stuck.DEATHS.clear()
     try:
         return (yield)
-    except OutsideError as error:
+    except (Exception, pytest.fail.Exception) as error:
         if not _may_start(request.node, error):
             raise
     return request.node.ihook.pytest_fixture_setup(fixturedef=fixturedef, request=request)
@@ -59,8 +61,11 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"{_NAME}: {node}: {reason}")
 
 
-def _may_start(node: pytest.Item | pytest.Collector, error: OutsideError) -> bool:
+def _may_start(node: pytest.Item | pytest.Collector, error: BaseException) -> bool:
+    reason = stuck.reason_of(error)
+    if not reason:
+        return False
     count = node.stash[_COUNT] = node.stash.get(_COUNT, 0) + 1
     if isinstance(node, pytest.Item):
-        node.user_properties.append((_NAME, f"{type(error).__name__}: {str(error).partition(chr(10))[0]}"))
+        node.user_properties.append((_NAME, reason))
     return count < STARTS

@@ -38,6 +38,9 @@ LAUNCHER_DIED = (-signal.SIGPIPE, 128 + signal.SIGPIPE)
 # Open MPI's launcher was seen to end so on a busy machine, once in 330 programs, before any rank was there.
 NOT_STARTED = "PMIx server's listener thread failed to start"
 
+# Of launchers, in the test that runs.
+DEATHS: list[str] = []
+
 
 def describe(processes: Iterable[int]) -> str:
     """Their state, their CPU time and what they run, with the stacks of those that run Python, in C as well."""
@@ -94,10 +97,24 @@ def require_launcher(job: subprocess.Popen[str], errors: str = "") -> None:
         job: That may have ended.
         errors: What it has written to stderr.
     """
+    note_launcher(job, errors)
+    if DEATHS:
+        raise BrokenLauncherError(DEATHS[-1])
+
+
+def note_launcher(job: subprocess.Popen[str], errors: str) -> None:
+    """Raise NotStartedError; where a launcher has died, note it: if the test fails, it may be for that reason."""
     if NOT_STARTED in errors:
         raise NotStartedError(NOT_STARTED)
     if job.poll() in LAUNCHER_DIED and folder_of_answers(job) is not None:
-        raise BrokenLauncherError("mpirun has died of SIGPIPE")
+        DEATHS.append("mpirun has died of SIGPIPE")
+
+
+def reason_of(error: BaseException) -> str:
+    """The reason outside mpidist for which a test may have failed; empty if none was proved."""
+    if isinstance(error, OutsideError):
+        return f"{type(error).__name__}: {error}".partition("\n")[0]
+    return DEATHS[-1] if DEATHS else ""
 
 
 def _describe(process: int) -> str:

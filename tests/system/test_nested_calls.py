@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ with strategy.scope():
 ones = np.ones(1000, "float32")
 """
 # Gradients are reduced in node memory where no implementation is asked for.
-WAYS = {"NODE": {}, "MPI": {"MPIDIST_COLLECTIVE": "MPI"}}
+WAYS: dict[str, dict[str, Any]] = {"NODE": {}, "MPI": {"MPIDIST_COLLECTIVE": "MPI"}}
 CALLING = """
 outer, inner = sys.argv[1:3]
 calls = {
@@ -41,11 +42,12 @@ def handle(*_):
         print("done", calls[inner](), flush=True)
     except RuntimeError as error:
         print("refused", error, flush=True)
-    open(sys.argv[3], "w").close()
 
 def interrupt():
     until_process_waits_in(os.getpid())
     os.kill(os.getpid(), signal.SIGUSR2)
+    # Where the call waits in MPI, the handler runs when the other rank has come.
+    open(sys.argv[3], "w").close()
 
 signal.signal(signal.SIGUSR2, handle)
 if rank == 0:
@@ -71,7 +73,7 @@ print("right", flush=True)
 )
 def test_a_call_within_a_call_is_refused(tmp_path: Path, outer: str, inner: str, way: str) -> None:
     """A signal handler of one rank makes a call while that rank waits in another one, whose result is right."""
-    result, text = run_code(tmp_path, HEAD + CALLING, outer, inner, tmp_path / "handled", ranks=2, **WAYS[way])
+    result, text = run_code(tmp_path, HEAD + CALLING, outer, inner, tmp_path / "signalled", ranks=2, **WAYS[way])
     assert result.returncode == 0, text
     assert "done" not in text, text
     assert text.count("this rank is in the middle of another call") == 1, text
@@ -158,7 +160,7 @@ def test_a_mismatch_that_one_rank_alone_catches_ends_the_job(tmp_path: Path, end
     assert "caught" in text, text
 
 
-def ended_soon(tmp_path: Path, text: str, *arguments: str, **environment: str) -> str:
+def ended_soon(tmp_path: Path, text: str, *arguments: str, **environment: Any) -> str:
     """The output of a program on 2 ranks that must end with an error, and not only after a report of a wait."""
     result, told = run_code(tmp_path, text, *arguments, ranks=2, MPIDIST_WARN_SECONDS="3600", **environment)
     assert result.returncode != 0, told

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,7 @@ def test_what_a_job_did_last_counts(tmp_path: Path) -> None:
 
 
 TRIES = """
+import subprocess
 import pytest
 from tests import stuck
 
@@ -73,6 +75,8 @@ def made(tmp_path_factory):
         raise stuck.BrokenQueueError("of the fixture")
 
 starts = []
+died = subprocess.Popen(["sh", "-c", "kill -PIPE $$", "-m", "tests.messages", "folder"])
+died.wait()
 
 def test_second(made, tmp_path):
     assert not any(tmp_path.iterdir())
@@ -81,6 +85,15 @@ def test_second(made, tmp_path):
     if len(starts) == 3:
         raise stuck.BrokenLauncherError("of the test")
     assert starts == ["fixture", "fixture", "test", "test"]
+
+def test_launcher():
+    stuck.note_launcher(died, "")
+    starts.append("launcher")
+    assert starts[4:] == ["launcher"] * 2
+
+def test_launcher_that_hurt_nobody():
+    stuck.note_launcher(died, "")
+    starts.append("nobody")
 
 def test_never():
     starts.append("never")
@@ -91,7 +104,7 @@ def test_error():
     raise AssertionError("an error of its own")
 
 def test_counts():
-    assert starts[4:] == ["never"] * 3 + ["error"]
+    assert starts[4:] == ["launcher"] * 2 + ["nobody"] + ["never"] * 3 + ["error"]
 """
 
 
@@ -102,11 +115,11 @@ def test_what_was_proved_to_be_impossible_runs_again_and_nothing_else(tmp_path: 
         [sys.executable, "-m", "pytest", "-q", "-p", "tests.second_try", "-p", "no:cacheprovider", str(file)],
         env={**os.environ, "PYTHONPATH": str(ROOT)}, cwd=tmp_path, capture_output=True, text=True, check=False,
     )
-    assert "2 failed, 2 passed" in result.stdout, result.stdout + result.stderr
-    for reason in ("of the fixture", "of the test", "never"):
-        assert f"Error: {reason}\n" in result.stdout, result.stdout
+    assert "2 failed, 4 passed" in result.stdout, result.stdout + result.stderr
+    for reason in ("of the fixture", "of the test", "never", "died of SIGPIPE"):
+        assert re.search(rf"started again: .*: .*{reason}\n", result.stdout), result.stdout
     # Each reason of each test once.
-    assert result.stdout.count("started again: ") == 3, result.stdout
+    assert result.stdout.count("started again: ") == 4, result.stdout
 
 
 @pytest.mark.parametrize(
@@ -118,6 +131,7 @@ def test_only_the_launchers_own_death_by_sigpipe_is_a_proof(tmp_path: Path, end:
     if is_launchers:
         with pytest.raises(stuck.BrokenLauncherError, match="mpirun has died of SIGPIPE"):
             stuck.require_launcher(job)
+        stuck.DEATHS.clear()
     else:
         stuck.require_launcher(job)
 

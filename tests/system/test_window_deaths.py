@@ -154,6 +154,7 @@ from mpidist.comm import ending
 from mpidist.comm.communicator import open_communicator
 from mpidist.comm.window import open_window
 from mpidist.options import WindowOptions
+from tests.limits import limit
 
 communicator = open_communicator()
 ending.tolerate_deaths()
