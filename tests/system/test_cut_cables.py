@@ -107,7 +107,7 @@ def start(
 
 def wait_until_empty(hosts: VirtualHosts, names: Iterable[str]) -> None:
     """Return when no rank is left on some hosts."""
-    program = re.compile(r"\S+python \S+/program.py")
+    program = re.compile(r"\S+python .*/program.py")
     until(lambda: not any(program.match(line) for one in names for line in hosts.processes(one)), "no rank is left")
 
 

@@ -65,7 +65,7 @@ def said(folder: Path) -> dict[str, str]:
 
 def ranks_left(hosts: VirtualHosts) -> dict[str, list[str]]:
     """The ranks that are left on each host."""
-    program = re.compile(r"\S*python\S* \S+/program.py")
+    program = re.compile(r"\S*python\S* .*/program.py")
     left = {name: [line for line in hosts.processes(name) if program.match(line)] for name in hosts.names}
     return {name: lines for name, lines in left.items() if lines}
 

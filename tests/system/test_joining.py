@@ -125,8 +125,8 @@ for step in steps:
         os._exit(0)
     _, status = os.waitpid(child, os.WUNTRACED)
     if os.WIFSTOPPED(status):
-        before = count()
-        until(lambda: count() >= before + many, f"{many} functions of others run while a joiner stands at {step!r}")
+        seen = count()
+        until(lambda: count() >= seen + many, f"{many} functions of others run while a joiner stands at {step!r}")
         os.kill(child, signal.SIGKILL)
         _, status = os.waitpid(child, 0)
     if not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL):
