@@ -139,7 +139,7 @@ FAULTS = (
     ),
     Fault(
         "who follows checkpoints waits for the first timeout only", "checkpoint/following.py",
-        "                return\n            waiting_since = time.monotonic()\n", "                return\n",
+        "                return\n            waiting_since = clock()\n", "                return\n",
         BOUNDARIES + "each_timeout_of_those_who_follow_is_as_long_as_the_first",
     ),
     Fault(

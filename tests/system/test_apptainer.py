@@ -21,7 +21,7 @@ import json, os, threading
 import numpy as np
 import mpidist
 if "OTHERS_STAY" in os.environ and not mpidist.is_first_rank():
-    threading.Event().wait(3600)
+    threading.Event().wait()
 strategy = mpidist.MultiWorkerMirroredStrategy()
 ranks = strategy.communicator
 with strategy.scope():

@@ -362,8 +362,9 @@ if {who.replace("rank", "int(os.environ.get('PMI_RANK', os.environ.get('OMPI_COM
 
 def test_a_thread_of_the_programs_own_may_call_mpi_to_the_end(tmp_path: Path) -> None:
     code = (
-        "import threading\nfrom mpi4py import MPI\n"
-        "def poll():\n    while True:\n        MPI.COMM_SELF.Iprobe()\n        threading.Event().wait(0.0005)\n"
+        "import threading, time\nfrom mpi4py import MPI\n"
+        "def poll():\n    while True:\n        MPI.COMM_SELF.Iprobe()\n"
+        "        time.sleep(0.0005)  # simulates work: a library that polls now and then\n"
         "threading.Thread(target=poll, daemon=True).start()\nwait_for_others()\n"
     )
     result, text = run_code(tmp_path, HEAD + code)

@@ -130,7 +130,7 @@ else:
     while True:
         if handler is not None:
             handler.run(step.assign_add, 1)
-        time.sleep(0.01)
+        time.sleep(0.01)  # simulates work: a step
 """
 
 

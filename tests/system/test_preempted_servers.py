@@ -143,7 +143,7 @@ with PreemptionCheckpointHandler(None, checkpoint, sys.argv[1] + "/checkpoints",
             is_told = True
             os.write(2, b"lives on\\n")
             os.kill(processes[3], signal.SIGUSR1)
-        time.sleep(0.01)
+        time.sleep(0.01)  # simulates work: a step
 """)
     result = run_program(4, program, tmp_path, kills=True, timeout_seconds=100)
     assert "lives on" in result.stderr, result.stdout + result.stderr

@@ -55,7 +55,7 @@ def train(folder, seed, which, name, exit_fn=None):
         optimizer.apply_gradients([(gradient, variable)])
         # Also other calls, and time without any.
         if strategy.reduce("MAX", int(optimizer.iterations), axis=None) % 5 == 0:
-            time.sleep(0.01 * (1 + rank))
+            time.sleep(0.01 * (1 + rank))  # simulates work: ranks that take different time
 
     comes = threading.Event()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from pathlib import Path
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from tests.launching import run_program, start_program
 from tests.system.test_example import kill_all_ranks
+from tests.waiting import until_exists
 
 # Eight ranks on two busy cores take their time.
 pytestmark = pytest.mark.timeout_seconds(300)
@@ -156,11 +156,7 @@ def test_a_killed_run_goes_on_with_the_same_bits_on_other_ranks(program: Path, t
     folder = tmp_path / "checkpoints"
     folder.mkdir()
     process = start_program(2, program, tmp_path / "never.npy", "lamb", "shared", "logical", 10**6, folder, RANKS="2")
-    deadline = time.monotonic() + 60
-    while not (folder / "ckpt-10.h5").exists():
-        assert process.poll() is None, process.communicate()
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    until_exists(folder / "ckpt-10.h5", job=process)
     kill_all_ranks(process)
     # Ranks may have gone on for some steps; what is beyond step 30 is of no use here.
     for path in folder.glob("*"):

@@ -89,7 +89,7 @@ handler = PreemptionCheckpointHandler(None, mpidist.Checkpoint(steps=steps), sys
 print("begins at", int(steps), flush=True)
 while True:
     handler.run(lambda: strategy.run(lambda: steps.assign_add(1)))
-    time.sleep(0.05)
+    time.sleep(0.05)  # simulates work: a step
 """
 
 

@@ -33,14 +33,14 @@ ME = Key("n2", 7, "pid:[1]")
 # A file is not read again before.
 LOOK_SECONDS = 0.51
 HOLDER = """
-import sys, time
+import sys, threading
 from pathlib import Path
 from mpidist.observe.job_directory import OwnFile
 from mpidist.observe.peers import Key
 file = OwnFile(Path(sys.argv[1]), Key("n1", 7, "pid:[1]"))
 file.write({"states": {"5": 12}, "details": {"calls": []}, "ended": len(sys.argv) > 2})
 print("ready", flush=True)
-time.sleep(60)
+threading.Event().wait()
 """
 
 

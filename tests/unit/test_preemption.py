@@ -319,7 +319,7 @@ def test_signals_are_given_back(tmp_path: Path) -> None:
 
 def run_and_sleep(runs: Any) -> None:
     runs.set()
-    time.sleep(60)
+    threading.Event().wait()
 
 
 def test_a_forked_child_is_ended_by_a_signal(tmp_path: Path) -> None:

@@ -7,13 +7,11 @@ import pickle
 import signal
 import threading
 from collections.abc import Iterator
-from types import SimpleNamespace
 
 import pytest
 
 from mpidist.comm.window import SoloWindow
 from mpidist.observe.peers import Key
-from mpidist.serving import signals
 from mpidist.serving.messages import Call, Message
 from mpidist.serving.signals import Listener, Others
 from mpidist.serving.station import Station
@@ -24,19 +22,15 @@ def station() -> Station:
     return Station(SoloWindow(8), str, lambda rank: Key("", rank, ""), frozenset())
 
 
-def test_functions_that_had_ended_before_the_first_look_count_for_nothing(
-    station: Station, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock = SimpleNamespace(now=1000.0)
-    monkeypatch.setattr(signals, "time", SimpleNamespace(monotonic=lambda: clock.now))
+def test_functions_that_had_ended_before_the_first_look_count_for_nothing(station: Station) -> None:
     others, counts = Others(station, threading.Lock()), [100, 10]
     others.follow(lambda: None, lambda: (counts[0], counts[1]))
     guesses = []
     # The number of functions so far, and how many of them have not ended.
-    for clock.now, *counts[:] in (
+    for now, *counts[:] in (
         (1000, 100, 10), (1006, 100, 10), (1006, 110, 17), (1006, 110, 0), (1030, 111, 1)
     ):
-        guesses.append(others.join_seconds())
+        guesses.append(others.join_seconds(now))
     # Of those 90 nobody knows how long they took: then one in 6 s, three in 6 s, 20 in 30 s.
     assert guesses == [0, 60, 34, 0, 1.5]
 

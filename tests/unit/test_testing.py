@@ -108,7 +108,7 @@ def test_a_hang_ends_the_run_with_stacks(tmp_path: Path) -> None:
         "import pytest, threading\n"
         "def test_quick(communicator):\n    assert communicator.size == 1\n"
         "@pytest.mark.timeout_seconds(0.5)\n"
-        "def test_slow():\n    threading.Event().wait(40)\n"
+        "def test_slow():\n    threading.Event().wait()\n"
     )
     result = run_pytest(tmp_path)
     assert result.returncode == 1
@@ -120,7 +120,7 @@ def test_a_hang_ends_the_run_with_stacks(tmp_path: Path) -> None:
 @pytest.mark.parametrize("mark", ["timeout_seconds(0.5)", "timeout_seconds(seconds=0.5)"])
 def test_the_limit_of_a_mark_has_a_name(mark: str, tmp_path: Path) -> None:
     (tmp_path / "test_it.py").write_text(
-        f"import pytest, threading\n@pytest.mark.{mark}\ndef test_slow():\n    threading.Event().wait(40)\n"
+        f"import pytest, threading\n@pytest.mark.{mark}\ndef test_slow():\n    threading.Event().wait()\n"
     )
     assert "test_it.py::test_slow after 0.5 s" in run_pytest(tmp_path, "--mpi-timeout", "20").stderr
 

@@ -73,7 +73,8 @@ def test_between_nodes_it_comes_on_all_ranks_while_calls_come_slowly(
                 os.kill(os.getpid(), signal.SIGINT)
             strategy.reduce("SUM", 1.0, axis=None)
             made.append(number)
-            time.sleep(0.05 if number > 20 else 0)
+            # Nothing else is left of the calls when it is heard of.
+            time.sleep(0.05 if number > 20 else 0)  # simulates work: an evaluation between two calls
 
     with pytest.raises(KeyboardInterrupt):
         evaluate()

@@ -62,9 +62,7 @@ def pulls_since(number: int, byte_count: int) -> list[str]:
 
 def wait_for_pull(number: int, byte_count: int, count: int = 1) -> None:
     """Wait until so many Gets of this size have begun in the thread that pulls ahead."""
-    end = time.monotonic() + _LIMIT_SECONDS
     while pulls_since(number, byte_count).count("mpidist-ahead") < count:
-        assert time.monotonic() < end, f"function {number} has waited in vain: {_events}"
         time.sleep(0.001)
 
 

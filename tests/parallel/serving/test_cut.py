@@ -81,15 +81,8 @@ class Counting:
 
 
 def wait_for(path: Path) -> None:
-    """Wait until a file is there.
-
-    Raises:
-        TimeoutError: It did not come.
-    """
-    end = time.monotonic() + 60
+    """Wait until a file is there."""
     while not path.exists():
-        if time.monotonic() > end:
-            raise TimeoutError(f"nobody has made {path}")
         time.sleep(0.001)
 
 

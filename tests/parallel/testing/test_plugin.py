@@ -287,14 +287,14 @@ def test_it(communicator):
 @pytest.mark.usefixtures("alone")
 def test_failures_are_told_where_another_rank_ends_the_job_at_the_exit(tmp_path: Path) -> None:
     code = """
-import atexit
+import atexit, threading
 
 def test_fails(communicator, request):
     if communicator.rank == 1:
         atexit.register(communicator.mpi.Abort, 1)
     else:
         # It has left pytest's hooks, and not yet written what pytest has printed.
-        request.config.add_cleanup(lambda: time.sleep(60))
+        request.config.add_cleanup(threading.Event().wait)
     assert communicator.size == 3
 """
     result = run_pytest(tmp_path, code)

@@ -61,7 +61,7 @@ def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: st
         count = int(random.integers(1, 400))
         # Ranks get out of step on purpose.
         if random.integers(10) == rank:
-            time.sleep(0.0005)
+            time.sleep(0.0005 * random.random())  # any moment: the others may be ahead by any part of a call
         mine = np.arange(count) * (rank + 1) + step
         total = np.arange(count) * (size * (size + 1) // 2) + step * size
         kind = int(random.integers(6))
@@ -195,10 +195,11 @@ def test_the_barrier_keeps_everyone_until_the_last(communicator: Communicator) -
     node = communicator.node
     counters = NodeMemory(communicator, 8 * node.size).bytes.view(np.int64)
     page = CallPage(NodeMemory(communicator, PAGE_BYTES * node.size).bytes.data.cast("B"), range(node.size), node.rank)
+    random = np.random.default_rng(node.rank)
     for barrier in (NodeBarrier(node, page, communicator.order, 1), open_node_barrier(communicator)):
         for step in range(200):
             if step % 50 == node.rank:
-                time.sleep(0.002)
+                time.sleep(0.004 * random.random())  # any moment: the others must not be ahead
             counters[node.rank] += 1
             barrier()
             assert (counters == counters[node.rank]).all()
