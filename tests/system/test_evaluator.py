@@ -87,10 +87,11 @@ if roles.task_type != "evaluator":
 
 # The chief signals all processes of the job, the evaluator first, as Slurm does.
 SIGNALLED = """
-import os, signal, sys, time
+import os, signal, sys
 from pathlib import Path
 import mpidist
 from tests import marks
+from tests.waiting import let_pass
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 
 folder, name, kind, has_handler = Path(sys.argv[1]), sys.argv[2], sys.argv[3], sys.argv[4] == "handler"
@@ -130,7 +131,7 @@ else:
     while True:
         if handler is not None:
             handler.run(step.assign_add, 1)
-        time.sleep(0.01)  # simulates work: a step
+        let_pass(0.01)
 """
 
 

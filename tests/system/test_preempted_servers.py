@@ -12,7 +12,7 @@ from tests.preempted_training import COUNTED
 pytestmark = pytest.mark.timeout_seconds(240)
 
 TRAINING = """
-import atexit, os, random, signal, sys, time
+import atexit, os, random, signal, sys
 import mpidist
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 from mpidist.observe.watchdog import WATCHDOG
@@ -68,7 +68,7 @@ def train(name, which, exit_fn=None):
                     os.kill(process, getattr(signal, name))
             if index > told_at:
                 # Not so fast that there are no steps left before the chief has heard of it.
-                time.sleep(0.01)
+                let_pass(0.01)
     return last
 
 for number, life in enumerate(lives):
@@ -118,8 +118,9 @@ def test_the_launchers_signal_after_a_death_ends_nothing(tmp_path: Path) -> None
     """Hydra's is SIGUSR1, as that of a cluster that ends the job."""
     program = tmp_path / "program.py"
     program.write_text("""
-import os, signal, sys, threading, time
+import os, signal, sys, threading
 import mpidist
+from tests.waiting import let_pass
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 resolver = mpidist.cluster_resolver.MPIClusterResolver(num_ps=1)
 strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 20))
@@ -143,7 +144,7 @@ with PreemptionCheckpointHandler(None, checkpoint, sys.argv[1] + "/checkpoints",
             is_told = True
             os.write(2, b"lives on\\n")
             os.kill(processes[3], signal.SIGUSR1)
-        time.sleep(0.01)  # simulates work: a step
+        let_pass(0.01)
 """)
     result = run_program(4, program, tmp_path, kills=True, timeout_seconds=100)
     assert "lives on" in result.stderr, result.stdout + result.stderr

@@ -16,7 +16,7 @@ STEPS = 60
 # So many steps after the first in which it may come a signal has been sent, and after so many more all ranks know.
 SENT_AFTER, KNOWN_AFTER = 5, 3
 TRAINING = f"""
-import os, random, signal, sys, threading, time
+import os, random, signal, sys, threading
 from tests.waiting import let_pass
 import numpy as np
 import mpidist
@@ -55,7 +55,7 @@ def train(folder, seed, which, name, exit_fn=None):
         optimizer.apply_gradients([(gradient, variable)])
         # Also other calls, and time without any.
         if strategy.reduce("MAX", int(optimizer.iterations), axis=None) % 5 == 0:
-            time.sleep(0.01 * (1 + rank))  # simulates work: ranks that take different time
+            let_pass(0.01 * (1 + rank))
 
     comes = threading.Event()
 

@@ -16,8 +16,9 @@ pytestmark = pytest.mark.timeout_seconds(240)
 
 # The first life goes on until it is told of the end; the second one ends by itself.
 TRAINING = """
-import os, sys, time
+import os, sys
 import mpidist
+from tests.waiting import let_pass
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 
 dealt = mpidist.cluster_resolver.MPIClusterResolver(num_ps=int(sys.argv[2])) if len(sys.argv) > 2 else None
@@ -33,7 +34,7 @@ while not restarts or handler.total_run_calls < begin + 50:
         print("trains", flush=True)
     handler.run(coordinator.schedule, step, (handler.total_run_calls, numbers))
     # Not so fast that there are no steps left before the chief has heard of the end.
-    time.sleep(0.01)
+    let_pass(0.01)
 require_exact(handler.total_run_calls)
 """
 

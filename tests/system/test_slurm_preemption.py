@@ -78,8 +78,9 @@ def test_jobs_that_are_ended_from_outside_save_and_go_on(
 
 
 GUARDED = """
-import sys, time
+import sys
 import mpidist
+from tests.waiting import let_pass
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 strategy = mpidist.MultiWorkerMirroredStrategy()
 with strategy.scope():
@@ -89,7 +90,7 @@ handler = PreemptionCheckpointHandler(None, mpidist.Checkpoint(steps=steps), sys
 print("begins at", int(steps), flush=True)
 while True:
     handler.run(lambda: strategy.run(lambda: steps.assign_add(1)))
-    time.sleep(0.05)  # simulates work: a step
+    let_pass(0.05)
 """
 
 
