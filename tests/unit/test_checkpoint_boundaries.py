@@ -19,6 +19,7 @@ from mpidist.checkpoint.positional import read_at, write_at
 from mpidist.checkpoint.saved import SavedFile
 from mpidist.checkpoint.transfer import OwnPart, publish, verify, write_pieces
 from mpidist.comm.communicator import SoloCommunicator
+from tests.clocks import SetClock
 
 
 @pytest.mark.parametrize("calls", [1, 2, 3, 8, 100])
@@ -117,28 +118,12 @@ def test_of_checkpoints_of_one_time_the_largest_number_is_the_latest(tmp_path: P
     assert candidates(str(tmp_path), None)[0] == names[1], "times that differ go first"
 
 
-class Clock:
-    """The module `time` of a program that has time for nothing but to wait."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def monotonic(self) -> float:
-        return self.now
-
-    def sleep(self, seconds: float) -> None:
-        self.now += seconds
-
-
-def test_each_timeout_of_those_who_follow_is_as_long_as_the_first(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    clock, asked = Clock(), [0.0]
-    monkeypatch.setattr(following, "time", clock)
+def test_each_timeout_of_those_who_follow_is_as_long_as_the_first(tmp_path: Path) -> None:
+    clock, asked = SetClock(0.0), [0.0]
 
     def is_done() -> bool:
         asked.append(clock.now)
         return len(asked) == 5
 
-    assert list(following.checkpoints_iterator(tmp_path, timeout=30, timeout_fn=is_done)) == []
+    assert list(following.follow(str(tmp_path), 0.0, 30.0, is_done, clock, clock.forward)) == []
     assert all(second - first >= 30 for first, second in itertools.pairwise(asked))
