@@ -216,5 +216,3 @@ def test_rows_in_the_middle_of_a_change_are_not_whole() -> None:
     table = HeapTable(window.memory, TABLE)
     table.versions[2] = 1
     assert rows_of(window) == ([1.0, 0.0, 0.0], 1)
-
-
