@@ -46,6 +46,9 @@ for _ in range(20):
     step()
 # The thread for them and its communicator are there before the death.
 strategy.extended.all_reduce_async("SUM", np.ones(3)).wait()
+# Nobody dies while another one is in it: not by a barrier of MPI's, in which the same could happen.
+open(f"{__file__}.{rank}", "w").close()
+until_exists(*(f"{__file__}.{one}" for one in range(size)))
 """
 
 
