@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import sklearn.metrics as sklearn_metrics
 
 from mpidist import metrics
 from mpidist.checkpoint.checkpoint import Checkpoint
@@ -86,6 +86,8 @@ def test_the_result_is_that_of_all_data(communicator: Communicator, name: str) -
 
 
 def test_results_of_scikit_learn(communicator: Communicator) -> None:
+    # Here, since its import takes longer than all others together.
+    sklearn_metrics = importlib.import_module("sklearn.metrics")
     strategy = make_strategy(communicator, "private")
     with strategy.scope():
         area, matrix = metrics.AUC(20001), metrics.ConfusionMatrix(4)
