@@ -59,9 +59,10 @@ def test_many_calls_of_all_kinds_in_a_row(communicator: Communicator, layout: st
     owned = collective.allocate((80_000,))
     for step in range(amount(150, 20_000)):
         count = int(random.integers(1, 400))
-        # Ranks get out of step on purpose.
-        if random.integers(10) == rank:
-            time.sleep(0.0005 * random.random())  # any moment: the others may be ahead by any part of a call
+        # Ranks get out of step on purpose. All of them draw the same.
+        late, seconds = int(random.integers(10)), 0.0005 * random.random()
+        if late == rank:
+            time.sleep(seconds)  # any moment: the others may be ahead by any part of a call
         mine = np.arange(count) * (rank + 1) + step
         total = np.arange(count) * (size * (size + 1) // 2) + step * size
         kind = int(random.integers(6))
