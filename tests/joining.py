@@ -21,7 +21,7 @@ COMMAND = "from mpidist.cli.main import main; main()"
 
 # The chief does what it is asked in one line after another: an expression has a value, a statement has none.
 ANSWERING = """
-import json, os, signal, socket, sys
+import json, os, signal, socket, sys, threading
 from pathlib import Path
 import numpy as np
 import mpidist
@@ -50,6 +50,9 @@ def add(dies=0, number=signal.SIGKILL):
     optimizer.apply_gradients([(np.full(3, -1.0), one) for one in sums])
     if os.getpid() == dies:
         os.kill(dies, number)
+        if number == signal.SIGINT:
+            # Another thread of the process may have got it: the interrupt comes when that one runs.
+            threading.Event().wait()
     return os.getpid(), read
 
 def lose(worker):
