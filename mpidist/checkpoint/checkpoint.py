@@ -30,8 +30,9 @@ from mpidist.checkpoint.transfer import write_checkpoint
 from mpidist.chief import is_chief, role_rank
 from mpidist.comm.agreement import on_first_rank, together
 from mpidist.comm.call_text import AT_ONCE, refuse_inside
-from mpidist.comm.communicator import SoloCommunicator
+from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import CheckpointError, MismatchError, mark_shared
+from mpidist.variables.served import ServedHome
 
 logger = logging.getLogger("mpidist")
 
@@ -132,6 +133,11 @@ class Checkpoint:
                 roots.append(((name,), value))
         return walk(roots)
 
+    def is_written_here(self, found: Found) -> bool:
+        """Local. Whether this rank takes part in saves of the objects; else another one saves what is its own."""
+        group = found.group()
+        return group.mpi is not None or _served(found, group) is not None or _writes_what_is_its_own(role_rank())
+
     def save(self, file_prefix: Path) -> str:
         """Collective. Save to the next numbered file and make it the directory's latest; a failed save does not count.
 
@@ -186,8 +192,8 @@ class Checkpoint:
         saved_at, begin = time.time(), time.monotonic()
         if communicator.order.is_under_way == AT_ONCE:
             refuse_inside("save", communicator.calls.thread)
-        servers = found.servers() if communicator.size == 1 else None
-        if communicator.mpi is not None or servers is not None or _writes_what_is_its_own(role_rank()):
+        servers = _served(found, communicator)
+        if self.is_written_here(found):
             with found.calls(communicator).during("save"):
                 if servers is not None:
                     saved_at = write_cut(servers, path, self.find_objects, count, work)
@@ -301,6 +307,11 @@ class Checkpoint:
     def _forget(self, status: Status) -> None:
         if self._pending is status:
             self._pending = None
+
+
+def _served(found: Found, group: Communicator) -> ServedHome | None:
+    """The home of the objects that lie on parameter servers; only a chief alone writes those."""
+    return found.servers() if group.size == 1 else None
 
 
 @cache

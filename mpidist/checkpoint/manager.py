@@ -166,7 +166,7 @@ class CheckpointManager:
         found = self._checkpoint.find_objects()
         if self._checkpoint.pending is not None:
             self._checkpoint.pending.require_restored(found)
-        step = self._step()
+        step, is_written_here = self._step(), self._checkpoint.is_written_here(found)
         given: Any = checkpoint_number
         if isinstance(checkpoint_number, Variable):
             given = checkpoint_number.numpy()[()]
@@ -175,7 +175,9 @@ class CheckpointManager:
             # Rank 0 decides, and its list of checkpoints counts: what another rank has read of the directory may be
             # old.
             choice = "check_interval", check_interval
-            is_due, number, self._state = self._agree(group, lambda: self._decide(step, check_interval), choice, given)
+            is_due, number, self._state = self._agree(
+                group, lambda: self._decide(step, check_interval, is_written_here), choice, given
+            )
         if not is_due:
             return None
         count = number
@@ -184,7 +186,7 @@ class CheckpointManager:
         path = self._path(f"{self._name}-{number}")
         name = os.path.basename(path)
         work = DirectoryWork(
-            (self._lock.acquire, partial(remove_leftovers, self._directory, self._name)),
+            (partial(remove_leftovers, self._directory, self._name),),
             lambda: self._announce(name), lambda now: self._update(self._with_entry(name, now)),
         )
         saved_at = self._checkpoint.save_found(found, path, work, count)
@@ -301,10 +303,15 @@ class CheckpointManager:
             latest = present[-1].name
         return DirectoryState(present, state.last_preserved, latest)
 
-    def _decide(self, step: int | None, check_interval: bool) -> tuple[bool, int, DirectoryState]:
+    def _decide(
+        self, step: int | None, check_interval: bool, is_written_here: bool
+    ) -> tuple[bool, int, DirectoryState]:
         number, state = self._checkpoint.save_counter + 1, self._state
         if not self._is_due(step, check_interval):
             return False, number, state
+        if is_written_here:
+            # What is there is chosen from below: while it waits for the lock another job may save and delete.
+            self._lock.acquire()
         there = self._numbers_of(candidates(self._directory, None))
         known = {entry.name for entry in state.entries}
         if any(other >= number and name not in known for name, other in there.items()):
