@@ -15,12 +15,13 @@ from mpidist.checkpoint.directory import (
     SUFFIX,
     DirectoryWork,
     as_path,
+    begin_state,
     file_of,
     make_latest,
-    remove_leftovers,
     require_file,
 )
 from mpidist.checkpoint.layout import SAVE_COUNTER
+from mpidist.checkpoint.leftovers import remove_leftovers, remove_temporaries
 from mpidist.checkpoint.listing import arrays_to_write, list_together
 from mpidist.checkpoint.lock import DirectoryLock
 from mpidist.checkpoint.objects import Found, Parts, can_hold_variables, walk
@@ -162,7 +163,7 @@ class Checkpoint:
         lock = DirectoryLock(directory)
         before = lock.acquire, partial(remove_leftovers, directory, name)
         try:
-            work = DirectoryWork(before, after=partial(make_latest, path))
+            work = DirectoryWork(before, partial(begin_state, directory), partial(make_latest, path))
             self.save_found(self.find_objects(), path, work, count)
         finally:
             lock.release()
@@ -212,6 +213,9 @@ class Checkpoint:
     def write(self, path: Path) -> str:
         """Collective. Write to a file, without counting; `read` is its counterpart.
 
+        What a killed `write` to this file has left behind is deleted. So of two jobs that write to one file at the
+        same time one gets an error.
+
         Args:
             path: The file's name; `.h5` is added where it is missing.
 
@@ -222,7 +226,7 @@ class Checkpoint:
             OSError, CheckpointError, MismatchError, ValueError: As `save`.
         """
         name = file_of(path)
-        self.save_found(self.find_objects(), name)
+        self.save_found(self.find_objects(), name, DirectoryWork((partial(remove_temporaries, name),)))
         return name
 
     def restore(self, path: Path | None) -> Status:

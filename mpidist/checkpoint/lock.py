@@ -113,10 +113,13 @@ class DirectoryLock:
         self._held: tuple[int, str] | None = None
         self._stop = threading.Event()
 
-    def acquire(self) -> None:
+    def acquire(self) -> bool:
         """Local. Take the lock, or make sure that this process still has it.
 
         It waits for up to a minute where the holder is on another host, or in another container, and may be dead.
+
+        Returns:
+            Whether this object did not have it before.
 
         Raises:
             CheckpointError: Another living job has it.
@@ -146,12 +149,14 @@ class DirectoryLock:
             if dead is False:
                 raise self._busy(holder, "it is alive")
             time.sleep(_POLL_SECONDS)
-        if self._held is None:
+        is_new = self._held is None
+        if is_new:
             self._held = place
             _holding[place] += 1
             self._stop = threading.Event()
             atexit.register(self.release)
             threading.Thread(target=_beat, args=(place[1], self._stop, me), daemon=True, name="mpidist-lock").start()
+        return is_new
 
     def release(self) -> None:
         """Local. Give the lock back; does nothing where it is not held."""

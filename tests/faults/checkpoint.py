@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 BOUNDARIES = "unit/test_checkpoint_boundaries.py::test_"
+DIRECTORY = "unit/test_checkpoint_directory.py::test_"
 LOCK = "unit/test_checkpoint_lock.py::test_"
 TOGETHER = "parallel/checkpoint/test_together.py::test_"
 
@@ -157,8 +158,8 @@ FAULTS = (
     ),
     Fault(
         "what another job saves meanwhile is written over", "checkpoint/manager.py",
-        "        if is_written_here:\n", "        if False:\n",
-        LOCK + "a_manager_chooses_when_it_has_the_lock",
+        "if self._lock.acquire() and self", "if self._lock.acquire() and False and self",
+        LOCK + "a_manager_writes_over_nothing_that_came_while_it_waited",
     ),
     Fault(
         "nothing is saved where there are no hard links", "checkpoint/lock.py",
@@ -174,6 +175,26 @@ FAULTS = (
         "a directory that another job has is no error at the start", "checkpoint/lock.py",
         "    lock.acquire()\n    lock.release()\n", "",
         "unit/test_preemption.py::test_a_directory_to_which_another_job_saves_is_an_error_at_the_start",
+    ),
+    Fault(
+        "a job whose state file is lost begins anew", "checkpoint/manager.py",
+        "            raise unnamed(self._directory, own)\n", "            return []\n",
+        DIRECTORY + "a_damaged_state_file_is_an_error_that_names_the_fallback",
+    ),
+    Fault(
+        "who asks for the latest checkpoint is told that there is none", "checkpoint/latest.py",
+        "            raise unnamed(directory, lost)\n", "            return None\n",
+        DIRECTORY + "a_damaged_state_file_is_an_error_that_names_the_fallback",
+    ),
+    Fault(
+        "a state file of nonsense is believed", "checkpoint/directory.py",
+        "if type(seconds) not in (int, float) or not math.isfinite(seconds):", "if False:",
+        DIRECTORY + "a_damaged_state_file_is_an_error_that_names_the_fallback",
+    ),
+    Fault(
+        "a preempted job does not go on where its state file is lost", "checkpoint/preemption.py",
+        "restore_or_initialize(fallback=True)", "restore_or_initialize()",
+        "unit/test_preemption.py::test_a_job_goes_on_where_its_state_file_is_lost",
     ),
     Fault(
         "a lock is touched once", "checkpoint/lock.py",

@@ -81,8 +81,10 @@ def test_a_number_says_nothing_of_a_process_of_another_host_or_container() -> No
         ended.wait()
     gone = replace(me, process=ended.pid)
     assert is_dead(gone, me) is True
-    other: dict[str, Any]
-    for other in ({"boot": "other"}, {"namespace": "pid:[1]"}, {"host": "other"}, {"boot": ""}, {"namespace": ""}):
+    others: list[dict[str, Any]] = [
+        {"boot": "other"}, {"namespace": "pid:[1]"}, {"host": "other"}, {"boot": ""}, {"namespace": ""},
+    ]
+    for other in others:
         # The same host name, and a number that this process sees, or does not.
         assert is_dead(replace(me, **other), me) is None
         assert is_dead(replace(gone, **other), me) is None
@@ -175,7 +177,9 @@ def test_a_lock_file_of_an_earlier_version_is_judged_by_its_touch(tmp_path: Path
         assert saving.save() is not None
 
 
-def test_a_manager_chooses_when_it_has_the_lock(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_manager_writes_over_nothing_that_came_while_it_waited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The other job saves once more, deletes, and ends while this one waits for the lock."""
     other = manager(tmp_path, max_to_keep=1)
     other.save()
@@ -190,7 +194,10 @@ def test_a_manager_chooses_when_it_has_the_lock(tmp_path: Path, monkeypatch: pyt
 
     with monkeypatch.context() as patch:
         patch.setattr(time, "sleep", nap)
-        assert waiting.save() == str(tmp_path / "ckpt-3.h5")
+        with pytest.raises(CheckpointError, match=r"another job has saved .* while this one waited"):
+            waiting.save()
+    assert sorted(os.listdir(tmp_path)) == ["checkpoint", LOCK_FILE, "ckpt-2.h5"]
+    assert waiting.save() == str(tmp_path / "ckpt-3.h5")
     waiting.close()
     state = read_state(str(tmp_path))
     assert state is not None

@@ -217,6 +217,19 @@ def test_a_directory_to_which_another_job_saves_is_an_error_at_the_start(tmp_pat
     Training(tmp_path, save_fn=lambda: None)
 
 
+@pytest.mark.parametrize("content", [None, "", "[]"])
+def test_a_job_goes_on_where_its_state_file_is_lost(tmp_path: Path, content: str | None) -> None:
+    training = Training(tmp_path)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not training.ended:
+        training.handler.run(training.step)
+    training.handler.close()
+    (tmp_path / "checkpoint").unlink()
+    if content is not None:
+        (tmp_path / "checkpoint").write_text(content)
+    assert Training(tmp_path).handler.total_run_calls == training.ended[0] > 0
+
+
 def test_without_hard_links_the_check_passes_and_so_does_the_save(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
