@@ -15,40 +15,44 @@ from mpidist.checkpoint.directory import (
     SUFFIX,
     DirectoryWork,
     as_path,
+    begin_state,
     file_of,
     make_latest,
-    remove_leftovers,
     require_file,
 )
 from mpidist.checkpoint.layout import SAVE_COUNTER
+from mpidist.checkpoint.leftovers import remove_leftovers, remove_temporaries
 from mpidist.checkpoint.listing import arrays_to_write, list_together
 from mpidist.checkpoint.lock import DirectoryLock
-from mpidist.checkpoint.objects import Found, Parts, can_hold_variables, walk
+from mpidist.checkpoint.objects import Found, Holder, Parts, can_hold_variables, walk
 from mpidist.checkpoint.restoring import Status, listed
 from mpidist.checkpoint.saved import SavedArray, SavedFile
 from mpidist.checkpoint.transfer import write_checkpoint
 from mpidist.chief import is_chief, role_rank
 from mpidist.comm.agreement import on_first_rank, together
 from mpidist.comm.call_text import AT_ONCE, refuse_inside
-from mpidist.comm.communicator import SoloCommunicator
+from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import CheckpointError, MismatchError, mark_shared
+from mpidist.variables.module import WATCHER
+from mpidist.variables.served import ServedHome
 
 logger = logging.getLogger("mpidist")
 
 Path = str | os.PathLike[str]
 
-_OWN_ATTRIBUTES = {"_numbers", "_pending", "_root", "_save_counter", "_save_seconds"}
+_OWN_ATTRIBUTES = {"_numbers", "_pending", "_root", "_save_counter", "_save_seconds", "_told_caches", WATCHER}
 _NO_WORK = DirectoryWork()
 
 
-class Checkpoint:
+class Checkpoint(Holder):
     """Objects that are saved and restored together.
 
     Local. The keyword arguments become attributes. Saved are all variables, all objects with `state` and `load_state`
     (optimizers, metrics, iterators), and the random generators of NumPy and of Python, that attributes, lists, tuples,
     deques and dictionaries lead to from there. Plain numbers as attributes are settings, which are not saved; one that
     has changed when `save` is called is a warning. An array that can be written to is an error of `save`, since
-    training may change it, and so is a variable in a set.
+    training may change it, and so is a variable in a set. One in an attribute of a `Module` that begins with `_` is
+    taken for a cache: it is not saved, and the first save says so. A checkpoint in another one is walked as any object.
 
     Each variable is one dataset of the file, of its full shape, under its attribute path: in
     `Checkpoint(model=model)`, `model/layers/0/kernel` is `model.layers[0].kernel`.
@@ -80,6 +84,7 @@ class Checkpoint:
         self._save_seconds: float | None = None
         # By path, as they were when the walk first found them; None where a warning has named them.
         self._numbers: dict[str, tuple[object, ...] | None] = {}
+        self._told_caches = False
         if root is not None:
             self._numbers.update(walk([((), root)], into_states=False).numbers)
         for name, value in objects.items():
@@ -105,6 +110,10 @@ class Checkpoint:
         self._numbers.update(walk([((name,), value)], into_states=False).numbers)
         if self._pending is not None:
             self._pending.attribute_set(value)
+        # Of a checkpoint that holds this one.
+        watcher = vars(self).get(WATCHER)
+        if watcher is not None:
+            watcher.attribute_set(value)
 
     @property
     def save_counter(self) -> int:
@@ -126,11 +135,20 @@ class Checkpoint:
 
     def find_objects(self) -> Found:
         """Local. Walk over all objects; `save`, `write`, `restore` and `read` each do it once."""
-        roots: list[tuple[Parts, object]] = [] if self._root is None else [((), self._root)]
+        return walk(self.held_objects())
+
+    def held_objects(self) -> list[tuple[Parts, object]]:
+        """Local. The objects with their paths, in the order of names; root first."""
+        objects: list[tuple[Parts, object]] = [] if self._root is None else [((), self._root)]
         for name, value in sorted(vars(self).items()):
             if name not in _OWN_ATTRIBUTES:
-                roots.append(((name,), value))
-        return walk(roots)
+                objects.append(((name,), value))
+        return objects
+
+    def is_written_here(self, found: Found) -> bool:
+        """Local. Whether this rank takes part in saves of the objects; else another one saves what is its own."""
+        group = found.group()
+        return group.mpi is not None or _served(found, group) is not None or _writes_what_is_its_own(role_rank())
 
     def save(self, file_prefix: Path) -> str:
         """Collective. Save to the next numbered file and make it the directory's latest; a failed save does not count.
@@ -156,7 +174,7 @@ class Checkpoint:
         lock = DirectoryLock(directory)
         before = lock.acquire, partial(remove_leftovers, directory, name)
         try:
-            work = DirectoryWork(before, after=partial(make_latest, path))
+            work = DirectoryWork(before, partial(begin_state, directory), partial(make_latest, path))
             self.save_found(self.find_objects(), path, work, count)
         finally:
             lock.release()
@@ -186,8 +204,8 @@ class Checkpoint:
         saved_at, begin = time.time(), time.monotonic()
         if communicator.order.is_under_way == AT_ONCE:
             refuse_inside("save", communicator.calls.thread)
-        servers = found.servers() if communicator.size == 1 else None
-        if communicator.mpi is not None or servers is not None or _writes_what_is_its_own(role_rank()):
+        servers = _served(found, communicator)
+        if self.is_written_here(found):
             with found.calls(communicator).during("save"):
                 if servers is not None:
                     saved_at = write_cut(servers, path, self.find_objects, count, work)
@@ -197,6 +215,7 @@ class Checkpoint:
                     saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
                 communicator.order.last_checkpoint = path
             if communicator.rank == 0:
+                self._warn_of_caches(found, path)
                 self._warn_of_counters(found, path)
         if count is not None:
             self._save_counter = count
@@ -205,6 +224,9 @@ class Checkpoint:
 
     def write(self, path: Path) -> str:
         """Collective. Write to a file, without counting; `read` is its counterpart.
+
+        What a killed `write` to this file has left behind is deleted. So of two jobs that write to one file at the
+        same time one gets an error.
 
         Args:
             path: The file's name; `.h5` is added where it is missing.
@@ -216,7 +238,7 @@ class Checkpoint:
             OSError, CheckpointError, MismatchError, ValueError: As `save`.
         """
         name = file_of(path)
-        self.save_found(self.find_objects(), name)
+        self.save_found(self.find_objects(), name, DirectoryWork((partial(remove_temporaries, name),)))
         return name
 
     def restore(self, path: Path | None) -> Status:
@@ -281,6 +303,14 @@ class Checkpoint:
         self._pending = status if status.waits() else None
         return status, count
 
+    def _warn_of_caches(self, found: Found, path: str) -> None:
+        if found.caches and not self._told_caches:
+            self._told_caches = True
+            logger.warning(
+                "checkpoint %r does not hold %s: arrays in attributes of modules that begin with `_` count as caches",
+                path, listed(found.caches),
+            )
+
     def _warn_of_counters(self, found: Found, path: str) -> None:
         changed = []
         for name, numbers in found.numbers.items():
@@ -301,6 +331,11 @@ class Checkpoint:
     def _forget(self, status: Status) -> None:
         if self._pending is status:
             self._pending = None
+
+
+def _served(found: Found, group: Communicator) -> ServedHome | None:
+    """The home of the objects that lie on parameter servers; only a chief alone writes those."""
+    return found.servers() if group.size == 1 else None
 
 
 @cache

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dis
 import gc
+import os
 import sys
 import threading
 from types import FrameType
@@ -97,6 +98,13 @@ def code() -> int:
 def number_of(given: object) -> int:
     """Local. The exit code of `sys.exit(given)`, as the parent of the process sees it."""
     return given & 0xFF if isinstance(given, int) else int(given is not None)
+
+
+def end_later(seconds: float) -> None:
+    """Local. End this process after a time, whatever it does: after a death an exit function may never return."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
 
 
 def forget() -> None:
