@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import io
+import itertools
 import json
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +28,34 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 def cost_model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module("cost_model")
+
+
+def test_the_table_of_the_readme_is_that_of_the_figures_record() -> None:
+    figures = json.loads((FOLDER / "results" / "sync_step_mpich.json").read_text())["figures"]
+    text = (FOLDER.parent / "README.md").read_text()
+    assert "benchmarks/results/sync_step_mpich.png" in text
+    rows = {"reduction": "reduction", "reduction and SGD": "with SGD", "reduction and Adam": "with Adam"}
+    for row, case in rows.items():
+        times, best = figures[case]["times_ms"], figures[case]["best"]
+        names = ("mpidist, fast" if "mpidist, fast" in times else "mpidist", "mpidist", best["MPI"], best["PyTorch"])
+        assert " | ".join([f"| {row}", *(f"{times[name]['median']:.1f}" for name in names)]) + " |\n" in text
+
+
+@pytest.mark.parametrize("library", ["mpich", "openmpi"])
+def test_labels_of_the_figure_of_steps_do_not_collide(library: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    monkeypatch.syspath_prepend(str(FOLDER))
+    record = json.loads((FOLDER / "results" / f"sync_step_{library}.json").read_text())
+    figure = importlib.import_module("step_plot").draw(record)
+    figure.savefig(io.BytesIO(), dpi=110)
+    for axis in figure.axes:
+        inside = axis.get_window_extent()
+        for labels in ([label for label in axis.get_xticklabels() if label.get_text()], list(axis.texts)):
+            boxes = [label.get_window_extent() for label in labels]
+            assert len(boxes) >= 4
+            assert all(left.x1 < right.x0 for left, right in itertools.pairwise(boxes)), [b.bounds for b in boxes]
+        assert all(text.get_window_extent().y1 < inside.y1 for text in axis.texts)
+    pyplot.close(figure)
 
 
 def test_collectives_are_compared_and_give_times_to_the_model(tmp_path: Path) -> None:

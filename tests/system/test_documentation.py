@@ -121,8 +121,8 @@ def test_the_readmes_two_commands_are_as_ci_reads_them() -> None:
     after = README.read_text().split("## Two commands\n", 1)[1]
     commands = [line for line in blocks_of(after)[0].text.splitlines() if line.strip() and not line.startswith("#")]
     assert commands == [
-        "pip install '.[mpich,examples]' && mpirun -n 8 python examples/train.py",
-        "pip install '.[mpich,test]' && python tests/run_all.py",
+        "pip install '.[mpich,examples,fast]' && mpirun -n 8 python examples/train.py",
+        "pip install '.[mpich,test,fast]' && python tests/run_all.py",
     ]
 
 
