@@ -255,7 +255,7 @@ def get_replica_context() -> ReplicaContext | None:
     return cast("ReplicaContext | None", entry.replica_context)
 
 
-class Variable(ABC):
+class Variable(ABC):  # noqa: B024  # for `register`
     """An array that all replicas of the current strategy share.
 
     Collective in a strategy's scope: every rank must make the same variables in the same order. The value is the first

@@ -151,7 +151,8 @@ def test_a_key_of_tf_config_that_misses_a_letter_is_named(
 
 def test_keys_of_others_in_tf_config_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     task = '"task": {"type": "worker", "index": 0, "trial": "1"}, "tasks": 1'
-    monkeypatch.setenv("TF_CONFIG", f'{{"cluster": {{"worker": ["a:1"]}}, {task}, "environment": "cloud", "job": {{}}}}')
+    others = '"environment": "cloud", "job": {}'
+    monkeypatch.setenv("TF_CONFIG", f'{{"cluster": {{"worker": ["a:1"]}}, {task}, {others}}}')
     assert place(SoloCommunicator(), detect(SoloCommunicator())).task_type == "worker"
 
 

@@ -91,7 +91,7 @@ def test_all_names_can_be_had() -> None:
     with pytest.raises(AttributeError, match="'mpidist' has no attribute 'Nonsense'"):
         # That mypy reports it, too, is what the comment asserts: mypy refuses one that is of no use.
         mpidist.Nonsense()  # type: ignore[attr-defined]  # this is the test
-    with pytest.raises(AttributeError, match="'mpidist.observe' has no attribute 'Nonsense'"):
+    with pytest.raises(AttributeError, match=r"'mpidist\.observe' has no attribute 'Nonsense'"):
         mpidist.observe.Nonsense()  # type: ignore[attr-defined]  # this is the test
 
 
