@@ -29,9 +29,9 @@ def shown(result: Mapping[str, Any]) -> dict[str, float]:
 
 def draw(record: Mapping[str, Any]) -> Any:
     """Return a figure of matplotlib's: a chart of bars for each case."""
-    pyplot = importlib.import_module("matplotlib.pyplot")
     figures, machine = record["figures"], record["machine"]
-    figure, axes = pyplot.subplots(1, len(figures), figsize=(4.6 * len(figures), 4), constrained_layout=True)
+    figure: Any = importlib.import_module("matplotlib.figure").Figure((4.6 * len(figures), 4), layout="constrained")
+    axes = figure.subplots(1, len(figures))
     for axis, (title, result) in zip(axes, figures.items(), strict=True):
         heights = shown(result)
         bars = axis.bar([textwrap.fill(name, _LETTERS) for name in heights], list(heights.values()))

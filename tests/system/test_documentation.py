@@ -152,7 +152,7 @@ def test_commands_name_files_options_and_extras_that_exist(page: Path) -> None:
             for script in scripts:
                 assert (ROOT / script).exists(), f"{page.name}: {line}"
             if scripts and scripts[0].endswith(".py") and "pytest" not in words:
-                options = [word for word in words[words.index(scripts[0]) :] if word.startswith("--")]
+                options = re.findall(r"(?<!\S)--[\w-]+", " ".join(words[words.index(scripts[0]) :]))
                 for option in options:
                     # As it is declared: "--plot", or one of "--sweep/--no-sweep".
                     source = (ROOT / scripts[0]).read_text()
