@@ -18,7 +18,7 @@ from mpidist.comm.resource import Resource, end_all
 from mpidist.context import Entry
 from mpidist.missing import Missing
 from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
-from mpidist.strategy import datasets
+from mpidist.strategy import datasets, opened
 from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.logical_replicas import LogicalReplicas
 from mpidist.strategy.numerics import NumericsRecord
@@ -86,6 +86,7 @@ class Strategy(Resource):
         self._replica_context = ReplicaContext(self, communicator.rank)
         self._cross_entry = Entry(self, None, self.arena)
         self._replica_entry = Entry(self, self._replica_context, self.arena)
+        opened.note(self)
 
     def _is_whole(self) -> bool:
         return self.communicator.is_whole()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -222,6 +223,63 @@ def test_other_threads_see_the_default_strategy(strategy: Strategy) -> None:
         thread.start()
         thread.join()
     assert seen == [(False, default.default_strategy())]
+
+
+def calls_outside_run() -> dict[str, Callable[[], Any]]:
+    replica = mpidist.get_replica_context()
+    assert replica is not None
+    return {
+        "all_reduce": lambda: replica.all_reduce("SUM", 2.5),
+        "all_gather": lambda: replica.all_gather([1.0], axis=0),
+        "all_gather_object": lambda: replica.all_gather_object("x"),
+    }
+
+
+def error_of(call: Callable[[], Any]) -> RuntimeError | None:
+    try:
+        call()
+    except RuntimeError as error:
+        return error
+    return None
+
+
+@pytest.mark.mpi(min_size=2)
+def test_collectives_outside_run_are_refused_while_a_strategy_is_open(strategy: Strategy) -> None:
+    for name, call in calls_outside_run().items():
+        expected = rf"context\(\)\.{name} was called outside `run`.*got one in the default .*`strategy\.run\(function\)`"
+        raised: list[RuntimeError | None] = []
+        thread = threading.Thread(target=lambda: raised.append(error_of(call)))
+        with strategy.scope():
+            # It begins outside the scope.
+            thread.start()
+            thread.join()
+        assert f"{name} was called outside `run`" in str(raised[0])
+        for run in (lambda call: call(), mpidist.get_strategy().run):
+            with pytest.raises(RuntimeError, match=expected):
+                run(call)
+    replica = mpidist.get_replica_context()
+    assert replica is not None
+    # What library code asks without a strategy stays.
+    assert (replica.replica_id_in_sync_group, replica.num_replicas_in_sync) == (0, 1)
+    assert replica.merge_call(lambda _, value: value, (3,)) == 3
+    assert mpidist.get_strategy().reduce("SUM", 2.5, axis=None) == 2.5
+    strategy.close()
+    assert mpidist.get_replica_context().all_reduce("SUM", 2.5) == 2.5  # type: ignore[union-attr]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_collectives_outside_run_warn_once_without_a_strategy(
+    communicator: Communicator, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Nobody has closed it: the program has forgotten it.
+    assert make_strategy(communicator, "node").num_replicas_in_sync > 1
+    default._warn_about_own_values.cache_clear()
+    for call in calls_outside_run().values():
+        with caplog.at_level(logging.WARNING, "mpidist"):
+            call()
+    texts = [record.getMessage() for record in caplog.records if "called outside `run`" in record.getMessage()]
+    assert len(texts) == (communicator.rank == 0)
+    assert all(f"combines nothing over the {communicator.size} ranks" in text for text in texts)
 
 
 def test_the_constructors_take_all_ranks(communicator: Communicator) -> None:
