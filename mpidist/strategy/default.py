@@ -165,6 +165,7 @@ class DefaultStrategy(Strategy):
         self._cross_entry = Entry(self, None, self.arena)
         self._replica_context = _DefaultReplicaContext(self, 0)
         self._extended = _DefaultExtended(self)
+        self._settle(DefaultStrategy)
 
     @property
     def replica_context(self) -> ReplicaContext:

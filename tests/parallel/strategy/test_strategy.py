@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -235,25 +236,18 @@ def calls_outside_run() -> dict[str, Callable[[], Any]]:
     }
 
 
-def error_of(call: Callable[[], Any]) -> RuntimeError | None:
-    try:
-        call()
-    except RuntimeError as error:
-        return error
-    return None
+def error_in_thread(call: Callable[[], Any]) -> BaseException | None:
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(call).exception()
 
 
 @pytest.mark.mpi(min_size=2)
 def test_collectives_outside_run_are_refused_while_a_strategy_is_open(strategy: Strategy) -> None:
     for name, call in calls_outside_run().items():
-        expected = rf"context\(\)\.{name} was called outside `run`.*got one in the default .*`strategy\.run\(function\)`"
-        raised: list[RuntimeError | None] = []
-        thread = threading.Thread(target=lambda: raised.append(error_of(call)))
+        expected = rf"\(\)\.{name} was called outside `run`.*got one in the default .*`strategy\.run\(function\)`"
         with strategy.scope():
-            # It begins outside the scope.
-            thread.start()
-            thread.join()
-        assert f"{name} was called outside `run`" in str(raised[0])
+            # A thread begins outside the scope.
+            assert f"{name} was called outside `run`" in str(error_in_thread(call))
         for run in (lambda call: call(), mpidist.get_strategy().run):
             with pytest.raises(RuntimeError, match=expected):
                 run(call)
