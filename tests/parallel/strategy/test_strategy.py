@@ -217,6 +217,29 @@ def test_the_loss_adds_up_to_the_mean(strategy: Strategy) -> None:
     assert strategy.reduce("SUM", equal, axis=None) == pytest.approx(2)
 
 
+def test_a_loss_of_a_guessed_batch_size_warns_once_where_rows_change(
+    strategy: Strategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank, size = strategy.communicator.rank, strategy.num_replicas_in_sync
+    # The last batch has a row for the first rank only.
+    batches = [np.full(2, 3.0), np.full(2, 3.0), np.full(int(rank == 0), 3.0), np.full(1, 3.0), np.full(2, 3.0)]
+    losses = []
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        for number, mine in enumerate(batches):
+            given = {"global_batch_size": 1} if number == 2 and size == 1 else {}
+            losses.append(strategy.reduce(
+                "SUM", strategy.run(mpidist.compute_average_loss, args=(mine,), kwargs=given), axis=None
+            ))
+            texts = [r.getMessage() for r in caplog.records if "without `global_batch_size`" in r.getMessage()]
+            assert len(texts) == (number >= 2 and size > 1)
+    # The formula is tf.nn's: rows times replicas, which is right only where all have equally many.
+    assert losses == pytest.approx([3.0, 3.0, 3.0 / size, 3.0, 3.0])
+    for text in texts:
+        assert text.startswith(f"rank {rank}: ")
+        assert f"for {int(rank == 0)} examples, and for 2 at the first time" in text
+        assert f"times {size} replicas" in text
+
+
 def test_other_threads_see_the_default_strategy(strategy: Strategy) -> None:
     seen: list[Any] = []
     with strategy.scope():
