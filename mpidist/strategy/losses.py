@@ -138,7 +138,8 @@ def _guessed_count(rows: int) -> int:
             "rank %d: compute_average_loss was called without `global_batch_size` for %d examples, and for %d at the "
             "first time. It divides by the number of this replica's examples times %d replicas, which is the global "
             "batch only where all have equally many. If a batch may be uneven, as the last one of an epoch, pass "
-            "`global_batch_size`, the number of examples of all replicas", home.communicator.rank, rows, first, replicas,
+            "`global_batch_size`, the number of examples of all replicas",
+            home.communicator.rank, rows, first, replicas,
         )
     return rows * replicas
 
