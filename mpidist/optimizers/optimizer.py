@@ -12,8 +12,9 @@ import numpy as np
 from mpidist import context
 from mpidist.arguments import described, flag, number, python_numbers
 from mpidist.arrays import AnyArray
+from mpidist.attributes import FixedAttributes
 from mpidist.comm.agreement import together
-from mpidist.optimizers.requirements import listed, refuse_unknown, require_pairs, require_updatable
+from mpidist.optimizers.requirements import instead_of_setting, listed, refuse_unknown, require_pairs, require_updatable
 from mpidist.optimizers.saving import RATE, load_slot, numbered, require_names, require_slots
 from mpidist.variables.sharded import wholes
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
 _NO_RATES = (bool, str, bytes)
 
 
-class Optimizer:
+class Optimizer(FixedAttributes):
     """Applies a kernel to variables; the same on every rank.
 
     Args:
@@ -40,6 +41,9 @@ class Optimizer:
         name: Shown in errors.
         options: Clipping, weight decay, accumulation and averaging; see `OptimizerOptions`.
 
+    Only these attributes, and `name`, may be set: other settings are fixed when the optimizer is made. To set one of
+    them, or one that does not exist, is an AttributeError.
+
     Attributes:
         iterations: Number of calls of `apply_gradients` so far, with gradient accumulation also of those between
             updates. A schedule gets this number; a kernel gets the number of updates.
@@ -47,6 +51,8 @@ class Optimizer:
     """
 
     may_lack = frozenset({RATE})
+    _assignable = frozenset({"iterations", "learning_rate", "name"})
+    _fixed = frozenset({"kernel", "options"})
 
     def __init__(
         self, kernel: Kernel | LayerKernel, learning_rate: float | Schedule, *, name: str,
@@ -73,6 +79,7 @@ class Optimizer:
         self._plan: UpdatePlan | None = None
         self._numbers: dict[int, int] = {}
         self._pending: Mapping[str, Any] | None = None
+        self._settle(Optimizer)
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Collective. Reserve gradients and state for `variables`; otherwise the first `apply_gradients` does it.
@@ -379,6 +386,9 @@ class Optimizer:
                 "of the model to `build`, or to the first `apply_gradients`"
             )
         return number
+
+    def _way_out(self, name: str) -> str:
+        return instead_of_setting(name, self.name, self.kernel) or super()._way_out(name)
 
     def __repr__(self) -> str:
         count = "not built" if self._plan is None else len(self._plan.variables)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -37,6 +37,26 @@ def refuse_unknown(given: Mapping[str, object], owner: str) -> None:
             near = _OTHER_NAMES.get(name) or next(iter(get_close_matches(name, known, 1)), "")
             way_out = f"Use {near}" if near else f"Every optimizer takes {', '.join(known)}"
             raise TypeError(f"{owner} has no argument {name!r}. {way_out}")
+
+
+def instead_of_setting(name: str, owner: str, kernel: object) -> str:
+    """Local. What to do instead of setting an attribute of an optimizer; empty if that is none of its settings.
+
+    Args:
+        name: Of the attribute.
+        owner: The optimizer, for the error.
+        kernel: The optimizer's arithmetic.
+    """
+    known = {field.name for kind in (OptimizerOptions, kernel) if is_dataclass(kind) for field in fields(kind)}
+    real = _OTHER_NAMES.get(name, name)
+    if real == "learning_rate":
+        return "set `learning_rate`"
+    if real not in known:
+        near = get_close_matches(name, known, 1)
+        if not near or get_close_matches(name, ["learning_rate", "iterations"], 1):
+            return ""
+        real = near[0]
+    return f"`learning_rate` may be set at any time, and `{real}` is an argument of {owner}: make another optimizer"
 
 
 def listed(given: Iterable[T], what: str, owner: str) -> list[T]:

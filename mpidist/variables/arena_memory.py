@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 import weakref
 from abc import ABC
 from collections import deque
@@ -96,6 +97,8 @@ class ArenaMemory(Home, ABC):
         strategy: The strategy whose variables live here, None for variables without one.
         plan_count: The number of plans so far, of optimizers.
         is_default: Whether its variables are of no strategy.
+        guard: Held while this rank is in a write, from before the first byte of any rank of the node until behind the
+            last one. Copies that other threads make wait for it.
     """
 
     is_default = False
@@ -117,6 +120,8 @@ class ArenaMemory(Home, ABC):
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None
         self.plan_count = 0
+        # Reentrant: what a step calls may copy variables.
+        self.guard = threading.RLock()
         given = take_collective(cross_device_ops, communicator, self.options)
         self.has_user_collective = given is not None
         self.wire_dtype = None if self.options.wire_dtype is None else named_dtype(self.options.wire_dtype)
@@ -272,14 +277,16 @@ class ArenaMemory(Home, ABC):
         with order.enter(name, detail, None, meets=slab.is_shared):
             if not slab.is_shared:
                 # One call of NumPy, which checks before it writes.
-                function()
+                with self.guard:
+                    function()
                 return
             order.is_under_way = AT_ONCE
             # Before: another rank may still be reading the old values. After: no rank may read before they are written.
-            self.barrier()
-            if self.communicator.node.rank == 0:
-                function()
-            self.barrier()
+            with self.guard:
+                self.barrier()
+                if self.communicator.node.rank == 0:
+                    function()
+                self.barrier()
 
     def first_value(self, array: AnyArray, slab: Slab) -> AnyArray:
         """Collective. The first replica's array, on every rank whose `write` calls its function."""

@@ -93,4 +93,14 @@ FAULTS = (
         "if self._good_steps >= self.dynamic_growth_steps:", "if self._good_steps > self.dynamic_growth_steps:",
         "unit/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
     ),
+    Fault(
+        "a setting that does nothing is taken", "attributes.py",
+        "            if name not in self._assignable and self._is_settled and", "            if False and",
+        "unit/test_settings.py",
+    ),
+    Fault(
+        "a setting that is fixed is taken by a subclass", "attributes.py",
+        "        has_it = name in self._fixed or any(", "        has_it = any(",
+        "unit/test_settings.py::test_subclasses_may_have_attributes_of_their_own",
+    ),
 )

@@ -122,17 +122,20 @@ class ArenaPlan:
         if self._errors.owed and not settings.is_summed:
             self._errors.pay(numbers, self._plan.gradients)
         update = self._finite_update if settings.must_be_finite else self._update
-        if not update(numbers, settings):
-            return False
-        if self._average is not None:
-            self._average.follow(settings.step)
+        # For copies that other threads of this rank make: it holds until all ranks of the node have written.
+        with self._plan.arena.guard:
+            if not update(numbers, settings):
+                return False
+            if self._average is not None:
+                self._average.follow(settings.step)
         return True
 
     def take_average(self, numbers: tuple[int, ...]) -> None:
         """Collective. See `UpdatePlan.take_average`."""
         if self._average is None:
             raise RuntimeError("the weights are averaged only under `use_ema`")
-        self._average.overwrite(numbers)
+        with self._plan.arena.guard:
+            self._average.overwrite(numbers)
 
     def state(self) -> dict[str, Any]:
         """Local. See `UpdatePlan.state`."""
