@@ -74,9 +74,9 @@ FAULTS = (
     ),
     Fault(
         "no average where a gradient is None", "variables/step/arena_plan.py",
-        "        if self._average is not None:\n            self._average.follow(settings.step)",
-        "        if self._average is not None and len(numbers) == len(self.variables):\n"
-        "            self._average.follow(settings.step)",
+        "            if self._average is not None:\n                self._average.follow(",
+        "            if self._average is not None and len(numbers) == len(self.variables):\n"
+        "                self._average.follow(",
         OPTIONS + "average_of_the_weights", 2,
     ),
     Fault(
