@@ -262,7 +262,8 @@ class Optimizer(FixedAttributes):
         if not plan.apply(gradients, UpdateSettings(step, rate, factor, is_summed, must_be_finite)):
             self.iterations -= self._accumulated - 1
             return False
-        self.iterations += 1
+        # Not by `__setattr__`, which every step would pay for.
+        self.__dict__["iterations"] += 1
         return True
 
     def rate_at(self, iteration: int) -> float:

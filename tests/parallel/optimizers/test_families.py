@@ -192,15 +192,17 @@ def test_agrees_with_the_formula(strategy: Strategy, family: str, dtype: str) ->
 
 
 @pytest.mark.parametrize("make", [
-    lambda: optimizers.LAMB(0.1, clipnorm=1.0), lambda: optimizers.LARS(0.1, 0.0, clipvalue=0.25),
-    lambda: optimizers.LARS(0.1, global_clipnorm=0.5),
+    lambda: (optimizers.LAMB(0.1, clipnorm=1.0), optimizers.LAMB(0.1)),
+    lambda: (optimizers.LARS(0.1, 0.0, clipvalue=0.25), optimizers.LARS(0.1, 0.0)),
+    lambda: (optimizers.LARS(0.1, global_clipnorm=0.5), optimizers.LARS(0.1)),
 ])
-def test_whole_variables_see_clipped_gradients(strategy: Strategy, make: Callable[[], Optimizer]) -> None:
+def test_whole_variables_see_clipped_gradients(
+    strategy: Strategy, make: Callable[[], tuple[Optimizer, Optimizer]]
+) -> None:
     """The same as without clipping, on gradients clipped beforehand."""
     n = strategy.num_replicas_in_sync
     first, second = make_model(strategy, "float64"), make_model(strategy, "float64")
-    clipping, plain = make(), make()
-    plain.options = optimizers.OptimizerOptions()
+    clipping, plain = make()
     for number in range(STEPS):
         sums = [np.asarray(np.sum(parts, axis=0)) for parts in zip(*all_gradients(number, n), strict=True)]
         norms = np.array([np.sqrt(np.sum(g**2)) for g in sums])
