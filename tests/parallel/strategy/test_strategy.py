@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -15,7 +16,7 @@ import mpidist
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import CommunicationOptions
-from mpidist.strategy import default, mirrored
+from mpidist.strategy import default, mirrored, opened
 from mpidist.strategy.base import Strategy
 from tests.parallel.layouts import LAYOUTS, lay_out, make_strategy
 
@@ -264,8 +265,14 @@ def error_in_thread(call: Callable[[], Any]) -> BaseException | None:
         return pool.submit(call).exception()
 
 
+@pytest.fixture
+def no_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Strategies of earlier tests, which modules keep, do not count."""
+    monkeypatch.setattr(opened, "_made", weakref.WeakSet())
+
+
 @pytest.mark.mpi(min_size=2)
-def test_collectives_outside_run_are_refused_while_a_strategy_is_open(strategy: Strategy) -> None:
+def test_collectives_outside_run_are_refused_while_a_strategy_is_open(no_other: None, strategy: Strategy) -> None:
     for name, call in calls_outside_run().items():
         expected = rf"\(\)\.{name} was called outside `run`.*got one in the default .*`strategy\.run\(function\)`"
         with strategy.scope():
@@ -286,7 +293,7 @@ def test_collectives_outside_run_are_refused_while_a_strategy_is_open(strategy: 
 
 @pytest.mark.mpi(min_size=2)
 def test_collectives_outside_run_warn_once_without_a_strategy(
-    communicator: Communicator, caplog: pytest.LogCaptureFixture
+    no_other: None, communicator: Communicator, caplog: pytest.LogCaptureFixture
 ) -> None:
     # Nobody has closed it: the program has forgotten it.
     assert make_strategy(communicator, "node").num_replicas_in_sync > 1
