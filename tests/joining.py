@@ -21,7 +21,7 @@ COMMAND = "from mpidist.cli.main import main; main()"
 
 # The chief does what it is asked in one line after another: an expression has a value, a statement has none.
 ANSWERING = """
-import json, os, signal, socket, sys, threading
+import json, os, signal, socket, sys, time
 from pathlib import Path
 import numpy as np
 import mpidist
@@ -51,8 +51,10 @@ def add(dies=0, number=signal.SIGKILL):
     if os.getpid() == dies:
         os.kill(dies, number)
         if number == signal.SIGINT:
-            # Another thread of the process may have got it: the interrupt comes when that one runs.
-            threading.Event().wait()
+            # Another thread of the process may have got it: the interrupt comes when that one has run, and this one
+            # looks.
+            while True:
+                time.sleep(0.01)
     return os.getpid(), read
 
 def lose(worker):
