@@ -75,7 +75,7 @@ CHIEF_ALONE = {
     "gather_object": "strategy.gather_object(1)",
 }
 CALLED = {
-    "building an optimizer": "apply_gradients", "creating a variable": "__call__", "splitting a communicator": "split",
+    "building an optimizer": "apply_gradients", "creating a variable": "__new__", "splitting a communicator": "split",
 }
 
 
