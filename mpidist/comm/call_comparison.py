@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from mpidist.comm import call_text
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
-from mpidist.comm.call_text import HINT, mismatch, where_called
+from mpidist.comm.call_text import HINT, mismatch, owned_by, where_called
 from mpidist.errors import mark_shared
 from mpidist.observe.calls import Calls, describe
 
@@ -29,6 +29,7 @@ class CallComparison:
         is_across: Whether there are ranks with which this one shares no memory.
         is_asked: Whether this rank was interrupted, and not all ranks know it yet.
         last_checkpoint: The last checkpoint that these ranks have saved, for the text.
+        owner: The number of the strategy whose call the last one is; 0: no strategy's.
         mark: The checksum of this call and all before it, and a flag for an interrupt; a barrier shows it.
         is_shown, page, barrier: Whether `show` was called, and what it got.
     """
@@ -37,7 +38,7 @@ class CallComparison:
     __slots__ = (
         "_awaits", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
         "_own", "_shown", "_step", "_word", "_words", "barrier", "broken", "is_across", "is_asked", "is_shown",
-        "key", "last_checkpoint", "mark", "number", "page",
+        "key", "last_checkpoint", "mark", "number", "owner", "page",
     )
 
     def __init__(self, calls: Calls) -> None:
@@ -45,7 +46,7 @@ class CallComparison:
         self.is_across = self.is_shown = self.is_asked = self._is_interrupted = self._meets = self._awaits = False
         self.broken = self.last_checkpoint = ""
         # The last call that was shown, and its word.
-        self.number = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
+        self.number = self.owner = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
         self.key: tuple[Any, ...] = ("a call",)
         self._step: tuple[Any, ...] = ()
         self.page: CallPage | None = None
@@ -235,4 +236,4 @@ class CallComparison:
     def _text(self) -> str:
         """This rank's call, for the other ranks."""
         step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
-        return f"{describe(self.key)}{where_called()}{step}"
+        return f"{describe(self.key)}{owned_by(self.owner)}{where_called()}{step}"

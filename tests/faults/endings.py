@@ -130,7 +130,7 @@ FAULTS = (
     ),
     Fault(
         "ranks save parts of other variables", "checkpoint/listing.py",
-        'line += f", variable number {value.number}"', "line += ''",
+        'line += f", strategy number {value.home.strategy_number}, variable number {value.number}"', "line += ''",
         "parallel/checkpoint/test_checkpoint.py::test_another_variable_at_the_same_path_is_an_error", 2,
     ),
     Fault(
