@@ -16,6 +16,7 @@ from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
 from mpidist.comm.call_text import HINT, mismatch, owned_by, where_called
 from mpidist.errors import mark_shared
 from mpidist.observe.calls import Calls, describe
+from mpidist.observe.stacks import line_of_call
 
 
 class CallComparison:
@@ -143,14 +144,18 @@ class CallComparison:
     def differing(self) -> tuple[Sequence[int], str]:
         """Local. The ranks that have shown another call than this rank, or left one in the middle; and why, if any.
 
-        Any thread may call this: a rank that waits in MPI does not look.
+        Any thread may call this: a rank that waits in MPI does not look. Nor does it say in which call it is, as
+        another rank may ask that has seen the difference: this does.
         """
         page = self.page
         if page is None:
             return (), ""
         if ranks := page.broken_ranks():
             return ranks, f"on rank {ranks[0]}, {page.text(ranks[0]) or 'a call was left in the middle'}"
-        return page.differing_ranks(self.number), "ranks have made other calls, and one of them has gone on"
+        ranks = page.differing_ranks(number := self.number)
+        if ranks and not page.has_written(number):
+            page.write(number, number, self._text(f" at {line_of_call(self._calls.thread)}"))
+        return ranks, "ranks have made other calls, and one of them has gone on"
 
     def compare_across(self) -> None:
         """Collective where ranks share no memory, else Local. Compare this call, and all before it, between nodes.
@@ -233,7 +238,7 @@ class CallComparison:
         self.broken = f"ranks have made other calls: {error}"
         raise error
 
-    def _text(self) -> str:
-        """This rank's call, for the other ranks."""
+    def _text(self, where: str | None = None) -> str:
+        """This rank's call, for the other ranks; `where` it was made: by default by this thread."""
         step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
-        return f"{describe(self.key)}{owned_by(self.owner)}{where_called()}{step}"
+        return f"{describe(self.key)}{owned_by(self.owner)}{where_called() if where is None else where}{step}"

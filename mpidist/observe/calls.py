@@ -29,7 +29,8 @@ NEXT = inner_calls.NEXT
 # calls.
 IDENTITY, STATE, INNER = 0, 1, 2
 PLACE_WORDS = INNER + inner_calls.WORDS
-_RING, _KEPT, _SIGN = INNER + inner_calls.RING, inner_calls.KEPT, inner_calls.SIGN
+_RING, _KEPT = INNER + inner_calls.RING, inner_calls.KEPT
+_HALF, _HALF_BITS = inner_calls.HALF, inner_calls.HALF_BITS
 # The identity of the calls that open a communicator: its own is not known yet.
 START = 1
 
@@ -85,7 +86,12 @@ def sign_of_owner(owner: int) -> int:
 
 def names_of(code: int) -> list[str]:
     """Local. The names that calls of this code may have."""
-    return [name for name, known in CODES.items() if known & ~_WHICH == code & ~_WHICH]
+    return [name for name, known in CODES.items() if may_have_one_name(known, code)]
+
+
+def may_have_one_name(code: int, other: int) -> bool:
+    """Local. Whether calls of these codes may have one name."""
+    return code & ~_WHICH == other & ~_WHICH
 
 
 class Calls:
@@ -163,7 +169,9 @@ class Calls:
                 self._inner_sign = 0
             self._inner_state = state = self._inner_state + 1
             code = code or code_of(name, sign_of_owner(owner))
-            self._inner_sign = sign = self._inner_sign * 31 + code & _SIGN
+            before = self._inner_sign
+            names, whole = (before >> _HALF_BITS) * 31 + CODES[name] & _HALF, (before & _HALF) * 31 + code & _HALF
+            self._inner_sign = sign = names << _HALF_BITS | whole
             words = self.words
             # First: where the count says that it is there, it is.
             words[_RING + state % _KEPT] = sign

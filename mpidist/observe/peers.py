@@ -189,6 +189,14 @@ def elsewhere(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
     return found
 
 
+def unlike_inside(state: int, mine: Sequence[int], others: Sequence[Peer], identity: int) -> list[Peer]:
+    """Local. Those that were in inner calls of the same names, and of another kind; arguments as `elsewhere_inside`."""
+    number = state // NEXT
+    return [
+        peer for peer in others if (theirs := peer.inner(identity)) and inner_calls.are_unlike(mine, number, theirs)
+    ]
+
+
 def has_left(other: int | None, state: int) -> bool:
     """Local. Whether a rank with a state on a communicator has left the call of another rank's state there."""
     number = state // NEXT
