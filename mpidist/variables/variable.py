@@ -331,6 +331,8 @@ class Home(Resource, Protocol):
     ) -> Variable:
         """Collective. Make a variable; its value is the first replica's. See `mpidist.Variable`.
 
+        A `name` that is given must be the same on every rank.
+
         Returns:
             The variable; for ON_READ an `on_read.OnReadVariable`.
         """
