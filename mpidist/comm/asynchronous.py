@@ -85,7 +85,7 @@ class AsyncCollective(Resource):
         finish = (lambda _: array) if in_place else functools.partial(arrays.give_back, like=array)
         # The thread may be late to find out that ranks have begun different reductions: their next call shows it.
         if self.has_thread:
-            self.communicator.order.sign("all_reduce_async", op, lent)
+            self.communicator.order.sign("all_reduce_async", op, lent, self._collective.log.owner)
             if arrays.is_cupy(lent) and not in_place:
                 # Made for this stream: what the thread makes is for its own, and the pool would give it to the next
                 # result as soon as the program drops it, while kernels on this stream still read it.
@@ -175,7 +175,8 @@ def open_asynchronous(collective: CollectiveFront, options: CommunicationOptions
         return AsyncCollective(communicator, collective, has_thread=False)
     # The thread must not be in a call on that communicator while this one creates something on it.
     communication_thread().wait_until_idle()
-    own = selection.choose(communicator.open_sibling(PURPOSE), options or CommunicationOptions())
+    sibling = communicator.open_sibling(PURPOSE)
+    own = selection.choose(sibling, options or CommunicationOptions(), collective.log.owner)
     return AsyncCollective(communicator, own, has_thread=True)
 
 

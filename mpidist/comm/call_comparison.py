@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 from mpidist.comm import call_text
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
-from mpidist.comm.call_text import HINT, mismatch, where_called
+from mpidist.comm.call_text import HINT, mismatch, owned_by, where_called
 from mpidist.errors import mark_shared
 from mpidist.observe.calls import Calls, describe
+from mpidist.observe.stacks import line_of_call
 
 
 class CallComparison:
@@ -29,6 +30,7 @@ class CallComparison:
         is_across: Whether there are ranks with which this one shares no memory.
         is_asked: Whether this rank was interrupted, and not all ranks know it yet.
         last_checkpoint: The last checkpoint that these ranks have saved, for the text.
+        owner: The number of the strategy whose call the last one is; 0: no strategy's.
         mark: The checksum of this call and all before it, and a flag for an interrupt; a barrier shows it.
         is_shown, page, barrier: Whether `show` was called, and what it got.
     """
@@ -37,7 +39,7 @@ class CallComparison:
     __slots__ = (
         "_awaits", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
         "_own", "_shown", "_step", "_word", "_words", "barrier", "broken", "is_across", "is_asked", "is_shown",
-        "key", "last_checkpoint", "mark", "number", "page",
+        "key", "last_checkpoint", "mark", "number", "owner", "page",
     )
 
     def __init__(self, calls: Calls) -> None:
@@ -45,7 +47,7 @@ class CallComparison:
         self.is_across = self.is_shown = self.is_asked = self._is_interrupted = self._meets = self._awaits = False
         self.broken = self.last_checkpoint = ""
         # The last call that was shown, and its word.
-        self.number = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
+        self.number = self.owner = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
         self.key: tuple[Any, ...] = ("a call",)
         self._step: tuple[Any, ...] = ()
         self.page: CallPage | None = None
@@ -142,14 +144,18 @@ class CallComparison:
     def differing(self) -> tuple[Sequence[int], str]:
         """Local. The ranks that have shown another call than this rank, or left one in the middle; and why, if any.
 
-        Any thread may call this: a rank that waits in MPI does not look.
+        Any thread may call this: a rank that waits in MPI does not look. Nor does it say in which call it is, as
+        another rank may ask that has seen the difference: this does.
         """
         page = self.page
         if page is None:
             return (), ""
         if ranks := page.broken_ranks():
             return ranks, f"on rank {ranks[0]}, {page.text(ranks[0]) or 'a call was left in the middle'}"
-        return page.differing_ranks(self.number), "ranks have made other calls, and one of them has gone on"
+        ranks = page.differing_ranks(number := self.number)
+        if ranks and not page.has_written(number):
+            page.write(number, number, self._text(f" at {line_of_call(self._calls.thread)}"))
+        return ranks, "ranks have made other calls, and one of them has gone on"
 
     def compare_across(self) -> None:
         """Collective where ranks share no memory, else Local. Compare this call, and all before it, between nodes.
@@ -232,7 +238,7 @@ class CallComparison:
         self.broken = f"ranks have made other calls: {error}"
         raise error
 
-    def _text(self) -> str:
-        """This rank's call, for the other ranks."""
+    def _text(self, where: str | None = None) -> str:
+        """This rank's call, for the other ranks; `where` it was made: by default by this thread."""
         step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
-        return f"{describe(self.key)}{where_called()}{step}"
+        return f"{describe(self.key)}{owned_by(self.owner)}{where_called() if where is None else where}{step}"

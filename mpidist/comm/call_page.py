@@ -101,6 +101,10 @@ class CallPage:
         words = [self.words[place] for place in self.others[number & 1]]
         return [word % NUMBER for word in words if word // NUMBER == number]
 
+    def has_written(self, about: int) -> bool:
+        """Local. Whether this rank has shown a text about this; see `write`."""
+        return self.words[self._place * _WORDS + _TEXT_WORD] == about
+
     def write(self, about: int, number: int, text: str) -> None:
         """Local. Show a text about this rank's last call.
 

@@ -282,7 +282,8 @@ class Optimizer:
         """Local. Surrounds work in several calls: an interrupt waits for its end, on all ranks."""
         if self._plan is None:
             return nullcontext()
-        return self._plan.variables[0].home.communicator.order.during("apply_gradients")
+        home = self._plan.variables[0].home
+        return home.communicator.order.during("apply_gradients", home.strategy_number)
 
     def _by_number(self, pairs: Iterable[tuple[Gradient | None, Variable]]) -> dict[int, Gradient]:
         gradients: dict[int, Gradient] = {}

@@ -184,7 +184,8 @@ class ReplicaContext:
             TypeError: A value cannot be pickled; on every rank.
         """
         self._require_current()
-        return gather_object(self._strategy.communicator, value)
+        with self._strategy.arena.calls.during("gather_object"):
+            return gather_object(self._strategy.communicator, value)
 
     def merge_call(
         self, merge_fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

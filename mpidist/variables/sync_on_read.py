@@ -116,7 +116,8 @@ class SyncOnReadVariable(OnReadVariable):
             )
         # Metrics look alike: the reduction itself does not tell one from another.
         with self.arena.communicator.order.enter(
-            "value of variable number", self._number, None, meets=False, sign=~self._number
+            "value of variable number", self._number, None, self.arena.strategy_number, meets=False,
+            sign=~self._number,
         ):
             if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
                 result = self.arena.collective.broadcast(self._component.copy())
@@ -143,7 +144,7 @@ class SyncOnReadVariable(OnReadVariable):
         if self._is_in_replica():
             self._component[...] = array
         else:
-            self._spread(self.arena.collective.broadcast(array))
+            self._spread(self._first_value(array, "assign"))
 
     def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Local in replica context: add to this replica's component. Collective else: add to all components.
@@ -157,8 +158,14 @@ class SyncOnReadVariable(OnReadVariable):
                     f"variable {self.name!r}: {method} in cross-replica context is not defined for ON_READ with "
                     "aggregation SUM. Call it inside `run`, or assign the whole value"
                 )
-            array = self.arena.collective.broadcast(array)
+            array = self._first_value(array, method)
         self.accumulate(array)
+
+    def _first_value(self, array: AnyArray, method: str) -> AnyArray:
+        """Collective. The first replica's array; arrays for other variables look alike."""
+        order, owner = self.arena.communicator.order, self.arena.strategy_number
+        with order.enter(f"{method} to variable number", self._number, None, owner, meets=False).surround():
+            return self.arena.collective.broadcast(array)
 
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
         """Local. Refuse: rows are not scattered into ON_READ variables.

@@ -311,10 +311,12 @@ class Home(Resource, Protocol):
     Attributes:
         communicator: The ranks that have the variables.
         strategy: The strategy of the variables, None without one.
+        strategy_number: Its number among those on the same ranks; 0 where these are not numbered.
     """
 
     communicator: Communicator
     strategy: Any
+    strategy_number: int = 0
 
     def create_variable(  # tf.Variable's arguments
         self,
@@ -328,6 +330,8 @@ class Home(Resource, Protocol):
         sparse_gradient: bool = False,
     ) -> Variable:
         """Collective. Make a variable; its value is the first replica's. See `mpidist.Variable`.
+
+        A `name` that is given must be the same on every rank.
 
         Returns:
             The variable; for ON_READ an `on_read.OnReadVariable`.

@@ -157,6 +157,38 @@ FAULTS = (
         "parallel/comm/test_call_order.py::test_a_late_call_that_differs_is_an_error_on_every_rank", 2,
     ),
     Fault(
+        "a reduction does not say whose it is", "comm/front/front.py",
+        'log.begin_owned("all_reduce", op, array, log.owner)', 'log.begin_owned("all_reduce", op, array, 0)',
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a gathering does not say whose it is", "comm/front/call_log.py",
+        "return self.begin_owned(name, detail, array, self.owner,", "return self.begin_owned(name, detail, array, 0,",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "an exchange does not say whose it is", "observe/calls.py",
+        "calls.enter(name, call, code, owner or self._owner)", "calls.enter(name, call, code, owner)",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a collective for other options does not say whose it is", "comm/cross_device/chosen_collective.py",
+        "selection.choose(collective.communicator, options, collective.log.owner)",
+        "selection.choose(collective.communicator, options)",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a reduction in the background does not say whose it is", "comm/asynchronous.py",
+        "selection.choose(sibling, options or CommunicationOptions(), collective.log.owner)",
+        "selection.choose(sibling, options or CommunicationOptions())",
+        "parallel/strategy/test_two_strategies.py::test_reductions_in_the_background", 2,
+    ),
+    Fault(
+        "the same call of another strategy keeps its signature", "comm/call_order.py",
+        "elif key == self.key and owner == self.owner:", "elif key == self.key:",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
         "no comparison between nodes", "comm/call_order.py",
         "if number % COMPARED_EVERY == 0:", "if False:",
         "parallel/comm/test_call_order.py::test_ranks_of_different_nodes_compare_now_and_then", 2,

@@ -216,4 +216,31 @@ FAULTS = (
         "share + (self.group.rank < rest)", "share",
         "parallel/variables/test_variables.py::test_an_integer_sum_on_read_loses_nothing", 2,
     ),
+    Fault(
+        "a step does not say of which strategy it is", "variables/step/step.py",
+        '"apply_gradients", meeting, None, self._owner,', '"apply_gradients", meeting, None, 0,',
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a write does not say of which strategy it is", "variables/arena_memory.py",
+        "order.enter(name, detail, None, self.strategy_number, meets", "order.enter(name, detail, None, meets",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a metric does not say of which strategy it is", "variables/sync_on_read.py",
+        'self._number, None, self.arena.strategy_number, meets=False,\n            sign',
+        'self._number, None, meets=False,\n            sign',
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a component's write does not say to which variable", "variables/sync_on_read.py",
+        'order.enter(f"{method} to variable number", self._number, None,',
+        'order.enter(f"{method} to variable number", 0, None,',
+        "parallel/comm/test_call_order.py::test_writes_to_other_variables_and_other_metrics_are_errors", 2,
+    ),
+    Fault(
+        "names of variables are not compared", "variables/creation.py",
+        "[given for given, _ in everyone], ", "[name for _ in everyone], ",
+        "parallel/variables/test_variables.py::test_variables_of_one_shape_that_a_rank_makes_in_another_order", 2,
+    ),
 )

@@ -68,13 +68,14 @@ def agreed(communicator: Communicator, options: CommunicationOptions) -> Communi
     return replace(options, check=any(check for _, check in everyones))
 
 
-def choose(communicator: Communicator, options: CommunicationOptions) -> CollectiveFront:
+def choose(communicator: Communicator, options: CommunicationOptions, owner: int = 0) -> CollectiveFront:
     """Collective. Open a collective for these ranks: the front over the chosen backend.
 
     Args:
         communicator: The ranks.
         options: `implementation` names a backend or is AUTO; `MPIDIST_COLLECTIVE` in the environment overrides it.
             Under `reproducible` that backend moves the bytes, and `TreeBackend` combines.
+        owner: The number of the strategy whose collective it is; see `CallOrder.deal`.
 
     Returns:
         The collective.
@@ -83,7 +84,7 @@ def choose(communicator: Communicator, options: CommunicationOptions) -> Collect
         UnavailableError: The backend that was asked for is not available; on every rank. The text lists the available
             backends, and the reasons why the others are not.
     """
-    return CollectiveFront(_choose(asked_for(options), communicator, options), options)
+    return CollectiveFront(_choose(asked_for(options), communicator, options), options, owner)
 
 
 def _choose(

@@ -55,14 +55,16 @@ class ReductionToOneDevice(CrossDeviceOps):
         self._messages: Messages | None = None
         self._to_one: GatherToOne | None = None
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
+    def bind(
+        self, communicator: Communicator, options: CommunicationOptions | None = None, owner: int = 0
+    ) -> CollectiveFront:
         """Collective. See `CrossDeviceOps.bind`."""
         if self._center >= communicator.size:
             raise mark_shared(ValueError(
                 f"`reduce_to_device` must name one of the strategy's ranks, 0 to {communicator.size - 1}, got rank "
                 f"{self._center}"
             ))
-        collective = super().bind(communicator, options)
+        collective = super().bind(communicator, options, owner)
         if self._to_one is None:
             self._messages = Messages(communicator, options.bytes_per_pack if options else 0)
             self._to_one = GatherToOne(self._messages, range(communicator.size), self._center, communicator.rank)
@@ -161,10 +163,12 @@ class HierarchicalCopyAllReduce(PackedReduction):
         self._to_one: GatherToOne | None = None
         self._between: RingBackend | None = None
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
+    def bind(
+        self, communicator: Communicator, options: CommunicationOptions | None = None, owner: int = 0
+    ) -> CollectiveFront:
         """Collective. See `CrossDeviceOps.bind`."""
         options = options or CommunicationOptions()
-        collective = super().bind(communicator, options)
+        collective = super().bind(communicator, options, owner)
         if self._to_one is None:
             self._messages = Messages(communicator, options.bytes_per_pack)
             nodes = communicator.all_gather_object(communicator.node_index)
@@ -216,10 +220,12 @@ class NcclAllReduce(PackedReduction):
         super().__init__(num_packs)
         self._ring: RingBackend | None = None
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
+    def bind(
+        self, communicator: Communicator, options: CommunicationOptions | None = None, owner: int = 0
+    ) -> CollectiveFront:
         """Collective. See `CrossDeviceOps.bind`."""
         options = options or CommunicationOptions()
-        collective = super().bind(communicator, options)
+        collective = super().bind(communicator, options, owner)
         if self._ring is None:
             self._ring = RingBackend(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
         return collective

@@ -209,13 +209,14 @@ class HookCollective(CollectiveFront):
 
     Args:
         backend: The backend made of the hooks.
+        owner: See `CollectiveFront`.
 
     Attributes:
         hooks: As `backend`.
     """
 
-    def __init__(self, backend: HookBackend) -> None:
-        super().__init__(backend, backend.options)
+    def __init__(self, backend: HookBackend, owner: int = 0) -> None:
+        super().__init__(backend, backend.options, owner)
         self.hooks = backend
 
     def reduce_values(

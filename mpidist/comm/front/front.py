@@ -48,6 +48,7 @@ class CollectiveFront(Resource):
         backend: Gets contiguous one-dimensional arrays of native dtypes, after all checks.
         options: `check` compares the ranks' calls each time, `timeout_seconds` limits the wait for late ranks, and
             `wire_dtype` halves the bytes that `all_reduce` sends of large float32 arrays; see `halves.is_halved`.
+        owner: The number of the strategy whose calls they are; see `CallOrder.deal`.
 
     Attributes:
         communicator: The ranks.
@@ -55,11 +56,11 @@ class CollectiveFront(Resource):
         log: The calls so far.
     """
 
-    def __init__(self, backend: Backend, options: CommunicationOptions) -> None:
+    def __init__(self, backend: Backend, options: CommunicationOptions, owner: int = 0) -> None:
         self.communicator: Communicator = backend.communicator
         show_calls(backend.communicator)
         self.backend = backend
-        self.log = CallLog(backend.communicator, options)
+        self.log = CallLog(backend.communicator, options, owner)
         # Bound once: looking up attributes takes most of the time of a small call.
         self._order = backend.communicator.order
         self._backend_all_reduce = backend.all_reduce
@@ -86,7 +87,8 @@ class CollectiveFront(Resource):
             lent = self.lend(array)
             result = self._all_reduce_any(lent, op, in_place)
             return array if in_place else arrays.give_back(result, array)
-        order = self.log.begin("all_reduce", op, array)
+        log = self.log
+        order = log.begin_owned("all_reduce", op, array, log.owner)
         try:
             # A small sum must take little longer than the backend itself: what was found for the last one is kept.
             if order.key is self._small_key and not in_place:

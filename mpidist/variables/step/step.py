@@ -90,7 +90,7 @@ class StepHeader:
 
     def __init__(self, arena: ArenaMemory, *, is_shared: bool) -> None:
         self._communicator = communicator = arena.communicator
-        self._order = communicator.order
+        self._order, self._owner = communicator.order, arena.strategy_number
         self._arrival = arena.arrival
         self._barrier = arena.barrier if is_shared else None
         # Where no barrier brings all ranks together, they compare the first steps before anything is sent.
@@ -113,7 +113,8 @@ class StepHeader:
             self._arrival.wait("apply_gradients")
         order, barrier, meeting = self._order, self._barrier, Meeting(numbers, selection)
         order.enter(
-            "apply_gradients", meeting, None, meets=barrier is not None, sign=hash((selection.checksum, numbers))
+            "apply_gradients", meeting, None, self._owner, meets=barrier is not None,
+            sign=hash((selection.checksum, numbers)),
         )
         try:
             if barrier is not None:
