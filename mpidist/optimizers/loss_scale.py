@@ -23,8 +23,7 @@ class LossScaleOptimizer:
     """An optimizer for the gradients of a loss that was multiplied by `scale_loss`.
 
     A step in which the sum of a gradient over all replicas is not finite is skipped on every rank and halves the scale;
-    `dynamic_growth_steps` updates in a row double it. Use parameters of float32 or wider: `apply_gradients` unscales
-    float16 gradients in the parameter's dtype.
+    `dynamic_growth_steps` updates in a row double it. Gradients of half precision are unscaled in float32.
 
     Args:
         inner_optimizer: The optimizer that applies the unscaled gradients.

@@ -14,13 +14,14 @@ from mpidist.arguments import described, flag, number, python_numbers
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.optimizers.requirements import listed, refuse_unknown, require_pairs, require_updatable
-from mpidist.optimizers.saving import RATE, load_slot, numbered, require_names, require_slots
+from mpidist.optimizers.saving import RATE, load_slot, numbered, renewed, require_names, require_slots
 from mpidist.variables.sharded import wholes
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
+from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule, positive
 from mpidist.variables.update.options import ACCUMULATES, COMPRESSION, OptimizerOptions
 from mpidist.variables.update.parts import by_parts
-from mpidist.variables.variable import Gradient, UpdatePlan, Variable, common_home
+from mpidist.variables.variable import Gradient, UpdatePlan, Variable, by_number, common_home
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -45,8 +46,6 @@ class Optimizer:
             updates. A schedule gets this number; a kernel gets the number of updates.
         learning_rate: As given, and may be set. Checkpoints hold a number, and not a schedule.
     """
-
-    may_lack = frozenset({RATE})
 
     def __init__(
         self, kernel: Kernel | LayerKernel, learning_rate: float | Schedule, *, name: str,
@@ -299,7 +298,16 @@ class Optimizer:
     def variables(self) -> list[Variable]:
         """Local. The state, slot by slot; each slot variable has the shape of its variable."""
         slots = {} if self._plan is None else self._plan.slots
-        return [variable for slot in slots.values() for variable in slot]
+        return [variable for slot in slots.values() for variable in by_number(slot).values()]
+
+    @property
+    def may_lack(self) -> frozenset[str]:
+        """Local. Entries of the state that checkpoints of earlier versions, and of other options, do not have."""
+        return frozenset({RATE, MASTER_COPY, *self._older})
+
+    @property
+    def _older(self) -> Mapping[str, tuple[str, float]]:
+        return getattr(self.kernel, "older_slots", {})
 
     @property
     def plan(self) -> UpdatePlan | None:
@@ -339,7 +347,7 @@ class Optimizer:
             CheckpointError: The state of another kind of optimizer, of other variables, or of other shapes.
         """
         def look() -> tuple[int, float | Schedule]:
-            names = {name for name in saved if name != RATE and not name.startswith(COMPRESSION)}
+            names = {name for name in renewed(saved, self._older) if name != RATE and not name.startswith(COMPRESSION)}
             require_names(names, self._initial, self.name, accumulates=self._accumulated > 1)
             # Files of before it was saved have none.
             takes = RATE in saved and not callable(self.learning_rate)
@@ -363,7 +371,7 @@ class Optimizer:
             load_slot(targets, tree.get(name), self._initial.get(name, 0.0))
 
     def _read(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> dict[str, Any]:
-        tree = numbered(saved, plan.variables, self.name)
+        tree = numbered(renewed(saved, self._older), plan.variables, self.name)
         require_slots(plan.slots, tree, self.name)
         if isinstance(tree.get(ACCUMULATES), Mapping):
             tree[ACCUMULATES] = np.array(

@@ -17,7 +17,7 @@ from mpidist.variables.sharded import ShardedVariable, rows_within, served_parts
 from mpidist.variables.step.gradient import take_rows
 from mpidist.variables.update.arithmetic import UpdateSettings, widened
 from mpidist.variables.update.options import OptimizerOptions
-from mpidist.variables.variable import Gradient, Variable
+from mpidist.variables.variable import Gradient, Slot, Variable
 
 _Apply: TypeAlias = Callable[[int, str, Sequence[tuple[ServedVariable, AnyArray, float]]], None]
 
@@ -71,7 +71,7 @@ class WorkerPlan:
         self.number = number
         self._name = name
         self.variables = tuple(variables)
-        self.slots: dict[str, list[Variable]] = {}
+        self.slots: dict[str, Slot] = {}
         self._apply = apply
         self._options = options
         self._gradients: dict[int, AnyArray] = {}

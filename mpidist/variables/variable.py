@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -241,6 +241,15 @@ class Variable(ArrayLike, Scatter, ABC):
         return array.astype(self.dtype)
 
 
+# One kind of an optimizer's state: of all variables in their order, or of some by their numbers.
+Slot: TypeAlias = Sequence[Variable] | Mapping[int, Variable]
+
+
+def by_number(slot: Slot) -> Mapping[int, Variable]:
+    """Local. The variables of a slot by the numbers of those whose state they are."""
+    return slot if isinstance(slot, Mapping) else dict(enumerate(slot))
+
+
 class UpdatePlan(Protocol):
     """The part of a home that serves one optimizer: gradients and state of its variables, and its updates.
 
@@ -253,7 +262,7 @@ class UpdatePlan(Protocol):
         ...
 
     @property
-    def slots(self) -> Mapping[str, Sequence[Variable]]:
+    def slots(self) -> Mapping[str, Slot]:
         """Local. The state by name."""
         ...
 

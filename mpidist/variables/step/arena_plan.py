@@ -17,6 +17,7 @@ import numpy as np
 from mpidist.arguments import settings_of
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
+from mpidist.comm.arithmetic.combine import is_half
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.step.accumulator import Accumulator
 from mpidist.variables.step.average import MovingAverage
@@ -27,9 +28,10 @@ from mpidist.variables.step.plan import Plan
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
 from mpidist.variables.update.compiled import TABLE_SHARE, is_wanted
+from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update, require_rate
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, OptimizerOptions
-from mpidist.variables.variable import Gradient, Variable
+from mpidist.variables.variable import Gradient, Slot
 
 # `update_variables(numbers, settings)` is Collective: it sums the gradients of some variables over all replicas and
 # updates these variables. It gives False, on every rank, if a gradient was not finite and nothing was updated.
@@ -59,14 +61,20 @@ class ArenaPlan:
             v.size * v.dtype.itemsize // (TABLE_SHARE if v.sparse_gradient else 1) for v in variables
         )
         compiles = not on_gpu and is_wanted(updated_bytes // node_size, node_size)
-        arithmetic = UpdateArithmetic(kernel, options, on_gpu=on_gpu, compiles=compiles)
+        halves = [number for number, variable in enumerate(variables) if is_half(variable.dtype)]
+        arithmetic = UpdateArithmetic(
+            kernel, options, on_gpu=on_gpu, compiles=compiles, has_halves=bool(halves)
+        )
         self.variables = tuple(variables)
         same_on_all(
             arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",
             "Each rank updates a part of the variables: make the optimizer the same way on every rank.",
         )
         self._kernel = kernel
-        self._plan = plan = Plan(variables, arithmetic.slots, arithmetic.scratch_count)
+        self._plan = plan = Plan(
+            variables, arithmetic.slots, arithmetic.scratch_count, has_directions=isinstance(kernel, LayerKernel),
+            has_master=options.master_copy,
+        )
         self._update = open_update(plan, arithmetic, options)
         self._finite_update = open_update(plan, arithmetic, options, must_be_finite=True)
         self._errors = CompressionErrors(variables, plan.compression_states)
@@ -77,9 +85,11 @@ class ArenaPlan:
         self._checks = arena.options.check
         self._communicator = arena.communicator
         numbers = range(len(variables))
-        self.slots: dict[str, list[Variable]] = {
+        self.slots: dict[str, Slot] = {
             name: [plan.slot(name, number) for number in numbers] for name in arithmetic.slots
         }
+        if options.master_copy and halves:
+            self.slots[MASTER_COPY] = {number: plan.slot(MASTER_COPY, number) for number in halves}
         if self._accumulator is not None:
             self.slots[ACCUMULATED] = [*self._accumulator.sums]
 
@@ -271,6 +281,7 @@ class LayerUpdate:
         """Collective. See `UpdateVariables`."""
         kernel, arithmetic = self._kernel, self._arithmetic
         variable_pass = _reduce(self._plan, numbers, settings)
+        variable_pass.widen()
         factors = self._limits.factors(variable_pass, numbers, settings.factor)
         if factors is None:
             return False

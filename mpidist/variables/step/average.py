@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpidist.variables.step.plan import Plan
-from mpidist.variables.update.arithmetic import UpdateArithmetic, take_average
+from mpidist.variables.update.arithmetic import UpdateArithmetic
 from mpidist.variables.update.options import OptimizerOptions
 
 
@@ -38,4 +38,5 @@ class MovingAverage:
         variable_pass = self._plan.variable_pass(numbers)
         # Other ranks may still be reading the variables.
         variable_pass.barrier()
-        variable_pass.apply(lambda _: take_average)
+        take = self._arithmetic.take()
+        variable_pass.apply(lambda _: take)

@@ -14,6 +14,7 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.variables.update.compiled import CompiledUpdate
 from mpidist.variables.update.fused import fused
+from mpidist.variables.update.halves import in_float32
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.update.parts import parts_of
@@ -60,6 +61,7 @@ class UpdateArithmetic:
         options: Of the optimizer.
         on_gpu: Whether the blocks lie on a GPU, where one kernel does all the work.
         compiles: Whether updates in host memory are compiled; see `compiled.is_wanted`.
+        has_halves: Whether some parameters are of half precision.
 
     Attributes:
         kernel: As given.
@@ -72,7 +74,8 @@ class UpdateArithmetic:
     """
 
     def __init__(
-        self, kernel: Kernel | LayerKernel, options: OptimizerOptions, *, on_gpu: bool = False, compiles: bool = False
+        self, kernel: Kernel | LayerKernel, options: OptimizerOptions, *, on_gpu: bool = False, compiles: bool = False,
+        has_halves: bool = False,
     ) -> None:
         self.kernel = kernel
         self.slots = slots_of(kernel, options)
@@ -80,7 +83,7 @@ class UpdateArithmetic:
         self.decay = options.decay
         self.clipvalue = options.clipvalue
         self.is_needed = bool(
-            on_gpu or compiles
+            on_gpu or compiles or has_halves
             or options.decay or options.clipvalue is not None or options.use_ema or options.accumulated > 1
         )
         self._kernel_slots = len(kernel.slots)
@@ -89,6 +92,8 @@ class UpdateArithmetic:
         self._momentum = options.ema_momentum
         self._on_gpu = on_gpu
         self.compiles = compiles
+        self._has_halves = has_halves
+        self._has_master = options.master_copy
 
     def prepare(self, settings: UpdateSettings) -> Update:
         """Local. The whole update of one step, for a kernel that needs no norms.
@@ -97,8 +102,8 @@ class UpdateArithmetic:
             settings: Of the step; `factor` includes what clipping by norms leaves of the gradient.
 
         Returns:
-            `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, all in place. The gradient is the
-            sum over all replicas, and may be overwritten.
+            `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, all in place; for parameters of
+            half precision see `in_float32`. The gradient is the sum over all replicas, and may be overwritten.
 
         Raises:
             TypeError: A `LayerKernel`, whose updates depend on norms of whole variables.
@@ -131,12 +136,19 @@ class UpdateArithmetic:
         clipvalue = self.clipvalue if clips else None
         if keep != 1 or factor != 1 or clipvalue is not None or self._hides_slots:
             update = _surround(update, self._kernel_slots, keep=keep, factor=factor, clipvalue=clipvalue)
+        return self._quick(update, self._kernel_scratch, keeps_gradient=keeps_gradient)
+
+    def _quick(self, update: Update, scratch_count: int, *, keeps_gradient: bool = False) -> Update:
+        """The update in one pass over memory where that is quicker, for all dtypes of parameters."""
+        count = len(self.slots)
         if self.compiles:
-            return CompiledUpdate(update, len(self.slots), self._kernel_scratch, keeps_gradient=keeps_gradient)
-        # In host memory, block by block in a cache, NumPy's calls are best one by one.
-        if not self._on_gpu:
+            update = CompiledUpdate(update, count, scratch_count, keeps_gradient=keeps_gradient)
+            update.widen(self._widened)
             return update
-        return fused(update, len(self.slots), self._kernel_scratch, keeps_gradient=keeps_gradient)
+        # In host memory, block by block in a cache, NumPy's calls are best one by one.
+        if self._on_gpu:
+            update = fused(update, count, scratch_count, keeps_gradient=keeps_gradient)
+        return self._widened(update)
 
     def follow(self, step: int) -> Update:
         """Local. The update that moves the average towards the parameter, and leaves the parameter alone.
@@ -157,13 +169,22 @@ class UpdateArithmetic:
             np.multiply(difference, 1 - momentum, out=difference)
             np.add(average, difference, out=average)
 
-        return CompiledUpdate(move, len(self.slots), 1) if self.compiles and not is_first else move
+        if self.compiles and not is_first:
+            return self._quick(move, 1)
+        return self._widened(move)
+
+    def take(self) -> Update:
+        """Local. The update that sets the parameter to its average."""
+        return self._widened(take_average)
+
+    def _widened(self, update: Update) -> Update:
+        return in_float32(update, len(self.slots), has_master=self._has_master) if self._has_halves else update
 
 
 def take_average(
     parameter: AnyArray, _gradient: AnyArray, slots: Sequence[AnyArray], _scratch: Sequence[AnyArray]
 ) -> None:
-    """Local. The update that sets the parameter to its average."""
+    """Local. The update that sets the parameter to its average, on blocks of one dtype."""
     np.copyto(parameter, slots[-1])
 
 

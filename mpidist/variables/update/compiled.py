@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.compiled_sums import MOST_ARRAYS, Pairs
 from mpidist.comm.arithmetic.compiler import Code, compile_loop, load
 from mpidist.variables.update.fused import Program, UnknownOperationError, record
@@ -111,12 +112,24 @@ class CompiledUpdate:
         self._keeps_gradient = keeps_gradient
         self._programs: dict[np.dtype[Any], Program | None] = {}
         self._functions: dict[tuple[np.dtype[Any], Pairs, bool, bool], _Function | None] = {}
+        self._of_halves: Update | None = None
+
+    def widen(self, widened: Callable[[Update], Update]) -> None:
+        """Local. Take blocks of half precision, too.
+
+        Args:
+            widened: Makes an update for them from this one, which then gets their numbers in float32.
+        """
+        update = widened(self)
+        self._of_halves = None if update is self else update
 
     def __call__(
         self, parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
     ) -> None:
         """Local. See `Update`."""
-        if parameter.nbytes < LEAST_BLOCK_BYTES or not self._run(parameter, parameter, gradient, slots):
+        if self._of_halves is not None and is_half(parameter.dtype):
+            self._of_halves(parameter, gradient, slots, scratch)
+        elif parameter.nbytes < LEAST_BLOCK_BYTES or not self._run(parameter, parameter, gradient, slots):
             self._update(parameter, gradient, slots, scratch)
 
     def aside(

@@ -27,6 +27,7 @@ class OptionKeywordsButDecay(TypedDict, total=False):
     use_ema: bool
     ema_momentum: float
     ema_overwrite_frequency: int | None
+    master_copy: bool
 
 
 class OptionKeywords(OptionKeywordsButDecay, total=False):
@@ -57,6 +58,10 @@ class OptimizerOptions:
         ema_momentum: Decay of the average.
         ema_overwrite_frequency: The variables become their average once in so many updates; None: only when
             `finalize_variable_values` is called.
+        master_copy: Of variables of half precision (float16, bfloat16) the state has a copy in float32, slot
+            "master_copy": updates change the copy, and the variable is the copy rounded, so that updates too small for
+            the variable add up. A variable that the program assigns to, or restores, is copied anew. The state of such
+            variables is float32 with and without it.
 
     Raises:
         ValueError: Something is out of range, or two kinds of clipping are asked for.
@@ -71,6 +76,7 @@ class OptimizerOptions:
     use_ema: bool = False
     ema_momentum: float = 0.99
     ema_overwrite_frequency: int | None = None
+    master_copy: bool = False
 
     def __post_init__(self) -> None:
         positive(weight_decay=self.decay)
@@ -91,6 +97,7 @@ class OptimizerOptions:
             if count is not None:
                 whole(name, count, least=least)
         flag("use_ema", self.use_ema)
+        flag("master_copy", self.master_copy)
         python_numbers(self)
         if self.ema_overwrite_frequency is not None and not self.use_ema:
             raise ValueError("`ema_overwrite_frequency` needs `use_ema=True`")
