@@ -15,6 +15,7 @@ from mpidist.variables.update.compiled import CompiledUpdate, is_wanted
 from mpidist.variables.update.halves import scratch_blocks, state_dtype
 from mpidist.variables.update.kernel import BLOCK_BYTES, Kernel, LayerKernel, Update
 from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.update.overflow import Overflow, infinite_count, overflow_error
 
 VERSION, BEGUN = 0, 1
 
@@ -85,13 +86,29 @@ class Updates:
         *,
         has_halves: bool = False,
     ) -> None:
+        self._overflow = Overflow()
         self._arithmetic = UpdateArithmetic(
-            kernel, options, compiles=is_wanted(byte_count), has_halves=has_halves
+            kernel, options, compiles=is_wanted(byte_count), has_halves=has_halves, overflow=self._overflow
         )
         self._slots = slots
         self._follows = options.use_ema
 
     def apply(self, variable: HeapVariable, gradient: AnyArray, step: Step, factor: float) -> None:
+        """Local. Update a variable; see `_apply`.
+
+        Raises:
+            OverflowError: State has become infinite. The program of this server ends with it, and so the job.
+        """
+        with self._overflow.watched():
+            self._apply(variable, gradient, step, factor)
+        if self._overflow.has_happened:
+            number = variable.place.number
+            for name, slot in zip(self._arithmetic.kernel.slots, self._slots[number], strict=False):
+                count = infinite_count(slot.current)
+                if count:
+                    raise overflow_error(f"number {number}", name, count, slot.current.dtype)
+
+    def _apply(self, variable: HeapVariable, gradient: AnyArray, step: Step, factor: float) -> None:
         """Local. Update a variable.
 
         Args:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 FAMILIES = "parallel/optimizers/test_families.py::test_agrees_with_the_formula"
+OVERFLOW = "unit/test_optimizers_overflow.py"
 HALVES = "unit/test_optimizers_halves.py"
 FORMULAS = "unit/test_optimizers.py::test_formulas"
 
@@ -108,6 +109,34 @@ FAULTS = (
         "a copy in float32 outlives an assignment", "variables/update/halves.py",
         "where=own.astype(parameter.dtype) != parameter", "where=(own == 0) & (parameter != 0)",
         f"{HALVES}::test_a_variable_that_is_assigned_is_copied_anew",
+    ),
+    Fault(
+        "squares are taken before they are scaled", "optimizers/adam.py",
+        "            np.multiply(gradient, scale, out=gradient)\n"
+        "            np.multiply(gradient, gradient, out=gradient)\n",
+        "            np.multiply(gradient, gradient, out=gradient)\n"
+        "            np.multiply(gradient, scale * scale, out=gradient)\n",
+        f"{OVERFLOW}::test_squares_overflow_where_their_mean_does",
+    ),
+    Fault(
+        "a rank keeps an overflow to itself", "variables/step/alarm.py",
+        "if arena.shares_memory:\n            try:", "if False:\n            try:",
+        "parallel/optimizers/test_overflow.py", 3,
+    ),
+    Fault(
+        "compiled loops are not watched", "variables/update/overflow.py",
+        "        if self._look():\n            self._note()", "        self._look()",
+        f"{OVERFLOW}::test_compiled_loops_are_watched_on_their_own",
+    ),
+    Fault(
+        "NumPy's functions are not watched", "variables/update/overflow.py",
+        'np.errstate(over="call", call=self._called)', 'np.errstate(over="ignore")',
+        f"{OVERFLOW}::test_squares_overflow_where_their_mean_does",
+    ),
+    Fault(
+        "an overflow that was caught is forgotten", "variables/step/alarm.py",
+        "        if self._error is not None:\n            raise mark_shared(self._error)\n        with",
+        "        with", f"{OVERFLOW}::test_the_error_comes_again_until_state_is_restored",
     ),
     Fault(
         "directions are rounded", "variables/step/arena_plan.py",

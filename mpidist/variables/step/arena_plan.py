@@ -20,6 +20,7 @@ from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.step.accumulator import Accumulator
+from mpidist.variables.step.alarm import Alarm
 from mpidist.variables.step.average import MovingAverage
 from mpidist.variables.step.compressed_step import CompressionErrors
 from mpidist.variables.step.gradient import copy_of, require_same_gradients, take_rows, write_gradient
@@ -31,6 +32,7 @@ from mpidist.variables.update.compiled import TABLE_SHARE, is_wanted
 from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update, require_rate
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, OptimizerOptions
+from mpidist.variables.update.overflow import infinite_count, overflow_error
 from mpidist.variables.variable import Gradient, Slot
 
 # `update_variables(numbers, settings)` is Collective: it sums the gradients of some variables over all replicas and
@@ -62,15 +64,18 @@ class ArenaPlan:
         )
         compiles = not on_gpu and is_wanted(updated_bytes // node_size, node_size)
         halves = [number for number, variable in enumerate(variables) if is_half(variable.dtype)]
+        self._kernel = kernel
+        # Without state an overflow shows in the variable itself.
+        self._alarm = Alarm(arena) if kernel.slots and not on_gpu else None
         arithmetic = UpdateArithmetic(
-            kernel, options, on_gpu=on_gpu, compiles=compiles, has_halves=bool(halves)
+            kernel, options, on_gpu=on_gpu, compiles=compiles, has_halves=bool(halves),
+            overflow=None if self._alarm is None else self._alarm.overflow,
         )
         self.variables = tuple(variables)
         same_on_all(
             arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",
             "Each rank updates a part of the variables: make the optimizer the same way on every rank.",
         )
-        self._kernel = kernel
         self._plan = plan = Plan(
             variables, arithmetic.slots, arithmetic.scratch_count, has_directions=isinstance(kernel, LayerKernel),
             has_master=options.master_copy,
@@ -132,7 +137,10 @@ class ArenaPlan:
         if self._errors.owed and not settings.is_summed:
             self._errors.pay(numbers, self._plan.gradients)
         update = self._finite_update if settings.must_be_finite else self._update
-        if not update(numbers, settings):
+        if not (
+            update(numbers, settings) if self._alarm is None else
+            self._alarm.step(lambda: update(numbers, settings), self._overflowed)
+        ):
             return False
         if self._average is not None:
             self._average.follow(settings.step)
@@ -155,9 +163,21 @@ class ArenaPlan:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Collective. See `UpdatePlan.load`."""
         self._errors.load(saved)
+        if self._alarm is not None:
+            self._alarm.clear()
         if self._accumulator is not None:
             flags = np.asarray(saved.get(ACCUMULATES, []))
             self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}
+
+    def _overflowed(self) -> Exception | None:
+        """Local. The error for state that is infinite, after a step the same on every rank."""
+        for name in self._kernel.slots:
+            for number, variable in enumerate(self.variables):
+                state = self._plan.slot(name, number)
+                count = infinite_count(state.address.readable)
+                if count:
+                    return overflow_error(variable.name, name, count, state.dtype)
+        return None
 
     def _write(self, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
         """Put gradients into the plan; returns the numbers of their variables, increasing."""

@@ -17,6 +17,7 @@ from mpidist.variables.update.fused import fused
 from mpidist.variables.update.halves import in_float32
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.update.overflow import Overflow, loud
 from mpidist.variables.update.parts import parts_of
 
 # The slot of the moving average. It comes after the kernel's own slots, which are all that a kernel sees.
@@ -62,6 +63,7 @@ class UpdateArithmetic:
         on_gpu: Whether the blocks lie on a GPU, where one kernel does all the work.
         compiles: Whether updates in host memory are compiled; see `compiled.is_wanted`.
         has_halves: Whether some parameters are of half precision.
+        overflow: Watches compiled updates.
 
     Attributes:
         kernel: As given.
@@ -75,7 +77,7 @@ class UpdateArithmetic:
 
     def __init__(
         self, kernel: Kernel | LayerKernel, options: OptimizerOptions, *, on_gpu: bool = False, compiles: bool = False,
-        has_halves: bool = False,
+        has_halves: bool = False, overflow: Overflow | None = None,
     ) -> None:
         self.kernel = kernel
         self.slots = slots_of(kernel, options)
@@ -93,6 +95,7 @@ class UpdateArithmetic:
         self._on_gpu = on_gpu
         self.compiles = compiles
         self._has_halves = has_halves
+        self._overflow = overflow
         self._has_master = options.master_copy
 
     def prepare(self, settings: UpdateSettings) -> Update:
@@ -136,13 +139,17 @@ class UpdateArithmetic:
         clipvalue = self.clipvalue if clips else None
         if keep != 1 or factor != 1 or clipvalue is not None or self._hides_slots:
             update = _surround(update, self._kernel_slots, keep=keep, factor=factor, clipvalue=clipvalue)
+        if self._on_gpu and self._kernel_slots and not keeps_gradient:
+            update = loud(update, self._kernel_slots)
         return self._quick(update, self._kernel_scratch, keeps_gradient=keeps_gradient)
 
     def _quick(self, update: Update, scratch_count: int, *, keeps_gradient: bool = False) -> Update:
         """The update in one pass over memory where that is quicker, for all dtypes of parameters."""
         count = len(self.slots)
         if self.compiles:
-            update = CompiledUpdate(update, count, scratch_count, keeps_gradient=keeps_gradient)
+            update = CompiledUpdate(
+                update, count, scratch_count, keeps_gradient=keeps_gradient, overflow=self._overflow
+            )
             update.widen(self._widened)
             return update
         # In host memory, block by block in a cache, NumPy's calls are best one by one.
