@@ -11,6 +11,7 @@ import numpy.typing as npt
 from mpidist.arguments import described, whole
 from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
+from mpidist.missing import Missing
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.update.kernel import Schedule
 from mpidist.variables.variable import Gradient, Variable
@@ -38,6 +39,8 @@ class LossScaleOptimizer:
     Attributes:
         dynamic_scale: The present scale, the same on every rank.
     """
+
+    minimize = Missing()
 
     def __init__(
         self,
@@ -111,6 +114,13 @@ class LossScaleOptimizer:
             was_applied = self.inner_optimizer.apply_scaled_gradients(
                 grads_and_vars, self.dynamic_scale, skip_gradients_aggregation=skip_gradients_aggregation
             )
+            if was_applied is not None:
+                self._adjust(was_applied=was_applied)
+
+    def flush(self) -> None:
+        """Collective. Apply what was accumulated, or skip it; see `Optimizer.flush`."""
+        with self.inner_optimizer.uninterrupted():
+            was_applied = self.inner_optimizer.flush_scaled()
             if was_applied is not None:
                 self._adjust(was_applied=was_applied)
 

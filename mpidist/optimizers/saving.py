@@ -12,7 +12,7 @@ from mpidist.errors import CheckpointError
 from mpidist.variables.update.halves import MASTER_COPY, state_dtype
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES
 from mpidist.variables.update.parts import initial
-from mpidist.variables.variable import Read, Slot, Variable, by_number
+from mpidist.variables.variable import Read, Slot, UpdatePlan, Variable, by_number
 
 # The learning rate in a checkpoint, if it is a number.
 RATE = "learning_rate"
@@ -158,6 +158,29 @@ def require_slots(slots: Mapping[str, Slot], saved: Mapping[str, Any], owner: st
                     f"and dtype {target.dtype}, the checkpoint has {got}. Build the optimizer on the variables that it "
                     "was saved with"
                 )
+
+
+def read_slots(
+    plan: UpdatePlan, saved: Mapping[str, Any], older: Mapping[str, tuple[str, float]], owner: str
+) -> dict[str, Any]:
+    """Local. The state in a checkpoint, as `numbered` gives it, if it fits.
+
+    Args:
+        plan: Of the optimizer.
+        saved: The optimizer's tree in the checkpoint.
+        older: As of `renewed`.
+        owner: The optimizer, for the errors.
+
+    Raises:
+        CheckpointError: The state of other variables, or of other shapes.
+    """
+    tree = numbered(renewed(saved, older), plan.variables, owner)
+    require_slots(plan.slots, tree, owner)
+    if isinstance(tree.get(ACCUMULATES), Mapping):
+        tree[ACCUMULATES] = np.array(
+            [tree[ACCUMULATES][str(number)].numpy() for number in range(len(plan.variables))], np.uint8
+        )
+    return tree
 
 
 def load_slot(targets: Slot, arrays: Mapping[str, Saved] | None, value: complex) -> None:

@@ -52,8 +52,14 @@ class ServedPlan:
         del gradients, settings
         raise _outside()
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
+    def flush(self, count: int, settings: Any) -> bool:
+        """Local. Nothing: gradients are not accumulated over closures."""
+        del count, settings
+        return True
+
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
         """Local. Set variables to their moving average."""
+        del moves
         for number in numbers:
             self.variables[number].assign(self.slots["average"][number].value())
 

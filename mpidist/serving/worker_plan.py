@@ -120,9 +120,14 @@ class WorkerPlan:
             return [_cut(part, one) for part, one in pairs if one is not None]
         return [_cut(variable, gradient)]
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
+    def flush(self, count: int, settings: UpdateSettings) -> bool:
+        """Local. Nothing: gradients are not accumulated over closures."""
+        del count, settings
+        return True
+
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
         """Local. Refuse: it is for the coordinator."""
-        del numbers
+        del numbers, moves
         raise RuntimeError("finalize_variable_values is called on the coordinator, after `join`")
 
     def state(self) -> dict[str, Any]:

@@ -241,12 +241,11 @@ class Variable(ArrayLike, Scatter, ABC):
         return array.astype(self.dtype)
 
 
-# One kind of an optimizer's state: of all variables in their order, or of some by their numbers.
+# One kind of an optimizer's state: of all variables in order, or of some by number.
 Slot: TypeAlias = Sequence[Variable] | Mapping[int, Variable]
 
-
 def by_number(slot: Slot) -> Mapping[int, Variable]:
-    """Local. The variables of a slot by the numbers of those whose state they are."""
+    """Local. A slot by the numbers of the optimizer's variables."""
     return slot if isinstance(slot, Mapping) else dict(enumerate(slot))
 
 
@@ -292,9 +291,11 @@ class UpdatePlan(Protocol):
         """
         ...
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
-        """Collective. Set variables to their moving average; only under `use_ema`."""
-        ...
+    def flush(self, count: int, settings: UpdateSettings) -> bool:
+        """Collective. As `apply`, of the mean over so many accumulated calls; ranks compare the count. 0: nothing."""
+
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
+        """Collective. Set variables to their moving average after so many more moves; only under `use_ema`."""
 
     def state(self) -> dict[str, Any]:
         """Local. The tree of what a checkpoint stores besides `slots`.

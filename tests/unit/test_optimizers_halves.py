@@ -29,6 +29,8 @@ FAMILIES: dict[str, Callable[..., Optimizer]] = {
     "Adam": lambda **o: optimizers.Adam(0.01, **o),
     "AMSGrad": lambda **o: optimizers.Adam(0.01, amsgrad=True, **o),
     "AdamW": lambda **o: optimizers.AdamW(0.01, 0.1, **o),
+    "Nadam": lambda **o: optimizers.Nadam(0.01, **o),
+    "Adamax": lambda **o: optimizers.Adamax(0.01, **o),
     "RMSprop": lambda **o: optimizers.RMSprop(0.01, momentum=0.5, centered=True, **o),
     "Adagrad": lambda **o: optimizers.Adagrad(0.01, **o),
     "Adadelta": lambda **o: optimizers.Adadelta(1.0, **o),

@@ -27,6 +27,7 @@ FAMILIES: dict[str, tuple[Callable[..., Optimizer], float]] = {
     "Adam": (lambda **o: optimizers.Adam(0.1, **o), 1e-3),
     "AMSGrad": (lambda **o: optimizers.Adam(0.1, amsgrad=True, **o), 1e-3),
     "AdamW": (lambda **o: optimizers.AdamW(0.1, **o), 1e-3),
+    "Nadam": (lambda **o: optimizers.Nadam(0.1, **o), 1e-3),
     "RMSprop": (lambda **o: optimizers.RMSprop(0.1, **o), 0.1),
     "Adagrad": (lambda **o: optimizers.Adagrad(0.1, **o), 1.0),
     "Adadelta": (lambda **o: optimizers.Adadelta(0.1, **o), 0.05),

@@ -85,7 +85,8 @@ class ArenaPlan:
         self._errors = CompressionErrors(variables, plan.compression_states)
         self._accumulator = Accumulator(variables) if options.gradient_accumulation_steps else None
         self._accumulated = options.accumulated
-        self._calls = 0
+        self._calls: tuple[tuple[float, bool, int], ...] = ()
+        self._counts_missing = options.missing_gradients == "zero"
         self._average = MovingAverage(plan, arithmetic, options) if options.use_ema else None
         self._checks = arena.options.check
         self._communicator = arena.communicator
@@ -114,8 +115,7 @@ class ArenaPlan:
         # already must count once, on the first rank.
         counts = not is_summed or self._communicator.rank == 0
         self._accumulator.add(gradients, factor, counts=counts)
-        # Ranks that leave out different gradients may still have the same variables in the end.
-        self._calls = hash((self._calls, tuple(sorted(gradients)), factor, is_summed))
+        self._note_call(factor, is_summed=is_summed)
 
     def apply(self, gradients: Mapping[int, Gradient], settings: UpdateSettings) -> bool:
         """Collective. See `UpdatePlan.apply`."""
@@ -125,14 +125,57 @@ class ArenaPlan:
             # First: the call can be made again with another rate, and the sums are then what they were.
             require_rate(self._kernel, settings.step, settings.learning_rate)
             self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
-            numbers = self._accumulator.hand_over(self._plan.gradients)
-            settings = settings._replace(factor=1 / self._accumulated, is_summed=False, calls=self._calls)
-            self._calls = 0
+            return self._hand_over(self._accumulator, self._accumulated, settings)
+        if self._checks:
+            given = gradients if settings.is_summed else None
+            require_same_gradients(self._communicator, given, self.variables)
+        return self._apply(self._write(gradients, is_summed=settings.is_summed), settings)
+
+    def flush(self, count: int, settings: UpdateSettings) -> bool:
+        """Collective. See `UpdatePlan.flush`."""
+        if self._accumulator is None:
+            return True
+        if self._plan.arena.is_closed:
+            self._plan.arena.require_open()
+        with self._communicator.order.enter("flush", self._plan.number, None):
+            same_on_all(
+                self._communicator, "the number of calls of apply_gradients since the last update, at `flush`,", count,
+                "Call apply_gradients equally often on every rank, with None where a rank has no gradient.",
+            )
+        if not count:
+            return True
+        require_rate(self._kernel, settings.step, settings.learning_rate)
+        return self._hand_over(self._accumulator, count, settings)
+
+    def _hand_over(self, accumulator: Accumulator, count: int, settings: UpdateSettings) -> bool:
+        """Collective. Update by the mean of so many calls."""
+        numbers = accumulator.hand_over(self._plan.gradients)
+        moves = 0 if self._average is None or settings.step == 1 else count - 1
+        settings = settings._replace(factor=1 / count, is_summed=False, calls=self._calls, moves=moves)
+        self._calls = ()
+        return self._apply(numbers, settings)
+
+    def _note_call(self, factor: float, *, is_summed: bool) -> None:
+        *before, last = self._calls or ((factor, is_summed, 0),)
+        if last[:2] == (factor, is_summed):
+            self._calls = (*before, (factor, is_summed, last[2] + 1))
         else:
-            if self._checks:
-                given = gradients if settings.is_summed else None
-                require_same_gradients(self._communicator, given, self.variables)
-            numbers = self._write(gradients, is_summed=settings.is_summed)
+            self._calls = (*before, last, (factor, is_summed, 1))
+
+    def _with_missing(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """Collective. The variables for which some rank has a gradient; of the others' this rank's becomes zero."""
+        with self._communicator.order.enter("missing_gradients", self._plan.number, None):
+            everyone = self._communicator.all_gather_object(numbers)
+        wanted = tuple(sorted({number for one in everyone for number in one}))
+        for number in set(wanted) - set(numbers):
+            # A table has got no rows.
+            self._plan.gradients[number][...] = 0
+        return wanted
+
+    def _apply(self, numbers: tuple[int, ...], settings: UpdateSettings) -> bool:
+        """Collective. Update variables whose gradients lie in the plan."""
+        if self._counts_missing and not settings.is_summed and self._communicator.size > 1:
+            numbers = self._with_missing(numbers)
         # A checkpoint has brought errors of gradients that are no longer compressed.
         if self._errors.owed and not settings.is_summed:
             self._errors.pay(numbers, self._plan.gradients)
@@ -143,14 +186,14 @@ class ArenaPlan:
         ):
             return False
         if self._average is not None:
-            self._average.follow(settings.step)
+            self._average.follow(settings.step, numbers, settings.moves)
         return True
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
         """Collective. See `UpdatePlan.take_average`."""
         if self._average is None:
             raise RuntimeError("the weights are averaged only under `use_ema`")
-        self._average.overwrite(numbers)
+        self._average.overwrite(numbers, moves)
 
     def state(self) -> dict[str, Any]:
         """Local. See `UpdatePlan.state`."""
@@ -239,7 +282,7 @@ class DirectUpdate:
         update = self._kernel.prepare(settings.step, settings.learning_rate)
         if self._arithmetic is not None:
             keep = 1 - settings.learning_rate * self._arithmetic.decay
-            update = self._arithmetic.surround(update, keep=keep, factor=settings.factor)
+            update = self._arithmetic.surround(update, keep=keep, factor=settings.factor, moves=settings.moves)
         self._plan.step(numbers, is_summed=settings.is_summed).apply(update, settings)
         return True
 
@@ -271,7 +314,8 @@ class MeasuredUpdate:
         keep = 1 - settings.learning_rate * self._arithmetic.decay
         # Most variables have the same factor, and recording an update takes a while.
         updates = {
-            factor: self._arithmetic.surround(update, keep=keep, factor=factor) for factor in set(factors.values())
+            factor: self._arithmetic.surround(update, keep=keep, factor=factor, moves=settings.moves)
+            for factor in set(factors.values())
         }
         variable_pass.apply(lambda number: updates[factors[number]])
         return True
@@ -322,7 +366,7 @@ class LayerUpdate:
         for number, (parameter_norm, direction_norm) in zip(numbers, np.sqrt(squares).tolist(), strict=True):
             # The norm is that of the decayed parameter; the pass itself decays the parameter.
             update = kernel.prepare(settings.step, settings.learning_rate, keep * parameter_norm, direction_norm)
-            updates[number] = arithmetic.surround(update, keep=keep, clips=False)
+            updates[number] = arithmetic.surround(update, keep=keep, clips=False, moves=settings.moves)
         variable_pass.apply(updates.__getitem__)
         return True
 

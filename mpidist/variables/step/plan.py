@@ -54,6 +54,7 @@ class Plan:
         OSError: Sharing is demanded (shared=True), and node memory has run out; on every rank.
 
     Attributes:
+        number: Among the plans of the arena.
         variables: In the plan's order, which numbers them.
         bundles: Of the variables with dense gradients.
         tables: The variables with sparse gradients, by number.
@@ -78,7 +79,7 @@ class Plan:
             [(v.name, v.shape, v.dtype.name, v.address.start, v.sparse_gradient) for v in self.variables],
             "Build the model the same way on every rank and pass its variables in the same order.",
         )
-        self._number = self.arena.plan_count
+        self.number = self.arena.plan_count
         self.arena.plan_count += 1
         kinds: dict[tuple[np.dtype[Any], bool], list[tuple[int, MirroredVariable]]] = {}
         for number, variable in enumerate(self.variables):
@@ -172,7 +173,7 @@ class Plan:
             phases.append(TableStep(self.arena, list(tables.values()), is_summed=is_summed))
         if not phases:
             phases.append(NoGradients(self.variables, self._barrier))
-        selection = Selection(self.variables, numbers, is_summed=is_summed, plan=self._number)
+        selection = Selection(self.variables, numbers, is_summed=is_summed, plan=self.number)
         return Step(selection, self._header, phases, self._barrier)
 
     def _open_phase(self, bundle: Bundle, numbers: Sequence[int], *, is_summed: bool) -> Phase:
