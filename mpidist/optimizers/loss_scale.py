@@ -11,6 +11,7 @@ import numpy.typing as npt
 from mpidist.arguments import described, whole
 from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
+from mpidist.missing import Missing
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.update.kernel import Schedule
 from mpidist.variables.variable import Gradient, Variable
@@ -23,8 +24,7 @@ class LossScaleOptimizer:
     """An optimizer for the gradients of a loss that was multiplied by `scale_loss`.
 
     A step in which the sum of a gradient over all replicas is not finite is skipped on every rank and halves the scale;
-    `dynamic_growth_steps` updates in a row double it. Use parameters of float32 or wider: `apply_gradients` unscales
-    float16 gradients in the parameter's dtype.
+    `dynamic_growth_steps` updates in a row double it. Gradients of half precision are unscaled in float32.
 
     Args:
         inner_optimizer: The optimizer that applies the unscaled gradients.
@@ -39,6 +39,8 @@ class LossScaleOptimizer:
     Attributes:
         dynamic_scale: The present scale, the same on every rank.
     """
+
+    minimize = Missing()
 
     def __init__(
         self,
@@ -112,6 +114,13 @@ class LossScaleOptimizer:
             was_applied = self.inner_optimizer.apply_scaled_gradients(
                 grads_and_vars, self.dynamic_scale, skip_gradients_aggregation=skip_gradients_aggregation
             )
+            if was_applied is not None:
+                self._adjust(was_applied=was_applied)
+
+    def flush(self) -> None:
+        """Collective. Apply what was accumulated, or skip it; see `Optimizer.flush`."""
+        with self.inner_optimizer.uninterrupted():
+            was_applied = self.inner_optimizer.flush_scaled()
             if was_applied is not None:
                 self._adjust(was_applied=was_applied)
 

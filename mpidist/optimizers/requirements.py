@@ -39,6 +39,15 @@ def refuse_unknown(given: Mapping[str, object], owner: str) -> None:
             raise TypeError(f"{owner} has no argument {name!r}. {way_out}")
 
 
+def require_kernel(kernel: object) -> None:
+    """Local. Raise TypeError for something that is no kernel."""
+    if not hasattr(kernel, "prepare"):
+        raise TypeError(
+            f"`kernel` must be the arithmetic of an optimizer (mpidist.optimizers.Kernel), got {kernel!r} of type "
+            f"{type(kernel).__name__}. Use mpidist.optimizers.SGD() or another optimizer that is there"
+        )
+
+
 def listed(given: Iterable[T], what: str, owner: str) -> list[T]:
     """Local. The argument of a program as a list.
 

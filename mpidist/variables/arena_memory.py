@@ -96,6 +96,7 @@ class ArenaMemory(Home, ABC):
         strategy: The strategy whose variables live here, None for variables without one.
         strategy_number: Its number among those on the same ranks, which its calls carry; see `CallOrder.deal`.
         plan_count: The number of plans so far, of optimizers.
+        overflow_counts: Of the node's ranks, see `step.alarm`; None before the first plan.
         is_default: Whether its variables are of no strategy.
     """
 
@@ -119,6 +120,7 @@ class ArenaMemory(Home, ABC):
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None
         self.plan_count = 0
+        self.overflow_counts: AnyArray | None = None
         given = take_collective(cross_device_ops, communicator, self.options, owner)
         self.has_user_collective = given is not None
         self.wire_dtype = None if self.options.wire_dtype is None else named_dtype(self.options.wire_dtype)

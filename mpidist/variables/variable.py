@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -241,6 +241,14 @@ class Variable(ArrayLike, Scatter, ABC):
         return array.astype(self.dtype)
 
 
+# One kind of an optimizer's state: of all variables in order, or of some by number.
+Slot: TypeAlias = Sequence[Variable] | Mapping[int, Variable]
+
+def by_number(slot: Slot) -> Mapping[int, Variable]:
+    """Local. A slot by the numbers of the optimizer's variables."""
+    return slot if isinstance(slot, Mapping) else dict(enumerate(slot))
+
+
 class UpdatePlan(Protocol):
     """The part of a home that serves one optimizer: gradients and state of its variables, and its updates.
 
@@ -253,7 +261,7 @@ class UpdatePlan(Protocol):
         ...
 
     @property
-    def slots(self) -> Mapping[str, Sequence[Variable]]:
+    def slots(self) -> Mapping[str, Slot]:
         """Local. The state by name."""
         ...
 
@@ -283,9 +291,11 @@ class UpdatePlan(Protocol):
         """
         ...
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
-        """Collective. Set variables to their moving average; only under `use_ema`."""
-        ...
+    def flush(self, count: int, settings: UpdateSettings) -> bool:
+        """Collective. As `apply`, of the mean over so many accumulated calls; ranks compare the count. 0: nothing."""
+
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
+        """Collective. Set variables to their moving average after so many more moves; only under `use_ema`."""
 
     def state(self) -> dict[str, Any]:
         """Local. The tree of what a checkpoint stores besides `slots`.

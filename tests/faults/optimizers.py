@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 FAMILIES = "parallel/optimizers/test_families.py::test_agrees_with_the_formula"
+OVERFLOW = "unit/test_optimizers_overflow.py"
+HALVES = "unit/test_optimizers_halves.py"
 FORMULAS = "unit/test_optimizers.py::test_formulas"
 
 FAULTS = (
@@ -92,5 +94,68 @@ FAULTS = (
         "the scale grows one step late", "optimizers/loss_scale.py",
         "if self._good_steps >= self.dynamic_growth_steps:", "if self._good_steps > self.dynamic_growth_steps:",
         "unit/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
+    ),
+    Fault(
+        "state of half precision is of half precision", "variables/update/halves.py",
+        "return np.dtype(np.float32) if is_half(dtype) else dtype", "return dtype",
+        f"{HALVES}::test_updates_are_those_of_float32_rounded_after_each_step",
+    ),
+    Fault(
+        "a server's state is of the variable's dtype", "serving/chief.py",
+        "state_dtype(one.dtype)", "one.dtype",
+        "parallel/serving/test_optimizers_of_servers.py::test_other_dtypes_have_the_bits_of_one_process", 3,
+    ),
+    Fault(
+        "a copy in float32 outlives an assignment", "variables/update/halves.py",
+        "where=own.astype(parameter.dtype) != parameter", "where=(own == 0) & (parameter != 0)",
+        f"{HALVES}::test_a_variable_that_is_assigned_is_copied_anew",
+    ),
+    Fault(
+        "squares are taken before they are scaled", "optimizers/adam.py",
+        "            np.multiply(gradient, scale, out=gradient)\n"
+        "            np.multiply(gradient, gradient, out=gradient)\n",
+        "            np.multiply(gradient, gradient, out=gradient)\n"
+        "            np.multiply(gradient, scale * scale, out=gradient)\n",
+        f"{OVERFLOW}::test_squares_overflow_where_their_mean_does",
+    ),
+    Fault(
+        "a rank keeps an overflow to itself", "variables/step/alarm.py",
+        "if arena.shares_memory:\n            try:", "if False:\n            try:",
+        "parallel/optimizers/test_overflow.py", 3,
+    ),
+    Fault(
+        "compiled loops are not watched", "variables/update/overflow.py",
+        "        if self._look():\n            self._note()", "        self._look()",
+        f"{OVERFLOW}::test_compiled_loops_are_watched_on_their_own",
+    ),
+    Fault(
+        "NumPy's functions are not watched", "variables/update/overflow.py",
+        'np.errstate(over="call", call=self._called)', 'np.errstate(over="ignore")',
+        f"{OVERFLOW}::test_squares_overflow_where_their_mean_does",
+    ),
+    Fault(
+        "an overflow that was caught is forgotten", "variables/step/alarm.py",
+        "        if self._error is not None:\n            raise mark_shared(self._error)\n        with",
+        "        with", f"{OVERFLOW}::test_the_error_comes_again_until_state_is_restored",
+    ),
+    Fault(
+        "directions are rounded", "variables/step/arena_plan.py",
+        "has_directions=isinstance(kernel, LayerKernel)", "has_directions=False",
+        f"{HALVES}::test_updates_are_those_of_float32_rounded_after_each_step",
+    ),
+    Fault(
+        "directions are those of the step before", "variables/step/variable_pass.py",
+        "            np.copyto(wide, narrow)\n", "            np.copyto(wide, narrow) if narrow.size < 9 else None\n",
+        "parallel/optimizers/test_halves.py", 2,
+    ),
+    Fault(
+        "older sums of squares are taken for means", "optimizers/saving.py",
+        "np.asarray(wide * self._factor, wide.dtype)", "np.asarray(wide, wide.dtype)",
+        f"{HALVES}::test_checkpoints_of_sums_of_squares_are_restored",
+    ),
+    Fault(
+        "an overflow of earlier versions comes back", "optimizers/saving.py",
+        "wide[np.isposinf(wide)] = np.finfo(np.float16).max", "pass",
+        f"{HALVES}::test_checkpoints_of_sums_of_squares_are_restored",
     ),
 )

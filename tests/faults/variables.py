@@ -183,8 +183,8 @@ FAULTS = (
     ),
     Fault(
         "norms are measured on every node", "variables/step/variable_pass.py",
-        "bundle.variable_blocks(chosen, communicator.rank, communicator.size)",
-        "bundle.variable_blocks(chosen, node.rank, node.size)",
+        "chosen, communicator.rank, communicator.size, of_directions=True",
+        "chosen, node.rank, node.size, of_directions=True",
         "parallel/variables/step/test_plan.py::test_a_pass_measures_and_changes_variables_one_by_one", 3,
     ),
     Fault(

@@ -259,8 +259,13 @@ class ShelfPlan:
                 self._apply_block(number, follow, (np.zeros(self.variables[number].shape),))
         return True
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
+    def flush(self, count: int, settings: UpdateSettings) -> bool:
+        """Collective. See `UpdatePlan.flush`."""
+        raise NotImplementedError
+
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
         """Local. See `UpdatePlan.take_average`."""
+        assert not moves
         for number in numbers:
             self._apply_block(number, take_average, (np.zeros(self.variables[number].shape),))
 
