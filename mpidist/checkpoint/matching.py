@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -12,6 +13,8 @@ from mpidist.checkpoint.saved import Saved, SavedArray, SavedFile
 from mpidist.checkpoint.states import State
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.errors import CheckpointError
+from mpidist.options import VariableAggregation
+from mpidist.variables.on_read import OnReadVariable
 from mpidist.variables.variable import Variable
 
 
@@ -127,7 +130,7 @@ def _fits(path: str, variable: Variable, saved: Saved, wrong: list[str], *, in_s
         )
     elif not saved.replicas and saved.shape != variable.shape:
         wrong.append(f"{path!r} has shape {variable.shape}, but {saved.shape} was saved")
-    elif saved.dtype != variable.dtype.newbyteorder("=") and not (
+    elif saved.dtype not in _loaded_dtypes(variable) and not (
         # Earlier versions kept it so.
         in_state and is_half(saved.dtype) and variable.dtype == np.float32
     ):
@@ -135,3 +138,11 @@ def _fits(path: str, variable: Variable, saved: Saved, wrong: list[str], *, in_s
     else:
         return True
     return False
+
+
+def _loaded_dtypes(variable: Variable) -> set[np.dtype[Any]]:
+    """The dtypes of which a variable takes saved values."""
+    own, wide = variable.dtype.newbyteorder("="), np.dtype(np.int64)
+    is_sum = isinstance(variable, OnReadVariable) and variable.aggregation is VariableAggregation.SUM
+    # A sum of integers is saved as int64; by servers, and by earlier versions, in the variable's dtype.
+    return {own, wide} if is_sum and own.kind in "iu" and own.itemsize < wide.itemsize else {own}

@@ -129,7 +129,10 @@ class AsyncCollective(Resource):
     def _reduce(
         self, lent: AnyArray, op: ReduceOp, in_place: bool, finish: Callable[[AnyArray], Any]
     ) -> tuple[Any, BaseException | None]:
-        """Reduce, unless an earlier reduction has failed. Returns the result and the first error so far."""
+        """Reduce, unless an earlier reduction has failed. Returns the result and the first error so far.
+
+        Integers that do not fit are an error of this reduction alone: every rank has it, and nothing is in the middle.
+        """
         result = None
         if self._error is None:
             try:
@@ -140,6 +143,8 @@ class AsyncCollective(Resource):
                 result = finish(total)
             # `wait` raises it. Raised here it would end the thread, and every later `wait` would hang.
             except BaseException as error:
+                if isinstance(error, OverflowError) and is_shared(error):
+                    return None, error
                 self._error = error
         return result, self._error
 

@@ -185,6 +185,7 @@ class Strategy(Resource):
         Raises:
             ValueError: Unknown operation, or an axis out of range.
             TypeError: An operation of another type, or a dtype that cannot be combined so.
+            OverflowError: A sum or product of integers does not fit their dtype; on every rank.
             MismatchError: Shapes or dtypes differ between ranks.
             RuntimeError: Inside `run`, where `get_replica_context().all_reduce` is the way.
         """

@@ -147,6 +147,7 @@ class ReplicaContext:
             The same structure. The MEAN of integers is float64.
 
         Raises:
+            OverflowError: A sum or product of integers does not fit their dtype; on every replica.
             RuntimeError: This context is not the current one, or the call is inside `Strategy.gradients`, where a rank
                 has several replicas.
         """

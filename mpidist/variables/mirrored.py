@@ -23,6 +23,7 @@ from mpidist.variables.reading import read_together
 from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
 from mpidist.variables.slab import Address
 from mpidist.variables.variable import Read, Variable, in_replica_context
+from mpidist.variables.whole_numbers import changed
 
 S = TypeVar("S", bound="MirroredVariable")
 
@@ -92,7 +93,11 @@ class MirroredVariable(Variable):
     @noted("assign_add")
     def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Collective. See `Variable.add_array`."""
-        self._change(f"{method} to variable number", array, lambda target, delta: np.add(target, delta, out=target))
+        name = f"{method} to variable number"
+        if self.dtype.kind in "iu":
+            self._change(name, array, np.copyto, lambda delta: self._added(delta, method))
+        else:
+            self._change(name, array, lambda target, delta: np.add(target, delta, out=target))
 
     def reader(self) -> Read:
         """Local. See `Variable.reader`: live views; of a variable on a GPU copies in host memory."""
@@ -127,13 +132,35 @@ class MirroredVariable(Variable):
     def _read_device(self, start: int, stop: int) -> AnyArray:
         return arrays.to_host(self._flat[start:stop])
 
-    def _change(self, name: str, array: AnyArray, change: Callable[[AnyArray, AnyArray], object]) -> None:
+    def _added(self, delta: AnyArray, method: str) -> AnyArray:
+        """The value after an addition of integers; every rank has the same, and the same error."""
+        try:
+            return changed(self.name, self._view, delta, method)
+        except OverflowError as error:
+            raise mark_shared(error) from None
+
+    def _change(
+        self, name: str, array: AnyArray, change: Callable[[AnyArray, AnyArray], object],
+        prepare: Callable[[AnyArray], AnyArray] | None = None,
+    ) -> None:
+        """Change the value by one rank's array.
+
+        Args:
+            name: Of the change.
+            array: This replica's.
+            change: Writes, on one rank per copy.
+            prepare: Makes of the one array what is written, on every rank before the first one writes.
+        """
         context.require_collectives()
         if in_replica_context():
             array = self._aggregate(array)
         elif self.arena.options.check:
             self._require_same(array, array.tobytes())
-        array = self.arena.first_value(array, self.address.slab)
+        if prepare is None:
+            array = self.arena.first_value(array, self.address.slab)
+        else:
+            # The ranks of one node need not have the same array.
+            array = prepare(self.arena.collective.broadcast(array))
         target = self.address.writable.reshape(self.shape)
         self.arena.write(self.address.slab, lambda: change(target, array), name, self.address.number)
 

@@ -26,6 +26,7 @@ from mpidist.variables.scatter import Scatter
 from mpidist.variables.update.arithmetic import UpdateSettings
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.whole_numbers import SUBTRACT, fitting
 
 Read = Callable[[int, int], AnyArray]
 Gradient = npt.ArrayLike | IndexedSlices
@@ -67,6 +68,11 @@ class Variable(ArrayLike, Scatter, ABC):
     number: int | str | None = None
     restored_by: int = 0
     saved_as: str = ""
+
+    @property
+    def saved_dtype(self) -> np.dtype[Any]:
+        """Local. The dtype of what `reader` gives."""
+        return self.dtype
 
     @property
     def group(self) -> Communicator:
@@ -116,6 +122,7 @@ class Variable(ArrayLike, Scatter, ABC):
         Raises:
             ValueError: Another shape.
             TypeError: A dtype that does not cast.
+            OverflowError: Integers that the variable's dtype does not hold.
         """
         self.write_array(self.coerce(value))
         return self
@@ -129,6 +136,8 @@ class Variable(ArrayLike, Scatter, ABC):
             ValueError: As `assign`; in cross-replica context also for an ON_READ variable with aggregation SUM, which
                 would add `delta` once for each replica.
             TypeError: As `assign`.
+            OverflowError: As `assign`; also where a sum of integers does not fit. Collective calls raise it on every
+                rank, and change nothing then.
         """
         self.add_array(self.coerce(delta))
         return self
@@ -139,7 +148,7 @@ class Variable(ArrayLike, Scatter, ABC):
         """Collective or Local as `assign`. Subtract from the value; see `assign_add`.
 
         Raises:
-            ValueError: As `assign_add`.
+            ValueError, OverflowError: As `assign_add`.
             TypeError: As `assign`; also for a variable of booleans.
         """
         if self.dtype.kind == "b":
@@ -147,7 +156,7 @@ class Variable(ArrayLike, Scatter, ABC):
                 f"variable {self.name!r}: assign_sub is not defined for booleans. Use assign, for instance with "
                 "np.logical_xor(variable, delta)"
             )
-        self.add_array(np.negative(self.coerce(delta)), "assign_sub")
+        self.add_array(np.negative(self.coerce(delta)), SUBTRACT)
         return self
 
     @abstractmethod
@@ -159,7 +168,7 @@ class Variable(ArrayLike, Scatter, ABC):
         """Collective or Local as `assign`. Add an array that `coerce` has made.
 
         Args:
-            array: The array.
+            array: The array; under `whole_numbers.SUBTRACT` what is subtracted, with the other sign.
             method: The name of the method that the program has called, for errors.
         """
 
@@ -223,7 +232,7 @@ class Variable(ArrayLike, Scatter, ABC):
         Raises:
             ValueError: Another shape.
             TypeError: A dtype that does not cast.
-            OverflowError: A Python number that the dtype cannot hold.
+            OverflowError: A number that the dtype cannot hold.
         """
         array = arrays.as_array(value)
         if array.shape != self.shape:
@@ -238,7 +247,8 @@ class Variable(ArrayLike, Scatter, ABC):
                 f"variable {self.name!r}: expected a value of dtype {self.dtype}, got {array.dtype}; convert it by "
                 f".astype({self.dtype.name!r}) if that is meant"
             )
-        return array.astype(self.dtype)
+        # Larger integers would wrap.
+        return fitting(self.name, array, self.dtype) if self.dtype.kind in "iu" else array.astype(self.dtype)
 
 
 # One kind of an optimizer's state: of all variables in order, or of some by number.

@@ -92,6 +92,42 @@ FAULTS = (
         CONTRACT + "all_reduce_of_every_dtype", 2,
     ),
     Fault(
+        "no rank tells that its 64-bit integers are too large", "comm/front/integer_sums.py",
+        "exact.fits(source, op, self._size) ^ (op is _SUM)", "op is not _SUM",
+        CONTRACT + "integers_do_not_wrap", 2,
+    ),
+    Fault(
+        "many integers are safe whatever they are", "comm/front/integer_sums.py",
+        "all_reduce_max(int(not exact.fits(source, op, self._size)))", "all_reduce_max(0)",
+        CONTRACT + "integers_do_not_wrap", 2,
+    ),
+    Fault(
+        "a wide sum is cut off", "comm/arithmetic/exact.py", "wrong = result != wide", "wrong = wide != wide",
+        "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "no carry from lower to upper halves", "comm/arithmetic/exact.py",
+        "made[0] = sums[0] + (sums[1] >> _HALF_BITS)", "made[0] = sums[0]", "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "products of 64 bits wrap", "comm/arithmetic/exact.py", ">= _APART", "> np.inf", "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "sums of small integers along an axis wrap", "comm/arithmetic/exact.py",
+        "return [arrays.as_array(array.sum(axes, dtype=_WHOLE))]",
+        "return [arrays.as_array(array.sum(axes, dtype=own)).astype(_WHOLE)]", "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "sums that do not fit end all others in the background", "comm/asynchronous.py",
+        "                    return None, error\n", "                    pass\n",
+        "parallel/strategy/test_integers.py::test_in_the_background", 2,
+    ),
+    Fault(
+        "a rank without rows keeps its order of bytes", "strategy/values.py",
+        'dtype=array.dtype.newbyteorder("="), shape=left', "shape=left",
+        "parallel/strategy/test_integers.py::test_a_replica_without_rows_in_another_order_of_bytes", 2,
+    ),
+    Fault(
         "MIN drops a NaN", "comm/arithmetic/combine.py", "ReduceOp.MIN: np.minimum,", "ReduceOp.MIN: np.fmin,",
         CONTRACT + "a_nan_of_any_rank_is_one_on_every_rank", 2,
     ),

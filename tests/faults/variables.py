@@ -8,6 +8,31 @@ OPTIONS = "parallel/optimizers/test_options.py::test_"
 
 FAULTS = (
     Fault(
+        "a variable of integers wraps", "variables/mirrored.py",
+        "changed(self.name, self._view, delta, method)", "np.add(self._view, delta)",
+        "parallel/variables/test_integers.py::test_sums_and_differences_of_a_variable", 2,
+    ),
+    Fault(
+        "each rank looks whether its own integer fits", "variables/mirrored.py",
+        "prepare(self.arena.collective.broadcast(array))", "prepare(self.arena.first_value(array, self.address.slab))",
+        "parallel/variables/test_integers.py::test_the_first_replicas_number_counts", 2,
+    ),
+    Fault(
+        "components of integers wrap", "variables/sync_on_read.py",
+        "changed(self.name, self._component, delta, method)\n        else", "self._component + delta\n        else",
+        "parallel/variables/test_integers.py::test_a_sum_on_read_holds_more_than_its_components", 2,
+    ),
+    Fault(
+        "shares of a restored sum wrap", "variables/sync_on_read.py",
+        "fitting(self.name, one, self.dtype) for one in", "one for one in",
+        "parallel/variables/test_integers.py::test_a_counter_never_stops_a_save", 2,
+    ),
+    Fault(
+        "integers that are assigned wrap", "variables/variable.py",
+        'return fitting(self.name, array, self.dtype) if self.dtype.kind in "iu" else', "return",
+        "parallel/variables/test_integers.py::test_what_is_assigned_does_not_wrap", 2,
+    ),
+    Fault(
         "other variables at the same step", "variables/step/step.py",
         "sign=hash((selection.checksum, numbers))", "sign=hash(numbers)",
         "parallel/variables/step/test_plan.py::test_differences_are_found_late_on_one_node", 2,
@@ -213,7 +238,7 @@ FAULTS = (
     ),
     Fault(
         "an integer sum loses its rest", "variables/sync_on_read.py",
-        "share + (self.group.rank < rest)", "share",
+        "np.where(self.group.rank < rest, largest, least)", "least",
         "parallel/variables/test_variables.py::test_an_integer_sum_on_read_loses_nothing", 2,
     ),
     Fault(

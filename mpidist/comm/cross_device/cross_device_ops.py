@@ -44,6 +44,11 @@ class CrossDeviceOps:
     _bound: HookCollective | None = None
 
     @property
+    def is_of_library(self) -> bool:
+        """Local. Whether these are the library's own hooks, under which no sum of integers wraps."""
+        return False
+
+    @property
     def communicator(self) -> Communicator:
         """Local. The ranks. Their mpi4py communicator is `communicator.mpi`.
 

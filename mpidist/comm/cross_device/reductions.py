@@ -71,6 +71,12 @@ class ReductionToOneDevice(CrossDeviceOps):
         return collective
 
     @property
+    @override
+    def is_of_library(self) -> bool:
+        """Local. See `CrossDeviceOps.is_of_library`; `accumulation_fn` is the user's."""
+        return type(self) is ReductionToOneDevice and self._accumulate is None
+
+    @property
     def traffic(self) -> Traffic:
         """Local. The bytes that this rank has moved so far."""
         return Traffic() if self._messages is None else self._messages.traffic
@@ -120,6 +126,12 @@ class PackedReduction(CrossDeviceOps):
 
     def __init__(self, num_packs: int = 1) -> None:
         self._num_packs = whole("num_packs", num_packs, least=0)
+
+    @property
+    @override
+    def is_of_library(self) -> bool:
+        """Local. See `CrossDeviceOps.is_of_library`; a subclass may do something else."""
+        return type(self) in (HierarchicalCopyAllReduce, NcclAllReduce)
 
     def batch_reduce_implementation(
         self,
