@@ -1,4 +1,4 @@
-"""The contents of an object: its members or attributes, as far as a checkpoint or a module looks into it."""
+"""The attributes of objects: what a checkpoint or a module finds in them, and which ones may be set."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import sys
 import types
 from collections import ChainMap, UserDict, UserList, deque
 from collections.abc import Mapping
-from typing import Any
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -85,3 +86,63 @@ def slots_of(kind: type) -> tuple[str, ...]:
             is_private = name.startswith("__") and not name.endswith("__")
             names.append(f"_{owner.__name__.lstrip('_')}{name}" if is_private else name)
     return tuple(name for name in names if name not in ("__dict__", "__weakref__"))
+
+
+class FixedAttributes:
+    """Refuses assignments that would do nothing: to a name that the object does not have, or to one that is fixed.
+
+    Names with an underscore are the class's own, and properties decide for themselves. A class of the program that
+    extends such a class may add names of its own. Costs a call of Python for each assignment, and nothing else.
+    """
+
+    _assignable: ClassVar[frozenset[str]] = frozenset()
+    # Public attributes that the constructor sets. Subclasses cannot set them again, either.
+    _fixed: ClassVar[frozenset[str]] = frozenset()
+    # True from the beginning in classes whose constructors set no public attribute.
+    _is_settled: bool = False
+
+    def _settle(self, owner: type) -> None:
+        """Local. From now on assignments are refused: the last line of a constructor.
+
+        Args:
+            owner: The class of the constructor. A constructor that extends it goes on afterwards, and settles itself.
+        """
+        last = next(kind for kind in type(self).__mro__ if _is_ours(kind) and "__init__" in vars(kind))
+        if last is owner:
+            self._is_settled = True
+
+    # Hidden from type checkers, which would take any name for one that may be set.
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: Any) -> None:
+            if name not in self._assignable and self._is_settled and not name.startswith("_"):
+                self._require_assignable(name)
+            super().__setattr__(name, value)
+
+    def _require_assignable(self, name: str) -> None:
+        kinds = type(self).__mro__
+        found = next((vars(kind)[name] for kind in kinds if name in vars(kind)), None)
+        if isinstance(found, property) and found.fset is not None:
+            return
+        is_ours = _is_ours(kinds[0])
+        has_it = name in self._fixed or any(name in vars(kind) for kind in kinds if _is_ours(kind))
+        if not has_it and not is_ours:
+            return
+        has_it = has_it or name in vars(self)
+        reason = "it is fixed when the object is made" if has_it else "there is no attribute of this name"
+        raise AttributeError(
+            f"{type(self).__name__}.{name} cannot be set, {reason}, and the value would do nothing: "
+            f"{self._way_out(name)}"
+        )
+
+    def _way_out(self, name: str) -> str:
+        """Local. What to do instead of setting an attribute, for the error."""
+        near = get_close_matches(name, self._assignable, 1)
+        if near:
+            return f"did you mean {near[0]!r}?"
+        may_be = f"What may be set is {', '.join(sorted(self._assignable))}. " if self._assignable else ""
+        return f"{may_be}Settings are arguments of the constructor: make another object"
+
+
+def _is_ours(kind: type) -> bool:
+    return kind.__module__.partition(".")[0] == "mpidist"

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, TypeVar, cast
 
 from mpidist.arguments import described, flag, number, whole
+from mpidist.attributes import FixedAttributes
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.directory import (
     CheckpointEntry,
@@ -44,7 +45,7 @@ T = TypeVar("T")
 SECONDS_PER_HOUR = 3600.0
 
 
-class CheckpointManager:
+class CheckpointManager(FixedAttributes):
     """Saves a checkpoint again and again to one directory, and deletes the oldest files.
 
     Local. The directory is locked from the first save until `close`, or until the program ends; restoring needs no
@@ -67,6 +68,8 @@ class CheckpointManager:
         TypeError: `checkpoint` is no `Checkpoint`, `directory` no path, or another argument of a wrong type.
         CheckpointError: The state file names files outside the directory.
     """
+
+    _is_settled = True
 
     def __init__(  # noqa: PLR0913  # tf.train.CheckpointManager's signature
         self,

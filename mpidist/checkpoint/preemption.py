@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 from mpidist import launch
 from mpidist.arguments import described
+from mpidist.attributes import FixedAttributes
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.deadline import Deadline
 from mpidist.checkpoint.directory import require_writable
@@ -55,7 +56,7 @@ class _Runs:
         self.count = self.restored = int(saved["count"])
 
 
-class PreemptionCheckpointHandler:
+class PreemptionCheckpointHandler(FixedAttributes):
     """Saves a checkpoint before the job is ended from outside, on all ranks at the same step, and ends the program.
 
     Collective. It restores the latest checkpoint when it is made. A notice of the end on any rank counts for all: a
@@ -84,6 +85,8 @@ class PreemptionCheckpointHandler:
         DamagedCheckpointError, CheckpointError: As `CheckpointManager.restore_or_initialize`.
         OSError: No checkpoint can be saved to the directory, on every rank; not looked at where there is a `save_fn`.
     """
+
+    _is_settled = True
 
     def __init__(
         self,

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from mpidist.arguments import described, flag, number, whole
+from mpidist.attributes import FixedAttributes
 from mpidist.cluster.signals import SIGNALLED, Notice
 
 # A function of the user's is asked so often.
@@ -17,7 +18,7 @@ WATCHER_SECONDS = 1.0
 WATCHED, TIME_IS_UP, GRACE_IS_OVER = 1, 1000, 2000
 
 
-class TerminationConfig:
+class TerminationConfig(FixedAttributes):
     """Settings of `PreemptionCheckpointHandler`: what tells that the job is about to end, and what is done then.
 
     Under `ParameterServerStrategy` the functions are called on the chief alone.
@@ -41,6 +42,11 @@ class TerminationConfig:
     Raises:
         TypeError, ValueError: An argument of a wrong type, or out of its range.
     """
+
+    _fixed = frozenset({
+        "exit_code", "exit_fn", "grace_period", "max_requeues", "requeue", "save_factor", "save_fn", "save_seconds",
+        "signals", "termination_watcher_fn", "time_limit",
+    })
 
     def __init__(  # noqa: PLR0913  # the first four are tf.distribute's
         self,
@@ -74,6 +80,7 @@ class TerminationConfig:
         self.save_seconds = number("save_seconds", save_seconds, least=0)
         self.requeue = flag("requeue", requeue)
         self.max_requeues = None if max_requeues is None else whole("max_requeues", max_requeues, least=0)
+        self._settle(TerminationConfig)
 
 
 def _signals(given: Any) -> tuple[signal.Signals, ...]:

@@ -9,6 +9,7 @@ from typing import Any, Literal, NoReturn, cast
 
 from mpidist import tree
 from mpidist.arguments import flag, number, whole
+from mpidist.attributes import FixedAttributes
 from mpidist.coordinator.closures import QUEUE_SIZE, Action, Closures
 from mpidist.coordinator.data_sets import DataSets
 from mpidist.coordinator.functions import Functions, Naming, arguments_of, require_function
@@ -34,7 +35,7 @@ _WAIT_SECONDS = 0.05
 _coordinators: weakref.WeakKeyDictionary[ParameterServerStrategy, ClusterCoordinator] = weakref.WeakKeyDictionary()
 
 
-class ClusterCoordinator:
+class ClusterCoordinator(FixedAttributes):
     """Gives functions to workers. There is one for each strategy: another call gives the same object.
 
     Local. Args:
@@ -51,6 +52,8 @@ class ClusterCoordinator:
         ValueError: Another strategy, or an option out of range.
         RuntimeError: This rank is not the chief.
     """
+
+    _fixed = frozenset({"strategy"})
 
     def __new__(cls, strategy: ParameterServerStrategy, *_: object, **__: object) -> ClusterCoordinator:
         """Local. See the class."""
@@ -107,6 +110,7 @@ class ClusterCoordinator:
             self._do(self._closures.joined(worker, now))
         if not strategy.roles.is_one_process:
             keep_going(self, self._chief.lock)
+        self._settle(ClusterCoordinator)
 
     # ------------------------------------------------------------------ the program
 

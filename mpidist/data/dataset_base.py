@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
@@ -14,6 +13,7 @@ import numpy.typing as npt
 
 from mpidist import tree
 from mpidist.arguments import described, flag, named, whole
+from mpidist.attributes import FixedAttributes
 from mpidist.data.items.files import file_rows
 from mpidist.data.items.shuffle import Shuffle, ShuffleSeed
 from mpidist.data.items.stream import INFINITE, Elements, Rows, Stream
@@ -33,8 +33,10 @@ _SEED_OF_FILES = 0
 FileNames: TypeAlias = "str | os.PathLike[str] | Iterable[str | os.PathLike[str]]"
 
 
-class BaseDataset:
+class BaseDataset(FixedAttributes):
     """A pipeline and options; `Dataset` adds the transformations."""
+
+    _is_settled = True
 
     def __init__(self, pipeline: Pipeline, options: Options) -> None:
         self._pipeline = pipeline
@@ -207,12 +209,15 @@ class BaseDataset:
             raise TypeError(f"with_options: {error}") from None
 
     def options(self) -> Options:
-        """Local. A copy of the options."""
-        return copy.deepcopy(self._options)
+        """Local. A copy of the options, which cannot be changed; `with_options` gives a dataset other ones."""
+        return self._options.of_a_dataset()
 
     def cardinality(self) -> int:
         """Local. The number of elements, `INFINITE` (-1) or `UNKNOWN` (-2). The first call may count files."""
         return self._pipeline.stream.cardinality()
+
+    def _way_out(self, _: str) -> str:
+        return "a method gives a changed dataset, `dataset = dataset.batch(32)`, and `with_options` one with options"
 
     @property
     def pipeline(self) -> Pipeline:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from mpidist.arguments import flag
 from mpidist.options import AutoShardPolicy, parse_enum
@@ -22,6 +23,7 @@ class DistributeOptions:
     """
 
     _auto_shard_policy: AutoShardPolicy | None = field(default=None, init=False)
+    _is_copy: bool = field(default=False, init=False, compare=False)
 
     @property
     def auto_shard_policy(self) -> AutoShardPolicy:
@@ -30,6 +32,8 @@ class DistributeOptions:
 
     @auto_shard_policy.setter
     def auto_shard_policy(self, value: AutoShardPolicy | str) -> None:
+        if self._is_copy:
+            raise _of_a_dataset("experimental_distribute.auto_shard_policy")
         self._auto_shard_policy = parse_enum(AutoShardPolicy, value, "auto_shard_policy")
 
     @property
@@ -52,10 +56,28 @@ class Options:
 
     experimental_distribute: DistributeOptions = field(default_factory=DistributeOptions)
     deterministic: bool | None = None
+    _is_copy: bool = field(default=False, init=False, compare=False, repr=False)
+
+    # Hidden from type checkers, which would take any name for an option.
+    if not TYPE_CHECKING:
+
+        def __setattr__(self, name: str, value: object) -> None:
+            # Not there yet while the object is made.
+            if getattr(self, "_is_copy", False):
+                raise _of_a_dataset(name)
+            # `super` would mean the class without slots, which `dataclass` replaces.
+            object.__setattr__(self, name, value)
 
     def __post_init__(self) -> None:
         if self.deterministic is not None:
             flag("deterministic", self.deterministic, owner="Options: ")
+
+    def of_a_dataset(self) -> Options:
+        """Local. A copy that cannot be changed: the dataset would not notice."""
+        copied = Options().merge(self)
+        for one in (copied.experimental_distribute, copied):
+            object.__setattr__(one, "_is_copy", True)
+        return copied
 
     def merge(self, options: Options) -> Options:
         """Local. New options: those that are set in `options`, and these where they are not set there.
@@ -77,6 +99,14 @@ class Options:
             if distribute.is_set:
                 merged.experimental_distribute.auto_shard_policy = distribute.auto_shard_policy
         return merged
+
+
+def _of_a_dataset(name: str) -> AttributeError:
+    return AttributeError(
+        f"{name} cannot be set on what `dataset.options()` returns, which is a copy, and the dataset would not notice: "
+        "make new options, `options = mpidist.data.Options()`, set them, and use the dataset that "
+        "`dataset.with_options(options)` returns"
+    )
 
 
 def options_of_all(caller: str, given: list[Options]) -> Options:

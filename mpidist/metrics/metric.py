@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mpidist.arguments import settings_of
 from mpidist.arrays import AnyArray
+from mpidist.attributes import FixedAttributes
 from mpidist.comm.agreement import same_on_all
 from mpidist.metrics.argument import as_float_dtype, on_one_device
 from mpidist.options import VariableAggregation, VariableSynchronization
@@ -44,7 +45,7 @@ class Measure(Protocol):
         ...
 
 
-class Metric:
+class Metric(FixedAttributes):
     """The sums of one measure, kept per replica.
 
     Collective. Make it in the strategy's scope. The sums are one ON_READ variable, which checkpoints save. The variable
@@ -62,6 +63,9 @@ class Metric:
         MismatchError: The metrics differ between ranks.
         TypeError: The home of the variables makes no ON_READ variables.
     """
+
+    _assignable = frozenset({"name"})
+    _fixed = frozenset({"measure", "sums"})
 
     def __init__(self, measure: Measure, *, name: str, dtype: npt.DTypeLike | None = None) -> None:
         if not hasattr(measure, "contribution"):
@@ -84,6 +88,7 @@ class Metric:
         if not isinstance(sums, OnReadVariable):
             raise TypeError(f"metric {name!r} needs an ON_READ variable, and its home made {sums!r}")
         self.sums = sums
+        self._settle(Metric)
 
     @property
     def dtype(self) -> np.dtype[Any]:

@@ -10,6 +10,7 @@ import numpy.typing as npt
 
 from mpidist.arguments import described, whole
 from mpidist.arrays import AnyArray
+from mpidist.attributes import FixedAttributes
 from mpidist.errors import CheckpointError
 from mpidist.missing import Missing
 from mpidist.optimizers.optimizer import Optimizer
@@ -20,7 +21,7 @@ from mpidist.variables.variable import Gradient, Variable
 LARGEST_SCALE = 2.0**126
 
 
-class LossScaleOptimizer:
+class LossScaleOptimizer(FixedAttributes):
     """An optimizer for the gradients of a loss that was multiplied by `scale_loss`.
 
     A step in which the sum of a gradient over all replicas is not finite is skipped on every rank and halves the scale;
@@ -37,10 +38,13 @@ class LossScaleOptimizer:
         TypeError: No optimizer of this package, or no numbers.
 
     Attributes:
-        dynamic_scale: The present scale, the same on every rank.
+        dynamic_scale: The present scale, the same on every rank. It may be set, and so may `learning_rate`; setting
+            anything else is an AttributeError.
     """
 
     minimize = Missing()
+    _assignable = frozenset({"dynamic_scale", "learning_rate", "name"})
+    _fixed = frozenset({"dynamic_growth_steps", "inner_optimizer"})
 
     def __init__(
         self,
@@ -62,6 +66,7 @@ class LossScaleOptimizer:
         self.dynamic_scale = float(initial_scale)
         self._smallest = min(1.0, self.dynamic_scale)
         self._good_steps = 0
+        self._settle(LossScaleOptimizer)
 
     @property
     def iterations(self) -> int:

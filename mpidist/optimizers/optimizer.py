@@ -9,12 +9,15 @@ from typing import TYPE_CHECKING, Any
 from mpidist import context
 from mpidist.arguments import flag, number, python_numbers
 from mpidist.arrays import AnyArray
+from mpidist.attributes import FixedAttributes
 from mpidist.comm.agreement import together
 from mpidist.missing import Missing
 from mpidist.optimizers.rates import NO_RATES, no_rate, rate_at, refused_rate, require_rate
 from mpidist.optimizers.requirements import (
+    instead_of_setting,
     listed,
     refuse_unknown,
+    require_dense,
     require_kernel,
     require_pairs,
     require_updatable,
@@ -34,7 +37,7 @@ if TYPE_CHECKING:
     from mpidist.variables.update.options import OptionKeywords
 
 
-class Optimizer:
+class Optimizer(FixedAttributes):
     """Applies a kernel to variables; the same on every rank.
 
     Args:
@@ -43,6 +46,9 @@ class Optimizer:
         name: Shown in errors.
         options: Clipping, weight decay, accumulation and averaging; see `OptimizerOptions`.
 
+    Only these attributes, and `name`, may be set: other settings are fixed when the optimizer is made. To set one of
+    them, or one that does not exist, is an AttributeError.
+
     Attributes:
         iterations: Number of calls of `apply_gradients` so far, with gradient accumulation also of those between
             updates. A schedule gets this number; a kernel gets the number of updates.
@@ -50,6 +56,8 @@ class Optimizer:
     """
 
     minimize = Missing()
+    _assignable = frozenset({"iterations", "learning_rate", "name"})
+    _fixed = frozenset({"kernel", "options"})
 
     def __init__(
         self, kernel: Kernel | LayerKernel, learning_rate: float | Schedule, *, name: str,
@@ -70,6 +78,8 @@ class Optimizer:
         self._plan: UpdatePlan | None = None
         self._numbers: dict[int, int] = {}
         self._pending: Mapping[str, Any] | None = None
+        self._older: Mapping[str, tuple[str, float]] = getattr(kernel, "older_slots", {})
+        self._settle(Optimizer)
 
     def build(self, variables: Iterable[Variable]) -> None:
         """Collective. Reserve gradients and state for `variables`; otherwise the first `apply_gradients` does it.
@@ -123,12 +133,7 @@ class Optimizer:
         wanted = listed(variables, "variables", self.name)
         plan = self._plan or self._build(wanted)
         numbers = [self._number(variable) for variable in wanted]
-        for variable in wanted:
-            if variable.sparse_gradient:
-                raise ValueError(
-                    f"{self.name}: variable {variable.name!r} was made with sparse_gradient=True and has no dense "
-                    "gradient to write to: pass its IndexedSlices to `apply_gradients`"
-                )
+        require_dense(wanted, self.name)
         return tuple(plan.gradient(number) for number in numbers)
 
     def apply_gradients(
@@ -322,10 +327,6 @@ class Optimizer:
         return frozenset({RATE, MASTER_COPY, *self._older})
 
     @property
-    def _older(self) -> Mapping[str, tuple[str, float]]:
-        return getattr(self.kernel, "older_slots", {})
-
-    @property
     def plan(self) -> UpdatePlan | None:
         """Local. The plan that its variables' home has made for it; None before `build`."""
         return self._plan
@@ -370,17 +371,16 @@ class Optimizer:
         if self._plan is None:
             (self.iterations, self.learning_rate), self._pending = look(), saved
             return
-        iterations, rate = together(self._plan.variables[0].group, self._reading(), look)
+        iterations, rate = together(self._plan.variables[0].group, f"reading the state of {self.name}", look)
         self._load(self._plan, saved)
         self.iterations, self.learning_rate = iterations, rate
-
-    def _reading(self) -> str:
-        return f"reading the state of {self.name}"
 
     def _load(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> None:
         """Collective."""
         older, name = self._older, self.name
-        tree = together(plan.variables[0].group, self._reading(), lambda: read_slots(plan, saved, older, name))
+        tree = together(
+            plan.variables[0].group, f"reading the state of {name}", lambda: read_slots(plan, saved, older, name)
+        )
         plan.load(tree)
         for name, targets in plan.slots.items():
             load_slot(targets, tree.get(name), self._initial.get(name, 0.0))
@@ -393,6 +393,9 @@ class Optimizer:
                 "of the model to `build`, or to the first `apply_gradients`"
             )
         return number
+
+    def _way_out(self, name: str) -> str:
+        return instead_of_setting(name, self.name, self.kernel) or super()._way_out(name)
 
     def __repr__(self) -> str:
         count = "not built" if self._plan is None else len(self._plan.variables)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from difflib import get_close_matches
 from typing import Any, TypeVar
 
@@ -46,6 +46,36 @@ def require_kernel(kernel: object) -> None:
             f"`kernel` must be the arithmetic of an optimizer (mpidist.optimizers.Kernel), got {kernel!r} of type "
             f"{type(kernel).__name__}. Use mpidist.optimizers.SGD() or another optimizer that is there"
         )
+
+
+def instead_of_setting(name: str, owner: str, kernel: object) -> str:
+    """Local. What to do instead of setting an attribute of an optimizer; empty if that is none of its settings.
+
+    Args:
+        name: Of the attribute.
+        owner: The optimizer, for the error.
+        kernel: The optimizer's arithmetic.
+    """
+    known = {field.name for kind in (OptimizerOptions, kernel) if is_dataclass(kind) for field in fields(kind)}
+    real = _OTHER_NAMES.get(name, name)
+    if real == "learning_rate":
+        return "set `learning_rate`"
+    if real not in known:
+        near = get_close_matches(name, known, 1)
+        if not near or get_close_matches(name, ["learning_rate", "iterations"], 1):
+            return ""
+        real = near[0]
+    return f"`learning_rate` may be set at any time, and `{real}` is an argument of {owner}: make another optimizer"
+
+
+def require_dense(variables: Iterable[Variable], owner: str) -> None:
+    """Local. Raise ValueError for a variable whose gradients are `IndexedSlices`."""
+    for variable in variables:
+        if variable.sparse_gradient:
+            raise ValueError(
+                f"{owner}: variable {variable.name!r} was made with sparse_gradient=True and has no dense gradient to "
+                "write to: pass its IndexedSlices to `apply_gradients`"
+            )
 
 
 def listed(given: Iterable[T], what: str, owner: str) -> list[T]:

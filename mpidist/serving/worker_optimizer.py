@@ -28,6 +28,7 @@ class WorkerOptimizer(Optimizer):
         for attribute in _OF_THE_COORDINATOR:
             super().__delattr__(attribute)
         self._is_made = True
+        self._settle(WorkerOptimizer)
 
     def __getattr__(self, attribute: str) -> Any:
         if attribute in _OF_THE_COORDINATOR:

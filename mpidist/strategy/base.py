@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from mpidist import context
+from mpidist.attributes import FixedAttributes
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.comm.collective import Collective
 from mpidist.comm.communicator import Communicator, require_communicator
@@ -18,7 +19,7 @@ from mpidist.comm.resource import Resource, end_all
 from mpidist.context import Entry
 from mpidist.missing import Missing
 from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
-from mpidist.strategy import datasets
+from mpidist.strategy import datasets, opened
 from mpidist.strategy.extended import StrategyExtended
 from mpidist.strategy.logical_replicas import LogicalReplicas
 from mpidist.strategy.numerics import NumericsRecord
@@ -43,7 +44,7 @@ _NEEDS_CROSS_REPLICA = (
 )
 
 
-class Strategy(Resource):
+class Strategy(Resource, FixedAttributes):
     """A way to distribute a program. Every rank runs the same program, and each rank is one replica.
 
     `close()`, or the end of `with ...Strategy() as strategy:`, gives its communicators and memory back; the values of
@@ -62,6 +63,13 @@ class Strategy(Resource):
         TypeError: `cross_device_ops` is something else, on every rank.
         ValueError: It contradicts the options or shared=True, or belongs to other ranks.
     """
+
+    _assignable = frozenset({"is_closed"})
+    # Those of all strategies.
+    _fixed = frozenset({
+        "arena", "chief", "communicator", "device", "invitation", "options", "pace", "places", "roles", "task_id",
+        "task_type",
+    })
 
     def __init__(
         self,
@@ -86,6 +94,8 @@ class Strategy(Resource):
         self._replica_context = ReplicaContext(self, communicator.rank)
         self._cross_entry = Entry(self, None, self.arena)
         self._replica_entry = Entry(self, self._replica_context, self.arena)
+        opened.note(self)
+        self._settle(Strategy)
 
     def _is_whole(self) -> bool:
         return self.communicator.is_whole()

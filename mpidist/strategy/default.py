@@ -25,9 +25,11 @@ from mpidist.options import (
     RunOptions,
     VariableAggregation,
     VariableSynchronization,
+    parse_enum,
 )
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.extended import StrategyExtended
+from mpidist.strategy.opened import open_strategy
 from mpidist.strategy.replica import ReplicaContext, require_call
 from mpidist.strategy.scope import Scope
 from mpidist.variables import variable as variables
@@ -53,23 +55,59 @@ def warn_about_independent_programs(name: str) -> None:
         )
 
 
+@functools.cache
+def _warn_about_own_values(size: int) -> None:
+    if is_chief():
+        logger.warning(
+            "a collective of get_replica_context() was called outside `run`, where there is one replica: it returns "
+            "the value of its own rank, and combines nothing over the %d ranks of the job. Call it in a function that "
+            "`strategy.run` calls, of a strategy of all ranks", size,
+        )
+
+
 class _DefaultReplicaContext(ReplicaContext):
-    """The context outside any strategy, where there is one replica and values are returned unchanged."""
+    """The context outside any strategy, where there is one replica and values are returned unchanged.
+
+    Where a strategy of several replicas is open in this process, who combines values means its replicas: these
+    methods raise then. In a job of several ranks without one they warn once.
+    """
 
     __slots__ = ()
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any, options: CommunicationOptions | None = None) -> Any:
-        """Local. Return `value`; errors as of `ReplicaContext`."""
-        del reduce_op, options  # there is nothing to combine
+        """Local. Return `value`; errors as of `ReplicaContext`, and RuntimeError while a strategy is open elsewhere."""
+        del options  # there is nothing to combine
+        parse_enum(ReduceOp, reduce_op, "reduce_op")
         self._require_current()
+        self._require_alone("all_reduce")
         return value
 
     def all_gather(self, value: Any, axis: int, options: CommunicationOptions | None = None) -> Any:
-        """Local. Return `value`; errors as of `ReplicaContext`."""
+        """Local. Return `value`; errors as of `all_reduce`."""
         del options
         require_axis(axis)
         self._require_current()
+        self._require_alone("all_gather")
         return value
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Local. Return `[value]`; errors as of `all_reduce`."""
+        self._require_current()
+        self._require_alone("all_gather_object")
+        return super().all_gather_object(value)
+
+    def _require_alone(self, name: str) -> None:
+        strategy = open_strategy()
+        if strategy is not None:
+            raise RuntimeError(
+                f"get_replica_context().{name} was called outside `run`, where it would combine nothing: expected a "
+                f"call inside `run` of {strategy!r}, got one in the default replica context, which has this rank "
+                "alone. Call it in a function that `strategy.run(function)` calls; in another thread, too: a thread "
+                "begins outside `run`"
+            )
+        size = launch.world_size()
+        if size > 1:
+            _warn_about_own_values(size)
 
     def _require_current(self) -> None:
         if context.innermost() is not None:
@@ -127,6 +165,7 @@ class DefaultStrategy(Strategy):
         self._cross_entry = Entry(self, None, self.arena)
         self._replica_context = _DefaultReplicaContext(self, 0)
         self._extended = _DefaultExtended(self)
+        self._settle(DefaultStrategy)
 
     @property
     def replica_context(self) -> ReplicaContext:

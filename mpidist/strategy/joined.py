@@ -122,6 +122,7 @@ class JoinedStrategy(ParameterServerStrategy):
         for other in (*welcome.servers, welcome.chief):
             station.send(Send(other, joined(welcome.first)))
         window.has_joined = True
+        self._settle(JoinedStrategy)
 
     def note_end(self, end: End) -> None:
         """Local. See `ParameterServerStrategy.note_end`; this process ends no others."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import operator
+import weakref
 from typing import Any, Protocol, cast
 
 import numpy as np
@@ -13,6 +15,11 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.strategy.values import as_array, wide_dtype
 from mpidist.variables.arena import current_home
+from mpidist.variables.variable import Home
+
+logger = logging.getLogger("mpidist")
+# By the home of a strategy's variables, the rows of the first loss whose batch size was guessed; None after a warning.
+_first_rows: weakref.WeakKeyDictionary[Home, int | None] = weakref.WeakKeyDictionary()
 
 
 def compute_average_loss(
@@ -23,14 +30,18 @@ def compute_average_loss(
     """Local. The sum of the losses of this replica's examples, divided by the global batch size.
 
     Its sum over the replicas, made by `reduce` or, of the gradients, by `apply_gradients`, is the mean over the global
-    batch.
+    batch, if `global_batch_size` is that of this batch. Without it, as in tf.nn, the size is guessed, and right only
+    where all replicas have equally many examples: of the 7 examples that end an epoch of batches of 8, 4 ranks take 2,
+    2, 2 and 1, which they count as 8, 8, 8 and 4. Of a rank without examples the guess is 0, and its loss 0. A rank
+    whose number of examples differs from that of its first such call under this strategy warns once.
 
     Args:
         per_example_loss: One loss per example, or more dimensions.
         sample_weight: A number, or one weight per example. Weights of fewer dimensions broadcast against the losses;
             a last dimension of 1 that the losses do not have is dropped.
         global_batch_size: Number of examples on all replicas, an integer; for 0 the loss is 0. Default: this replica's
-            times the number of replicas.
+            times the number of replicas. Pass it where a batch may be uneven, as the last one of an epoch; or drop
+            that, `batch(n, drop_remainder=True)`.
 
     Returns:
         A NumPy scalar of the losses' dtype, float64 for integers and booleans; for CuPy arrays an array without
@@ -58,7 +69,7 @@ def compute_average_loss(
         losses = losses * weight.reshape(weight.shape + (1,) * (losses.ndim - weight.ndim))
     if global_batch_size is None:
         _require_replica("compute_average_loss", "or give it `global_batch_size`")
-        examples = losses.shape[0] * _replica_count()
+        examples = _guessed_count(losses.shape[0])
     else:
         examples = _checked_count(global_batch_size)
     wide = wide_dtype(losses.dtype)
@@ -115,6 +126,22 @@ def _checked_count(global_batch_size: Any) -> int:
             f"`global_batch_size` must not be negative, got {count}: pass the number of examples on all replicas"
         )
     return count
+
+
+def _guessed_count(rows: int) -> int:
+    replicas = _replica_count()
+    home = current_home()
+    first = _first_rows.setdefault(home, rows)
+    if replicas > 1 and first is not None and first != rows:
+        _first_rows[home] = None
+        logger.warning(
+            "rank %d: compute_average_loss was called without `global_batch_size` for %d examples, and for %d at the "
+            "first time. It divides by the number of this replica's examples times %d replicas, which is the global "
+            "batch only where all have equally many. If a batch may be uneven, as the last one of an epoch, pass "
+            "`global_batch_size`, the number of examples of all replicas",
+            home.communicator.rank, rows, first, replicas,
+        )
+    return rows * replicas
 
 
 class _Counted(Protocol):

@@ -66,3 +66,4 @@ class MirroredStrategy(Strategy):
             ranks, options=communication_options, shared=shared, cross_device_ops=cross_device_ops,
             on_gpu=gpu is not None,
         )
+        self._settle(MirroredStrategy)

@@ -72,6 +72,7 @@ class MultiWorkerMirroredStrategy(Strategy):
             ranks, options=communication_options, shared=shared, cluster_resolver=resolver,
             cross_device_ops=cross_device_ops, on_gpu=gpu is not None,
         )
+        self._settle(MultiWorkerMirroredStrategy)
 
     def _end(self, *, is_collective: bool) -> None:
         super()._end(is_collective=is_collective)

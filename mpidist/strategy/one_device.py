@@ -28,3 +28,4 @@ class OneDeviceStrategy(Strategy):
             warn_about_host_memory(self.device)
         super().__init__(SoloCommunicator(), on_gpu=gpu is not None)
         warn_about_independent_programs("OneDeviceStrategy")
+        self._settle(OneDeviceStrategy)

@@ -140,8 +140,7 @@ class ParameterServerStrategy(Strategy):
         self._station: Station | None = None
         self._worker: Worker | None = None
         self._has_ended = self._is_whole_group = False
-        self._partitioner = variable_partitioner
-        self._code = 0
+        self._partitioner, self._code = variable_partitioner, 0
         is_evaluator = roles.task_type == "evaluator"
         if not is_evaluator:
             self._open(roles, directory)
@@ -151,6 +150,7 @@ class ParameterServerStrategy(Strategy):
             others = (roles.group.processes[one] for one in needed if one != roles.group.rank)
             ending.tolerate_deaths(others, leads=self.chief is not None)
             SERVED.add(ranks)
+        self._settle(ParameterServerStrategy)
         if serve and self.chief is None and not is_evaluator:
             self._serve_and_leave()
             # The lines below are the chief's.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+import threading
 import weakref
 from abc import ABC
 from collections import deque
@@ -98,6 +99,8 @@ class ArenaMemory(Home, ABC):
         plan_count: The number of plans so far, of optimizers.
         overflow_counts: Of the node's ranks, see `step.alarm`; None before the first plan.
         is_default: Whether its variables are of no strategy.
+        guard: Held while this rank is in a write, from before the first byte of any rank of the node until behind the
+            last one. Copies that other threads make wait for it.
     """
 
     is_default = False
@@ -121,6 +124,8 @@ class ArenaMemory(Home, ABC):
         self.strategy: object | None = None
         self.plan_count = 0
         self.overflow_counts: AnyArray | None = None
+        # Reentrant: what a step calls may copy variables.
+        self.guard = threading.RLock()
         given = take_collective(cross_device_ops, communicator, self.options, owner)
         self.has_user_collective = given is not None
         self.wire_dtype = None if self.options.wire_dtype is None else named_dtype(self.options.wire_dtype)
@@ -276,14 +281,16 @@ class ArenaMemory(Home, ABC):
         with order.enter(name, detail, None, self.strategy_number, meets=slab.is_shared):
             if not slab.is_shared:
                 # One call of NumPy, which checks before it writes.
-                function()
+                with self.guard:
+                    function()
                 return
             order.is_under_way = AT_ONCE
             # Before: another rank may still be reading the old values. After: no rank may read before they are written.
-            self.barrier()
-            if self.communicator.node.rank == 0:
-                function()
-            self.barrier()
+            with self.guard:
+                self.barrier()
+                if self.communicator.node.rank == 0:
+                    function()
+                self.barrier()
 
     def first_value(self, array: AnyArray, slab: Slab) -> AnyArray:
         """Collective. The first replica's array, on every rank whose `write` calls its function."""

@@ -80,6 +80,20 @@ class MirroredVariable(Variable):
         """
         return self._view
 
+    def numpy(self) -> AnyArray:
+        """Local. A copy of `value()` in host memory. In another thread it waits for the end of a step or a write."""
+        with self.arena.guard:
+            return super().numpy()
+
+    def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> AnyArray:
+        with self.arena.guard:
+            return super().__array__(dtype, copy)
+
+    def read_rows(self, rows: AnyArray) -> AnyArray:
+        """Local. See `Scatter.read_rows`."""
+        with self.arena.guard:
+            return super().read_rows(rows)
+
     @property
     def calls(self) -> Calls:
         """Local. Notes what these ranks do together, with the time limit of the strategy's options."""
@@ -122,9 +136,10 @@ class MirroredVariable(Variable):
             start, stop = self.size * node.rank // node.size, self.size * (node.rank + 1) // node.size
         data = read_together(self, read, start, stop)
         # Before: another rank may still be reading the old value. After: all slices must be there when one is read.
-        self.arena.barrier()
-        np.copyto(self.address.writable[start:stop], arrays.move(data, self.arena.namespace))
-        self.arena.barrier()
+        with self.arena.guard:
+            self.arena.barrier()
+            np.copyto(self.address.writable[start:stop], arrays.move(data, self.arena.namespace))
+            self.arena.barrier()
 
     def _read(self, start: int, stop: int) -> AnyArray:
         return self._flat[start:stop]

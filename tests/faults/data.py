@@ -163,4 +163,9 @@ FAULTS = (
         "return min((one for one", "return max((one for one",
         "parallel/data/test_policies.py::test_one_of_two_lists_of_files_may_be_too_short_to_be_shared_out", 2,
     ),
+    Fault(
+        "options that a dataset gives take a policy that does nothing", "data/options.py",
+        "            object.__setattr__(one, \"_is_copy\", True)\n", "            pass\n",
+        "unit/test_settings.py::test_options_of_a_dataset_are_changed_by_with_options",
+    ),
 )

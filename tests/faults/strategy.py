@@ -48,4 +48,20 @@ FAULTS = (
         "pairs = [(0, number) for number in range(1, sum(len(own) for own in nodes))]",
         "parallel/strategy/test_logical_replicas.py::test_the_sum_is_the_tree_over_micro_batches", 2,
     ),
+    Fault(
+        "a guessed batch size is taken without a word", "strategy/losses.py",
+        "    if replicas > 1 and first is not None and first != rows:", "    if False:",
+        "parallel/strategy/test_strategy.py::test_a_loss_of_a_guessed_batch_size_warns_once_where_rows_change", 2,
+    ),
+    Fault(
+        "collectives outside run combine one replica in silence", "strategy/default.py",
+        "        if strategy is not None:\n            raise RuntimeError(\n                f\"get_replica_context",
+        "        if False:\n            raise RuntimeError(\n                f\"get_replica_context",
+        "parallel/strategy/test_strategy.py::test_collectives_outside_run_are_refused_while_a_strategy_is_open", 2,
+    ),
+    Fault(
+        "a strategy that nobody has any more refuses collectives outside run", "strategy/opened.py",
+        "    gc.collect()\n", "",
+        "parallel/strategy/test_strategy.py::test_collectives_outside_run_warn_once_without_a_strategy", 2,
+    ),
 )

@@ -268,4 +268,49 @@ FAULTS = (
         "[given for given, _ in everyone], ", "[name for _ in everyone], ",
         "parallel/variables/test_variables.py::test_variables_of_one_shape_that_a_rank_makes_in_another_order", 2,
     ),
+    Fault(
+        "a copy of another thread has half of a step", "variables/step/arena_plan.py",
+        "        with self._plan.arena.guard:\n            if not (",
+        "        if True:\n            if not (",
+        "parallel/variables/test_copies.py", 2,
+    ),
+    Fault(
+        "a copy of another thread has some averaged weights", "variables/step/arena_plan.py",
+        "        with self._plan.arena.guard:\n            self._average",
+        "        if True:\n            self._average",
+        "parallel/variables/test_copies.py", 2,
+    ),
+    Fault(
+        "a copy of another thread has half of a write in node memory", "variables/arena_memory.py",
+        "            with self.guard:\n                self.barrier()",
+        "            if True:\n                self.barrier()",
+        "parallel/variables/test_copies.py", 2,
+    ),
+    Fault(
+        "a copy of another thread has half of a private write", "variables/arena_memory.py",
+        "                with self.guard:\n                    function()",
+        "                if True:\n                    function()",
+        "parallel/variables/test_copies.py", 2,
+    ),
+    Fault(
+        "a copy of another thread has half of a restore", "variables/mirrored.py",
+        "        with self.arena.guard:\n            self.arena.barrier()",
+        "        if True:\n            self.arena.barrier()",
+        "parallel/variables/test_copies.py", 2,
+    ),
+    Fault(
+        "numpy() does not wait for a step", "variables/mirrored.py",
+        "        with self.arena.guard:\n            return super().numpy()", "        return super().numpy()",
+        "parallel/variables/test_copies.py::test_a_copy_in_another_thread_is_of_whole_writes", 2,
+    ),
+    Fault(
+        "np.asarray of a variable does not wait for a step", "variables/mirrored.py",
+        "        with self.arena.guard:\n            return super().__array__(dtype, copy)",
+        "        return super().__array__(dtype, copy)", "parallel/variables/test_copies.py", 2,
+    ),
+    Fault(
+        "rows that are read do not wait for a step", "variables/mirrored.py",
+        "        with self.arena.guard:\n            return super().read_rows(rows)",
+        "        return super().read_rows(rows)", "parallel/variables/test_copies.py", 2,
+    ),
 )

@@ -217,6 +217,8 @@ def test_the_default_strategy_checks_arguments_as_the_others() -> None:
             default.gather([1.0], axis=axis)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match="`axis` must be an int"):
             replica.all_gather([1.0], axis=axis)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="`reduce_op`"):
+        replica.all_reduce("SUMM", 1.0)
 
 
 @pytest.mark.parametrize("strategy", [mpidist.get_strategy(), mpidist.OneDeviceStrategy("cpu:0")], ids=["default", ""])

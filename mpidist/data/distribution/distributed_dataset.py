@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.arguments import described
+from mpidist.attributes import FixedAttributes
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.data.dataset import Dataset
@@ -17,7 +18,7 @@ from mpidist.data.input_context import InputContext
 from mpidist.options import InputOptions
 
 
-class DistributedDataset:
+class DistributedDataset(FixedAttributes):
     """An iterable that gives a rank its batches.
 
     Under the policy DATA, and under AUTO without files, rank r gets the r-th contiguous piece of every global batch.
@@ -42,6 +43,8 @@ class DistributedDataset:
         ValueError: The dataset has no batches, or its auto-shard policy cannot be followed.
         MismatchError: The ranks' datasets differ in length, batch size or seeds.
     """
+
+    _is_settled = True
 
     def __init__(
         self,

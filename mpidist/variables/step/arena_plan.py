@@ -180,20 +180,23 @@ class ArenaPlan:
         if self._errors.owed and not settings.is_summed:
             self._errors.pay(numbers, self._plan.gradients)
         update = self._finite_update if settings.must_be_finite else self._update
-        if not (
-            update(numbers, settings) if self._alarm is None else
-            self._alarm.step(lambda: update(numbers, settings), self._overflowed)
-        ):
-            return False
-        if self._average is not None:
-            self._average.follow(settings.step, numbers, settings.moves)
+        # For copies that other threads of this rank make: it holds until all ranks of the node have written.
+        with self._plan.arena.guard:
+            if not (
+                update(numbers, settings) if self._alarm is None else
+                self._alarm.step(lambda: update(numbers, settings), self._overflowed)
+            ):
+                return False
+            if self._average is not None:
+                self._average.follow(settings.step, numbers, settings.moves)
         return True
 
     def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
         """Collective. See `UpdatePlan.take_average`."""
         if self._average is None:
             raise RuntimeError("the weights are averaged only under `use_ema`")
-        self._average.overwrite(numbers, moves)
+        with self._plan.arena.guard:
+            self._average.overwrite(numbers, moves)
 
     def state(self) -> dict[str, Any]:
         """Local. See `UpdatePlan.state`."""

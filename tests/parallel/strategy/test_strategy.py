@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
@@ -215,6 +217,29 @@ def test_the_loss_adds_up_to_the_mean(strategy: Strategy) -> None:
     assert strategy.reduce("SUM", equal, axis=None) == pytest.approx(2)
 
 
+def test_a_loss_of_a_guessed_batch_size_warns_once_where_rows_change(
+    strategy: Strategy, caplog: pytest.LogCaptureFixture
+) -> None:
+    rank, size = strategy.communicator.rank, strategy.num_replicas_in_sync
+    # The last batch has a row for the first rank only.
+    batches = [np.full(2, 3.0), np.full(2, 3.0), np.full(int(rank == 0), 3.0), np.full(1, 3.0), np.full(2, 3.0)]
+    losses = []
+    with caplog.at_level(logging.WARNING, "mpidist"):
+        for number, mine in enumerate(batches):
+            given = {"global_batch_size": 1} if number == 2 and size == 1 else {}
+            losses.append(strategy.reduce(
+                "SUM", strategy.run(mpidist.compute_average_loss, args=(mine,), kwargs=given), axis=None
+            ))
+            texts = [r.getMessage() for r in caplog.records if "without `global_batch_size`" in r.getMessage()]
+            assert len(texts) == (number >= 2 and size > 1)
+    # The formula is tf.nn's: rows times replicas, which is right only where all have equally many.
+    assert losses == pytest.approx([3.0, 3.0, 3.0 / size, 3.0, 3.0])
+    for text in texts:
+        assert text.startswith(f"rank {rank}: ")
+        assert f"for {int(rank == 0)} examples, and for 2 at the first time" in text
+        assert f"times {size} replicas" in text
+
+
 def test_other_threads_see_the_default_strategy(strategy: Strategy) -> None:
     seen: list[Any] = []
     with strategy.scope():
@@ -222,6 +247,56 @@ def test_other_threads_see_the_default_strategy(strategy: Strategy) -> None:
         thread.start()
         thread.join()
     assert seen == [(False, default.default_strategy())]
+
+
+def calls_outside_run() -> dict[str, Callable[[], Any]]:
+    replica = mpidist.get_replica_context()
+    assert replica is not None
+    return {
+        "all_reduce": lambda: replica.all_reduce("SUM", 2.5),
+        "all_gather": lambda: replica.all_gather([1.0], axis=0),
+        "all_gather_object": lambda: replica.all_gather_object("x"),
+    }
+
+
+def error_in_thread(call: Callable[[], Any]) -> BaseException | None:
+    with ThreadPoolExecutor() as pool:
+        return pool.submit(call).exception()
+
+
+@pytest.mark.mpi(min_size=2)
+def test_collectives_outside_run_are_refused_while_a_strategy_is_open(strategy: Strategy) -> None:
+    for name, call in calls_outside_run().items():
+        expected = rf"\(\)\.{name} was called outside `run`.*got one in the default .*`strategy\.run\(function\)`"
+        with strategy.scope():
+            # A thread begins outside the scope.
+            assert f"{name} was called outside `run`" in str(error_in_thread(call))
+        for run in (lambda call: call(), mpidist.get_strategy().run):
+            with pytest.raises(RuntimeError, match=expected):
+                run(call)
+    replica = mpidist.get_replica_context()
+    assert replica is not None
+    # What library code asks without a strategy stays.
+    assert (replica.replica_id_in_sync_group, replica.num_replicas_in_sync) == (0, 1)
+    assert replica.merge_call(lambda _, value: value, (3,)) == 3
+    assert mpidist.get_strategy().reduce("SUM", 2.5, axis=None) == 2.5
+    strategy.close()
+    assert mpidist.get_replica_context().all_reduce("SUM", 2.5) == 2.5  # type: ignore[union-attr]
+
+
+@pytest.mark.mpi(min_size=2)
+def test_collectives_outside_run_warn_once_without_a_strategy(
+    communicator: Communicator, caplog: pytest.LogCaptureFixture
+) -> None:
+    # Nobody has closed it: the program has forgotten it.
+    assert make_strategy(communicator, "node").num_replicas_in_sync > 1
+    default._warn_about_own_values.cache_clear()
+    for call in calls_outside_run().values():
+        with caplog.at_level(logging.WARNING, "mpidist"):
+            call()
+    texts = [record.getMessage() for record in caplog.records if "called outside `run`" in record.getMessage()]
+    assert len(texts) == (communicator.rank == 0)
+    assert all(f"combines nothing over the {communicator.size} ranks" in text for text in texts)
 
 
 def test_the_constructors_take_all_ranks(communicator: Communicator) -> None:
