@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from mpidist.cluster.children import CHILDREN
 from mpidist.comm.deaths import WATCH
 from mpidist.comm.interrupts import INTERRUPTS
 
@@ -79,8 +80,10 @@ class _Signals:
         if not self._has_hooks:
             self._has_hooks = True
             os.register_at_fork(
-                before=self._block, after_in_parent=self._unblock, after_in_child=self._be_child
+                before=self._block, after_in_parent=self._be_parent, after_in_child=self._be_child
             )
+        if numbers:
+            CHILDREN.begin()
         for number_ in numbers:
             heard = [one for one in self._notices.get(number_, []) if one() is not None]
             self._notices[number_] = [*heard, weakref.ref(notice)]
@@ -102,11 +105,18 @@ class _Signals:
         if self._mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
+    def _be_parent(self) -> None:
+        self._unblock()
+        CHILDREN.take()
+
     def _be_child(self) -> None:
-        # As those that `multiprocessing` starts, and ends by SIGTERM.
+        # A worker of the rank's. `multiprocessing` ends its own by SIGTERM.
+        heard = [number_ for number_ in self._notices if self._listening(number_)]
         for number_ in self._notices:
             self._restore(number_)
         self._notices = {}
+        if heard:
+            CHILDREN.separate([number_ for number_ in heard if number_ != signal.SIGTERM])
         self._unblock()
 
     def silence(self, notice: Notice) -> None:
