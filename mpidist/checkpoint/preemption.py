@@ -15,8 +15,11 @@ from mpidist.arguments import described
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.deadline import Deadline
 from mpidist.checkpoint.directory import require_writable
+from mpidist.checkpoint.exchange import Exchange
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.checkpoint.objects import Found
+from mpidist.checkpoint.requeueing import Requeueing
+from mpidist.checkpoint.rescue import PATIENCE_SECONDS, PATIENCE_STEPS, Rescue
 from mpidist.checkpoint.termination import TIME_IS_UP, TerminationConfig, describe, watch
 from mpidist.cluster import slurm_job
 from mpidist.cluster.groups import tell_evaluators_of_signals
@@ -117,7 +120,7 @@ class PreemptionCheckpointHandler:
             checkpoint.checkpointed_runs = runs
         self._runs = runs
         self._manager.restore_or_initialize()
-        self._started_from = self._latest()
+        self._requeueing = Requeueing(self._manager, config.max_requeues, lambda: runs.count > runs.restored)
         if config.save_fn is None:
             # When the job is about to end it is too late to find out.
             directory = self._manager.directory
@@ -125,11 +128,15 @@ class PreemptionCheckpointHandler:
         self._clock = clock
         self._notice = Notice(clock)
         # Apart from the group's own searches: ranks that came here differently often would meet those.
-        self._begin = self._group.open_sibling(PURPOSE).open_max()
-        self._pending: Callable[[], list[int]] | None = None
+        sibling = self._group.open_sibling(PURPOSE)
+        self._notices = Exchange(sibling.open_max())
+        self._rescue = Rescue(checkpoint, self._group, sibling, self._notice, self._notices, self)
         self._sent_at = 0.0
         self._deadline = Deadline(on_first_rank(self._group, "reading when the job ends", self._end_of_job))
         self._is_done = False
+        # On servers the other ranks serve: what was scheduled is theirs.
+        if self._others is None:
+            self._rescue.begin(runs.count)
         SIGNALS.tell(self._notice, config.signals)
         tell_evaluators_of_signals()
         if self._others is not None:
@@ -165,8 +172,13 @@ class PreemptionCheckpointHandler:
                 f"`distributed_train_function` must be a function, got {described(distributed_train_function)}"
             )
         self._look((), {})
-        result = distributed_train_function(*args, **kwargs)
+        try:
+            result = distributed_train_function(*args, **kwargs)
+        except Exception as error:
+            self._rescue.after(error, in_step=True)
+            raise
         self._runs.count += 1
+        self._rescue.note_step(self._runs.count)
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -183,6 +195,7 @@ class PreemptionCheckpointHandler:
             SystemExit, OSError, CheckpointError: As `run`.
         """
         self._look(args, kwargs)
+        self._rescue.note_step(self._runs.count)
         self._runs.count += 1
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -191,6 +204,7 @@ class PreemptionCheckpointHandler:
             return
         if self._notice.error is not None:
             raise self._notice.error
+        self._rescue.come_out()
         reason, milliseconds, sent_at = self._exchange()
         if not reason or (self._deadline.in_grace and reason < TIME_IS_UP):
             return
@@ -203,6 +217,9 @@ class PreemptionCheckpointHandler:
             self._save(reason, args, kwargs)
             return
         # Where it fails the next call tries again: an operator may have made room.
+        self._end(reason, args, kwargs)
+
+    def _end(self, reason: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         saved = self._save(reason, args, kwargs)
         self._is_done = True
         self._requeue(saved)
@@ -214,6 +231,7 @@ class PreemptionCheckpointHandler:
         Where it was given a `Checkpoint`, another job may save to the directory from now on.
         """
         self._notice.is_closed = True
+        self._rescue.close()
         SIGNALS.silence(self._notice)
         tell_evaluators_of_signals()
         if self._others is not None:
@@ -228,6 +246,8 @@ class PreemptionCheckpointHandler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if error is not None:
+            self._rescue.after(error, in_step=False)
         self.close()
 
     def _exchange(self) -> tuple[int, int, float]:
@@ -240,12 +260,24 @@ class PreemptionCheckpointHandler:
         order = self._group.order
         with order.enter("looking for preemption", None, None, meets=False) as call:
             call.surround().is_under_way = True
-            pending, self._pending = self._pending, None
-            reason, milliseconds = (0, 0) if pending is None else pending()
+            reason, milliseconds = self._notices.hear()
             sent_at, self._sent_at = self._sent_at, self._clock()
-            own = self._own_reason()
-            self._pending = self._begin([own, self._notice.passed_milliseconds()])
+            self._notices.tell(self._own_reason(), self._notice.passed_milliseconds())
         return reason, milliseconds, sent_at
+
+    def look_again(self) -> None:
+        """Collective. As at the beginning of a step; for `rescue`."""
+        self._look((), {})
+
+    def patience_seconds(self) -> float:
+        """Local. How long a step, and what comes behind it, may take after a notice; for `rescue`."""
+        return max(PATIENCE_SECONDS, PATIENCE_STEPS * self._deadline.longest_step, self._config.grace_period)
+
+    def end_after(self, steps: int, reason: int) -> None:
+        """Collective. Save what so many steps have left, and end the program; for `rescue`."""
+        self._rescue.go_back(steps)
+        self._runs.count = steps
+        self._end(reason, (), {})
 
     def _own_reason(self) -> int:
         # Rank 0's clock decides when the time is over.
@@ -281,40 +313,7 @@ class PreemptionCheckpointHandler:
         """Collective. Have the job queued again, if that is wanted; what speaks against it is a warning of rank 0."""
         if not self._config.requeue:
             return
-        on_first_rank(self._group, "queueing the job again", lambda: self._requeue_once(saved))
-
-    def _requeue_once(self, saved: object) -> None:
-        most, count = self._config.max_requeues, slurm_job.restart_count()
-        if most is not None and count >= most:
-            logger.warning("the job is not queued again: it was %d time(s), and `max_requeues` is %d", count, most)
-        elif self._is_new(saved):
-            try:
-                logger.warning("the job %s is queued again", slurm_job.requeue())
-            except Exception as error:
-                # Whatever it is: the checkpoint is there, and the program ends with the code that was asked for.
-                logger.warning("the job is not queued again: %s", str(error) or repr(error))
-        else:
-            logger.warning(
-                "the job is not queued again: since its start no newer checkpoint was saved (the last one is %s), so "
-                "that it would never come to its end. Give it more time, or shorten its steps",
-                self._started_from[0] or "none",
-            )
-
-    def _is_new(self, saved: object) -> bool:
-        """Whether there is a checkpoint that is newer than the start of this program, and further."""
-        is_own = isinstance(saved, (str, os.PathLike)) and os.path.exists(saved)
-        latest = self._latest()
-        return self._runs.count > self._runs.restored and (is_own or (bool(latest[0]) and latest != self._started_from))
-
-    def _latest(self) -> tuple[str, int]:
-        """The latest checkpoint, and when it was written."""
-        path = self._manager.latest_checkpoint
-        if path is None:
-            return "", 0
-        try:
-            return path, os.stat(path).st_mtime_ns
-        except OSError:
-            return "", 0
+        on_first_rank(self._group, "queueing the job again", lambda: self._requeueing.requeue(saved))
 
     def _exit(self) -> None:
         """Collective. End the program with the same code on all ranks, or let the user's function do it."""

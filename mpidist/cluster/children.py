@@ -68,7 +68,7 @@ class Children:
                 os.close(descriptor)
         self._reader = self._writer = -1
         self._known = []
-        # The kernel's signal comes when the thread that has forked ends: only of the main one is that the process's end.
+        # The kernel's signal comes when the thread that has forked ends; the main one ends with the process.
         if self._libc is None or threading.get_ident() != self._main_thread or self._libc.prctl(
             _PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0
         ):

@@ -23,6 +23,10 @@ SUSPECT_SECONDS = 60.0
 _NEWS_SECONDS = 1.0
 
 
+def _nothing() -> None:
+    """Nobody is told."""
+
+
 class Notice:
     """The knowledge of this rank of the job's end.
 
@@ -34,6 +38,7 @@ class Notice:
         since: When that was known first, by the clock.
         error: Of the user's function.
         is_closed: Whether nobody wants to know any more.
+        on_first: Called after the first reason, at any moment and in any thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -42,12 +47,14 @@ class Notice:
         self.since = 0.0
         self.error: BaseException | None = None
         self.is_closed = False
+        self.on_first: Callable[[], None] = _nothing
 
     def note(self, reason: int) -> None:
         """Local. Take note of a reason; the first one counts."""
         if not self.reason:
             self.since = self._clock()
             self.reason = reason
+            self.on_first()
 
     def passed_milliseconds(self) -> int:
         """Local. The time since then."""
@@ -63,6 +70,7 @@ class _Signals:
         self._previous: dict[int, Any] = {}
         self._mask: set[Any] | None = None
         self._has_hooks = False
+        self._error: Exception | None = None
         # So many deaths there were at the last signal that told of one.
         self._deaths = 0
 
@@ -148,12 +156,28 @@ class _Signals:
 
     def take(self, number_: int, _: FrameType | None = None) -> None:
         """Local. Handle a signal."""
+        error, self._error = self._error, None
+        if error is not None:
+            if INTERRUPTS.place() is None:
+                raise error
+            return
         if self._listening(number_):
             self.note(number_)
             return
         # Nobody listens any more.
         self._restore(number_)
         os.kill(os.getpid(), number_)
+
+    def raise_in_main_thread(self, error: Exception) -> None:
+        """Local. Raise an error where the main thread stands, outside calls; from another thread.
+
+        It comes by a signal of which some notice is told, without which a wait would not end.
+        """
+        for number_ in self.numbers():
+            if signal.getsignal(number_) == self.take:
+                self._error = error
+                signal.pthread_kill(threading.main_thread().ident or 0, number_)
+                return
 
     def _take_doubtful(self, number_: int, _: FrameType | None = None) -> None:
         """Handle a signal by which the launcher tells of deaths, too, which end nothing here."""

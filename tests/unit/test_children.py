@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -126,10 +127,8 @@ def test_a_child_ends_with_the_program_and_not_before(tmp_path: Path, forks: str
         assert program.stdout.read() == ""
     finally:
         if descriptor != -1:
-            try:
+            with contextlib.suppress(ProcessLookupError):
                 signal.pidfd_send_signal(descriptor, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
             os.close(descriptor)
         end(program)
 
