@@ -24,21 +24,36 @@ class Exchange:
 
     def hear(self) -> tuple[int, int]:
         """Collective. The end of the last search: the largest reason, and milliseconds; zeros before the first one."""
-        pending, self._pending = self._pending, None
-        if pending is None:
-            return 0, 0
-        reason, milliseconds = pending()
+        reason, milliseconds, _, _ = self._wait()
+        self._pending = None
         return reason, milliseconds
 
-    def tell(self, reason: int, milliseconds: int) -> None:
+    def tell(self, reason: int, milliseconds: int, *, has_failed: bool = False) -> None:
         """Collective. Begin the next one.
 
         Args:
             reason: What this rank knows.
             milliseconds: Since when.
+            has_failed: Whether it makes no further step.
         """
-        self._pending = self._begin([reason, milliseconds])
+        self._pending = self._begin([reason, milliseconds, int(has_failed), -reason])
         self.count += 1
+
+    def shows_failure(self) -> bool:
+        """Collective over the ranks that know a reason. Wait for the search that has just begun: has a rank failed?
+
+        Returns:
+            Whether one has, and all ranks know a reason, so that all of them wait here.
+        """
+        _, _, has_failed, least = self._wait()
+        return has_failed > 0 and -least > 0
+
+    def _wait(self) -> list[int]:
+        pending = self._pending
+        numbers = [0, 0, 0, 0] if pending is None else pending()
+        if pending is not None:
+            self._pending = lambda: numbers
+        return numbers
 
     def end(self, count: int) -> None:
         """Collective. End all searches, where ranks have begun different numbers of them.

@@ -246,9 +246,11 @@ class PreemptionCheckpointHandler:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is not None:
-            self._rescue.after(error, in_step=False)
-        self.close()
+        try:
+            if error is not None:
+                self._rescue.after(error, in_step=False)
+        finally:
+            self.close()
 
     def _exchange(self) -> tuple[int, int, float]:
         """Collective. Tell all ranks what this one knows, and hear what they told in the last call.
@@ -262,7 +264,12 @@ class PreemptionCheckpointHandler:
             call.surround().is_under_way = True
             reason, milliseconds = self._notices.hear()
             sent_at, self._sent_at = self._sent_at, self._clock()
-            self._notices.tell(self._own_reason(), self._notice.passed_milliseconds())
+            own = self._own_reason()
+            self._notices.tell(own, self._notice.passed_milliseconds(), has_failed=self._rescue.has_failed)
+            # A few steps at the end: who knows may learn at once that a rank comes no more.
+            is_last = own > 0 and self._group.size > 1 and self._notices.shows_failure()
+        if is_last:
+            self.end_after(self._rescue.complete, own)
         return reason, milliseconds, sent_at
 
     def look_again(self) -> None:

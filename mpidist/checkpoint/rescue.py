@@ -136,6 +136,10 @@ class Rescue:
         notice: Of this rank.
         exchange: Of notices.
         handler: Whose steps these are.
+
+    Attributes:
+        complete: The number of complete steps.
+        has_failed: Whether this rank makes no further step.
     """
 
     def __init__(
@@ -150,8 +154,10 @@ class Rescue:
         # Nothing may stay because of the hook: a handler that the program drops hears no more.
         self._handler = weakref.ref(handler)
         self._process = os.getpid()
-        # The last complete step, and how many there were in this program.
-        self._complete = self._count = 0
+        self.complete = 0
+        self.has_failed = False
+        # Of the steps in this program.
+        self._count = 0
         self._is_on = self._is_under_way = False
         self._hook: Callable[..., object] | None = None
 
@@ -179,7 +185,7 @@ class Rescue:
         Args:
             complete: The number of steps that are.
         """
-        self._complete = complete
+        self.complete = complete
         self._count += 1
         if self._is_on:
             self._states.keep(complete)
@@ -221,9 +227,10 @@ class Rescue:
             if not is_called:
                 self._tell(error)
             if self._group.size == 1:
-                handler.end_after(self._complete, self._notice.reason)
+                handler.end_after(self.complete, self._notice.reason)
             elif not in_step and not is_called:
-                # What all ranks know already they act upon now; this rank has made all its calls so far.
+                # This rank has made all calls of its steps so far: the others come to the beginning of the next one.
+                self.has_failed = True
                 handler.look_again()
             if page is not None and len(self._group.node_sizes) == 1:
                 self._meet(page, handler)
@@ -268,7 +275,7 @@ class Rescue:
         barriers = barrier.count if isinstance(barrier, NodeBarrier) else 0
         everyone = self._sibling.all_gather_object(
             Facts(
-                self._complete, order.number, barriers, self._exchange.count, self._notice.reason, order.broken,
+                self.complete, order.number, barriers, self._exchange.count, self._notice.reason, order.broken,
             )
         )
         if any(one.broken for one in everyone):

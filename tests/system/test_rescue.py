@@ -1,4 +1,4 @@
-"""Exceptions on one rank after a notice of the job's end: all ranks save, and the next program goes on to the same bits."""
+"""An exception on one rank after a notice of the end: all ranks save, and the next program goes on to the same bits."""
 
 from __future__ import annotations
 

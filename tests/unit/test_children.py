@@ -167,6 +167,30 @@ def test_an_interrupt_reaches_children_whoever_handles_it(tmp_path: Path, handle
     assert result.stdout == "both\n", result.stdout + result.stderr
 
 
+ALONE = """
+heard = []
+signal.signal(signal.SIGINT, lambda *_: heard.append(signal.SIGINT))
+first = child(lambda: threading.Event().wait())
+handler.close()
+answers, answer = os.pipe()
+
+def take():
+    signal.signal(signal.SIGINT, lambda *_: os.write(answer, b"i"))
+    os.kill(os.getpid(), signal.SIGINT)
+
+# Forked when no handler listens any more; what wakes the parent would interrupt the first child.
+os.waitpid(child(take), 0)
+assert os.read(answers, 1) == b"i"
+os.kill(first, signal.SIGTERM)
+print(os.waitpid(first, 0)[1] == signal.SIGTERM, heard)
+"""
+
+
+def test_an_interrupt_of_a_child_is_its_own(tmp_path: Path) -> None:
+    result = finish(start(tmp_path, ALONE), "a program whose child is interrupted", SECONDS)
+    assert result.stdout == "True []\n", result.stdout + result.stderr
+
+
 WITHOUT = """
 handler.close()
 read, write = os.pipe()
