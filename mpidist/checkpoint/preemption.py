@@ -28,11 +28,14 @@ from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.agreement import on_first_rank
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.ending import agree_on_exit
+from mpidist.comm.program_end import leave_later, number_of
 from mpidist.serving.chief import Chief
 from mpidist.serving.signals import Others, others_of
 
 # Of the communicator on which ranks tell each other what they know.
 PURPOSE = "preemption"
+# After the last save a program's exit functions may take so long.
+EXIT_SECONDS = 20.0
 
 logger = logging.getLogger("mpidist")
 T = TypeVar("T")
@@ -328,8 +331,10 @@ class PreemptionCheckpointHandler:
             if self._config.exit_fn is None:
                 sys.exit(self._config.exit_code)
             self._config.exit_fn()
-        except SystemExit:
+        except SystemExit as error:
             SIGNALS.ignore()
+            # Of a Pool whose worker the signal has ended the exit function never returns.
+            leave_later(EXIT_SECONDS, number_of(error.code))
             if self._others is not None:
                 self._others.end_together()
             elif self._group.size > 1:

@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 from mpidist.cluster.children import CHILDREN
+from mpidist.cluster.early_signals import EARLY
 from mpidist.comm.deaths import WATCH
 from mpidist.comm.interrupts import INTERRUPTS
 
@@ -95,6 +96,8 @@ class _Signals:
         for number_ in numbers:
             heard = [one for one in self._notices.get(number_, []) if one() is not None]
             self._notices[number_] = [*heard, weakref.ref(notice)]
+            if EARLY.hand_over(number_):
+                notice.note(SIGNALLED + number_)
             if number_ == signal.SIGUSR1 and WATCH.give_notices(self._take_notice):
                 continue
             present = signal.getsignal(number_)

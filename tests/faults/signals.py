@@ -20,7 +20,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a child ends with the thread that has forked it", "cluster/children.py",
-        "threading.get_ident() != self._main_thread or ", "", f"{_CHILDREN}a_child_ends_with_the_program_and_not_before",
+        "threading.get_ident() != self._main_thread or ", "",
+        f"{_CHILDREN}a_child_ends_with_the_program_and_not_before",
     ),
     Fault(
         "a child outlives its rank", "cluster/children.py",
@@ -52,6 +53,16 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "a program that is stuck after a notice is never saved", "checkpoint/rescue.py",
         "            elif time.monotonic() > begin + seconds:\n", "            elif False:\n", f"{_RESCUE}[stuck-all]",
+    ),
+    Fault(
+        "a signal that came before the handler is forgotten", "cluster/signals.py",
+        "            if EARLY.hand_over(number_):\n", "            if EARLY.hand_over(number_) and False:\n",
+        "system/test_early_signals.py::test_a_handler_hears_of_what_came_before_it",
+    ),
+    Fault(
+        "a signal that nobody handles is swallowed", "cluster/early_signals.py",
+        "            signal.raise_signal(number)\n", "            pass\n",
+        "system/test_early_signals.py::test_without_a_handler_the_signal_ends_the_job_at_the_first_call",
     ),
     Fault(
         "between nodes a rank that fails between steps loses the checkpoint", "checkpoint/exchange.py",
