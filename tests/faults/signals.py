@@ -65,6 +65,16 @@ FAULTS: tuple[Fault, ...] = (
         "system/test_early_signals.py::test_without_a_handler_the_signal_ends_the_job_at_the_first_call",
     ),
     Fault(
+        "the doctor removes the memory of a job that runs", "cli/doctor_leftovers.py",
+        "\"in use\" if path.name in mapped\n", "\"in use\" if False\n",
+        "unit/test_doctor_leftovers.py::test_what_nobody_uses_is_listed_and_removed_when_asked",
+    ),
+    Fault(
+        "the doctor removes what processes use that it cannot see", "cli/doctor_leftovers.py",
+        "_namespace(processes) == _FIRST_NAMESPACE", "True",
+        "unit/test_doctor_leftovers.py::test_in_a_namespace_of_its_own_nothing_is_removed",
+    ),
+    Fault(
         "between nodes a rank that fails between steps loses the checkpoint", "checkpoint/exchange.py",
         "return has_failed > 0 and -least > 0", "return False",
         "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_between_steps_loses_nothing", 3,
