@@ -101,6 +101,22 @@ def requeue(environment: Mapping[str, str] | None = None) -> str:
     return job
 
 
+def can_be_requeued(environment: Mapping[str, str] | None = None) -> bool:
+    """Local. Whether Slurm may queue this job again; it is asked.
+
+    Args:
+        environment: Defaults to `os.environ`.
+
+    Raises:
+        LauncherError: It does not say.
+    """
+    job = job_name(environment)
+    found = _seen(job).get("Requeue") if job else None
+    if found is None:
+        raise LauncherError(f"Slurm does not say whether job {job!r} can be queued again")
+    return found == "1"
+
+
 def _count(text: str) -> int:
     """The number of restarts; 0 where Slurm does not say."""
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0

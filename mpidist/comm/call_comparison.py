@@ -14,7 +14,7 @@ from mpidist.comm import call_text
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
 from mpidist.comm.call_text import HINT, mismatch, owned_by, where_called
-from mpidist.errors import mark_shared
+from mpidist.errors import RankError, mark_shared
 from mpidist.observe.calls import Calls, describe
 from mpidist.observe.stacks import line_of_call
 
@@ -125,13 +125,16 @@ class CallComparison:
     def look(self) -> None:
         """Local. Compare this call with those of the node's ranks, again and again in a rank that waits.
 
-        A rank in another call may never come, nor may one that has left a call in the middle.
+        A rank in another call may never come, nor may one that has left a call in the middle, or has failed.
 
         Raises:
             MismatchError, InterruptedCallError: As `meet`.
+            RankError: A rank that this one waits for has failed, and comes no more; on every rank of the node.
         """
         page, number = self.page, self.number
         self._calls.in_barrier = time.monotonic()
+        if page is not None and page.is_called_out:
+            raise mark_shared(RankError(f"{self._text()} is given up: another rank has failed, and makes it no more"))
         if page is not None and page.differs_for_long(number, self.mark if self._depth else page.shown(number)):
             self._refuse(page, number)
 
@@ -184,6 +187,18 @@ class CallComparison:
             self._words[self._own[self.number & 1]] = self.number * NUMBER
         if self.is_across:
             self._messages.forget()
+
+    def go_on_at(self, number: int) -> None:
+        """Local. Go on as if so many calls had been made; all ranks do so where some have given up one.
+
+        Args:
+            number: Of calls, not smaller than that of any rank.
+        """
+        self.number = self._shown = number
+        self.restart()
+        if self._words is not None:
+            self._words[self._own[1 - (number & 1)]] = max(0, number - 1) * NUMBER
+        self._calls.go_on_at(number)
 
     def _compare(self) -> None:
         """Collective with ranks that make another call. Compare calls that were shown."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import dis
 import gc
+import os
 import sys
 import threading
 from types import FrameType
@@ -33,6 +34,19 @@ def was_left() -> bool:
         return False
     # A frame that has ended keeps the place of its last instruction.
     return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
+
+
+def leave_later(seconds: float, code: int) -> None:
+    """Local. After a time end this process if its program was left: an exit function may never return.
+
+    Args:
+        seconds: The time.
+        code: The exit code.
+    """
+    timer = threading.Timer(seconds, lambda: was_left() and os._exit(code))
+    timer.name = "mpidist-leave"
+    timer.daemon = True
+    timer.start()
 
 
 _codes: list[object] = []

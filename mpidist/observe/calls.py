@@ -200,6 +200,10 @@ class Calls:
             self.words[INNER + inner_calls.FAILED] = self.words[STATE]
         self.leave()
 
+    def go_on_at(self, number: int) -> None:
+        """Local. Outside calls: count so many from now on, as all ranks do; not fewer than any rank had."""
+        self.words[STATE] = self.state = max(self.number, number) * NEXT
+
     @property
     def name(self) -> str:
         """Local. Of the last call."""
