@@ -15,12 +15,13 @@ from mpidist.checkpoint.directory import (
     SUFFIX,
     DirectoryWork,
     as_path,
+    begin_state,
     file_of,
     make_latest,
-    remove_leftovers,
     require_file,
 )
 from mpidist.checkpoint.layout import SAVE_COUNTER
+from mpidist.checkpoint.leftovers import remove_leftovers, remove_temporaries
 from mpidist.checkpoint.listing import arrays_to_write, list_together
 from mpidist.checkpoint.lock import DirectoryLock
 from mpidist.checkpoint.objects import Found, Parts, can_hold_variables, walk
@@ -30,8 +31,9 @@ from mpidist.checkpoint.transfer import write_checkpoint
 from mpidist.chief import is_chief, role_rank
 from mpidist.comm.agreement import on_first_rank, together
 from mpidist.comm.call_text import AT_ONCE, refuse_inside
-from mpidist.comm.communicator import SoloCommunicator
+from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import CheckpointError, MismatchError, mark_shared
+from mpidist.variables.served import ServedHome
 
 logger = logging.getLogger("mpidist")
 
@@ -132,6 +134,11 @@ class Checkpoint:
                 roots.append(((name,), value))
         return walk(roots)
 
+    def is_written_here(self, found: Found) -> bool:
+        """Local. Whether this rank takes part in saves of the objects; else another one saves what is its own."""
+        group = found.group()
+        return group.mpi is not None or _served(found, group) is not None or _writes_what_is_its_own(role_rank())
+
     def save(self, file_prefix: Path) -> str:
         """Collective. Save to the next numbered file and make it the directory's latest; a failed save does not count.
 
@@ -156,7 +163,7 @@ class Checkpoint:
         lock = DirectoryLock(directory)
         before = lock.acquire, partial(remove_leftovers, directory, name)
         try:
-            work = DirectoryWork(before, after=partial(make_latest, path))
+            work = DirectoryWork(before, partial(begin_state, directory), partial(make_latest, path))
             self.save_found(self.find_objects(), path, work, count)
         finally:
             lock.release()
@@ -186,8 +193,8 @@ class Checkpoint:
         saved_at, begin = time.time(), time.monotonic()
         if communicator.order.is_under_way == AT_ONCE:
             refuse_inside("save", communicator.calls.thread)
-        servers = found.servers() if communicator.size == 1 else None
-        if communicator.mpi is not None or servers is not None or _writes_what_is_its_own(role_rank()):
+        servers = _served(found, communicator)
+        if self.is_written_here(found):
             with found.calls(communicator).during("save"):
                 if servers is not None:
                     saved_at = write_cut(servers, path, self.find_objects, count, work)
@@ -206,6 +213,9 @@ class Checkpoint:
     def write(self, path: Path) -> str:
         """Collective. Write to a file, without counting; `read` is its counterpart.
 
+        What a killed `write` to this file has left behind is deleted. So of two jobs that write to one file at the
+        same time one gets an error.
+
         Args:
             path: The file's name; `.h5` is added where it is missing.
 
@@ -216,7 +226,7 @@ class Checkpoint:
             OSError, CheckpointError, MismatchError, ValueError: As `save`.
         """
         name = file_of(path)
-        self.save_found(self.find_objects(), name)
+        self.save_found(self.find_objects(), name, DirectoryWork((partial(remove_temporaries, name),)))
         return name
 
     def restore(self, path: Path | None) -> Status:
@@ -301,6 +311,11 @@ class Checkpoint:
     def _forget(self, status: Status) -> None:
         if self._pending is status:
             self._pending = None
+
+
+def _served(found: Found, group: Communicator) -> ServedHome | None:
+    """The home of the objects that lie on parameter servers; only a chief alone writes those."""
+    return found.servers() if group.size == 1 else None
 
 
 @cache

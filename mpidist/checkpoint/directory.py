@@ -10,11 +10,13 @@ import errno
 import glob
 import json
 import logging
+import math
 import os
 import re
 import secrets
 import stat
 import tempfile
+import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
@@ -22,15 +24,17 @@ from operator import attrgetter
 from typing import Any, NamedTuple
 
 from mpidist.checkpoint.positional import sync_directory, write_at
-from mpidist.errors import CheckpointError
+from mpidist.errors import CheckpointError, DamagedCheckpointError
 
 logger = logging.getLogger("mpidist")
 
 STATE_FILE = "checkpoint"
 LOCK_FILE = "checkpoint.lock"
 SUFFIX = ".h5"
-# In the name of a temporary file: `secrets.token_hex(4)`.
-_TOKEN = "[0-9a-f]{8}"
+_FALLBACK = (
+    "`restore_or_initialize(fallback=True)`, or `mpidist.latest_checkpoint(directory, fallback=True)`, takes the "
+    "latest that is whole; to begin anew, name another directory"
+)
 
 
 @dataclass(frozen=True)
@@ -96,11 +100,11 @@ def read_state(directory: str) -> DirectoryState | None:
     """Local. Read the state file.
 
     Returns:
-        Its content, or None where there is no such file, or where it makes no sense (with a warning).
+        Its content, or None where there is no such file.
 
     Raises:
-        ValueError: It is empty.
-        CheckpointError: It is no regular file, or it names files outside the directory.
+        DamagedCheckpointError: It is empty, makes no sense, or names files outside the directory.
+        CheckpointError: It is no regular file.
         OSError: It cannot be read.
     """
     path = os.path.join(directory, STATE_FILE)
@@ -114,26 +118,55 @@ def read_state(directory: str) -> DirectoryState | None:
         return None
     except UnicodeDecodeError:
         text = "not UTF-8"
-    if not text.strip():
-        raise ValueError(f"Invalid checkpoint state loaded from {directory!r}: {path!r} is empty. Delete it")
     try:
-        content = json.loads(text)
-        names = list(map(str, content["all_model_checkpoint_paths"]))
-        times = map(float, content["all_model_checkpoint_timestamps"])
-        latest = str(content["model_checkpoint_path"]) or None
-        entries = tuple(starmap(CheckpointEntry, zip(names, times, strict=True)))
-        state = DirectoryState(entries, float(content["last_preserved_timestamp"]), latest)
+        return _decode_state(text)
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
-        logger.warning("%s: ignored, since it cannot be understood as a checkpoint state file: %s", path, error)
-        return None
-    for name in [*names, latest] if latest else names:
+        why = f"it cannot be understood as a checkpoint state file: {error}" if text.strip() else "it is empty"
+        raise DamagedCheckpointError(
+            f"Invalid checkpoint state loaded from {directory!r}: {path!r} does not tell the latest checkpoint, since "
+            f"{why}. {_FALLBACK}"
+        ) from None
+
+
+def _decode_state(text: str) -> DirectoryState:
+    content = json.loads(text)
+    names, times = content["all_model_checkpoint_paths"], content["all_model_checkpoint_timestamps"]
+    latest, preserved = content["model_checkpoint_path"], content["last_preserved_timestamp"]
+    if not isinstance(names, list) or not isinstance(times, list):
+        raise TypeError("expected lists of names and times")
+    for name in [*names, latest or "none"]:
         # Old checkpoints are deleted by these names.
-        if os.path.basename(name) != name or name in ("", os.curdir, os.pardir) or "\0" in name:
-            raise CheckpointError(
-                f"{path!r}: expected names of files in the same directory, got {name!r}. Somebody has changed the "
-                "file: correct the name, or delete the state file"
-            )
-    return state
+        is_name = isinstance(name, str) and os.path.basename(name) == name and "\0" not in name
+        if not is_name or name in ("", os.curdir, os.pardir):
+            raise ValueError(f"expected names of files in the same directory, got {repr(name)[:200]}")
+    for seconds in [*times, preserved]:
+        if type(seconds) not in (int, float) or not math.isfinite(seconds):
+            raise ValueError(f"expected seconds since 1970, got {repr(seconds)[:200]}")
+    entries = tuple(starmap(CheckpointEntry, zip(names, map(float, times), strict=True)))
+    return DirectoryState(entries, float(preserved), latest or None)
+
+
+def readable_state(directory: str) -> DirectoryState | None:
+    """Local. Read the state file; one that is damaged counts as lost, with a warning.
+
+    Raises:
+        CheckpointError, OSError: As `read_state`.
+    """
+    try:
+        return read_state(directory)
+    except DamagedCheckpointError as error:
+        # As a text: who keeps the record would keep the frames, and the files that they have open.
+        logger.warning("%s", str(error))
+        return None
+
+
+def unnamed(directory: str, names: Iterable[str]) -> DamagedCheckpointError:
+    """Local. The error for checkpoints of which no state file names the latest."""
+    return DamagedCheckpointError(
+        f"{os.path.join(directory, STATE_FILE)!r} was expected to name the latest of the checkpoints that are there "
+        f"({', '.join(list(names)[:8])}), got no such file, or one that names none of them: it was lost, or is "
+        f"damaged. {_FALLBACK}"
+    )
 
 
 def write_state(directory: str, state: DirectoryState) -> None:
@@ -159,12 +192,17 @@ def present_state(directory: str, now: float) -> DirectoryState:
         directory: The directory; hold its lock.
         now: Seconds since 1970.
     """
-    try:
-        state = read_state(directory)
-    except ValueError as error:
-        logger.warning("%s: the state file is replaced: %s", directory, error)
-        state = None
-    return state or DirectoryState((), now, None)
+    return readable_state(directory) or DirectoryState((), now, None)
+
+
+def begin_state(directory: str) -> None:
+    """Local. Make a state file that names nothing where there is none: without one, checkpoints look like a loss.
+
+    Raises:
+        OSError: It cannot be written.
+    """
+    if not os.path.lexists(os.path.join(directory, STATE_FILE)):
+        write_state(directory, DirectoryState((), time.time(), None))
 
 
 def make_latest(path: str, now: float) -> None:
@@ -280,29 +318,6 @@ def require_writable(directory: str) -> None:
         ) from None
 
 
-def remove_leftovers(directory: str, prefix: str) -> None:
-    """Local. Delete the temporary files of saves that were killed.
-
-    Args:
-        directory: The directory of the checkpoints. Hold its lock: a temporary file of a job that is saving looks just
-            the same.
-        prefix: Their name up to the number.
-    """
-    # Not those of `Checkpoint.write`, which needs no lock, and may be writing.
-    form = re.compile(
-        rf"\.({re.escape(prefix)}-\d+{re.escape(SUFFIX)}|{STATE_FILE})\.{_TOKEN}\.tmp"
-        rf"|\.?{re.escape(LOCK_FILE)}.*\.{_TOKEN}\.tmp"
-    )
-    for name in filter(form.fullmatch, os.listdir(directory or os.curdir)):
-        _delete(os.path.join(directory, name))
-
-
-def delete_checkpoints(directory: str, names: Sequence[str]) -> None:
-    """Local. Delete checkpoints. One that cannot be deleted is only a warning, since the newer ones are safe."""
-    for name in names:
-        _delete(os.path.join(directory, name))
-
-
 def retire(
     state: DirectoryState, max_to_keep: int | None, keep_every_seconds: float | None
 ) -> tuple[DirectoryState, list[str]]:
@@ -331,12 +346,3 @@ def retire(
         else:
             gone.append(oldest.name)
     return replace(state, entries=tuple(entries), last_preserved=preserved), gone
-
-
-def _delete(path: str) -> None:
-    try:
-        os.unlink(path)
-    except FileNotFoundError:
-        return
-    except OSError as error:
-        logger.warning("%s: cannot be deleted: %s", path, error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import functools
 import logging
 import os
 import time
@@ -12,6 +13,7 @@ from mpidist.arguments import described, number
 from mpidist.checkpoint.directory import as_path
 from mpidist.checkpoint.latest import latest_checkpoint
 from mpidist.chief import training_has_ended
+from mpidist.errors import DamagedCheckpointError
 
 logger = logging.getLogger("mpidist")
 
@@ -46,8 +48,8 @@ def checkpoints_iterator(
 
     Raises:
         TypeError: `checkpoint_dir` is no path, `timeout_fn` no function, or another argument no number.
-        ValueError: A number is negative. While iterating: the state file is empty.
-        CheckpointError: While iterating: the state file names files outside the directory.
+        ValueError: A number is negative.
+        CheckpointError: While iterating: the state file is no regular file.
         NotADirectoryError: While iterating: `checkpoint_dir` is a file.
 
     Example:
@@ -105,7 +107,12 @@ def follow(
 
 def _look(directory: str) -> tuple[str | None, object]:
     """The path of the latest checkpoint, None if there is none, and what tells it from another one of that name."""
-    path = latest_checkpoint(directory)
+    try:
+        path = latest_checkpoint(directory)
+    except DamagedCheckpointError as error:
+        # The next save writes the state file anew.
+        _warn_once(str(error))
+        path = None
     if path is None and os.path.exists(directory) and not os.path.isdir(directory):
         raise NotADirectoryError(
             errno.ENOTDIR, "no checkpoint can come to a file: expected the directory to which they are saved, or where "
@@ -119,3 +126,8 @@ def _look(directory: str) -> tuple[str | None, object]:
         # Deleted a moment ago; the next one is about to be named.
         return None, None
     return path, (path, status.st_ino, status.st_mtime_ns)
+
+
+@functools.cache
+def _warn_once(text: str) -> None:
+    logger.warning("%s. Waiting for the next checkpoint", text)

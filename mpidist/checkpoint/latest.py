@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 
 from mpidist.arguments import flag
-from mpidist.checkpoint.directory import as_path, candidates, read_state
+from mpidist.checkpoint.directory import SUFFIX, as_path, candidates, read_state, readable_state, unnamed
 from mpidist.checkpoint.hdf5 import read_contents
 from mpidist.checkpoint.saved import SavedFile
 from mpidist.checkpoint.transfer import verify
 from mpidist.comm.communicator import SoloCommunicator
-from mpidist.errors import DamagedCheckpointError
+from mpidist.errors import CheckpointError, DamagedCheckpointError
 
 logger = logging.getLogger("mpidist")
+
+# So many files without a state file are opened.
+_LOOKS = 4
 
 
 def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False) -> str | None:
@@ -21,8 +25,8 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
 
     Args:
         directory: The directory to which `Checkpoint.save` or a `CheckpointManager` saves.
-        fallback: Read the whole file, and where it is damaged or gone, or the state file is lost, find the latest
-            checkpoint that is whole, with a warning that names the others. Where many ranks restore,
+        fallback: Read the whole file, and where it is damaged or gone, or the state file is damaged or lost, find the
+            latest checkpoint that is whole, with a warning that names the others. Where many ranks restore,
             `CheckpointManager.restore_or_initialize(fallback=True)` reads each file once and not on every rank.
 
     Returns:
@@ -30,17 +34,20 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
         is gone.
 
     Raises:
-        ValueError: The state file is empty.
-        CheckpointError: The state file names files outside the directory.
-        DamagedCheckpointError: With `fallback`: all checkpoints are damaged.
+        DamagedCheckpointError: The state file is damaged, or there are checkpoints and none; with `fallback`: all
+            checkpoints are damaged.
+        CheckpointError: The state file is no regular file.
         TypeError: `directory` is no path.
     """
     directory = as_path("directory", directory)
     fallback = flag("fallback", fallback)
-    state = read_state(directory)
     if not fallback:
+        state = read_state(directory)
+        if state is None and (lost := _numbered(directory)):
+            raise unnamed(directory, lost)
         path = None if state is None or state.latest is None else os.path.join(directory, state.latest)
         return path if path is not None and os.path.isfile(path) else None
+    state = readable_state(directory)
     names = candidates(directory, state)
     if names and (state is None or state.latest != names[0]):
         logger.warning("%s: the latest checkpoint is gone or not named; going on with %s", directory, names[0])
@@ -59,3 +66,20 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
         else:
             return path
     return None
+
+
+def _numbered(directory: str) -> list[str]:
+    """The checkpoints of a directory that have a number, as far as a few of them are looked into.
+
+    Others were made by `Checkpoint.write`, which needs no state file, or are no checkpoints: data may be in HDF5, too.
+    """
+    names = [name for name in candidates(directory, None) if re.search(rf"-[0-9]+{re.escape(SUFFIX)}$", name)]
+    return [name for name in names[:_LOOKS] if _is_checkpoint(os.path.join(directory, name))]
+
+
+def _is_checkpoint(path: str) -> bool:
+    try:
+        read_contents(path)
+    except (CheckpointError, OSError):
+        return False
+    return True

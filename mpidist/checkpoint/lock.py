@@ -1,14 +1,16 @@
 """The lock of a checkpoint directory: one job at a time saves there, and a restarted job takes over from itself.
 
-A file names the job that saves, and that job touches the file every ten seconds. Another job takes the lock over only
-if the holder is certainly dead: the same job before a restart, a dead process of this host, or a holder that has not
-touched the file for a minute. A wrong guess would let two jobs write and delete the same checkpoints.
+A file names the job that saves, and that job touches the file every four seconds. Another job takes the lock over only
+if the holder is certainly dead: the same job before a restart, a dead process that this one would see if it were alive,
+or a holder that has not touched the file for a minute. A wrong guess would let two jobs write and delete the same
+checkpoints.
 """
 
 from __future__ import annotations
 
 import atexit
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -18,10 +20,10 @@ import time
 from collections import Counter
 from dataclasses import asdict, dataclass
 
-from mpidist.checkpoint.directory import LOCK_FILE, replace_file
+from mpidist.checkpoint.directory import LOCK_FILE, replace_file, require_writable
 from mpidist.errors import CheckpointError
 
-BEAT_SECONDS = 10.0
+BEAT_SECONDS = 4.0
 DEAD_SECONDS = 60.0
 _POLL_SECONDS = 0.5
 
@@ -40,7 +42,11 @@ class Holder:
         host: The host on which the process runs.
         process: The process's number on that host.
         started: Its start, in clock ticks since the start of the host. Numbers are used again: this tells the holder
-            from a later process with the same number.
+            from a later process with the same number. 0 where the system does not tell.
+        boot: The start of the host, by a name that the kernel gives it: hosts may have the same name. Empty where the
+            system does not tell.
+        namespace: The PID namespace in which the process has its number, a container's for instance. Empty where the
+            system does not tell.
     """
 
     job: str
@@ -48,21 +54,33 @@ class Holder:
     host: str
     process: int
     started: int
+    # Lock files of earlier versions lack them.
+    boot: str = ""
+    namespace: str = ""
 
     def __str__(self) -> str:
         job = f"SLURM job {self.job}, restart {self.restart}, " if self.job else ""
-        return f"{job}process {self.process} on {self.host}"
+        return f"{job}process {self.process} on {self.host}" if self.host else "a process that has not written its name"
+
+
+# What a lock file without content says: its process is about to write, or was killed before it did.
+_UNNAMED = Holder("", 0, "", 0, 0)
 
 
 def this_process() -> Holder:
     """Local. Describe this process as a holder."""
     restart = os.environ.get("SLURM_RESTART_COUNT", "0")
+    job, cluster = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_CLUSTER_NAME", "")
+    boot, namespace = _surroundings()
     return Holder(
-        job=os.environ.get("SLURM_JOB_ID", ""),
+        # Several clusters that share a file system have jobs of the same number.
+        job=f"{job} of {cluster}" if job and cluster else job,
         restart=int(restart) if restart.isdecimal() else 0,
         host=socket.gethostname(),
         process=os.getpid(),
         started=_start_of(os.getpid()) or 0,
+        boot=boot,
+        namespace=namespace,
     )
 
 
@@ -70,9 +88,15 @@ def is_dead(holder: Holder, me: Holder) -> bool | None:
     """Local. Tell whether a holder has certainly ended (True) or certainly runs (False); None if nobody here knows."""
     if holder.job and holder.job == me.job and holder.restart != me.restart:
         return holder.restart < me.restart
-    if holder.host != me.host:
+    # The same number is another process where the host, its start or the PID namespace is another one.
+    if not (me.boot and me.namespace) or (holder.host, holder.boot, holder.namespace) != (
+        me.host, me.boot, me.namespace
+    ):
         return None
-    return _start_of(holder.process) != holder.started
+    start = _start_of(holder.process)
+    if start is None:
+        return True
+    return start != holder.started if start and holder.started else None
 
 
 class DirectoryLock:
@@ -89,10 +113,13 @@ class DirectoryLock:
         self._held: tuple[int, str] | None = None
         self._stop = threading.Event()
 
-    def acquire(self) -> None:
+    def acquire(self) -> bool:
         """Local. Take the lock, or make sure that this process still has it.
 
-        It waits for up to a minute where the holder is on another host and may be dead.
+        It waits for up to a minute where the holder is on another host, or in another container, and may be dead.
+
+        Returns:
+            Whether this object did not have it before.
 
         Raises:
             CheckpointError: Another living job has it.
@@ -122,12 +149,14 @@ class DirectoryLock:
             if dead is False:
                 raise self._busy(holder, "it is alive")
             time.sleep(_POLL_SECONDS)
-        if self._held is None:
+        is_new = self._held is None
+        if is_new:
             self._held = place
             _holding[place] += 1
             self._stop = threading.Event()
             atexit.register(self.release)
             threading.Thread(target=_beat, args=(place[1], self._stop, me), daemon=True, name="mpidist-lock").start()
+        return is_new
 
     def release(self) -> None:
         """Local. Give the lock back; does nothing where it is not held."""
@@ -194,6 +223,19 @@ class DirectoryLock:
         return True if now - touched > DEAD_SECONDS else None
 
 
+def require_savable(directory: str) -> None:
+    """Local. Make a directory where it is missing, take its lock, and give it back; nothing of that stays.
+
+    Raises:
+        CheckpointError: Another living job saves there.
+        OSError: No checkpoint can be saved there.
+    """
+    require_writable(directory)
+    lock = DirectoryLock(directory)
+    lock.acquire()
+    lock.release()
+
+
 def _beat(path: str, stop: threading.Event, me: Holder) -> None:
     while not stop.wait(BEAT_SECONDS):
         with contextlib.suppress(OSError):
@@ -216,31 +258,76 @@ def _create(path: str, me: Holder) -> bool:
     try:
         with open(temporary, "wb") as file:
             file.write(_encode(me))
-        os.link(temporary, path)
-    # Of a quicker process that holds the lock by now, and takes the temporary file for one that was left behind.
-    except (FileExistsError, FileNotFoundError):
-        return False
+        try:
+            os.link(temporary, path)
+        # Of a quicker process that holds the lock by now, and takes the temporary file for one that was left behind.
+        except (FileExistsError, FileNotFoundError):
+            return False
+        except OSError:
+            # Object stores, exFAT and CIFS have no links, and each says so by another number.
+            return _create_without_link(path, me)
     finally:
         with contextlib.suppress(FileNotFoundError):
             os.unlink(temporary)
     return True
 
 
+def _create_without_link(path: str, me: Holder) -> bool:
+    """Make the lock file by its name; False if another process was quicker.
+
+    For a moment the file is empty: `_read` calls its holder unnamed.
+    """
+    try:
+        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o666)
+    except FileExistsError:
+        return False
+    try:
+        try:
+            os.write(descriptor, _encode(me))
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+    except OSError as error:
+        # An object store may find out only now that another process has made the file: then that one's stays.
+        if error.errno == errno.ESTALE:
+            return False
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    # A file system that only seems to create exclusively has the content of the last one.
+    return _read(path) == me
+
+
 def _read(path: str) -> Holder | None:
     try:
         with open(path, "rb") as file:
-            holder = Holder(**json.loads(file.read()))
-            if list(map(type, vars(holder).values())) != [str, int, str, int, int]:
-                raise TypeError(f"got {holder!r}")
-            return holder
+            text = file.read()
+        if not text:
+            return _UNNAMED
+        holder = Holder(**json.loads(text))
+        if list(map(type, vars(holder).values())) != [str, int, str, int, int, str, str]:
+            raise TypeError(f"got {holder!r}")
+        return holder
     except (FileNotFoundError, NotADirectoryError):
         return None
     except (ValueError, TypeError, RecursionError) as error:
         raise CheckpointError(f"{path!r} cannot be understood as a lock ({error}). Delete it") from None
 
 
+def _surroundings() -> tuple[str, str]:
+    """The start of this host, and the PID namespace of this process, by the kernel's names; empty where unknown."""
+    try:
+        # Where /proc is that of another PID namespace, what it says of a number is about another process.
+        if os.readlink("/proc/self") != str(os.getpid()):
+            return "", ""
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip(), os.readlink("/proc/self/ns/pid")
+    except (OSError, ValueError):
+        return "", ""
+
+
 def _start_of(process: int) -> int | None:
-    """The start of a process of this host; None if it has ended, 0 where the system does not tell."""
+    """The start of a process of this PID namespace; None if it has ended, 0 where the system does not tell."""
     try:
         os.kill(process, 0)
     except ProcessLookupError:

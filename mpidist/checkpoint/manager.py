@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import os
 import time
@@ -21,16 +20,17 @@ from mpidist.checkpoint.directory import (
     DirectoryWork,
     as_path,
     candidates,
-    delete_checkpoints,
     file_of,
     numbers_of,
     present_state,
     read_state,
-    remove_leftovers,
+    readable_state,
     retire,
+    unnamed,
     write_state,
 )
 from mpidist.checkpoint.latest import latest_checkpoint
+from mpidist.checkpoint.leftovers import delete_checkpoints, remove_leftovers
 from mpidist.checkpoint.lock import DirectoryLock
 from mpidist.comm.agreement import exchange, require_same
 from mpidist.comm.communicator import Communicator
@@ -64,9 +64,9 @@ class CheckpointManager(FixedAttributes):
         last_checkpoint_step: The step of the last save, for `checkpoint_interval`, where nothing is restored.
 
     Raises:
-        ValueError: An impossible argument, or an empty state file.
+        ValueError: An impossible argument.
         TypeError: `checkpoint` is no `Checkpoint`, `directory` no path, or another argument of a wrong type.
-        CheckpointError: The state file names files outside the directory.
+        CheckpointError: The state file is no regular file.
     """
 
     _is_settled = True
@@ -118,7 +118,9 @@ class CheckpointManager(FixedAttributes):
         self._init_fn = init_fn
         self._last_step = None if last_checkpoint_step is None else whole("last_checkpoint_step", last_checkpoint_step)
         self._lock = DirectoryLock(self._directory)
-        self._state = self._present(read_state(self._directory) or DirectoryState((), time.time(), None))
+        # What is damaged or lost is an error of those who ask for the latest; a program may have others to restore.
+        self._state = self._present(readable_state(self._directory) or DirectoryState((), time.time(), None))
+        self._unnamed = [] if self._state.latest else [*self._numbers_of(candidates(self._directory, None))]
 
     @property
     def checkpoint(self) -> Checkpoint:
@@ -137,7 +139,13 @@ class CheckpointManager(FixedAttributes):
 
     @property
     def latest_checkpoint(self) -> str | None:
-        """Local. Path of the checkpoint that this program, or an earlier one, saved last; None if there is none."""
+        """Local. Path of the checkpoint that this program, or an earlier one, saved last; None if there is none.
+
+        Raises:
+            DamagedCheckpointError: There were checkpoints when the manager was made, and no state file named them.
+        """
+        if self._state.latest is None and self._unnamed:
+            raise unnamed(self._directory, self._unnamed)
         return None if self._state.latest is None else self._path(self._state.latest)
 
     @property
@@ -160,8 +168,9 @@ class CheckpointManager(FixedAttributes):
             The path, or None where it is too early to save.
 
         Raises:
-            CheckpointError: On every rank: another job saves to the directory; values of an earlier restore still wait
-                for an object; or the directory is another one, since the program has changed its working directory.
+            CheckpointError: On every rank: another job saves to the directory, or has done so while this one waited for
+                its lock; values of an earlier restore still wait for an object; or the directory is another one, since
+                the program has changed its working directory.
             OSError: On every rank, if any rank cannot write. The checkpoints are as before, and so is the latest.
             MismatchError: The ranks hold different objects, or have another directory or number.
             TypeError, ValueError: On every rank: the number is no integer, or negative.
@@ -187,7 +196,7 @@ class CheckpointManager(FixedAttributes):
         path = self._path(f"{self._name}-{number}")
         name = os.path.basename(path)
         work = DirectoryWork(
-            (self._lock.acquire, partial(remove_leftovers, self._directory, self._name)),
+            (self._take_directory, partial(remove_leftovers, self._directory, self._name)),
             lambda: self._announce(name), lambda now: self._update(self._with_entry(name, now)),
         )
         saved_at = self._checkpoint.save_found(found, path, work, count)
@@ -206,7 +215,8 @@ class CheckpointManager(FixedAttributes):
             The path, or None.
 
         Raises:
-            DamagedCheckpointError: On every rank: the checkpoint is damaged; with `fallback` all of them are.
+            DamagedCheckpointError: On every rank: the checkpoint, or the state file, is damaged, or no state file
+                names one of those that are there; with `fallback` all of them are damaged.
             FileNotFoundError: On every rank: another job has just deleted it.
             CheckpointError: On every rank: the checkpoint does not fit the objects; or the directory is another one, as
                 for `save`.
@@ -226,6 +236,8 @@ class CheckpointManager(FixedAttributes):
                     logger.warning("%s. Going on with the one before", str(error))
                 continue
             self._last_step = self._step()
+            if self._state.latest is None:
+                self._state = replace(self._state, latest=name)
             return self._path(name)
         if self._init_fn is not None:
             self._init_fn()
@@ -304,6 +316,15 @@ class CheckpointManager(FixedAttributes):
             latest = present[-1].name
         return DirectoryState(present, state.last_preserved, latest)
 
+    def _take_directory(self) -> None:
+        # What to write and to delete was decided before. While this rank waited for the lock, its holder may have saved
+        # and ended.
+        if self._lock.acquire() and self._present(readable_state(self._directory) or self._state) != self._state:
+            raise CheckpointError(
+                f"another job has saved its checkpoints to {self._directory!r} while this one waited for the lock, and "
+                "has ended: nothing was saved. Save again to go on behind them, or save to another directory"
+            )
+
     def _decide(self, step: int | None, check_interval: bool) -> tuple[bool, int, DirectoryState]:
         number, state = self._checkpoint.save_counter + 1, self._state
         if not self._is_due(step, check_interval):
@@ -313,22 +334,21 @@ class CheckpointManager(FixedAttributes):
         if any(other >= number and name not in known for name, other in there.items()):
             number = max(there.values()) + 1
         # Another manager of this name, of this program or of a job that has ended, may have saved since.
-        with contextlib.suppress(ValueError):
-            state = self._present(read_state(self._directory) or state)
-        return True, number, state
+        return True, number, self._present(readable_state(self._directory) or state)
 
     def _candidates(self, *, fallback: bool) -> list[str]:
-        latest = self._state.latest
-        there = candidates(self._directory, self._state)
+        state = self._state
+        if state.latest is None:
+            # Another manager may have saved since.
+            read = readable_state if fallback else read_state
+            state = self._present(read(self._directory) or state)
+        there = candidates(self._directory, state)
         own = self._numbers_of(there)
         if fallback:
-            return [name for name in there if name == latest or name in own]
-        if latest is None and own:
-            logger.warning(
-                "%s: no state file names the latest of the checkpoints that are there (%s), so none is restored. "
-                "restore_or_initialize(fallback=True) restores one of them", self._directory, ", ".join([*own][:8]),
-            )
-        return [] if latest is None else [latest]
+            return [name for name in there if name == state.latest or name in own]
+        if state.latest is None and own:
+            raise unnamed(self._directory, own)
+        return [] if state.latest is None else [state.latest]
 
     def _announce(self, name: str) -> None:
         # Managers delete only what the state file names, and a kill may come as soon as the file has its name.

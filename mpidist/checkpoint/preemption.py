@@ -15,8 +15,8 @@ from mpidist.arguments import described
 from mpidist.attributes import FixedAttributes
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.deadline import Deadline
-from mpidist.checkpoint.directory import require_writable
 from mpidist.checkpoint.exchange import Exchange
+from mpidist.checkpoint.lock import require_savable
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.checkpoint.objects import Found
 from mpidist.checkpoint.requeueing import Requeueing
@@ -88,8 +88,10 @@ class PreemptionCheckpointHandler(FixedAttributes):
         TypeError, ValueError: An argument of a wrong type; a `Checkpoint` without a directory, or a manager with one; a
             checkpoint without variables; or another thread than the main one makes it.
         LauncherError: `SLURM_JOB_END_TIME` of rank 0 is no number; on every rank.
-        DamagedCheckpointError, CheckpointError: As `CheckpointManager.restore_or_initialize`.
-        OSError: No checkpoint can be saved to the directory, on every rank; not looked at where there is a `save_fn`.
+        DamagedCheckpointError: On every rank: all checkpoints are damaged.
+        CheckpointError: On every rank: the checkpoint does not fit the objects; or another living job saves to the
+            directory, which is not looked at where there is a `save_fn`.
+        OSError: No checkpoint can be saved to the directory, on every rank; likewise.
     """
 
     _is_settled = True
@@ -125,12 +127,14 @@ class PreemptionCheckpointHandler(FixedAttributes):
             runs = _Runs()
             checkpoint.checkpointed_runs = runs
         self._runs = runs
-        self._manager.restore_or_initialize()
+        self._manager.restore_or_initialize(fallback=True)
         self._requeueing = Requeueing(self._manager, config.max_requeues, lambda: runs.count > runs.restored)
         if config.save_fn is None:
             # When the job is about to end it is too late to find out.
-            directory = self._manager.directory
-            on_first_rank(self._group, "looking at the directory", lambda: require_writable(directory))
+            directory, is_written_here = self._manager.directory, checkpoint.is_written_here(found)
+            on_first_rank(
+                self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
+            )
         self._clock = clock
         self._notice = Notice(clock)
         # Apart from the group's own searches: ranks that came here differently often would meet those.

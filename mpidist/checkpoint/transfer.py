@@ -273,7 +273,13 @@ def publish(blank: Blank, everyone: Sequence[Checksums], path: str, work: Direct
             checksums[number] = checksum if before is None else joined_checksum(before, checksum, count)
     hdf5.complete(blank, list(map(checksums.__getitem__, range(len(checksums)))))
     was_there = os.path.lexists(path)
-    os.replace(blank.path, path)
+    try:
+        os.replace(blank.path, path)
+    except FileNotFoundError as error:
+        raise FileNotFoundError(
+            errno.ENOENT, f"{path!r} was not written: its temporary file is gone. Another job has begun to write to "
+            "the same file, or somebody has deleted it. Write to a file of another name"
+        ) from error
     try:
         sync_directory(os.path.dirname(path))
         now = time.time()

@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 BOUNDARIES = "unit/test_checkpoint_boundaries.py::test_"
+DIRECTORY = "unit/test_checkpoint_directory.py::test_"
+LOCK = "unit/test_checkpoint_lock.py::test_"
 TOGETHER = "parallel/checkpoint/test_together.py::test_"
 
 FAULTS = (
@@ -131,6 +133,68 @@ FAULTS = (
         "the parts of a piece are checked in the wrong order", "checkpoint/transfer.py",
         "joined_checksum(before, checksum, count)", "joined_checksum(checksum, before, count)",
         BOUNDARIES + "parts_that_end_within_pages_and_pieces_make_one_file",
+    ),
+    Fault(
+        "a process number counts in another container", "checkpoint/lock.py",
+        "(holder.host, holder.boot, holder.namespace) != (\n        me.host, me.boot, me.namespace\n    )",
+        "(holder.host, holder.boot) != (me.host, me.boot)",
+        LOCK + "a_number_says_nothing_of_a_process_of_another_host_or_container",
+    ),
+    Fault(
+        "a process number counts on another host of the same name", "checkpoint/lock.py",
+        "(holder.host, holder.boot, holder.namespace) != (\n        me.host, me.boot, me.namespace\n    )",
+        "(holder.host, holder.namespace) != (me.host, me.namespace)",
+        LOCK + "a_number_says_nothing_of_a_process_of_another_host_or_container",
+    ),
+    Fault(
+        "a process that the system hides is taken for dead", "checkpoint/lock.py",
+        "return start != holder.started if start and holder.started else None", "return start != holder.started",
+        LOCK + "a_process_of_which_the_system_shows_nothing_may_be_alive",
+    ),
+    Fault(
+        "the process table of the host is taken for that of the container", "checkpoint/lock.py",
+        'if os.readlink("/proc/self") != str(os.getpid()):', "if False:",
+        LOCK + "a_process_table_of_another_namespace_tells_nothing",
+    ),
+    Fault(
+        "what another job saves meanwhile is written over", "checkpoint/manager.py",
+        "if self._lock.acquire() and self", "if self._lock.acquire() and False and self",
+        LOCK + "a_manager_writes_over_nothing_that_came_while_it_waited",
+    ),
+    Fault(
+        "nothing is saved where there are no hard links", "checkpoint/lock.py",
+        "            return _create_without_link(path, me)\n", "            raise\n",
+        LOCK + "without_hard_links_one_job_saves_at_a_time",
+    ),
+    Fault(
+        "a file system that only seems to create exclusively is believed", "checkpoint/lock.py",
+        "    return _read(path) == me\n", "    return True\n",
+        LOCK + "a_file_system_that_only_seems_to_create_exclusively",
+    ),
+    Fault(
+        "a directory that another job has is no error at the start", "checkpoint/lock.py",
+        "    lock.acquire()\n    lock.release()\n", "",
+        "unit/test_preemption.py::test_a_directory_to_which_another_job_saves_is_an_error_at_the_start",
+    ),
+    Fault(
+        "a job whose state file is lost begins anew", "checkpoint/manager.py",
+        "            raise unnamed(self._directory, own)\n", "            return []\n",
+        DIRECTORY + "a_damaged_state_file_is_an_error_that_names_the_fallback",
+    ),
+    Fault(
+        "who asks for the latest checkpoint is told that there is none", "checkpoint/latest.py",
+        "            raise unnamed(directory, lost)\n", "            return None\n",
+        DIRECTORY + "a_damaged_state_file_is_an_error_that_names_the_fallback",
+    ),
+    Fault(
+        "a state file of nonsense is believed", "checkpoint/directory.py",
+        "if type(seconds) not in (int, float) or not math.isfinite(seconds):", "if False:",
+        DIRECTORY + "a_damaged_state_file_is_an_error_that_names_the_fallback",
+    ),
+    Fault(
+        "a preempted job does not go on where its state file is lost", "checkpoint/preemption.py",
+        "restore_or_initialize(fallback=True)", "restore_or_initialize()",
+        "unit/test_preemption.py::test_a_job_goes_on_where_its_state_file_is_lost",
     ),
     Fault(
         "a lock is touched once", "checkpoint/lock.py",

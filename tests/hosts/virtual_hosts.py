@@ -42,11 +42,16 @@ class HostsError(Exception):
     """The hosts could not be started."""
 
 
-def _unshare() -> list[str]:
-    """The command that starts another one in the namespaces that hold all hosts."""
+def unshare(*, network: bool = True) -> list[str]:
+    """The command that starts another one in namespaces of its own: a host's, or all that hold hosts.
+
+    Args:
+        network: Whether that of the network is among them.
+    """
     # Without root, a user namespace gives the rights of root inside it.
     user = [] if os.geteuid() == 0 else ["--user", "--map-root-user"]
-    return ["unshare", *user, "--net", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    net = ["--net"] if network else []
+    return ["unshare", *user, *net, "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
 
 
 @functools.cache
@@ -60,7 +65,7 @@ def why_unavailable() -> str | None:
         "ip link add name bridge0 type bridge && ip link add name end0 type veth peer name end1 && "
         f"unshare --net --uts --ipc --mount --pid --fork sh -c '{inside}'"
     )
-    result = subprocess.run([*_unshare(), "sh", "-c", attempt], capture_output=True, text=True, check=False, timeout=60)
+    result = subprocess.run([*unshare(), "sh", "-c", attempt], capture_output=True, text=True, check=False, timeout=60)
     if result.returncode == 0:
         return None
     last = (result.stderr.strip().splitlines() or [f"code {result.returncode}"])[-1]
@@ -94,7 +99,7 @@ class VirtualHosts:
         self.shell.write_text(f'#!/bin/sh\nexec {shlex.join(self._shell_command())} "$@"\n')
         self.shell.chmod(0o755)
         self._rack = subprocess.Popen(
-            [*_unshare(), sys.executable, "-IS", str(FOLDER / "rack.py"), str(self.folder), *self.names],
+            [*unshare(), sys.executable, "-IS", str(FOLDER / "rack.py"), str(self.folder), *self.names],
             # In a session of its own: an interrupt from the terminal must reach the test run only, which closes the
             # hosts when it has dealt with it.
             stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, start_new_session=True,

@@ -9,6 +9,7 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -58,24 +59,113 @@ def break_file(path: Path) -> None:
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("damage", ["lost", "nonsense"])
-def test_without_a_state_file_the_numbers_go_on(
+# What a state file may have become: lost, empty, cut off, or JSON that makes no sense.
+SOUND = {
+    "model_checkpoint_path": "ckpt-3.h5", "all_model_checkpoint_paths": ["ckpt-3.h5"],
+    "all_model_checkpoint_timestamps": [1.0], "last_preserved_timestamp": 1.0,
+}
+NONSENSE: dict[str, dict[str, Any]] = {
+    "latest null": {"model_checkpoint_path": None, "all_model_checkpoint_paths": 3},
+    "latest number": {"model_checkpoint_path": 3},
+    "names text": {"all_model_checkpoint_paths": "1", "all_model_checkpoint_timestamps": "1"},
+    "names numbers": {"all_model_checkpoint_paths": [3]},
+    "fewer times": {"all_model_checkpoint_timestamps": []},
+    "infinite": {"last_preserved_timestamp": float("inf")},
+    "not a time": {"all_model_checkpoint_timestamps": [float("nan")]},
+    "outside": {"model_checkpoint_path": "../ckpt-3.h5"},
+}
+DAMAGES: dict[str, Any] = {
+    "lost": None, "empty": "", "blank": " \n", "cut": '{"model_checkp', "list": "[]", "null": "null", "number": "7",
+    "no names": "{}", "not UTF-8": b"\xff\xfe", "deep": "[" * 100_000, "long": "9" * 5000,
+    **{name: json.dumps({**SOUND, **changes}) for name, changes in NONSENSE.items()},
+}
+
+
+def damage_state(directory: Path, damage: str) -> None:
+    (directory / "checkpoint").unlink()
+    content = DAMAGES[damage]
+    if content is not None:
+        (directory / "checkpoint").write_bytes(content if isinstance(content, bytes) else content.encode())
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_state_file_is_an_error_that_names_the_fallback(
     tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
 ) -> None:
+    """A job that is queued again, and begins anew, loses what it has learnt: its saves replace the old ones."""
+    fill(tmp_path, 3)
+    damage_state(tmp_path, damage)
+    v, calls = variable(0.0), list[int]()
+    manager = CheckpointManager(Checkpoint(v=v), tmp_path, 1, init_fn=lambda: calls.append(1))
+    acts: list[Callable[[], object]] = [
+        manager.restore_or_initialize, lambda: manager.latest_checkpoint, lambda: latest_checkpoint(tmp_path),
+    ]
+    for act in acts:
+        with pytest.raises(DamagedCheckpointError, match=r"(lost|empty|damaged|understood).*fallback=True"):
+            act()
+    assert not calls
+    assert latest_checkpoint(tmp_path, fallback=True) == str(tmp_path / "ckpt-3.h5")
+    assert manager.restore_or_initialize(fallback=True) == str(tmp_path / "ckpt-3.h5") == manager.latest_checkpoint
+    assert v.numpy() == 3.0
+    # Then it goes on as ever.
+    with manager:
+        assert manager.save() == str(tmp_path / "ckpt-4.h5")
+    assert latest_checkpoint(tmp_path) == str(tmp_path / "ckpt-4.h5")
+    assert files(tmp_path) == [f"ckpt-{number}.h5" for number in range(1, 5)]
+
+
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_directory_without_checkpoints_has_nothing_to_lose(tmp_path: Path, damage: str) -> None:
+    Checkpoint(v=variable(0.0)).write(tmp_path / "best")
+    with h5py.File(tmp_path / "data-00001.h5", "w") as file:
+        file["x"] = 1.0
+    (tmp_path / "checkpoint").touch()
+    damage_state(tmp_path, damage)
+    calls: list[int] = []
+    manager = CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path, 1, init_fn=lambda: calls.append(1))
+    assert manager.latest_checkpoint is None
+    assert manager.restore_or_initialize(fallback=True) is None
+    if damage == "lost":
+        assert manager.restore_or_initialize() is None
+        assert latest_checkpoint(tmp_path) is None
+    assert calls == [1] * (1 + (damage == "lost"))
+    with manager:
+        assert manager.save() == latest_checkpoint(tmp_path) == str(tmp_path / "ckpt-1.h5")
+
+
+def test_the_latest_of_other_programs_is_asked_for_again(tmp_path: Path) -> None:
+    """A manager that was made before another one has saved."""
+    early = CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path, 1)
+    fill(tmp_path, 2)
+    assert early.restore_or_initialize() == str(tmp_path / "ckpt-2.h5")
+
+
+def test_the_first_save_has_a_state_file_before_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks in that moment must not take it for a loss."""
+    replace, seen = os.replace, list[object]()
+
+    def look(source: str, target: str) -> None:
+        replace(source, target)
+        if str(target).endswith(".h5"):
+            seen.append(latest_checkpoint(tmp_path))
+
+    monkeypatch.setattr(os, "replace", look)
+    assert Checkpoint(v=variable(0.0)).save(tmp_path / "c") == str(tmp_path / "c-1.h5")
+    assert seen == [None]
+    with CheckpointManager(Checkpoint(v=variable(0.0)), tmp_path / "d", 1) as manager:
+        manager.save()
+    assert seen == [None, str(tmp_path / "c-1.h5")]
+
+
+@pytest.mark.parametrize("damage", ["lost", "cut"])
+def test_without_a_state_file_the_numbers_go_on(tmp_path: Path, damage: str) -> None:
     fill(tmp_path, 3)
     before = {name: (tmp_path / name).read_bytes() for name in files(tmp_path)}
-    (tmp_path / "checkpoint").unlink()
-    if damage == "nonsense":
-        (tmp_path / "checkpoint").write_text("{")
+    damage_state(tmp_path, damage)
     v = variable(9.0)
-    calls: list[int] = []
-    with CheckpointManager(Checkpoint(v=v), tmp_path, 1, init_fn=lambda: calls.append(1)) as manager:
-        assert manager.restore_or_initialize() is None
-        assert "ckpt-3.h5" in caplog.text
-        assert "fallback=True" in caplog.text
+    with CheckpointManager(Checkpoint(v=v), tmp_path, 1) as manager:
         assert manager.save() == str(tmp_path / "ckpt-4.h5")
         assert manager.save() == str(tmp_path / "ckpt-5.h5")
-    assert calls == [1]
     assert {name: (tmp_path / name).read_bytes() for name in before} == before
     assert files(tmp_path) == [*before, "ckpt-5.h5"]
     again = Checkpoint(v=v)
@@ -92,7 +182,6 @@ def test_without_a_state_file_fallback_restores_the_last(tmp_path: Path) -> None
     manager = CheckpointManager(Checkpoint(v=v), tmp_path, 1)
     assert manager.restore_or_initialize(fallback=True) == str(tmp_path / "ckpt-3.h5")
     assert v.numpy() == 3.0
-    assert latest_checkpoint(tmp_path) is None
     assert latest_checkpoint(tmp_path, fallback=True) == str(tmp_path / "ckpt-3.h5")
 
 
@@ -182,17 +271,25 @@ def test_a_state_file_names_no_files_outside(tmp_path: Path, name: str, place: s
     content = json.loads((directory / "checkpoint").read_text())
     content[place] = [name, content[place][1]] if isinstance(content[place], list) else name
     (directory / "checkpoint").write_text(json.dumps(content))
-    checkpoint = Checkpoint(v=variable(0.0))
-    for act in (lambda: latest_checkpoint(directory), lambda: CheckpointManager(checkpoint, directory, 1)):
+    manager = CheckpointManager(Checkpoint(v=variable(0.0)), directory, 1)
+    acts: list[Callable[[], object]] = [lambda: latest_checkpoint(directory), manager.restore_or_initialize]
+    for act in acts:
         with pytest.raises(CheckpointError, match="expected names of files in the same directory, got"):
             act()
+    assert latest_checkpoint(directory, fallback=True) == str(directory / "ckpt-2.h5")
+    with manager:
+        assert manager.restore_or_initialize(fallback=True) == str(directory / "ckpt-2.h5")
+        for _ in range(3):
+            manager.save()
     assert victim.read_text() == "precious"
 
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"all_model_checkpoint_paths": [], "x": 1e999}', "9" * 5000, "[]"])
-def test_a_forged_state_file_is_ignored(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forged_state_file_is_an_error(tmp_path: Path, text: str, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "checkpoint").write_text(text)
-    assert latest_checkpoint(tmp_path) is None
+    with pytest.raises(DamagedCheckpointError, match="cannot be understood"):
+        latest_checkpoint(tmp_path)
+    assert latest_checkpoint(tmp_path, fallback=True) is None
     assert "cannot be understood" in caplog.text
 
 

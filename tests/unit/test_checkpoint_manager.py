@@ -165,8 +165,10 @@ def test_latest_checkpoint_of_odd_directories(tmp_path: Path, caplog: pytest.Log
     assert latest_checkpoint(tmp_path) is None
     for text in ("{", "[]", '{"all_model_checkpoint_paths": 3}'):
         (tmp_path / "checkpoint").write_text(text)
+        with pytest.raises(ValueError, match=r"Invalid checkpoint state loaded from .*cannot be understood"):
+            latest_checkpoint(tmp_path)
         with caplog.at_level(logging.WARNING, "mpidist"):
-            assert latest_checkpoint(tmp_path) is None
+            assert latest_checkpoint(tmp_path, fallback=True) is None
         assert "cannot be understood" in caplog.text
         caplog.clear()
     (tmp_path / "checkpoint").write_text("")
@@ -194,6 +196,36 @@ def test_leftovers_of_killed_saves_are_removed(tmp_path: Path) -> None:
     assert sorted(os.listdir(tmp_path)) == [".other-1.h5.0123abcd.tmp", "checkpoint", "ckpt-1.h5", "ckpt.tmp"]
     Checkpoint(v=variable(0.0)).save(tmp_path / "other")
     assert sorted(os.listdir(tmp_path)) == ["checkpoint", "ckpt-1.h5", "ckpt.tmp", "other-1.h5"]
+
+
+def test_the_next_write_deletes_what_a_killed_one_has_left(tmp_path: Path) -> None:
+    left = [".best.h5.0123abcd.tmp", ".best.h5.89abcdef.tmp"]
+    others = [".better.h5.0123abcd.tmp", ".best.h5.old.tmp", ".best-1.h5.0123abcd.tmp", "best.h5.0123abcd.tmp"]
+    for name in left + others:
+        (tmp_path / name).write_text("x")
+    checkpoint = Checkpoint(v=variable(0.0))
+    assert checkpoint.write(tmp_path / "best") == str(tmp_path / "best.h5")
+    assert sorted(os.listdir(tmp_path)) == sorted([*others, "best.h5"])
+    assert checkpoint.write(tmp_path / "new" / "best") == str(tmp_path / "new" / "best.h5")
+
+
+def test_of_two_that_write_one_file_at_a_time_one_gets_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    complete = hdf5.complete
+
+    def complete_later(blank: hdf5.Blank, checksums: list[int]) -> None:
+        monkeypatch.undo()
+        complete(blank, checksums)
+        Checkpoint(v=variable(1.0)).write(tmp_path / "best")
+
+    monkeypatch.setattr(hdf5, "complete", complete_later)
+    with pytest.raises(FileNotFoundError, match="Another job has begun to write to the same file"):
+        Checkpoint(v=variable(2.0)).write(tmp_path / "best")
+    kept = variable(0.0)
+    Checkpoint(v=kept).read(tmp_path / "best").assert_consumed()
+    assert kept.numpy() == 1.0
+    assert os.listdir(tmp_path) == ["best.h5"]
 
 
 def test_a_manager_leaves_alone_what_another_job_writes_without_the_lock(

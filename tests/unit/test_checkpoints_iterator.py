@@ -156,6 +156,17 @@ def test_wrong_arguments_are_said_at_once(arguments: dict[str, Any], error: type
         checkpoints_iterator(**{"checkpoint_dir": ".", **arguments})
 
 
+def test_who_follows_waits_where_a_state_file_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    saved, follower = checkpoint(), Follower(tmp_path)
+    saved.save(tmp_path / "c")
+    (tmp_path / "checkpoint").write_text("{")
+    follower.after[20] = lambda: saved.save(tmp_path / "c")
+    assert next(follower.found) == str(tmp_path / "c-2.h5")
+    assert len(follower.naps) == 20
+    # Said once, and once more by the save.
+    assert caplog.text.count("Waiting for the next checkpoint") == 1
+
+
 def test_a_file_is_no_directory(tmp_path: Path) -> None:
     (tmp_path / "c").write_text("")
     with pytest.raises(NotADirectoryError, match="no checkpoint can come to a file"):

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import dataclasses
+import errno
 import gc
+import json
 import logging
 import multiprocessing
 import os
@@ -18,9 +21,11 @@ import pytest
 
 import mpidist
 from mpidist.checkpoint import termination
+from mpidist.checkpoint.directory import LOCK_FILE
+from mpidist.checkpoint.lock import this_process
 from mpidist.cluster import slurm_job
 from mpidist.cluster.signals import SIGNALS
-from mpidist.errors import LauncherError
+from mpidist.errors import CheckpointError, LauncherError
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 from tests.clocks import SetClock
 
@@ -201,6 +206,43 @@ def test_a_directory_to_which_nobody_can_save_is_no_surprise_of_the_end(tmp_path
     Training(folder / "checkpoints", save_fn=lambda: None)
     Training(tmp_path / "new" / "checkpoints")
     assert os.listdir(tmp_path / "new" / "checkpoints") == []
+
+
+def test_a_directory_to_which_another_job_saves_is_an_error_at_the_start(tmp_path: Path) -> None:
+    start = int(Path(f"/proc/{os.getppid()}/stat").read_text().rpartition(")")[2].split()[19])
+    other = dataclasses.replace(this_process(), process=os.getppid(), started=start)
+    (tmp_path / LOCK_FILE).write_text(json.dumps(dataclasses.asdict(other)))
+    with pytest.raises(CheckpointError, match="another job saves its checkpoints"):
+        Training(tmp_path)
+    Training(tmp_path, save_fn=lambda: None)
+
+
+@pytest.mark.parametrize("content", [None, "", "[]"])
+def test_a_job_goes_on_where_its_state_file_is_lost(tmp_path: Path, content: str | None) -> None:
+    training = Training(tmp_path)
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not training.ended:
+        training.handler.run(training.step)
+    training.handler.close()
+    (tmp_path / "checkpoint").unlink()
+    if content is not None:
+        (tmp_path / "checkpoint").write_text(content)
+    assert Training(tmp_path).handler.total_run_calls == training.ended[0] > 0
+
+
+def test_without_hard_links_the_check_passes_and_so_does_the_save(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise OSError(errno.EPERM, os.strerror(errno.EPERM))
+
+    monkeypatch.setattr(os, "link", fail)
+    training = Training(tmp_path)
+    assert os.listdir(tmp_path) == []
+    os.kill(os.getpid(), signal.SIGTERM)
+    while not training.ended:
+        training.handler.run(training.step)
+    assert training.ended[0] == saved_steps(tmp_path)
 
 
 def test_a_save_that_fails_is_tried_again(tmp_path: Path) -> None:

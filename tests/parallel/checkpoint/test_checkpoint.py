@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import os
 import subprocess
 import sys
@@ -15,6 +17,7 @@ import pytest
 
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.layout import PIECE_BYTES
+from mpidist.checkpoint.lock import this_process
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import CheckpointError, MismatchError, is_shared
@@ -361,9 +364,9 @@ def test_an_object_with_state_may_tell_its_ranks(communicator: Communicator, mpi
 def test_a_busy_directory_is_an_error_of_all(communicator: Communicator, mpi_tmp_path: Path) -> None:
     if communicator.rank == 0:
         # Process 1 lives on every host, and is not this one.
-        from_init = '{"job": "", "restart": 0, "host": "%s", "process": %d, "started": %d}'
-        start = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
-        (mpi_tmp_path / "checkpoint.lock").write_text(from_init % (os.uname().nodename, 1, int(start)))
+        start = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
+        first = dataclasses.replace(this_process(), process=1, started=start)
+        (mpi_tmp_path / "checkpoint.lock").write_text(json.dumps(dataclasses.asdict(first)))
     communicator.barrier()
     manager = CheckpointManager(Checkpoint(v=create_variable(Arena(communicator), 1.0)), mpi_tmp_path, 1)
     with pytest.raises(CheckpointError, match="another job saves"):

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import dataclasses
 import errno
+import json
 import logging
 import os
 import stat
@@ -17,6 +19,7 @@ import pytest
 
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.directory import STATE_FILE
+from mpidist.checkpoint.lock import this_process
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
 from mpidist.checkpoint.saved import SavedArray
 from mpidist.comm.communicator import Communicator
@@ -477,9 +480,9 @@ def test_random_generators_that_differ_are_an_error(communicator: Communicator, 
 
 def test_save_needs_the_directorys_lock(communicator: Communicator, mpi_tmp_path: Path) -> None:
     if communicator.rank == 0:
-        start = Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19]
-        text = '{"job": "", "restart": 0, "host": "%s", "process": 1, "started": %s}'
-        (mpi_tmp_path / "checkpoint.lock").write_text(text % (os.uname().nodename, start))
+        start = int(Path("/proc/1/stat").read_text().rpartition(")")[2].split()[19])
+        first = dataclasses.replace(this_process(), process=1, started=start)
+        (mpi_tmp_path / "checkpoint.lock").write_text(json.dumps(dataclasses.asdict(first)))
     communicator.barrier()
     with pytest.raises(CheckpointError, match="another job saves"):
         Checkpoint(v=create_variable(Arena(communicator), 1.0)).save(mpi_tmp_path / "c")
