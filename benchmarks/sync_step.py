@@ -19,7 +19,6 @@ import importlib.util
 import os
 import tempfile
 import time
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ import click
 import measure
 import numpy as np
 import numpy.typing as npt
+import step_plot
 from measure import WORLD, Case, compiling, say
 from mpi4py import MPI
 
@@ -310,25 +310,6 @@ def memory() -> dict[str, float]:
     return result
 
 
-def plot(path: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
-    """Bars: milliseconds of each way, its best setting."""
-    pyplot = importlib.import_module("matplotlib.pyplot")
-    figure, axes = pyplot.subplots(1, len(figures), figsize=(4.2 * len(figures), 4), constrained_layout=True)
-    for axis, (title, result) in zip(axes, figures.items(), strict=True):
-        limits = [name for name in ("memory limit", "traffic limit") if name in result["times_ms"]]
-        peers = [name for peer, name in result["best"].items() if peer not in limits]
-        names = [*limits, *(name for name in ("mpidist, fast", "mpidist") if name in result["times_ms"]), *peers]
-        heights = [result["times_ms"][name]["median"] for name in names]
-        bars = axis.bar([name.replace(", ", "\n").replace("of ", "of\n") for name in names], heights)
-        axis.bar_label(bars, [f"{h:.1f}" for h in heights])
-        axis.set_title(title)
-        axis.tick_params(axis="x", labelsize=7)
-        axis.set_ylabel("ms per step (median)")
-    figure.suptitle(f"ResNet-50's gradients (102 MB float32), {WORLD.size} ranks, {measure.machine()['mpi'][:40]}")
-    figure.savefig(path, dpi=110)
-    say(f"wrote {Path(path)}")
-
-
 @click.command(help=__doc__)
 @click.option("--rounds", default=15, show_default=True, help="Repetitions of each case.")
 @click.option("--plot", "plot_path", help="Write a bar chart.")
@@ -349,7 +330,8 @@ def main(rounds: int, plot_path: str | None, json_path: str | None, *, only_star
     results = {"figures": figures, "memory_in_parameter_copies": copies, "compiler": cost}
     measure.record(json_path, results)
     if plot_path and WORLD.rank == 0:
-        plot(plot_path, figures)
+        step_plot.draw({"machine": measure.machine(), **results}).savefig(plot_path, dpi=110)
+        say(f"wrote {Path(plot_path)}")
 
 
 if __name__ == "__main__":

@@ -272,14 +272,17 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name in _MODULES:
-        return importlib.import_module(f"mpidist.{name}")
-    if name not in _HOMES:
-        no_attribute("mpidist", name)
-    value = getattr(importlib.import_module(_HOMES[name]), name)
-    globals()[name] = value
-    return value
+# Hidden from type checkers, which would take any name for one of the module's.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> Any:
+        if name in _MODULES:
+            return importlib.import_module(f"mpidist.{name}")
+        if name not in _HOMES:
+            no_attribute("mpidist", name)
+        value = getattr(importlib.import_module(_HOMES[name]), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

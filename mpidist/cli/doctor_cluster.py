@@ -9,7 +9,7 @@ from mpidist import launch
 from mpidist.cli.finding import Finding
 from mpidist.cluster import slurm_job
 from mpidist.cluster.idle_tasks import idle_tasks_warning
-from mpidist.cluster.placement import is_task
+from mpidist.cluster.placement import JOB_ORDER, did_you_mean, is_task
 from mpidist.cluster.slurm_step import is_own_step, read_step
 from mpidist.cluster.spec import Task
 from mpidist.cluster.tf_config import read_tf_config
@@ -48,8 +48,14 @@ def _tf_config() -> Iterator[Finding]:
     elif task is not None and not is_task(task, cluster):
         tasks = ", ".join(map(str, cluster.tasks[:_MOST_TASKS])) + (", ..." if len(cluster.tasks) > _MOST_TASKS else "")
         yield Finding(
-            "TF_CONFIG", "wrong", f"{text}, which is not in the cluster; its tasks are {tasks}",
+            "TF_CONFIG", "wrong",
+            f"{text}, which is not in the cluster; its tasks are {tasks}{did_you_mean([*cluster.jobs, task.job])}",
             'give "task" one of these, or leave it out on all ranks, which then get the tasks in their order',
+        )
+    elif unknown := [job for job in cluster.jobs if job not in JOB_ORDER]:
+        yield Finding(
+            "TF_CONFIG", "wrong", f"{text}; no strategy takes the jobs {unknown}{did_you_mean(unknown)}",
+            "name the jobs chief, worker, ps or evaluator",
         )
     else:
         yield Finding("TF_CONFIG", "ok", text)

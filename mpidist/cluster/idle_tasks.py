@@ -1,4 +1,4 @@
-"""The warning that a process runs alone in a Slurm job of several tasks; small, since every strategy loads it."""
+"""The warning that tasks of a Slurm job are idle: nobody has started them; small, since every strategy loads it."""
 
 from __future__ import annotations
 
@@ -8,20 +8,24 @@ import os
 from collections.abc import Mapping
 
 from mpidist import launch
+from mpidist.cluster.slurm_step import is_own_step, parse_counts
 
 _logger = logging.getLogger(__name__)
 
 
 def idle_tasks_warning(environment: Mapping[str, str] | None = None) -> str | None:
-    """Local. The warning for a process that runs alone in a job of several tasks, which nobody has started; else None.
+    """Local. The warning for a job with tasks that nobody has started; else None.
 
-    It is one in the script of `sbatch`, the shell of `salloc`, or a notebook there: `--ntasks=4` starts none.
+    A process may run alone, in the script of `sbatch`, the shell of `salloc`, or a notebook there: `--ntasks=4` starts
+    none. Or `srun -n 2` has started fewer on each node than `--ntasks-per-node` says; the first of them gets the text.
 
     Args:
         environment: Defaults to `os.environ`.
     """
     environment = os.environ if environment is None else environment
     job = environment.get("SLURM_JOB_ID", "")
+    if is_own_step(environment):
+        return _small_step_warning(environment, job)
     counts = [launch.number(environment.get(name)) or 1 for name in ("SLURM_NTASKS", "SLURM_JOB_NUM_NODES")]
     if not job or launch.read(environment) is not None or max(counts) == 1:
         return None
@@ -32,9 +36,29 @@ def idle_tasks_warning(environment: Mapping[str, str] | None = None) -> str | No
     )
 
 
+def _small_step_warning(environment: Mapping[str, str], job: str) -> str | None:
+    wanted = launch.number(environment.get("SLURM_NTASKS_PER_NODE"))
+    # Components of a heterogeneous job have numbers of their own, and the variable is that of one of them.
+    if wanted is None or environment["SLURM_PROCID"] != "0" or environment.get("SLURM_HET_SIZE", "1") != "1":
+        return None
+    try:
+        counts = parse_counts(environment.get("SLURM_STEP_TASKS_PER_NODE", ""))
+    except ValueError:
+        # Who reads the step says so.
+        return None
+    # Beside --ntasks the number is an upper limit, which some node reaches.
+    if max(counts) >= wanted:
+        return None
+    return (
+        f"Slurm job {job} has --ntasks-per-node={wanted}, and srun has started {sum(counts)} task(s) on {len(counts)} "
+        f"node(s), at most {max(counts)} on each: the others are no ranks. Leave -n out behind srun, or give "
+        f"--ntasks-per-node={max(counts)} to it, too, if that is meant"
+    )
+
+
 @functools.cache
 def warn_about_idle_tasks() -> None:
-    """Local. Warn once that this process runs alone in a job of several tasks."""
+    """Local. Warn once of tasks of the job that nobody has started."""
     text = idle_tasks_warning()
     if text is not None:
         _logger.warning("%s", text)

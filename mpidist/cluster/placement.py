@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from mpidist import launch
@@ -17,6 +19,9 @@ from mpidist.errors import LauncherError, MismatchError, mark_shared
 
 JOB_ORDER = ("chief", "worker", "ps", "evaluator")
 """The order in which ranks get the tasks of a cluster, where no rank is told its task."""
+
+# What TensorFlow 1 and others call the jobs, and what no comparison of letters finds.
+_OTHER_NAMES = {"master": "chief", "coordinator": "chief", "server": "ps", "eval": "evaluator"}
 
 TRAINING_GROUP = 0
 EVALUATOR_GROUP = 1
@@ -149,6 +154,18 @@ def is_task(task: Task, spec: ClusterSpec) -> bool:
     return task in spec.tasks or (task == Task("evaluator", 0) and "evaluator" not in spec.jobs)
 
 
+def did_you_mean(jobs: Iterable[str]) -> str:
+    """Local. A question for names of jobs that are near to a known one, as 'wroker' or 'master'; "" without any."""
+    known = (*JOB_ORDER, *_OTHER_NAMES)
+    near: dict[str, str] = {}
+    for job in jobs:
+        found = get_close_matches(job.strip().lower(), known, 1, 0.7)
+        if found and job not in JOB_ORDER:
+            near[job] = _OTHER_NAMES.get(found[0], found[0])
+    meant = ", and ".join(f"{name!r} by {job!r}" for job, name in near.items())
+    return f". Did you mean {meant}?" if meant else ""
+
+
 def placements(tasks: list[Task]) -> list[Placement]:
     """Local. The place of every rank under a synchronous strategy, worked out from the ranks' tasks.
 
@@ -162,7 +179,7 @@ def placements(tasks: list[Task]) -> list[Placement]:
     if unknown:
         raise ValueError(
             "a synchronous strategy takes the jobs 'chief', 'worker' and 'evaluator', but the cluster has "
-            f"{unknown!r}. Take these jobs out of the cluster"
+            f"{unknown!r}{did_you_mean(unknown) or '. Take these jobs out of the cluster'}"
         )
     for job in ("chief", "evaluator"):
         if jobs.count(job) > 1:
@@ -223,7 +240,8 @@ def _find_problem(told: list[Task], size: int, expected: list[Task]) -> str:
         return f"several ranks were told the same task ({', '.join(duplicates)})"
     strangers = sorted(str(task) for task in set(told) - set(expected))
     if strangers:
-        return f"tasks are not in the cluster ({', '.join(strangers)})"
+        jobs = dict.fromkeys(task.job for task in (*told, *expected))
+        return f"tasks are not in the cluster ({', '.join(strangers)}){did_you_mean(jobs)}"
     if size != len(expected):
         return f"the cluster has {len(expected)} task(s) and the program {size} rank(s)"
     return ""
@@ -240,7 +258,7 @@ def _explain(problem: str, tasks: list[Task | None], expected: list[Task], launc
         )
     lines = "".join(f"\n  rank {rank}: {'no task' if task is None else task}" for rank, task in enumerate(tasks))
     return (
-        f"{problem}. Expected one rank for each of {names}, got{lines}\n"
+        f"{problem}{'' if problem.endswith('?') else '.'} Expected one rank for each of {names}, got{lines}\n"
         'Give every rank a task of its own, or leave "task" out of TF_CONFIG on all ranks, which then get the tasks in '
         f"their order. Start as many ranks as there are tasks: {line}"
     )

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from mpidist.cluster.command import mpirun_line
 from mpidist.cluster.detect import detect
 from mpidist.cluster.groups import enter_group
+from mpidist.cluster.idle_tasks import warn_about_idle_tasks
 from mpidist.cluster.mpi import MPIClusterResolver
-from mpidist.cluster.placement import JOB_ORDER, agree_on_tasks, arrange
+from mpidist.cluster.placement import JOB_ORDER, agree_on_tasks, arrange, did_you_mean
 from mpidist.cluster.resolver import ClusterResolver
 from mpidist.cluster.spec import ClusterSpec, Task
 from mpidist.comm.agreement import together
@@ -77,6 +78,7 @@ def agree_on_roles(communicator: Communicator, resolver: ClusterResolver | None 
         LauncherError: Tasks and ranks do not fit together.
         MismatchError: The ranks were told different clusters.
     """
+    warn_about_idle_tasks()
     is_detected = resolver is None
     if resolver is None:
         resolver = detect(communicator, takes_servers=True)
@@ -118,11 +120,13 @@ def check_server_cluster(spec: ClusterSpec, task: Task | None) -> None:
     unknown = sorted(set(spec.jobs) - set(JOB_ORDER))
     if unknown:
         raise ValueError(
-            f"the cluster has {unknown!r}; a ParameterServerStrategy takes the jobs {allowed}. Take the others out of "
-            "the cluster"
+            f"the cluster has {unknown!r}; a ParameterServerStrategy takes the jobs {allowed}"
+            f"{did_you_mean(unknown) or '. Take the others out of the cluster'}"
         )
     if task is not None and task.job not in JOB_ORDER:
-        raise ValueError(f"unrecognized task type {task.job!r} of this rank; expected one of {allowed}")
+        raise ValueError(
+            f"unrecognized task type {task.job!r} of this rank; expected one of {allowed}{did_you_mean([task.job])}"
+        )
     counts = {job: spec.num_tasks(job) if job in spec.jobs else 0 for job in JOB_ORDER}
     for job in _AT_MOST_ONE:
         if counts[job] > 1:

@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from typing import Any
 
 from mpidist.cluster.resolver import ClusterResolver, checked_id, find_master
@@ -75,10 +76,15 @@ def read_tf_config(environment: Mapping[str, str] | None = None) -> TFConfig:
 
 
 def _check_keys(given: Mapping[str, Any], names: Sequence[str]) -> None:
-    """A key that is read but for its capital letters would be left out without a word."""
+    """A key that is read but for its capital letters, or a letter, would be left out without a word."""
     for key in given:
-        if key not in names and key.strip().lower() in names:
+        if key in names:
+            continue
+        if key.strip().lower() in names:
             raise ValueError(f"TF_CONFIG must have the form {_FORM}, with keys in small letters, got the key {key!r}")
+        near = get_close_matches(key.lower(), names, 1, 0.8)
+        if near and near[0] not in given:
+            raise ValueError(f"TF_CONFIG must have the form {_FORM}, got the key {key!r}. Did you mean {near[0]!r}?")
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import threading
-from abc import ABC, ABCMeta
+from abc import ABC
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from types import TracebackType
@@ -294,14 +294,7 @@ def get_replica_context() -> ReplicaContext | None:
     return cast("ReplicaContext | None", entry.replica_context)
 
 
-class _VariableMeta(ABCMeta):
-    """Makes `Variable(...)` return a variable of the kind that the current strategy needs."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        return cls.__new__(cls, *args, **kwargs)  # type: ignore[arg-type]  # mypy takes `cls` for the metaclass
-
-
-class Variable(ABC, metaclass=_VariableMeta):
+class Variable(ABC):  # noqa: B024  # for `register`
     """An array that all replicas of the current strategy share.
 
     Collective in a strategy's scope: every rank must make the same variables in the same order. The value is the first

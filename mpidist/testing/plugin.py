@@ -1,10 +1,10 @@
 """The pytest plugin for programs of several ranks: all ranks agree on each test's outcome, and a hang ends the run.
 
 pytest loads it wherever mpidist is installed. It acts if a launcher started several ranks
-(`mpirun -n 3 python -m pytest --with-mpi`), and works together with pytest-mpi and its marker
-(`@pytest.mark.mpi(min_size=2)`):
+(`mpirun -n 3 python -m pytest --with-mpi`). That option and the marker (`@pytest.mark.mpi(min_size=2)`) are those of
+pytest-mpi where it is installed:
 
-- A test that fails on any rank fails on all ranks; rank 0 prints the traceback of the rank that failed.
+- A test that fails on any rank fails on all ranks; rank 0 prints the traceback of the rank that failed, at once.
 - A rank that fails while others wait for it in a collective prints its traceback and ends the run (`--mpi-grace`).
 - A test that exceeds its time limit ends the run, after each rank has printed its Python stacks. The limit is 60 s
   under several ranks; `--mpi-timeout`, the ini value `mpi_timeout` and `@pytest.mark.timeout_seconds(5)` change it, and
@@ -38,6 +38,8 @@ from mpidist import launch
 from mpidist.arguments import number
 from mpidist.comm.communicator import Communicator, SoloCommunicator, open_communicator
 from mpidist.observe import output
+from mpidist.testing.failures import Failures
+from mpidist.testing.marker import add_option, make_marker
 from mpidist.testing.outcome import collection_difference, combine, outcome_of
 
 T = TypeVar("T")
@@ -77,7 +79,7 @@ def fake_nodes(communicator: Communicator, node_size: int) -> Communicator:
     return nodes
 
 
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser: pytest.Parser, pluginmanager: pytest.PytestPluginManager) -> None:
     """Add the command line options."""
     group = parser.getgroup("mpidist", "tests of several ranks")
     group.addoption(
@@ -96,6 +98,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         help="how long a rank that failed waits for the others to finish the test before it ends the run (default: 5)",
     )
     parser.addini("mpi_timeout", "as --mpi-timeout", default=None)
+    # A conftest.py has named this plugin: all others are loaded.
+    if any(str(getattr(plugin, "__file__", "")).endswith("conftest.py") for plugin in pluginmanager.get_plugins()):
+        add_option(parser)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_load_initial_conftests(parser: pytest.Parser) -> Generator[None, object, object]:
+    """Add `--with-mpi` where neither a plugin nor a conftest.py has."""
+    result = yield
+    add_option(parser)
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -107,6 +120,9 @@ def pytest_configure(config: pytest.Config) -> None:
     rank = 0 if place is None else place.rank
     watchdog = Watchdog(config, rank, size)
     config.pluginmanager.register(watchdog, "mpidist-watchdog")
+    marker = make_marker(config)
+    if marker is not None:
+        config.pluginmanager.register(marker, "mpidist-marker")
     if size > 1:
         _separate_temporary_folders(rank)
         ranks = Ranks(config, watchdog)
@@ -114,6 +130,8 @@ def pytest_configure(config: pytest.Config) -> None:
             # Only rank 0 uses the terminal, the debugger at it, and the report file.
             config.option.usepdb = config.option.trace = False
             config.option.xmlpath = None
+        else:
+            config.pluginmanager.register(Failures(config), "mpidist-failures")
         config.pluginmanager.register(ranks, "mpidist-ranks")
 
 
@@ -192,8 +210,15 @@ class Watchdog:
 
     def end(self, text: str) -> None:
         """Local. Print a text and end all ranks."""
-        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        reporter: Any = self.config.pluginmanager.get_plugin("terminalreporter")
+        capture: Any = self.config.pluginmanager.get_plugin("capturemanager")
         if reporter is not None:
+            # A run of a single process prints them at its end, which does not come; and stdout is captured now.
+            with contextlib.suppress(Exception):
+                if capture is not None:
+                    capture.suspend_global_capture()
+                reporter.summary_errors()
+                reporter.summary_failures()
             reporter.flush()
         # A single write, so that the lines of several ranks do not mix.
         os.write(self.stderr, f"\n{text.rstrip()}\n".encode(errors="replace"))

@@ -67,6 +67,16 @@ FAULTS = (
         "unit/test_cluster_spec.py::test_spec_refuses_other_indices",
     ),
     Fault(
+        "a key of TF_CONFIG that misses a letter is left out", "cluster/tf_config.py",
+        "if near and near[0] not in given:", "if near and not given:",
+        "unit/test_cluster_placement.py::test_a_key_of_tf_config_that_misses_a_letter_is_named",
+    ),
+    Fault(
+        "a Slurm step with fewer tasks than the job has on each node says nothing", "cluster/idle_tasks.py",
+        "if max(counts) >= wanted:", "if max(counts) >= 1:",
+        "unit/test_slurm.py::test_a_step_with_fewer_tasks_than_the_job_has_on_each_node_is_told_so",
+    ),
+    Fault(
         "a Slurm step with other numbers of tasks than it says", "cluster/slurm_step.py",
         "and int(told) != size:", "and int(told) > size + 99:",
         "unit/test_slurm.py::test_variables_that_contradict_one_another",

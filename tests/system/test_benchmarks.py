@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import itertools
 import json
+import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -26,6 +29,46 @@ FOLDER = Path(__file__).resolve().parents[2] / "benchmarks"
 def cost_model(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     monkeypatch.syspath_prepend(str(FOLDER))
     return importlib.import_module("cost_model")
+
+
+def test_the_table_of_the_readme_is_that_of_the_figures_record() -> None:
+    figures = json.loads((FOLDER / "results" / "sync_step_mpich.json").read_text())["figures"]
+    text = (FOLDER.parent / "README.md").read_text()
+    assert "benchmarks/results/sync_step_mpich.png" in text
+    rows = {"reduction": "reduction", "reduction and SGD": "with SGD", "reduction and Adam": "with Adam"}
+    for row, case in rows.items():
+        times, best = figures[case]["times_ms"], figures[case]["best"]
+        names = ("mpidist, fast" if "mpidist, fast" in times else "mpidist", "mpidist", best["MPI"], best["PyTorch"])
+        assert " | ".join([f"| {row}", *(f"{times[name]['median']:.1f}" for name in names)]) + " |\n" in text
+
+
+# In a process of its own: matplotlib keeps the files of its fonts open.
+BOXES = """
+import io, json, sys, step_plot
+figure = step_plot.draw(json.load(open(sys.argv[1])))
+figure.savefig(io.BytesIO(), dpi=110)
+for axis in figure.axes:
+    rows = [label for label in axis.get_xticklabels() if label.get_text()], list(axis.texts)
+    print(json.dumps([axis.get_window_extent().y1, [[label.get_window_extent().extents.tolist() for label in row]
+                                                    for row in rows]]))
+"""
+
+
+@pytest.mark.parametrize("library", ["mpich", "openmpi"])
+def test_labels_of_the_figure_of_steps_do_not_collide(library: str) -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        pytest.skip("needs matplotlib")
+    record = FOLDER / "results" / f"sync_step_{library}.json"
+    shown = subprocess.run(
+        [sys.executable, "-c", BOXES, record], cwd=FOLDER, capture_output=True, text=True, check=True, timeout=100
+    )
+    axes = [json.loads(line) for line in shown.stdout.splitlines()]
+    assert len(axes) == 3
+    for top, rows in axes:
+        for boxes in rows:
+            assert len(boxes) >= 4
+            assert all(left[2] < right[0] for left, right in itertools.pairwise(boxes)), boxes
+        assert all(y1 < top for _, _, _, y1 in rows[1])
 
 
 def test_collectives_are_compared_and_give_times_to_the_model(tmp_path: Path) -> None:

@@ -121,8 +121,8 @@ def test_the_readmes_two_commands_are_as_ci_reads_them() -> None:
     after = README.read_text().split("## Two commands\n", 1)[1]
     commands = [line for line in blocks_of(after)[0].text.splitlines() if line.strip() and not line.startswith("#")]
     assert commands == [
-        "pip install '.[mpich,examples]' && mpirun -n 8 python examples/train.py",
-        "pip install '.[mpich,test]' && python tests/run_all.py",
+        "pip install '.[mpich,examples,fast]' && mpirun -n 8 python examples/train.py",
+        "pip install '.[mpich,test,fast]' && python tests/run_all.py",
     ]
 
 
@@ -152,7 +152,7 @@ def test_commands_name_files_options_and_extras_that_exist(page: Path) -> None:
             for script in scripts:
                 assert (ROOT / script).exists(), f"{page.name}: {line}"
             if scripts and scripts[0].endswith(".py") and "pytest" not in words:
-                options = [word for word in words[words.index(scripts[0]) :] if word.startswith("--")]
+                options = re.findall(r"(?<!\S)--[\w-]+", " ".join(words[words.index(scripts[0]) :]))
                 for option in options:
                     # As it is declared: "--plot", or one of "--sweep/--no-sweep".
                     source = (ROOT / scripts[0]).read_text()

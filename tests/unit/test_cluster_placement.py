@@ -52,7 +52,10 @@ def test_an_evaluator_need_not_be_listed() -> None:
         ([None] * 4, r"the cluster has 3 task\(s\) and the program 4 rank\(s\)"),
         ([CHIEF, FIRST, None], "only 2 of 3 ranks were told their task"),
         ([CHIEF, FIRST, Task("worker", 7)], r"tasks are not in the cluster \(worker 7\)"),
-        ([CHIEF, FIRST, Task("evaluator", 1)], r"tasks are not in the cluster \(evaluator 1\)"),
+        ([CHIEF, FIRST, Task("evaluator", 1)], r"tasks are not in the cluster \(evaluator 1\)\. Expected"),
+        ([Task("master", 0), FIRST, SECOND], r"\(master 0\)\. Did you mean 'chief' by 'master'\? Expected one rank"),
+        ([CHIEF, FIRST, Task("Worker", 1)], r"\(Worker 1\)\. Did you mean 'worker' by 'Worker'\? Expected"),
+        ([CHIEF, FIRST, Task("evalutor", 0)], r"Did you mean 'evaluator' by 'evalutor'\?"),
     ],
 )
 def test_what_does_not_fit_lists_all_ranks_and_the_way_out(tasks: list[Task | None], problem: str) -> None:
@@ -62,6 +65,11 @@ def test_what_does_not_fit_lists_all_ranks_and_the_way_out(tasks: list[Task | No
     for rank, task in enumerate(tasks):
         assert f"rank {rank}: {task or 'no task'}" in text
     assert "mpirun -n 3 python" in text
+
+
+def test_a_job_of_the_cluster_that_is_not_spelled_as_the_tasks_is_named() -> None:
+    with pytest.raises(LauncherError, match=r"\(worker 0, worker 1\)\. Did you mean 'worker' by 'wroker'\?"):
+        assign_tasks([FIRST, SECOND], ClusterSpec({"wroker": ["a:1", "b:1"]}))
 
 
 def test_several_tasks_and_no_launcher_prints_the_command() -> None:
@@ -99,6 +107,8 @@ def test_an_evaluator_is_a_group_of_its_own() -> None:
         ([FIRST, Task("foobar", 0)], r"the cluster has \['foobar'\]"),
         ([CHIEF, Task("chief", 1)], "at most one chief"),
         ([EVALUATOR], "a chief or a worker"),
+        ([FIRST, Task("master", 0)], r"the cluster has \['master'\]. Did you mean 'chief' by 'master'\?$"),
+        ([Task("wroker", 0), Task("Worker", 0)], "Did you mean 'worker' by 'Worker', and 'worker' by 'wroker'"),
     ],
 )
 def test_synchronous_strategies_refuse_other_jobs(tasks: list[Task], text: str) -> None:
@@ -124,6 +134,26 @@ def test_tf_config_of_several_tasks_alone_is_an_error(monkeypatch: pytest.Monkey
     assert isinstance(resolver, TFConfigClusterResolver)
     with pytest.raises(LauncherError, match="mpirun -n 3 python"):
         place(communicator, resolver)
+
+
+@pytest.mark.parametrize(("text", "question"), [
+    ('{"clutser": {"worker": ["a:1"]}}', "got the key 'clutser'. Did you mean 'cluster'"),
+    ('{"cluster": {"worker": ["a:1"]}, "tasks": {"type": "worker", "index": 0}}', "'tasks'. Did you mean 'task'"),
+    ('{"cluster": {"worker": ["a:1"]}, "task": {"type": "worker", "indx": 0}}', "'indx'. Did you mean 'index'"),
+])
+def test_a_key_of_tf_config_that_misses_a_letter_is_named(
+    monkeypatch: pytest.MonkeyPatch, text: str, question: str
+) -> None:
+    monkeypatch.setenv("TF_CONFIG", text)
+    with pytest.raises(ValueError, match=question):
+        detect(SoloCommunicator())
+
+
+def test_keys_of_others_in_tf_config_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    task = '"task": {"type": "worker", "index": 0, "trial": "1"}, "tasks": 1'
+    others = '"environment": "cloud", "job": {}'
+    monkeypatch.setenv("TF_CONFIG", f'{{"cluster": {{"worker": ["a:1"]}}, {task}, {others}}}')
+    assert place(SoloCommunicator(), detect(SoloCommunicator())).task_type == "worker"
 
 
 def test_malformed_tf_config_is_said_at_detection(monkeypatch: pytest.MonkeyPatch) -> None:

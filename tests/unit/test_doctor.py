@@ -133,7 +133,11 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
     ),
     (
         {"TF_CONFIG": '{"cluster": {"worker": ["a:1"]}, "task": {"type": "Worker", "index": 0}}'},
-        "wrong", "this is Worker 0, which is not in the cluster",
+        "wrong", "its tasks are worker 0. Did you mean 'worker' by 'Worker'?",
+    ),
+    (
+        {"TF_CONFIG": '{"cluster": {"master": ["a:1"], "worker": ["b:1"]}}'},
+        "wrong", "no strategy takes the jobs ['master']. Did you mean 'chief' by 'master'?",
     ),
     ({"TF_CONFIG": '{"cluster": {"worker": []}}'}, "wrong", "0 worker(s); this is no task; the cluster has no task"),
     ({"PMI_RANK": "x"}, "wrong", "PMI_RANK must be a number, which a launcher sets, got 'x'"),
@@ -146,7 +150,7 @@ def outside(monkeypatch: pytest.MonkeyPatch) -> None:
         "wrong", "SLURM_STEP_NODELIST",
     ),
 ], ids=["TF_CONFIG that is no JSON", "TF_CONFIG", "an evaluator", "no task", "no cluster", "no such task",
-        "no such job", "no tasks", "no number", "no time", "a list of hosts"])
+        "no such job", "a job of TensorFlow 1", "no tasks", "no number", "no time", "a list of hosts"])
 def test_what_the_environment_says(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], state: str, text: str
 ) -> None:

@@ -29,6 +29,8 @@ def cluster(**counts: int) -> ClusterSpec:
     [
         (ClusterSpec({}), None, r"must not be empty.*got no job.*MPIClusterResolver\(num_ps=1\).*mpirun -n 3 python"),
         (cluster(foobar=1), None, r"the cluster has \['foobar'\].*takes the jobs 'chief', 'worker', 'ps', 'evaluator'"),
+        (cluster(master=1), None, r"\['master'\].*takes the jobs 'chief', .*Did you mean 'chief' by 'master'\?$"),
+        (cluster(), Task("Worker", 0), "one of 'chief'.*Did you mean 'worker' by 'Worker'"),
         (cluster(), Task("foobar", 0), "unrecognized task type 'foobar' of this rank; expected one of 'chief'"),
         (cluster(chief=2), None, "at most one chief in the cluster, got 2"),
         (cluster(evaluator=3), None, "at most one evaluator in the cluster, got 3"),

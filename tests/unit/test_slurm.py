@@ -14,9 +14,11 @@ import mpidist
 from mpidist.cli import doctor_cluster
 from mpidist.cluster import idle_tasks
 from mpidist.cluster.placement import assign_tasks
+from mpidist.cluster.server_roles import agree_on_roles
 from mpidist.cluster.slurm import SlurmClusterResolver
 from mpidist.cluster.slurm_step import is_own_step, parse_counts
 from mpidist.cluster.spec import Task
+from mpidist.comm.communicator import SoloCommunicator
 from mpidist.errors import LauncherError
 from tests.launch_environments import RECORDED, ranks_of
 
@@ -249,6 +251,24 @@ def test_ranks_are_not_alone(name: str) -> None:
     assert "has 2 nodes" in several
 
 
+@pytest.mark.parametrize(("counts", "wanted", "most"), [("1(x2)", "4", 1), ("1", "8", 1), ("3,2", "4", 3)])
+def test_a_step_with_fewer_tasks_than_the_job_has_on_each_node_is_told_so(counts: str, wanted: str, most: int) -> None:
+    total = sum(parse_counts(counts))
+    step = {
+        "SLURM_JOB_ID": "3", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": str(total), "SLURM_STEP_NODELIST": "n[1-2]",
+        "SLURM_STEP_TASKS_PER_NODE": counts, "SLURM_NTASKS_PER_NODE": wanted, "SLURM_LOCALID": "0", "PMIX_RANK": "0",
+    }
+    text = idle_tasks.idle_tasks_warning(step)
+    assert text is not None
+    assert f"has --ntasks-per-node={wanted}, and srun has started {total} task(s)" in text
+    assert f"give --ntasks-per-node={most} to it" in text
+    # One task says it, and a step that has as many on some node is as it was meant.
+    assert idle_tasks.idle_tasks_warning({**step, "SLURM_PROCID": "1"}) is None
+    assert idle_tasks.idle_tasks_warning({**step, "SLURM_NTASKS_PER_NODE": str(most)}) is None
+    assert idle_tasks.idle_tasks_warning({**step, "SLURM_HET_SIZE": "2"}) is None
+    assert idle_tasks.idle_tasks_warning({**step, "SLURM_STEP_TASKS_PER_NODE": "x"}) is None
+
+
 def test_the_warning_comes_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     for name in list(os.environ):
         if name.startswith(("SLURM_", "PMI", "OMPI_", "MPI_LOCAL")):
@@ -258,6 +278,7 @@ def test_the_warning_comes_once(monkeypatch: pytest.MonkeyPatch, caplog: pytest.
     idle_tasks.warn_about_idle_tasks.cache_clear()
     for kind in (mpidist.MultiWorkerMirroredStrategy, mpidist.MirroredStrategy):
         kind()
+    agree_on_roles(SoloCommunicator())
     idle_tasks.warn_about_idle_tasks.cache_clear()
     assert [record.message[:12] for record in caplog.records] == ["Slurm job 8 "]
     (ok, note) = doctor_cluster.look_at_cluster()

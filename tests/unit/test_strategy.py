@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import pickle
 import subprocess
 import sys
@@ -88,7 +89,17 @@ def test_all_names_can_be_had() -> None:
         assert getattr(mpidist, name) is not None
     assert set(mpidist.__all__) <= set(dir(mpidist))
     with pytest.raises(AttributeError, match="'mpidist' has no attribute 'Nonsense'"):
-        getattr(mpidist, "Nonsense")  # noqa: B009  # mypy must not look it up
+        # That mypy reports it, too, is what the comment asserts: mypy refuses one that is of no use.
+        mpidist.Nonsense()  # type: ignore[attr-defined]  # this is the test
+    with pytest.raises(AttributeError, match=r"'mpidist\.observe' has no attribute 'Nonsense'"):
+        mpidist.observe.Nonsense()  # type: ignore[attr-defined]  # this is the test
+
+
+def test_the_signature_of_a_variable_is_that_of_its_arguments() -> None:
+    signature = inspect.signature(mpidist.Variable)
+    assert list(signature.parameters)[:4] == ["initial_value", "trainable", "name", "dtype"]
+    with pytest.raises(TypeError, match="unexpected keyword argument 'nmae'"):
+        mpidist.Variable(1.0, nmae="x")  # type: ignore[call-arg]  # this is the test
 
 
 @pytest.mark.parametrize("make", [mpidist.MirroredStrategy, mpidist.MultiWorkerMirroredStrategy,

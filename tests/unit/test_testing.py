@@ -11,6 +11,7 @@ import pytest
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.testing import fake_nodes
 from mpidist.testing.outcome import Outcome, collection_difference, combine, outcome_of
+from tests.conftest import _INSTALLED
 from tests.launching import launch_environment
 
 ROOT = Path(__file__).resolve().parent.parent.parent
@@ -156,3 +157,66 @@ def test_an_interrupt_ends_the_run_by_itself(tmp_path: Path) -> None:
     assert result.returncode == pytest.ExitCode.INTERRUPTED, result.stdout + result.stderr
     assert "test_it.py:2: KeyboardInterrupt" in result.stdout, result.stdout
     assert "Error" not in result.stderr, result.stderr
+
+
+def test_a_run_that_a_hang_ends_has_told_its_failures(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(
+        "import pytest, threading\ndef test_fails():\n    raise ValueError('told before')\n"
+        "@pytest.mark.timeout_seconds(0.5)\ndef test_hangs():\n    threading.Event().wait()\n"
+    )
+    result = run_pytest(tmp_path)
+    assert "time limit: rank 0 of 1" in result.stderr, result.stderr
+    assert result.stdout.count("ValueError: told before") == 1, result.stdout
+
+
+MARKED = """
+import pytest
+
+def test_plain():
+    pass
+
+@pytest.mark.mpi
+def test_marked():
+    pass
+
+@pytest.mark.mpi(min_size=2)
+def test_of_two():
+    pass
+"""
+# The first as where mpidist is installed, the second as where a conftest.py names the plugin.
+WAYS = [("_INSTALLED", [] if _INSTALLED else ["-p", "mpidist.testing.plugin"]), ("pytest_plugins", [])]
+
+
+@pytest.mark.parametrize(("shared", "options"), WAYS, ids=["installed", "named"])
+@pytest.mark.parametrize("other", [["-p", "no:pytest_mpi"], []], ids=["without pytest-mpi", "beside it"])
+def test_the_marker_is_there_with_and_without_pytest_mpi(
+    shared: str, options: list[str], other: list[str], tmp_path: Path
+) -> None:
+    if not other:
+        pytest.importorskip("pytest_mpi")
+    (tmp_path / "test_it.py").write_text(MARKED)
+    options = [*options, *other, "--strict-markers", "-rs"]
+    for option, counts, reason in (
+        ([], "1 passed, 2 skipped", "need --with-mpi option to run"), (["--with-mpi"], "2 passed, 1 skipped", "2 "),
+    ):
+        result = run_pytest(tmp_path, *options, *option, shared=shared)
+        assert result.returncode == 0, result.stdout + result.stderr
+        assert counts in result.stdout
+        assert reason in result.stdout
+    helped = run_pytest(tmp_path, *options, "--help", shared=shared).stdout
+    assert helped.count("--with-mpi ") == 1, helped
+
+
+def test_a_marker_with_other_arguments_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text("import pytest\n@pytest.mark.mpi(2)\ndef test_it():\n    pass\n")
+    result = run_pytest(tmp_path, "-p", "no:pytest_mpi", "--with-mpi")
+    assert result.returncode != 0
+    assert "expected @pytest.mark.mpi(min_size=2), got (2,)" in result.stdout + result.stderr
+
+
+def test_an_option_of_a_projects_own_stays_its_own(tmp_path: Path) -> None:
+    (tmp_path / "test_it.py").write_text(MARKED)
+    (tmp_path / "own.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--with-mpi', default='x')\n")
+    shared, options = WAYS[0]
+    result = run_pytest(tmp_path, "-p", "no:pytest_mpi", "-p", "own", *options, "--with-mpi=3", shared=shared)
+    assert "3 passed" in result.stdout, result.stdout + result.stderr

@@ -210,6 +210,37 @@ def test_it(communicator):
 
 
 @pytest.mark.usefixtures("alone")
+@pytest.mark.parametrize("ends", [True, False], ids=["the run ends", "a later test hangs"])
+def test_a_failure_is_told_at_once_and_once(ends: bool, tmp_path: Path) -> None:
+    code = f"""
+def test_fails(communicator):
+    print("captured here")
+    assert communicator.rank == 0, "told before"
+
+@pytest.fixture
+def broken(communicator):
+    raise RuntimeError("no set-up")
+
+def test_with_broken(broken):
+    pass
+
+@pytest.mark.timeout_seconds(1)
+def test_hangs(communicator):
+    import threading
+    if not {ends}:
+        threading.Event().wait()
+"""
+    result = run_pytest(tmp_path, code)
+    text = result.stdout + result.stderr
+    assert result.returncode != 0
+    assert ("time limit: rank 0 of 2" in text) is not ends, text
+    assert ("1 failed, 1 passed, 1 error" in text) is ends, text
+    for once in ('E       AssertionError: told before', "E       RuntimeError: no set-up"):
+        assert result.stdout.count(once) == 1, text
+    assert "test_it.py::test_with_broken in setup __" in text
+
+
+@pytest.mark.usefixtures("alone")
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
