@@ -110,7 +110,7 @@ class Optimizer(FixedAttributes):
         kernel = by_parts(self.kernel) if is_complex else self.kernel
         self._initial = slots_of(kernel, self.options)
         self._plan = common_home(chosen).plan(chosen, kernel, self.options)
-        # By identity: hashing a variable is a call of Python, and the plan keeps its variables alive.
+        # By identity: hashing a variable is a call of Python. The plan keeps them alive.
         self._numbers = {id(variable): number for number, variable in enumerate(chosen)}
         if self._pending is not None:
             self._load(self._plan, self._pending)
@@ -378,9 +378,8 @@ class Optimizer(FixedAttributes):
     def _load(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> None:
         """Collective."""
         older, name = self._older, self.name
-        tree = together(
-            plan.variables[0].group, f"reading the state of {name}", lambda: read_slots(plan, saved, older, name)
-        )
+        what = f"reading the state of {name}"
+        tree = together(plan.variables[0].group, what, lambda: read_slots(plan, saved, older, name))
         plan.load(tree)
         for name, targets in plan.slots.items():
             load_slot(targets, tree.get(name), self._initial.get(name, 0.0))

@@ -22,11 +22,12 @@ from mpidist.indexed_slices import IndexedSlices
 from mpidist.observe.calls import Calls
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.array_like import ArrayLike
+from mpidist.variables.coercion import coerced
 from mpidist.variables.scatter import Scatter
 from mpidist.variables.update.arithmetic import UpdateSettings
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
-from mpidist.variables.whole_numbers import SUBTRACT, fitting
+from mpidist.variables.whole_numbers import SUBTRACT
 
 Read = Callable[[int, int], AnyArray]
 Gradient = npt.ArrayLike | IndexedSlices
@@ -234,21 +235,7 @@ class Variable(ArrayLike, Scatter, ABC):
             TypeError: A dtype that does not cast.
             OverflowError: A number that the dtype cannot hold.
         """
-        array = arrays.as_array(value)
-        if array.shape != self.shape:
-            raise ValueError(f"variable {self.name!r}: expected a value of shape {self.shape}, got {array.shape}")
-        if array.dtype == self.dtype:
-            return array
-        # A Python number takes the variable's dtype, as in NumPy's own arithmetic.
-        if isinstance(value, (bool, int, float, complex)) and _weak_cast(array.dtype.kind, self.dtype.kind):
-            return np.asarray(value, self.dtype)
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise TypeError(
-                f"variable {self.name!r}: expected a value of dtype {self.dtype}, got {array.dtype}; convert it by "
-                f".astype({self.dtype.name!r}) if that is meant"
-            )
-        # Larger integers would wrap.
-        return fitting(self.name, array, self.dtype) if self.dtype.kind in "iu" else array.astype(self.dtype)
+        return coerced(self.name, self.shape, self.dtype, value)
 
 
 # One kind of an optimizer's state: of all variables in order, or of some by number.
@@ -402,10 +389,6 @@ def common_home(variables: Sequence[Variable]) -> Home:
             )
     return home
 
-
-def _weak_cast(have: str, want: str) -> bool:
-    order = "biufc"
-    return have in order and want in order and order.index(have) <= order.index(want)
 
 
 def in_replica_context() -> bool:

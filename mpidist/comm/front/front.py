@@ -67,8 +67,7 @@ class CollectiveFront(Resource):
         # Bound once: looking up attributes takes most of the time of a small call.
         self._order = backend.communicator.order
         self._backend_all_reduce = backend.all_reduce
-        has_checked = backend.communicator.size > 1 and not backend.wraps_integers
-        self._integers = IntegerSums(backend) if has_checked else None
+        self._integers = IntegerSums(backend) if backend.communicator.size > 1 and not backend.wraps_integers else None
         self._shows_calls = not backend.compares_calls
         self._under_way = AT_ONCE if backend.communicator.size > 1 and not backend.makes_calls else True
         self._smalls: dict[tuple[Any, ...], Callable[[AnyArray], AnyArray] | None] = {}
@@ -207,13 +206,12 @@ class CollectiveFront(Resource):
         """Collective. As `all_reduce` of a C-contiguous array of a native dtype; sums of integers wrap."""
         with self.log.begin("all_reduce", op, array):
             self._begin_moving()
-            total: AnyArray = array.copy()
-            flat = total.reshape(-1)
+            flat: AnyArray = array.flatten()
             if flat.size:
                 self._backend_all_reduce(flat, flat, op)
             else:
                 self._meet_empty(array.dtype, op)
-            return total
+            return flat.reshape(array.shape)
 
     def reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, root: int = 0) -> AnyArray | None:
         """Collective. See `Collective.reduce`."""
