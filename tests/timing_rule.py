@@ -211,6 +211,6 @@ def _parsed(text: str) -> tuple[ast.Module, str] | None:
     for one in (textwrap.dedent(text), text.lstrip(), f"if True:\n    {text.lstrip()}"):
         try:
             return ast.parse(one), one
-        except SyntaxError:
+        except (SyntaxError, ValueError):  # Of null bytes Python 3.10 raises the second one.
             continue
     return None
