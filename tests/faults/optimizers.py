@@ -136,7 +136,7 @@ FAULTS = (
     ),
     Fault(
         "an overflow that was caught is forgotten", "variables/step/alarm.py",
-        "        if self._error is not None:\n            raise mark_shared(self._error)\n        with",
+        "        if self._text:\n            raise mark_shared(OverflowError(self._text))\n        with",
         "        with", f"{OVERFLOW}::test_the_error_comes_again_until_state_is_restored",
     ),
     Fault(
