@@ -105,7 +105,8 @@ def _lacking(found: Found, path: str) -> list[str]:
     """The path of a leaf of which nothing was saved, unless it is part of a state that goes on without it."""
     parts = path.split("/")
     for count in range(1, len(parts)):
-        if parts[count] in getattr(found.states.get("/".join(parts[:count])), "may_lack", ()):
+        may_lack = getattr(found.states.get("/".join(parts[:count])), "may_lack", ())
+        if parts[count] in may_lack or "/".join(parts[count : count + 2]) in may_lack:
             return []
     return [path]
 

@@ -26,7 +26,7 @@ class State(Protocol):
     program that makes its variables in another order gives each its own state back.
 
     An object that takes back a state without some of its entries, such as those of later versions, has their names as
-    its attribute `may_lack`.
+    its attribute `may_lack`; of an object inside, as "inner/name".
     """
 
     def state(self) -> Any:

@@ -148,6 +148,11 @@ class LossScaleOptimizer(FixedAttributes):
         """Local. See `Optimizer.built_on`."""
         return self.inner_optimizer.built_on
 
+    @property
+    def may_lack(self) -> frozenset[str]:
+        """Local. See `Optimizer.may_lack`."""
+        return frozenset(f"inner/{name}" for name in self.inner_optimizer.may_lack)
+
     def state(self) -> dict[str, Any]:
         """Local. The tree that a checkpoint stores."""
         return {

@@ -15,7 +15,7 @@ from mpidist.variables.update.compiled import CompiledUpdate, is_wanted
 from mpidist.variables.update.halves import scratch_blocks, state_dtype
 from mpidist.variables.update.kernel import BLOCK_BYTES, Kernel, LayerKernel, Update
 from mpidist.variables.update.options import OptimizerOptions
-from mpidist.variables.update.overflow import Overflow, infinite_count, overflow_error
+from mpidist.variables.update.overflow import Overflow, infinite_count, overflow_text
 
 VERSION, BEGUN = 0, 1
 
@@ -106,7 +106,7 @@ class Updates:
             for name, slot in zip(self._arithmetic.kernel.slots, self._slots[number], strict=False):
                 count = infinite_count(slot.current)
                 if count:
-                    raise overflow_error(f"number {number}", name, count, slot.current.dtype)
+                    raise OverflowError(overflow_text(f"number {number}", name, count, slot.current.dtype))
 
     def _apply(self, variable: HeapVariable, gradient: AnyArray, step: Step, factor: float) -> None:
         """Local. Update a variable.

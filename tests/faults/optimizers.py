@@ -6,6 +6,7 @@ from tests.faults.fault import Fault
 
 FAMILIES = "parallel/optimizers/test_families.py::test_agrees_with_the_formula"
 OVERFLOW = "unit/test_optimizers_overflow.py"
+ACCUMULATION = "parallel/optimizers/test_accumulation.py"
 HALVES = "unit/test_optimizers_halves.py"
 FORMULAS = "unit/test_optimizers.py::test_formulas"
 
@@ -135,8 +136,58 @@ FAULTS = (
     ),
     Fault(
         "an overflow that was caught is forgotten", "variables/step/alarm.py",
-        "        if self._error is not None:\n            raise mark_shared(self._error)\n        with",
+        "        if self._text:\n            raise mark_shared(OverflowError(self._text))\n        with",
         "        with", f"{OVERFLOW}::test_the_error_comes_again_until_state_is_restored",
+    ),
+    Fault(
+        "Nadam looks ahead by the weight of this step", "optimizers/nadam.py",
+        "of_momentum = following / ", "of_momentum = weight / ", FORMULAS,
+    ),
+    Fault(
+        "Adamax forgets the largest at once", "optimizers/adamax.py",
+        "np.maximum(norm, block, out=norm)", "np.copyto(norm, block)", FORMULAS,
+    ),
+    Fault(
+        "the decay begins while the rate rises", "optimizers/schedules.py",
+        "_cosine(min(step - self.warmup_steps, self.decay_steps)", "_cosine(min(step, self.decay_steps)",
+        "unit/test_schedules.py::test_cosine_decay_after_a_line_upwards",
+    ),
+    Fault(
+        "the order of accumulated gradients is compared", "variables/step/arena_plan.py",
+        "self._note_call(factor, is_summed=is_summed)",
+        "self._note_call(factor + sum(gradients) * 1e-9, is_summed=is_summed)",
+        f"{ACCUMULATION}::test_ranks_may_use_variables_in_another_order", 2,
+    ),
+    Fault(
+        "what a rank lacks is what its last step has left", "variables/step/arena_plan.py",
+        "            self._plan.gradients[number][...] = 0\n", "            pass\n",
+        f"{ACCUMULATION}::test_missing_gradients_count_as_zeros", 2,
+    ),
+    Fault(
+        "all variables count as missing", "variables/step/arena_plan.py",
+        "wanted = tuple(sorted({number for one in everyone for number in one}))",
+        "wanted = tuple(range(len(self.variables)))",
+        f"{ACCUMULATION}::test_a_variable_that_no_rank_uses_stays_as_it_is", 2,
+    ),
+    Fault(
+        "flush divides by the calls of a whole window", "variables/step/arena_plan.py",
+        "settings._replace(factor=1 / count,", "settings._replace(factor=1 / self._accumulated,",
+        f"{ACCUMULATION}::test_flush_applies_the_mean_of_the_calls_that_were_made", 2,
+    ),
+    Fault(
+        "flush does not count as an update", "optimizers/optimizer.py",
+        "self.iterations = last + 1 if was_applied", "self.iterations = self.iterations if was_applied",
+        f"{ACCUMULATION}::test_flush_applies_the_mean_of_the_calls_that_were_made", 2,
+    ),
+    Fault(
+        "averages move with updates only", "variables/step/arena_plan.py",
+        "moves = 0 if self._average is None or settings.step == 1 else count - 1", "moves = 0",
+        f"{ACCUMULATION}::test_averages_move_in_each_call_as_those_of_keras", 2,
+    ),
+    Fault(
+        "the average of a variable without gradients misses moves", "variables/step/average.py",
+        "self._arithmetic.follow(step, 1 + moves) if moves", "self._arithmetic.follow(step) if moves",
+        f"{ACCUMULATION}::test_averages_move_in_each_call_as_those_of_keras", 2,
     ),
     Fault(
         "directions are rounded", "variables/step/arena_plan.py",

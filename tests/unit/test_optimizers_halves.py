@@ -201,7 +201,7 @@ def test_checkpoints_of_sums_of_squares_are_restored(tmp_path: Path, dtype: str,
     other, resumed = mpidist.Variable(np.zeros(3, dtype)), optimizers.Adam(0.5)
     if when == "built":
         resumed.build([other])
-    mpidist.Checkpoint(v=other, optimizer=resumed).restore(path)
+    mpidist.Checkpoint(v=other, optimizer=resumed).restore(path).assert_existing_objects_matched()
     for _ in range(50):
         straight.apply_gradients([(gradient, variable)])
         resumed.apply_gradients([(gradient, other)])

@@ -27,32 +27,34 @@ class Alarm:
     """
 
     def __init__(self, arena: ArenaMemory) -> None:
-        self._error: Exception | None = None
+        # Of the error, which would keep what the frames of its traceback hold.
+        self._text = ""
         self.overflow = Overflow(_counts_of(arena), arena.communicator.node.rank if arena.shares_memory else 0)
 
-    def step(self, update: Callable[[], bool], look: Callable[[], Exception | None]) -> bool:
+    def step(self, update: Callable[[], bool], look: Callable[[], str]) -> bool:
         """Collective. Make a step whose updates are watched.
 
         Args:
             update: Where memory is shared, it begins and ends with a barrier. An overflow is noted between these.
-            look: After an overflow, gives the error; None where no state is infinite. The same on every rank.
+            look: After an overflow, gives the text of the error, the same on every rank; empty where no state is
+                infinite.
 
         Raises:
             OverflowError: State has become infinite, on every rank; then in each later step, too, until `clear`.
         """
-        if self._error is not None:
-            raise mark_shared(self._error)
+        if self._text:
+            raise mark_shared(OverflowError(self._text))
         with self.overflow.watched():
             result = update()
         if self.overflow.has_happened:
-            self._error = look()
-            if self._error is not None:
-                raise mark_shared(self._error)
+            self._text = look()
+            if self._text:
+                raise mark_shared(OverflowError(self._text))
         return result
 
     def clear(self) -> None:
         """Local. The state is new."""
-        self._error = None
+        self._text = ""
 
 
 def _counts_of(arena: ArenaMemory) -> AnyArray:

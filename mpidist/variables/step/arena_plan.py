@@ -32,7 +32,7 @@ from mpidist.variables.update.compiled import TABLE_SHARE, is_wanted
 from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update, require_rate
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, OptimizerOptions
-from mpidist.variables.update.overflow import infinite_count, overflow_error
+from mpidist.variables.update.overflow import infinite_count, overflow_text
 from mpidist.variables.variable import Gradient, Slot
 
 # `update_variables(numbers, settings)` is Collective: it sums the gradients of some variables over all replicas and
@@ -215,15 +215,15 @@ class ArenaPlan:
             flags = np.asarray(saved.get(ACCUMULATES, []))
             self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}
 
-    def _overflowed(self) -> Exception | None:
-        """Local. The error for state that is infinite, after a step the same on every rank."""
+    def _overflowed(self) -> str:
+        """Local. The text of the error for state that is infinite, after a step the same on every rank; or nothing."""
         for name in self._kernel.slots:
             for number, variable in enumerate(self.variables):
                 state = self._plan.slot(name, number)
                 count = infinite_count(state.address.readable)
                 if count:
-                    return overflow_error(variable.name, name, count, state.dtype)
-        return None
+                    return overflow_text(variable.name, name, count, state.dtype)
+        return ""
 
     def _write(self, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
         """Put gradients into the plan; returns the numbers of their variables, increasing."""

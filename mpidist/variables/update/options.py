@@ -67,7 +67,8 @@ class OptimizerOptions:
             variables is float32 with and without it.
         missing_gradients: A variable with a gradient on some ranks, and None on others, is an "error"; "zero" counts
             the missing ones as zeros, as for layers that not all ranks use. It costs a small message per update. With
-            accumulation a variable has a gradient if one of the calls had one.
+            accumulation a variable has a gradient if one of the calls had one; a checkpoint between these calls is a
+            MismatchError where ranks have had gradients for other variables so far: save after an update, or `flush`.
 
     Raises:
         ValueError: Something is out of range, or two kinds of clipping are asked for.

@@ -84,8 +84,8 @@ def infinite_count(slot: AnyArray) -> int:
     return int(np.count_nonzero(np.isinf(parts_of(slot))))
 
 
-def overflow_error(variable: str, slot: str, count: int, dtype: np.dtype[Any]) -> OverflowError:
-    """Local. The error for state that has become infinite.
+def overflow_text(variable: str, slot: str, count: int, dtype: np.dtype[Any]) -> str:
+    """Local. The text of the OverflowError for state that has become infinite.
 
     Args:
         variable: Whose state it is.
@@ -93,7 +93,7 @@ def overflow_error(variable: str, slot: str, count: int, dtype: np.dtype[Any]) -
         count: Of the elements.
         dtype: Of the state.
     """
-    return OverflowError(
+    return (
         f"{count} elements of the optimizer's state {slot!r} of variable {variable!r} have become infinite: "
         f"expected numbers that {dtype} can hold, got gradients whose squares, or sums, are too large for it. The "
         "variable would stand still there from now on. Restore the last checkpoint, and clip the gradients (clipnorm, "
