@@ -23,9 +23,10 @@ from mpidist.variables.reading import read_together
 from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
 from mpidist.variables.slab import Address
 from mpidist.variables.variable import Read, Variable, in_replica_context
-from mpidist.variables.whole_numbers import changed
+from mpidist.variables.whole_numbers import changed, changed_rows
 
 S = TypeVar("S", bound="MirroredVariable")
+T = TypeVar("T")
 
 
 class MirroredVariable(Variable):
@@ -109,7 +110,10 @@ class MirroredVariable(Variable):
         """Collective. See `Variable.add_array`."""
         name = f"{method} to variable number"
         if self.dtype.kind in "iu":
-            self._change(name, array, np.copyto, lambda delta: self._added(delta, method))
+            self._change(
+                name, array, np.copyto,
+                lambda delta: self._on_all(lambda: changed(self.name, self._view, delta, method)),
+            )
         else:
             self._change(name, array, lambda target, delta: np.add(target, delta, out=target))
 
@@ -147,10 +151,10 @@ class MirroredVariable(Variable):
     def _read_device(self, start: int, stop: int) -> AnyArray:
         return arrays.to_host(self._flat[start:stop])
 
-    def _added(self, delta: AnyArray, method: str) -> AnyArray:
-        """The value after an addition of integers; every rank has the same, and the same error."""
+    def _on_all(self, call: Callable[[], T]) -> T:
+        """The value of a call that raises an OverflowError on every rank, or on none."""
         try:
-            return changed(self.name, self._view, delta, method)
+            return call()
         except OverflowError as error:
             raise mark_shared(error) from None
 
@@ -202,8 +206,10 @@ class MirroredVariable(Variable):
         else:
             if self.arena.options.check and not in_replica:
                 self._require_same(rows.values, rows.values.tobytes() + rows.indices.tobytes())
-            if not (slab.is_shared and len(self.group.node_sizes) == 1):
+            if self.dtype.kind in "iu" or not (slab.is_shared and len(self.group.node_sizes) == 1):
                 rows = self.group.broadcast_object(rows)
+        if self.dtype.kind in "iu":
+            self._on_all(lambda: changed_rows(self.name, kind, self._view, rows.values, rows.indices))
         target = self.address.writable.reshape(self.shape)
         self.arena.write(
             slab, lambda: apply_rows(kind, target, rows.values, rows.indices),

@@ -11,6 +11,7 @@ from mpidist.arrays import AnyArray
 
 # Of the name of the method that subtracts; `add_array` gets what was given to it with the other sign.
 SUBTRACT = "assign_sub"
+_EXACT = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 
 def fitting(name: str, values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
@@ -55,6 +56,41 @@ def changed(name: str, value: AnyArray, array: AnyArray, method: str) -> AnyArra
         first, second = _first(value, wrong), _first(delta, wrong)
         raise _error(name, value.dtype, f"{method} would make", first - second if subtracts else first + second)
     return arrays.as_array(result)
+
+
+def changed_rows(name: str, kind: str, target: AnyArray, values: AnyArray, indices: AnyArray) -> None:
+    """Local. Raise an error if a change of rows of integers would wrap.
+
+    Args:
+        name: Of the variable.
+        kind: As of `Scatter.scatter`.
+        target: The variable's value.
+        values: Of the rows, of the same dtype.
+        indices: Of the rows.
+
+    Raises:
+        OverflowError: It would.
+    """
+    if kind not in _EXACT or not values.size:
+        return
+    rows, places, counts = np.unique(indices, return_inverse=True, return_counts=True)
+    before = arrays.to_host(target[arrays.move(rows, arrays.namespace(target))])
+    limits, most = np.iinfo(before.dtype), int(counts.max())
+    largest, factor = _magnitude(before), _magnitude(values)
+    bound = largest * factor**min(most, 64) if kind == "mul" and factor > 1 else largest + factor * most
+    is_positive = kind != "sub" or limits.min < 0 or int(before.min()) >= factor * most
+    if bound <= limits.max and is_positive:
+        return
+    # Python's integers have no end; they are as slow as rare.
+    after = before.astype(object)
+    _EXACT[kind].at(after, places.reshape(-1), values.astype(object))
+    wrong = (after < limits.min) | (after > limits.max)
+    if wrong.any():
+        raise _error(name, before.dtype, f"scatter_{kind} would make", after[wrong][0])
+
+
+def _magnitude(values: AnyArray) -> int:
+    return max(int(values.max()), -int(values.min()))
 
 
 def _first(values: AnyArray, wrong: AnyArray) -> int:

@@ -18,6 +18,11 @@ FAULTS = (
         "parallel/variables/test_integers.py::test_the_first_replicas_number_counts", 2,
     ),
     Fault(
+        "rows of integers wrap", "variables/whole_numbers.py",
+        "if bound <= limits.max and is_positive:", "if bound or is_positive:",
+        "parallel/variables/test_integers.py::test_rows_that_are_scattered", 2,
+    ),
+    Fault(
         "components of integers wrap", "variables/sync_on_read.py",
         "changed(self.name, self._component, delta, method)\n        else", "self._component + delta\n        else",
         "parallel/variables/test_integers.py::test_a_sum_on_read_holds_more_than_its_components", 2,

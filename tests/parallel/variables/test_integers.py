@@ -123,6 +123,36 @@ def test_one_component_is_too_large(strategy: Strategy) -> None:
     assert strategy.run(v.numpy) == (127 if rank == n - 1 else 0)
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int64"])
+def test_rows_that_are_scattered(strategy: Strategy, dtype: str) -> None:
+    limits, rank = np.iinfo(dtype), strategy.communicator.rank
+    high = int(limits.max)
+    start = [[high - 3, high // 2], [2, 3]]
+    v = create(strategy, np.array(start, dtype))
+
+    def rows(*values: list[int]) -> mpidist.IndexedSlices:
+        # All change row 0. Only the first replica's count.
+        given = values if rank == 0 else ([1, 1],)
+        return mpidist.IndexedSlices(np.array(given, dtype), np.zeros(len(given), int))
+
+    v.scatter_add(rows([1, 0], [2, 0]))
+    assert v.numpy().tolist() == [[high, high // 2], [2, 3]]
+    assert f"scatter_add would make {high + 1}" in refused(strategy, lambda: v.scatter_add(rows([0, 0], [1, 0])))
+    v.scatter_sub(rows([3, 0]))
+    v.scatter_mul(rows([1, 2]))
+    assert v.numpy().tolist() == [[high - 3, high // 2 * 2], [2, 3]]
+    refused(strategy, lambda: v.scatter_mul(rows([1, 2])))
+    assert v.numpy().tolist() == [[high - 3, high // 2 * 2], [2, 3]]
+    if limits.min == 0:
+        assert "make -1" in refused(strategy, lambda: v.scatter_sub(rows([high - 3, 0], [1, 0])))
+    summed = create(strategy, np.array(start, dtype), aggregation="SUM")
+    one = mpidist.IndexedSlices(np.array([[3, 0], [1, 0]], dtype), np.zeros(2, int))
+    refused(strategy, lambda: strategy.run(summed.scatter_add, (one,)))
+    assert summed.numpy().tolist() == start
+    with pytest.raises(OverflowError, match="got 128"):
+        create(strategy, np.zeros(2, "int8")).scatter_update(mpidist.IndexedSlices(np.array([128]), np.array([0])))
+
+
 def test_a_counter_never_stops_a_save(communicator: Communicator, mpi_tmp_path: Path) -> None:
     n = communicator.size
     v = create_variable(Arena(communicator), np.full(3, 2**31 - 1, "int32"), **SUMMED)
