@@ -5,6 +5,10 @@ An error text says, in this order: what happened, what was expected, what was go
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, NoReturn
+
+from mpidist.missing import no_attribute
+
 
 class MpidistError(Exception):
     """Root of the errors below."""
@@ -71,3 +75,10 @@ def is_shared(error: BaseException | None) -> bool:
             return True
         error = error.__cause__ or error.__context__
     return False
+
+
+# Hidden from type checkers, which would take any name for one of the module's.
+if not TYPE_CHECKING:
+
+    def __getattr__(name: str) -> NoReturn:
+        no_attribute(__name__, name)

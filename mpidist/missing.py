@@ -23,6 +23,7 @@ INSTEAD = {
     "GCEClusterResolver": _LAUNCHED,
     "GradientTape": "gradients that you compute in NumPy, or with PyTorch or JAX on this rank's arrays",
     "KubernetesClusterResolver": _LAUNCHED,
+    "OutOfRangeError": "`StopIteration`, which `next(iterator)` raises at the end of the data; a `for` loop ends there",
     "TFRecordDataset": _FILES,
     "TPUClusterResolver": _NO_TPU,
     "TPUStrategy": _NO_TPU,
@@ -33,6 +34,7 @@ INSTEAD = {
     "convert_to_tensor": _ARRAY,
     "device": "nothing: drop the line, a strategy says where arrays are",
     "distribute": "`mpidist` itself, which has the names of tf.distribute",
+    "errors": "`mpidist.errors`, after `from mpidist import errors`",
     "experimental_connect_to_cluster": _LAUNCHED,
     "experimental_run": "`strategy.run`",
     "experimental_run_v2": "`strategy.run`",
@@ -57,7 +59,7 @@ _ELSEWHERE = {
     "mpidist.coordinator": (
         "ClusterCoordinator", "PerWorkerValues", "RemoteValue", "experimental_get_current_worker_index",
     ),
-    "mpidist.data": ("Dataset", "DistributeOptions", "Options"),
+    "mpidist.data": ("AUTOTUNE", "Dataset", "DistributeOptions", "Options"),
     "mpidist.experimental": (
         "CollectiveCommunication", "CollectiveHints", "CommunicationImplementation", "CommunicationOptions",
         "PreemptionCheckpointHandler", "TerminationConfig", "ValueContext", "partitioners",
@@ -78,6 +80,10 @@ _ELSEWHERE = {
         "Variable", "embedding_lookup", "embedding_lookup_sparse",
     ),
 }
+# Not in this module, by its name and that of what a program looks for there.
+_INSTEAD_IN = {
+    ("mpidist.data", "experimental"): "`mpidist.data` itself, for instance `mpidist.data.AutoShardPolicy`",
+}
 
 
 def instead_of(name: str) -> str | None:
@@ -94,7 +100,7 @@ def no_attribute(module: str, name: str) -> NoReturn:
         module: The name of the module.
         name: The name that a program looked for.
     """
-    instead = instead_of(name)
+    instead = _INSTEAD_IN.get((module, name)) or instead_of(name)
     way_out = "" if instead is None else f": use {instead}"
     raise AttributeError(f"module {module!r} has no attribute {name!r}{way_out}")
 

@@ -5,7 +5,14 @@ from typing import TYPE_CHECKING, NoReturn
 from mpidist.metrics.accuracy import Accuracy, BinaryAccuracy, CategoricalAccuracy, SparseCategoricalAccuracy
 from mpidist.metrics.auc import AUC
 from mpidist.metrics.confusion_matrix import ConfusionMatrix
+from mpidist.metrics.crossentropy import (
+    BinaryCrossentropy,
+    CategoricalCrossentropy,
+    SparseCategoricalCrossentropy,
+)
+from mpidist.metrics.f1_score import F1Score
 from mpidist.metrics.mean import Mean, Sum
+from mpidist.metrics.mean_iou import MeanIoU
 from mpidist.metrics.metric import Measure, Metric
 from mpidist.metrics.precision_recall import Precision, Recall
 from mpidist.metrics.regression import MeanAbsoluteError, MeanSquaredError, RootMeanSquaredError
@@ -16,10 +23,14 @@ __all__ = [
     "AUC",
     "Accuracy",
     "BinaryAccuracy",
+    "BinaryCrossentropy",
     "CategoricalAccuracy",
+    "CategoricalCrossentropy",
     "ConfusionMatrix",
+    "F1Score",
     "Mean",
     "MeanAbsoluteError",
+    "MeanIoU",
     "MeanSquaredError",
     "Measure",
     "Metric",
@@ -27,6 +38,7 @@ __all__ = [
     "Recall",
     "RootMeanSquaredError",
     "SparseCategoricalAccuracy",
+    "SparseCategoricalCrossentropy",
     "SparseTopKCategoricalAccuracy",
     "Sum",
     "TopKCategoricalAccuracy",

@@ -40,24 +40,39 @@ class ConfusionMatrixMeasure:
             predicted = scores.argmax(-1)
         else:
             labels, predicted = as_pair(labels, predicted)
-        weights = spread_weights(sample_weight, labels)
-        rows, columns = self._classes("y_true", labels), self._classes("y_pred", predicted)
-        count = self.num_classes
-        found = np.bincount(rows * count + columns, weights.reshape(-1), count * count)
-        return arrays.to_host(found).reshape(self.shape)
+        return count_pairs(labels, predicted, spread_weights(sample_weight, labels), self.num_classes)
 
     def compute(self, sums: AnyArray) -> AnyArray:
         """Local. The matrix."""
         return np.array(sums)
 
-    def _classes(self, name: str, array: AnyArray) -> AnyArray:
-        numbers = array.reshape(-1)
-        is_class = (numbers >= 0) & (numbers < self.num_classes) & (numbers == np.floor(numbers))
-        if not is_class.all():
-            raise ValueError(
-                f"`{name}` must hold class numbers from 0 to {self.num_classes - 1}, got {numbers[~is_class][0]!s}"
-            )
-        return numbers.astype(np.int64)
+
+def count_pairs(labels: AnyArray, predicted: AnyArray, weights: AnyArray, count: int) -> AnyArray:
+    """Local. The sum of the weights for each pair of a true class, a row, and a predicted one, a column.
+
+    Args:
+        labels: Class numbers.
+        predicted: Class numbers, in the same shape.
+        weights: Likewise.
+        count: Number of classes.
+
+    Returns:
+        Shape (count, count), in host memory.
+
+    Raises:
+        ValueError: A number is none of a class.
+    """
+    rows, columns = _classes("y_true", labels, count), _classes("y_pred", predicted, count)
+    found = np.bincount(rows * count + columns, weights.reshape(-1), count * count)
+    return arrays.to_host(found).reshape(count, count)
+
+
+def _classes(name: str, array: AnyArray, count: int) -> AnyArray:
+    numbers = array.reshape(-1)
+    is_class = (numbers >= 0) & (numbers < count) & (numbers == np.floor(numbers))
+    if not is_class.all():
+        raise ValueError(f"`{name}` must hold class numbers from 0 to {count - 1}, got {numbers[~is_class][0]!s}")
+    return numbers.astype(np.int64)
 
 
 def ConfusionMatrix(num_classes: int, name: str = "confusion_matrix", dtype: npt.DTypeLike | None = None) -> Metric:

@@ -125,6 +125,13 @@ class Metric(FixedAttributes):
         result = self.measure.compute(self.sums.aggregate())
         return result if self._dtype is None else np.asarray(result).astype(self._dtype)[()]
 
+    def __call__(
+        self, *values: npt.ArrayLike, sample_weight: npt.ArrayLike | None = None, **named: npt.ArrayLike
+    ) -> Any:
+        """Collective. `update_state` with these arguments, then `result`: of all data, and not of this batch alone."""
+        self.update_state(*values, sample_weight=sample_weight, **named)
+        return self.result()
+
     def reset_state(self) -> None:
         """Local. Forget this replica's data. Call it on every rank: `result` adds up what each rank still has."""
         self.sums.clear()

@@ -55,6 +55,12 @@ class ArrayLike(NDArrayOperatorsMixin, ABC):
     def __getitem__(self, key: Any) -> Any:
         return self.value()[key]
 
+    def __setitem__(self, key: Any, value: Any) -> NoReturn:
+        raise TypeError(
+            f"variable {self.name!r} cannot be written by `v[...] = value`: all ranks write together. Use "
+            "`v.assign(value)` with the whole value, or `v.scatter_update(mpidist.IndexedSlices(rows, indices))`"
+        )
+
     def __len__(self) -> int:
         if not self.shape:
             raise TypeError("len() of a variable without dimensions")

@@ -41,4 +41,20 @@ FAULTS = (
         "a confusion matrix on its side", "metrics/confusion_matrix.py",
         "rows * count + columns", "columns * count + rows", METRICS + "confusion_matrix",
     ),
+    Fault(
+        "classes that are ignored count in the divisor", "metrics/crossentropy.py",
+        "weighted_sums(counts.astype(np.float64), sample_weight)[0]",
+        "weighted_sums(np.ones(losses.shape), sample_weight)[1]",
+        "unit/test_metrics.py::test_crossentropies_by_hand_and_by_scikit_learn",
+    ),
+    Fault(
+        "classes that never occur count in the mean", "metrics/mean_iou.py",
+        "occurs = either > 0", "occurs = either >= 0",
+        "unit/test_metrics.py::test_intersection_over_union_by_scikit_learn",
+    ),
+    Fault(
+        "the F1 score is weighted by predictions", "metrics/f1_score.py",
+        "positives = hits + missed", "positives = hits + wrong",
+        "unit/test_metrics.py::test_f1_score_by_scikit_learn",
+    ),
 )

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from mpidist.data import Dataset, hdf5_reader, read_npy, read_npz
+from mpidist.data.reading.file_names import resolve_file_names
 
 six = Dataset.range(6)
 # Values of wrong types.
@@ -186,3 +187,14 @@ def test_readers_name_the_file(tmp_path: Path) -> None:
     for reader in (read_npy, read_npz, hdf5_reader("x")):
         with pytest.raises(FileNotFoundError, match="nowhere"):
             list(Dataset.from_files(tmp_path / "nowhere", reader))
+
+
+def test_a_file_whose_name_looks_like_a_pattern_is_found(tmp_path: Path) -> None:
+    for number, name in enumerate(("1.npy", "[1].npy", "2.npy")):
+        np.save(tmp_path / name, np.array([number]))
+    for given, expected in (
+        (["[1].npy"], [1]), (["2.npy", "[1].npy"], [2, 1]), (["[12].npy"], [0, 2]), (["*.npy"], [0, 2, 1]),
+    ):
+        files = [str(tmp_path / name) for name in given]
+        assert [int(x) for x in Dataset.from_files(files, read_npy)] == expected
+        assert [str(x) for x in Dataset.list_files(files, shuffle=False)] == list(resolve_file_names(files))

@@ -15,15 +15,20 @@ from hypothesis import strategies as st
 from mpidist.metrics import (
     Accuracy,
     BinaryAccuracy,
+    BinaryCrossentropy,
     CategoricalAccuracy,
+    CategoricalCrossentropy,
     ConfusionMatrix,
+    F1Score,
     Mean,
     MeanAbsoluteError,
+    MeanIoU,
     MeanSquaredError,
     Metric,
     Recall,
     RootMeanSquaredError,
     SparseCategoricalAccuracy,
+    SparseCategoricalCrossentropy,
     SparseTopKCategoricalAccuracy,
     Sum,
     TopKCategoricalAccuracy,
@@ -263,3 +268,91 @@ def test_numbers_that_do_not_fit(k: Any) -> None:
 def test_a_threshold_that_does_not_fit(threshold: float) -> None:
     with pytest.raises(ValueError, match="`threshold` must be a number between 0 and 1"):
         BinaryAccuracy(threshold=threshold)
+
+
+def test_crossentropies_by_hand_and_by_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    classes, scores, weights = rng.integers(0, 4, 30), rng.random((30, 4)), rng.random(30)
+    chances = scores / scores.sum(1, keepdims=True)
+    expected = sklearn_metrics.log_loss(classes, chances, sample_weight=weights)
+    one_hot, logits = np.eye(4)[classes], np.log(chances) + 3
+    assert SparseCategoricalCrossentropy()(classes, scores, weights) == pytest.approx(expected)
+    assert SparseCategoricalCrossentropy()(classes[:, None], scores, sample_weight=weights) == pytest.approx(expected)
+    assert SparseCategoricalCrossentropy(axis=0)(classes, scores.T, weights) == pytest.approx(expected)
+    assert SparseCategoricalCrossentropy(from_logits=True)(classes, 1000 + logits, weights) == pytest.approx(expected)
+    assert CategoricalCrossentropy()(one_hot, scores, weights) == pytest.approx(expected)
+    assert CategoricalCrossentropy(from_logits=True)(one_hot, logits, weights) == pytest.approx(expected)
+    # Those that are ignored count neither above nor below; their number need not be a class.
+    void = np.where(classes == 1, 255, classes)
+    kept = classes != 1
+    for own in (weights, None):
+        ignoring = SparseCategoricalCrossentropy(ignore_class=255)(void, scores, sample_weight=own)
+        rest = -np.log(chances[np.arange(30), classes])[kept]
+        assert ignoring == pytest.approx(np.average(rest, weights=None if own is None else own[kept]))
+    with pytest.raises(ValueError, match=r"`y_true` must hold class numbers from 0 to 3, got 255\. .* `ignore_class`"):
+        SparseCategoricalCrossentropy().update_state(void, scores)
+    labels, single = rng.integers(0, 2, 30), scores[:, 0]
+    expected = sklearn_metrics.log_loss(labels, single, sample_weight=weights)
+    assert BinaryCrossentropy()(labels, single, weights) == pytest.approx(expected)
+    logits = np.log(single / (1 - single))
+    assert BinaryCrossentropy(from_logits=True)(labels[:, None], logits, weights) == pytest.approx(expected)
+    assert BinaryCrossentropy()([0, 1], [1.0, 0.0]) == pytest.approx(-np.log(1e-7))
+    assert BinaryCrossentropy(from_logits=True)([1, 0], [-1e9, 0.0]) == pytest.approx(5e8)
+    assert BinaryCrossentropy()([], []) == SparseCategoricalCrossentropy()([], np.zeros((0, 3))) == 0
+    for wrong, text in (
+        (lambda: BinaryCrossentropy(label_smoothing=2), "`label_smoothing` must be from 0 to 1"),
+        (lambda: CategoricalCrossentropy()(classes, scores), "Use SparseCategoricalCrossentropy for class numbers"),
+        (lambda: CategoricalCrossentropy(axis=3)(one_hot, scores), "`y_true` must have a dimension 3 of classes"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            wrong()
+
+
+def test_intersection_over_union_by_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    labels, predicted, weights = rng.integers(0, 3, (8, 5)), rng.integers(0, 3, (8, 5)), rng.random(8)
+    spread = np.repeat(weights, 5)
+    expected = sklearn_metrics.jaccard_score(labels.ravel(), predicted.ravel(), average="macro", sample_weight=spread)
+    assert MeanIoU(3)(labels, predicted, weights) == pytest.approx(expected)
+    # A class that never occurs does not count.
+    assert MeanIoU(4)(labels, predicted, weights) == pytest.approx(expected)
+    assert MeanIoU(3, sparse_y_pred=False)(labels, np.eye(3)[predicted], weights) == pytest.approx(expected)
+    assert MeanIoU(3, sparse_y_true=False, sparse_y_pred=False, axis=1)(
+        np.moveaxis(np.eye(3)[labels], -1, 1), np.moveaxis(np.eye(3)[predicted], -1, 1), weights
+    ) == pytest.approx(expected)
+    void = np.where(labels == 1, -1, labels)
+    kept = labels != 1
+    assert MeanIoU(3, ignore_class=-1)(void, predicted) == pytest.approx(MeanIoU(3)(labels[kept], predicted[kept]))
+    assert MeanIoU(2)([0, 0, 1, 1], [0, 1, 0, 1], [0.3, 0.3, 0.3, 0.1]) == pytest.approx(0.23809525)
+    assert MeanIoU(2).result() == 0
+    with pytest.raises(ValueError, match="`y_true` must hold class numbers from 0 to 2, got -1"):
+        MeanIoU(3).update_state(void, predicted)
+
+
+def test_f1_score_by_scikit_learn() -> None:
+    rng = np.random.default_rng(0)
+    labels, scores, weights = rng.integers(0, 2, (30, 3)), rng.random((30, 3)), rng.random(30)
+    for average in (None, "micro", "macro", "weighted"):
+        expected = sklearn_metrics.f1_score(labels, scores > 0.3, average=average, sample_weight=weights)
+        np.testing.assert_allclose(F1Score(average, 0.3, num_classes=3)(labels, scores, weights), expected)
+    single = np.eye(3)[scores.argmax(1)]
+    expected = sklearn_metrics.f1_score(labels, single, average="macro")
+    assert F1Score("macro", num_classes=3)(labels, scores) == pytest.approx(expected)
+    assert F1Score("micro")(labels, scores) == pytest.approx(sklearn_metrics.f1_score(labels, single, average="micro"))
+    assert F1Score(num_classes=2)([[1, 0]], [[0.0, 0.0]]).tolist() == [0, 0]
+    for wrong, text in (
+        (lambda: F1Score("sum"), "`average` must be None or one of micro, macro, weighted"),  # type: ignore[arg-type]
+        (lambda: F1Score("micro", 0.0), "`threshold` must be above 0 and at most 1"),
+        (F1Score, "needs `num_classes`, got None: its sums are made before the first batch"),
+        (lambda: F1Score(num_classes=3)(labels[:, 0], scores), r"must have the shape \(batch, 3\), got y_true \(30,\)"),
+        (lambda: F1Score(num_classes=4)(labels, scores), r"must have the shape \(batch, 4\)"),
+    ):
+        with pytest.raises(ValueError, match=text):
+            wrong()
+
+
+def test_a_metric_that_is_called_adds_the_batch_and_gives_the_result() -> None:
+    metric = SparseCategoricalAccuracy()
+    assert metric([0, 1], [[2.0, 1.0], [0.0, 1.0]]) == 1.0
+    assert metric([0, 0], y_pred=[[0.0, 1.0], [0.0, 1.0]], sample_weight=[1.0, 0.0]) == pytest.approx(2 / 3)
+    assert metric.result() == pytest.approx(2 / 3)

@@ -19,13 +19,16 @@ keras: Any = importlib.import_module("keras")
 # Keras's own: its variables know the first form of NumPy's protocol.
 pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation doesn't accept a copy:DeprecationWarning")
 
+# Arguments that Keras does not have.
+OWN = {"F1Score": ["num_classes"]}
 BATCHES, SIZE, CLASSES = 5, 16, 6
 
 
 def compare(name: str, options: dict[str, Any], batches: list[tuple[Any, ...]]) -> None:
     """Give both the same batches, and compare the results after each of them and after a reset."""
     metric = getattr(metrics, name)(**options)
-    reference = getattr(keras.metrics, name)(**{key: value for key, value in options.items() if key != "num_labels"})
+    given = {key: value for key, value in options.items() if key not in ("num_labels", *OWN.get(name, ()))}
+    reference = getattr(keras.metrics, name)(**given)
     for _ in range(2):
         for *values, weights in batches:
             metric.update_state(*values, sample_weight=weights)
@@ -60,6 +63,9 @@ def batches_of(kind: str, weighted: bool) -> list[tuple[Any, ...]]:
             "labels": (labels, scores),
             "logits": (labels, 8 * scores - 4),
             "classes": (classes, scores),
+            "maps": (
+                np.stack([np.eye(CLASSES, dtype=np.float32)[classes]] * 2, -1), np.stack([scores, 1 - scores], -1)
+            ),
             "one-hot": (np.eye(CLASSES, dtype=np.float32)[classes], scores),
         }[kind]
         result.append((*values, weights))
@@ -84,6 +90,30 @@ CASES: list[tuple[str, dict[str, Any], str]] = [
     ("TopKCategoricalAccuracy", {"k": 2}, "one-hot"),
     ("SparseTopKCategoricalAccuracy", {}, "classes"),
     ("SparseTopKCategoricalAccuracy", {"k": 3}, "classes"),
+    *[
+        ("BinaryCrossentropy", {"from_logits": kind == "logits", **options}, kind)
+        for kind in ("columns", "labels", "logits") for options in ({}, {"label_smoothing": 0.2})
+    ],
+    *[
+        ("CategoricalCrossentropy", {"from_logits": logits, **options}, "one-hot")
+        for logits in (False, True) for options in ({}, {"label_smoothing": 0.2})
+    ],
+    ("CategoricalCrossentropy", {"from_logits": True}, "logits"),
+    ("CategoricalCrossentropy", {"axis": 1}, "maps"),
+    ("SparseCategoricalCrossentropy", {}, "classes"),
+    ("SparseCategoricalCrossentropy", {"from_logits": True}, "classes"),
+    ("MeanIoU", {"num_classes": CLASSES, "dtype": "float32"}, "equal"),
+    ("MeanIoU", {"num_classes": CLASSES + 2, "dtype": "float32", "ignore_class": 2}, "equal"),
+    ("MeanIoU", {"num_classes": CLASSES, "dtype": "float32", "sparse_y_pred": False}, "classes"),
+    (
+        "MeanIoU",
+        {"num_classes": CLASSES, "dtype": "float32", "sparse_y_true": False, "sparse_y_pred": False}, "one-hot",
+    ),
+    *[
+        ("F1Score", {"average": average, "num_classes": CLASSES, **options}, kind)
+        for average in (None, "micro", "macro", "weighted")
+        for options, kind in (({}, "one-hot"), ({"threshold": 0.4}, "labels"), ({}, "labels"))
+    ],
     *[
         (name, options, kind)
         for name in ("Precision", "Recall")
@@ -125,7 +155,7 @@ def test_arguments_and_defaults(name: str) -> None:
     reference = inspect.signature(getattr(keras.metrics, name).__init__).parameters
     # New in Keras 3, and not in tf.keras.
     names = [key for key in reference if key not in ("self", "from_sorted_ids")]
-    assert list(own) == names
+    assert list(own) == [*names, *OWN.get(name, ())]
     for key in names:
         # Keras names what has no name after its class, and numbers it.
         if key != "name" or reference[key].default is not None:

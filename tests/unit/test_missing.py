@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import mpidist
+from mpidist import errors
 from mpidist.missing import INSTEAD, Missing, instead_of
 from mpidist.strategy.base import Strategy
 
@@ -43,6 +44,17 @@ def test_a_name_of_another_module_is_found_there() -> None:
         with pytest.raises(AttributeError, match=f"has no attribute '{name}': use `{home}`"):
             getattr(module, name)
         assert resolve(home).__name__ == name
+
+
+def test_names_of_submodules_say_what_to_use() -> None:
+    with pytest.raises(AttributeError, match=r"'mpidist.data' has no attribute 'experimental': use `mpidist\.data`"):
+        mpidist.data.experimental  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"'mpidist\.errors' has no attribute 'OutOfRangeError': use `StopIter"):
+        errors.OutOfRangeError  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'AUTOTUNE': use `mpidist\.data\.AUTOTUNE`"):
+        mpidist.AUTOTUNE  # type: ignore[attr-defined]  # noqa: B018
+    with pytest.raises(TypeError, match=r"variable 'v' cannot be written by `v\[...\] = value`.* `v\.assign"):
+        mpidist.Variable([1.0], name="v")[0] = 5
 
 
 def test_a_name_of_nobody_is_said_to_be_missing() -> None:

@@ -14,7 +14,8 @@ def resolve_file_names(files: str | os.PathLike[str] | Iterable[Any]) -> list[st
     """Local. The names of files, given by a name, a pattern, or a list of names and patterns.
 
     The matches of a pattern are sorted: file systems list names in any order, and ranks on different hosts would
-    otherwise have different lists. A list keeps its order.
+    otherwise have different lists. A list keeps its order. A name under which there is a file is that file's, and no
+    pattern: `[1].npy` is.
 
     Raises:
         FileNotFoundError: A pattern matches nothing, or the list is empty.
@@ -28,7 +29,8 @@ def resolve_file_names(files: str | os.PathLike[str] | Iterable[Any]) -> list[st
             )
     names: list[str] = []
     for one in (os.fspath(name) for name in given):
-        found = sorted(glob.glob(one, recursive=True)) if glob.has_magic(one) else [one]
+        is_pattern = glob.has_magic(one) and not os.path.lexists(one)
+        found = sorted(glob.glob(one, recursive=True)) if is_pattern else [one]
         if not found:
             raise FileNotFoundError(
                 2, f"list_files: no file matches the pattern on this host, in the directory {os.getcwd()}", one

@@ -48,6 +48,13 @@ CASES: dict[str, tuple[Callable[[], Metric], tuple[Any, ...]]] = {
     "square": (metrics.MeanSquaredError, (BINARY, CHANCES)),
     "root": (metrics.RootMeanSquaredError, (BINARY, CHANCES)),
     "absolute": (metrics.MeanAbsoluteError, (BINARY, CHANCES)),
+    "binary_crossentropy": (metrics.BinaryCrossentropy, (BINARY, CHANCES)),
+    "crossentropy": (lambda: metrics.CategoricalCrossentropy(from_logits=True), (ONE_HOT, SCORES)),
+    "sparse_crossentropy": (
+        lambda: metrics.SparseCategoricalCrossentropy(from_logits=True, ignore_class=3), (CLASSES, SCORES)
+    ),
+    "iou": (lambda: metrics.MeanIoU(4), (CLASSES, SCORES.argmax(1))),
+    "f1": (lambda: metrics.F1Score(num_classes=4), (ONE_HOT, SCORES)),
     "confusion": (lambda: metrics.ConfusionMatrix(4), (CLASSES, SCORES)),
 }
 
