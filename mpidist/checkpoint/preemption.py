@@ -181,14 +181,16 @@ class PreemptionCheckpointHandler(FixedAttributes):
             raise TypeError(
                 f"`distributed_train_function` must be a function, got {described(distributed_train_function)}"
             )
+        self._rescue.is_between = False
         self._look((), {})
         try:
             result = distributed_train_function(*args, **kwargs)
         except Exception as error:
-            self._rescue.after(error, in_step=True)
+            self._rescue.after(error, waits=False)
             raise
         self._runs.count += 1
         self._rescue.note_step(self._runs.count)
+        self._rescue.is_between = True
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -258,7 +260,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
     ) -> None:
         try:
             if error is not None:
-                self._rescue.after(error, in_step=False)
+                self._rescue.after(error, waits=True)
         finally:
             self.close()
 
@@ -276,8 +278,9 @@ class PreemptionCheckpointHandler(FixedAttributes):
             sent_at, self._sent_at = self._sent_at, self._clock()
             own = self._own_reason()
             self._notices.tell(own, self._notice.passed_milliseconds(), has_failed=self._rescue.has_failed)
-            # A few steps at the end: who knows may learn at once that a rank comes no more.
-            is_last = own > 0 and self._group.size > 1 and self._notices.shows_failure()
+            # In the last two steps: who knows may learn at once that a rank comes no more.
+            may_wait = own > 0 and self._group.size > 1 and not self._config.grace_period
+            is_last = may_wait and self._notices.shows_failure()
         if is_last:
             self.end_after(self._rescue.complete, own)
         return reason, milliseconds, sent_at

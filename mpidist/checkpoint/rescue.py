@@ -8,6 +8,7 @@ on all of them, and save that.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import logging
 import os
@@ -27,7 +28,7 @@ from mpidist.comm.call_page import CallPage
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.deaths import WATCH
 from mpidist.comm.memory.node_barrier import NodeBarrier
-from mpidist.errors import RankError, mark_shared
+from mpidist.errors import MpidistError, RankError, mark_shared
 from mpidist.observe.calls import CODES, NEXT
 from mpidist.observe.watchdog import WATCHDOG
 
@@ -91,8 +92,14 @@ class LightStates:
         attributes = tuple(map(id, vars(self._checkpoint).values()))
         if attributes != self._attributes:
             self._attributes = attributes
-            self._objects = [one for one in self._checkpoint.find_objects().states.values() if _is_light(one)]
-        self._kept = [(one, one.raw() if isinstance(one, GeneratorState) else one.state()) for one in self._objects]
+            # What cannot be saved is an error of the save, and not of a step.
+            self._objects = []
+            with contextlib.suppress(ValueError, MpidistError):
+                self._objects = [one for one in self._checkpoint.find_objects().states.values() if _is_light(one)]
+        self._kept = []
+        for one in self._objects:
+            with contextlib.suppress(Exception):
+                self._kept.append((one, one.raw() if isinstance(one, GeneratorState) else one.state()))
         self._steps = steps
 
     def go_back(self, steps: int) -> None:
@@ -140,6 +147,7 @@ class Rescue:
     Attributes:
         complete: The number of complete steps.
         has_failed: Whether this rank makes no further step.
+        is_between: Whether the last step has returned, and all its calls were made, and the next has not begun.
     """
 
     def __init__(
@@ -155,7 +163,7 @@ class Rescue:
         self._handler = weakref.ref(handler)
         self._process = os.getpid()
         self.complete = 0
-        self.has_failed = False
+        self.has_failed = self.is_between = False
         # Of the steps in this program.
         self._count = 0
         self._is_on = self._is_under_way = False
@@ -203,17 +211,17 @@ class Rescue:
         page = self._group.order.page
         if self._is_on and not self._is_under_way and page is not None and page.is_called_out:
             error = RankError("the next step is given up: another rank has failed, and makes it no more")
-            self.after(error, in_step=True)
+            self.after(error, waits=False)
             raise mark_shared(error)
 
-    def after(self, error: BaseException, *, in_step: bool) -> None:
+    def after(self, error: BaseException, *, waits: bool) -> None:
         """Collective, where the ranks can meet. Save the last step that all have made, and end the program.
 
         It returns where there is nothing to do: no notice has come, or the ranks cannot meet any more.
 
         Args:
             error: What has ended the step here.
-            in_step: Whether it came out of a step; else between two of them.
+            waits: Whether the notice may still be on its way: the error has left the program, which would end.
         """
         handler, page = self._handler(), self._group.order.page
         is_own = self._is_on and not self._is_under_way and os.getpid() == self._process
@@ -221,15 +229,15 @@ class Rescue:
             return
         self._is_under_way = True
         try:
-            if not self._wait_for_notice() or WATCH.dead or self._group.order.broken:
+            if not self._knows_notice(NOTICE_SECONDS if waits else 0.0) or WATCH.dead or self._group.order.broken:
                 return
             is_called = page is not None and page.is_called_out
             if not is_called:
                 self._tell(error)
             if self._group.size == 1:
                 handler.end_after(self.complete, self._notice.reason)
-            elif not in_step and not is_called:
-                # This rank has made all calls of its steps so far: the others come to the beginning of the next one.
+            elif self.is_between and not is_called:
+                # The others come to the beginning of the next step.
                 self.has_failed = True
                 handler.look_again()
             if page is not None and len(self._group.node_sizes) == 1:
@@ -249,9 +257,9 @@ class Rescue:
         if self._are_saving():
             handler.look_again()
 
-    def _wait_for_notice(self) -> bool:
+    def _knows_notice(self, seconds: float) -> bool:
         page = self._group.order.page
-        end = time.monotonic() + NOTICE_SECONDS
+        end = time.monotonic() + seconds
         while not (is_known := self._notice.reason > 0 or (page is not None and page.is_called_out)):
             if time.monotonic() > end or self._notice.is_closed:
                 break
@@ -323,7 +331,7 @@ def _on_exception(
     rescue = reference()
     if rescue is not None:
         try:
-            rescue.after(error, in_step=False)
+            rescue.after(error, waits=True)
         except Exception as failure:
             logger.error("the last checkpoint could not be saved: %s", str(failure) or repr(failure))
     previous(kind, error, trace)

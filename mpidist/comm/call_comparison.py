@@ -84,6 +84,17 @@ class CallComparison:
             words[self._own[number & 1]] = self._word = number * NUMBER + self.mark
             self._awaits = self._meets
 
+    def show_refusal(self, reason: str) -> None:
+        """Local. Show that this rank refuses its call, and why: ranks that wait in it hear that, and come out.
+
+        Args:
+            reason: The error in this rank's arguments.
+        """
+        self.show_call()
+        self._awaits = False
+        if self.page is not None:
+            self.page.write(self.number, self.number, f"{self._text()}: {reason}")
+
     def look_ahead(self) -> None:
         """Local. Show this call, and compare it with those of the node's ranks that have done so, before MPI is called.
 
@@ -158,7 +169,8 @@ class CallComparison:
         ranks = page.differing_ranks(number := self.number)
         if ranks and not page.has_written(number):
             page.write(number, number, self._text(f" at {line_of_call(self._calls.thread)}"))
-        return ranks, "ranks have made other calls, and one of them has gone on"
+        why = next((f"on rank {rank}, {text}" for rank in ranks if (text := page.text_about(rank, number))), "")
+        return ranks, why or "ranks have made other calls, and one of them has gone on"
 
     def compare_across(self) -> None:
         """Collective where ranks share no memory, else Local. Compare this call, and all before it, between nodes.

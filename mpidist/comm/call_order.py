@@ -284,9 +284,12 @@ def call_before(function: Callable[[str], bool]) -> None:
         function: Gets the name of the call.
     """
     original: Any = CallOrder.enter
+    waiting = [function]
 
     def enter(order: CallOrder, name: str, *args: Any, **named: Any) -> Any:
-        if function(name) and CallOrder.enter is enter:
+        # Some keep this function.
+        if waiting and function(name):
+            waiting.clear()
             setattr(CallOrder, "enter", original)  # noqa: B010 - a method, which a type checker refuses
         return original(order, name, *args, **named)
 

@@ -176,6 +176,10 @@ class CallPage:
         content = bytes(self.memory[place * PAGE_BYTES + _TEXT_BEGIN : (place + 1) * PAGE_BYTES])
         return content.split(b"\0")[0].decode(errors="replace")
 
+    def text_about(self, rank: int, number: int) -> str:
+        """Local. What a rank has shown about the call of this number; empty if there is nothing."""
+        return self.text(rank) if self._has_text(self.ranks.index(rank), number) else ""
+
     def _has_text(self, place: int, about: int) -> bool:
         """Whether a rank has shown a text about this, or its last one."""
         words = self.words[place * _WORDS : (place + 1) * _WORDS]

@@ -155,6 +155,7 @@ class DeathWatch:
             self._known.add(process)
             name = f"rank {other} of {len(processes)} (process {process.number} on {process.host})"
             try:
+                poll = self._open_poll()
                 descriptor = os.pidfd_open(process.number)
             except ProcessLookupError:
                 # It was alive a moment ago, when it told its number.
@@ -165,7 +166,7 @@ class DeathWatch:
                 self._lives.add(process.number, functools.partial(self._note, process, name))
                 continue
             self._watched[descriptor] = (process, name)
-            self._open_poll().register(descriptor, select.EPOLLIN)
+            poll.register(descriptor, select.EPOLLIN)
 
     def watches(self, process: Process) -> bool:
         """Local. Whether the kernel tells of the end of a process."""
@@ -282,18 +283,20 @@ class DeathWatch:
             self._open_bell()
 
     def _open_bell(self) -> None:
-        """Let signals wake our thread."""
-        bell, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        if previous == -1:
-            self._bell = bell
-            os.register_at_fork(after_in_child=self._be_deaf)
-            self._open_poll().register(bell, select.EPOLLIN)
-        else:
-            # Somebody else is woken, asyncio for instance.
-            signal.set_wakeup_fd(previous)
-            os.close(bell)
-            os.close(writer)
+        """Let signals wake our thread; where no descriptor is left, they are heard outside calls of MPI only."""
+        with contextlib.suppress(OSError):
+            poll = self._open_poll()
+            bell, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            if previous == -1:
+                self._bell = bell
+                os.register_at_fork(after_in_child=self._be_deaf)
+                poll.register(bell, select.EPOLLIN)
+            else:
+                # Somebody else is woken, asyncio for instance.
+                signal.set_wakeup_fd(previous)
+                os.close(bell)
+                os.close(writer)
 
     def _take_notice(self) -> None:
         if signal.getsignal(signal.SIGUSR1) is not self._handler or self._wait_for_news():

@@ -82,9 +82,10 @@ class Strategy(Resource, FixedAttributes):
         on_gpu: bool = False,
     ) -> None:
         require_communicator(communicator)
-        share_cores(communicator)
         self.communicator = communicator
         self.arena = Arena(communicator, options, shared=shared, cross_device_ops=cross_device_ops, on_gpu=on_gpu)
+        # It reads a file, and the arena has found out whether all ranks can.
+        share_cores(communicator)
         self._collectives: dict[CommunicationOptions, CollectiveFront] = {}
         self.arena.strategy = self
         self._cluster_resolver = cluster_resolver

@@ -338,4 +338,20 @@ FAULTS = (
         "                self._error = error\n", "                pass\n",
         "parallel/comm/test_asynchronous.py::test_an_error_reaches_its_handle_and_all_later_ones", 2,
     ),
+    Fault(
+        "others wait for a rank that refuses a reduction in the background", "comm/asynchronous.py",
+        "            self._put(Handle(\"refused\", functools.partial(self._refuse, error), self._finish))\n", "",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "after the compared calls a refusal is not shown", "comm/front/call_log.py",
+        "        order.show_refusal(str(error))\n", "",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "others wait for a rank without descriptors", "comm/choice/selection.py",
+        "error = OSError(errno.EMFILE, why) if why else None",
+        "error = None\n    if why:\n        raise OSError(errno.EMFILE, why)",
+        "parallel/comm/test_descriptors.py::test_a_strategy_is_made_on_no_rank", 2,
+    ),
 )

@@ -75,6 +75,11 @@ FAULTS: tuple[Fault, ...] = (
         "unit/test_doctor_leftovers.py::test_in_a_namespace_of_its_own_nothing_is_removed",
     ),
     Fault(
+        "after the last save an exit function keeps the job for ever", "checkpoint/preemption.py",
+        "            leave_later(EXIT_SECONDS, number_of(error.code))\n", "            pass\n",
+        "system/test_rescue.py::test_an_exit_function_that_never_returns_keeps_no_job",
+    ),
+    Fault(
         "between nodes a rank that fails between steps loses the checkpoint", "checkpoint/exchange.py",
         "return has_failed > 0 and -least > 0", "return False",
         "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_between_steps_loses_nothing", 3,

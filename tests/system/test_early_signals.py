@@ -23,7 +23,7 @@ def tell():
 
 def take(*_):
     print("its own", flush=True)
-    os._exit(7)
+    sys.exit(7)
 
 if how in ("handler", "none"):
     tell()

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.timeout_seconds(180)
 
 STEPS = 30
 TRAINING = f"""
-import os, signal, sys, threading
+import atexit, os, signal, sys, threading
 import numpy as np
 import mpidist
 from mpidist.checkpoint import preemption
@@ -21,6 +21,10 @@ from tests.waiting import until
 
 folder, when, told = sys.argv[1:4]
 preemption.PATIENCE_SECONDS = 1.0 if when == "stuck" else 60.0
+if when == "left":
+    # As that of a Pool whose worker has died with a lock.
+    preemption.EXIT_SECONDS = 1.0
+    atexit.register(threading.Event().wait)
 strategy = mpidist.MultiWorkerMirroredStrategy()
 rank, size = strategy.communicator.rank, strategy.num_replicas_in_sync
 random_numbers = np.random.default_rng(3)
@@ -103,3 +107,9 @@ def test_all_ranks_save_the_last_complete_step(tmp_path: Path, expected: bytes, 
     code, text = train(tmp_path, when, told)
     assert code == 0, text
     assert (tmp_path / "result").read_bytes() == expected
+
+
+def test_an_exit_function_that_never_returns_keeps_no_job(tmp_path: Path) -> None:
+    code, text = train(tmp_path, "left", "all")
+    assert code == 75, text
+    assert "(SIGUSR1): saved" in text, text

@@ -106,7 +106,9 @@ class CallLog:
             MismatchError: In its place, where calls are compared before they begin, and other ranks' arguments are
                 right.
         """
-        self.begin(name, _Refusal(str(error)), None).fail(error)
+        order = self.begin(name, _Refusal(str(error)), None)
+        order.show_refusal(str(error))
+        order.fail(error)
         raise error
 
     def refuse_calls(self) -> None:

@@ -135,6 +135,7 @@ def test_a_rank_that_fails_between_steps_loses_nothing(
     # The exit code of a program, which the test must not agree on.
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(preemption, "agree_on_exit", lambda: None)
+        patch.setattr(preemption, "leave_later", lambda *_: None)
         with pytest.raises(SystemExit) as caught, handler:
             train()
     assert caught.value.code == 42
