@@ -97,7 +97,7 @@ def plot(path: str, ratios: Mapping[str, float], title: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.argument("commit")
 @click.option("--benchmark", "chosen", multiple=True, type=click.Choice(list(BENCHMARKS)), help="Default: all.")
 @click.option("--ranks", default=2, show_default=True)

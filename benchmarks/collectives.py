@@ -277,7 +277,7 @@ def plot(path: str, results: Mapping[int, Times]) -> None:
     say(f"wrote {path}")
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--from-bytes", default=4, show_default=True, help="Smallest array.")
 @click.option("--to-bytes", default=1 << 28, show_default=True, help="Largest array; sizes grow by a factor of 4.")
 @click.option("--rounds", default=15, show_default=True, help="Repetitions of each way, at most.")

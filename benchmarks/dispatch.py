@@ -57,7 +57,7 @@ def between_nodes(calls: int, rounds: int = 201) -> dict[str, dict[str, float]]:
     return figures
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--calls", default=3000, show_default=True, help="Calls per round.")
 @click.option("--json", "json_path", help="Write the figures.")
 def main(calls: int, json_path: str | None) -> None:

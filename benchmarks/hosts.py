@@ -114,7 +114,7 @@ def plot(path: str, results: dict[str, Any], megabits: int) -> None:
     figure.savefig(path, dpi=110)
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--layout", "layouts", default=LAYOUTS, show_default=True, multiple=True, help="Ranks of each host.")
 @click.option("--kilobytes", default=(64, 1024, 8192), show_default=True, multiple=True, help="Sizes of arrays.")
 @click.option("--megabits", default=1000, show_default=True, help="Per second, from each host.")

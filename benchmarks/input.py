@@ -159,7 +159,7 @@ def plot(path: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     say(f"wrote {Path(path)}")
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--rounds", default=9, show_default=True, help="Passes of each case.")
 @click.option("--megabytes", default=512, show_default=True, help="Size of the data set of the memory figure.")
 @click.option("--plot", "plot_path", help="Write a bar chart.")

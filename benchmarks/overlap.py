@@ -180,7 +180,7 @@ def plot(path: str, figures: Mapping[str, Mapping[str, Any]]) -> None:
     say(f"wrote {Path(path)}")
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--rounds", default=15, show_default=True, help="Repetitions of each case.")
 @click.option("--buckets", "count", default=8, show_default=True, help="Buckets of gradients.")
 @click.option("--megabytes", default=4, show_default=True, help="Size of a bucket.")

@@ -311,7 +311,7 @@ def plot(path: str, figures: dict[str, Any]) -> None:
     say(f"wrote {path}")
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--megabytes", default=(16, 64), show_default=True, multiple=True, help="Sizes of variables.")
 @click.option("--closures", default=1000, show_default=True, help="Closures one after the other, and messages.")
 @click.option("--rounds", default=15, show_default=True, help="Pulls and pushes of each case.")

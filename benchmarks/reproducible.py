@@ -124,7 +124,7 @@ def draw(path: str, sizes: dict[int, dict[str, dict[str, float]]], steps: dict[s
     figure.savefig(path)
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--rounds", default=15, show_default=True, help="Rounds of each measurement.")
 @click.option("--logical", default=8, show_default=True, help="Logical replicas of the last way.")
 @click.option("--largest", default=1 << 25, show_default=True, help="Bytes of the largest all-reduce.")

@@ -188,7 +188,7 @@ def described(network: Network) -> str:
     return f"{network.name}: {network.seconds * 1e6:g} us, {rate:g} GB/s ({network.source})"
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--times", "times_path", help="Fit to what `collectives.py --json` wrote, instead of measuring.")
 @click.option("--rounds", default=7, show_default=True, help="Repetitions of a measurement.")
 @click.option("--ranks-per-node", "per_node", default=64, show_default=True)

@@ -61,7 +61,7 @@ def measure(ranks: int, code: str) -> dict[str, float]:
     return {"seconds": told["end"] - begin, "own MB": told["own"], "part MB": told["part"]}
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--ranks", default=64, show_default=True, type=click.IntRange(2))
 @click.option("--rounds", default=3, show_default=True, type=click.IntRange(1))
 @click.option("--json", "path", type=click.Path(dir_okay=False), help="Write a record.")

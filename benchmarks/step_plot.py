@@ -45,7 +45,7 @@ def draw(record: Mapping[str, Any]) -> Any:
     return figure
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.argument("record", type=click.Path(exists=True, dir_okay=False, path_type=Path))
 @click.argument("plot", type=click.Path(path_type=Path))
 def main(record: Path, plot: Path) -> None:

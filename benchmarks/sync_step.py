@@ -310,7 +310,7 @@ def memory() -> dict[str, float]:
     return result
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--rounds", default=15, show_default=True, help="Repetitions of each case.")
 @click.option("--plot", "plot_path", help="Write a bar chart.")
 @click.option("--json", "json_path", help="Write the figures.")

@@ -194,7 +194,7 @@ def plot(path: str, figures: dict[str, Any]) -> None:
     say(f"wrote {path}")
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--megabytes", default=(64, 1024), show_default=True, multiple=True, help="Sizes of tables.")
 @click.option("--rows", default=32, show_default=True, help="Rows of 256 bytes that a function names.")
 @click.option("--rounds", default=300, show_default=True, help="Functions of each case.")

@@ -168,7 +168,7 @@ def plot(path: str, figures: Mapping[str, Any]) -> None:
     say(f"wrote {Path(path)}")
 
 
-@click.command(help=__doc__)
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "))
 @click.option("--megabytes", default=(1, 16, 64), show_default=True, multiple=True, help="Sizes to move.")
 @click.option("--rounds", default=15, show_default=True, help="Moves of each case.")
 @click.option("--messages", default=1000, show_default=True, help="Messages of each way.")

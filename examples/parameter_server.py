@@ -68,7 +68,7 @@ def load_digits(part: slice) -> tuple[Array, Array]:
     return digits.data[order].astype(np.float32) / 16, digits.target[order]
 
 
-@click.command(help=__doc__, context_settings={"max_content_width": 120})
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), context_settings={"max_content_width": 120})
 @click.option("--epochs", default=20, show_default=True, type=click.IntRange(1))
 @click.option("--servers", default=2, show_default=True, type=click.IntRange(1))
 @click.option("--directory", type=click.Path(file_okay=False), help="Where checkpoints go, one per epoch.")

@@ -141,7 +141,14 @@ def plot_losses(path: str, losses: Sequence[float], title: str) -> None:
     figure.savefig(path, dpi=120)
 
 
-@click.command(help=__doc__, context_settings={"max_content_width": 120})
+def in_folder(_: click.Context, __: click.Parameter, path: str | None) -> str | None:
+    """Refuse a file in a folder that is missing before the training, and not behind it; the first rank writes it."""
+    if path and mpidist.is_first_rank() and not Path(path).absolute().parent.is_dir():
+        raise click.BadParameter(f"there is no folder {Path(path).absolute().parent} for {path}. Make it first")
+    return path
+
+
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), context_settings={"max_content_width": 120})
 @click.option("--strategy", "strategy_name", type=click.Choice(list(STRATEGIES)), default="multi-worker")
 @click.option("--device", type=click.Choice(["cpu", "gpu"]), default="cpu", show_default=True)
 @click.option("--data", type=click.Path(exists=True, dir_okay=False), help="An .npz or .h5 file instead of the digits.")
@@ -151,8 +158,13 @@ def plot_losses(path: str, losses: Sequence[float], title: str) -> None:
 @click.option("--checkpoint-dir", type=click.Path(file_okay=False), help="Where checkpoints go, one per epoch.")
 @click.option("--resume/--no-resume", default=True, show_default=True, help="Go on from the last checkpoint.")
 @click.option("--requeue", is_flag=True, help="Have Slurm queue the job again when it is about to be ended.")
-@click.option("--plot", "plot_path", type=click.Path(dir_okay=False), help="Draw the loss curve into a PNG.")
-@click.option("--losses", "losses_path", type=click.Path(dir_okay=False), help="Write the loss of each step as text.")
+@click.option(
+    "--plot", "plot_path", type=click.Path(dir_okay=False), callback=in_folder, help="Draw the loss curve into a PNG."
+)
+@click.option(
+    "--losses", "losses_path", type=click.Path(dir_okay=False), callback=in_folder,
+    help="Write the loss of each step as text.",
+)
 @click.option("--seed", default=0, show_default=True)
 def main(
     strategy_name: str,

@@ -29,7 +29,7 @@ def features(waves: Array) -> Array:
     return np.concatenate(likeness, axis=1) * 2
 
 
-@click.command(help=__doc__, context_settings={"max_content_width": 120})
+@click.command(help=__doc__.replace("\n\n    ", "\n\n\b\n    "), context_settings={"max_content_width": 120})
 @click.option("--batch", default=20, show_default=True, type=click.IntRange(1), help="The samples of a rank in a step.")
 def main(batch: int) -> None:
     # All programs of the job call this once, each with a color of its own.

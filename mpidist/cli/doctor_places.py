@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import platform
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
+from mpidist import launch
 from mpidist.cli.finding import Finding
 from mpidist.comm.agreement import name_ranks
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cores import Cores, count_cores, own_cores
 from mpidist.comm.mpi_library import loaded_library
+from mpidist.strategy.threads import chosen_threads, fair_threads
 from mpidist.version import __version__
 
 
@@ -24,14 +25,14 @@ class Place(NamedTuple):
         host: Its host.
         node: The number of its node, whose ranks share memory.
         cores: Those that it may use.
-        threads: `OMP_NUM_THREADS`; empty where it is not set.
+        threads: The number of BLAS threads that the user sets; None where a strategy sets it.
         versions: Versions by names.
     """
 
     host: str
     node: int
     cores: Cores
-    threads: str
+    threads: str | None
     versions: dict[str, str]
 
 
@@ -42,7 +43,7 @@ def look_at_places(communicator: Communicator) -> Iterator[Finding]:
         communicator: All ranks.
     """
     told = communicator.all_gather_object(Place(
-        communicator.host, communicator.node_index, own_cores(), os.environ.get("OMP_NUM_THREADS", ""), _versions()
+        communicator.host, communicator.node_index, own_cores(), chosen_threads(), _versions()
     ))
     sizes = communicator.node_sizes
     hosts = dict.fromkeys(one.host for one in told)
@@ -96,7 +97,8 @@ def find_cores(node: int, here: Mapping[int, Place]) -> Finding:
     count = count_cores(claims)
     own = [count_cores([cores]) for cores in claims]
     wanted = sum(
-        int(one.threads) if one.threads.isdecimal() else most for one, most in zip(here.values(), own, strict=True)
+        fair_threads(most, count, len(here)) if one.threads is None else _number(one.threads, most)
+        for one, most in zip(here.values(), own, strict=True)
     )
     is_bound = sum(len(cores.allowed) for cores in claims) == len(frozenset().union(*(one.allowed for one in claims)))
     host = next(iter(here.values())).host
@@ -177,6 +179,12 @@ def _versions() -> dict[str, str]:
         "mpidist": __version__, "MPI": str(loaded_library()), "Python": platform.python_version(),
         "NumPy": str(np.__version__),
     }
+
+
+def _number(threads: str, most: int) -> int:
+    """What a library takes: the first of several numbers, as in "4,2", and all cores where it is none."""
+    first = launch.number(threads.split(",")[0].strip())
+    return most if first is None else first
 
 
 def _numbers(cores: frozenset[int]) -> str:

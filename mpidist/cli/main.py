@@ -7,6 +7,7 @@ import os
 import socket
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -16,7 +17,7 @@ from mpidist.cli.doctor import find_obstacle, look
 from mpidist.cli.finding import Finding
 from mpidist.cli.lint import lint
 from mpidist.cli.page import Page
-from mpidist.cli.sbatch import Job, Site, read_program, read_site, write_script
+from mpidist.cli.sbatch import Job, Site, read_program, read_site, started, write_script
 from mpidist.cli.texts import read_text, write
 from mpidist.cluster.host_list import expand
 from mpidist.cluster.launch_line import find_starter, launch_line
@@ -31,13 +32,16 @@ _FIRST_SECONDS = 15.0
 _LONGEST_SECONDS = 120
 
 
-@click.group(context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120})
 @click.version_option(package_name="mpidist")
 def main() -> None:
     """The programming model of tf.distribute on MPI."""
 
 
-@main.command("launch-line", context_settings={"allow_interspersed_args": False})
+@main.command(
+    "launch-line", short_help="Print the line that starts a program with this machine's MPI.",
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option("-n", "ranks", type=click.IntRange(min=1), required=True, help="Number of ranks.")
 @click.option("--fault-tolerant", is_flag=True, help="Other ranks live on after the death of one.")
 @click.option("--hosts", default="", metavar="A,N[1-3],...", help="Hosts to run on; default: this one, or Slurm's.")
@@ -46,10 +50,24 @@ def print_launch_line(ranks: int, fault_tolerant: bool, hosts: str, command: tup
     """Print the line that starts COMMAND (default: python train.py) with this machine's MPI."""
     names = _hosts(hosts)
     try:
-        line = launch_line(find_starter(), ranks, command or ("python", "train.py"), names, survives=fault_tolerant)
-    except MpidistError as error:
+        words = started(read_program(command or ("train.py",)))
+        line = launch_line(find_starter(), ranks, words, names, survives=fault_tolerant)
+    except (MpidistError, ValueError) as error:
         raise click.ClickException(str(error)) from None
+    _warn_of_own_options(words)
     write(f"{line}\n")
+
+
+def _warn_of_own_options(words: Sequence[str]) -> None:
+    """Options of the running command behind the program's name are the program's, which may not be meant."""
+    context = click.get_current_context()
+    own = {name for option in context.command.params for name in option.opts if name.startswith("--")}
+    found = [word for word in words if word.partition("=")[0] in own]
+    if found:
+        click.echo(
+            f"Warning: {', '.join(found)} stands behind the program's name and goes to the program. Options of "
+            f"`{context.command_path}` stand in front of it", err=True,
+        )
 
 
 def _hosts(text: str) -> list[str]:
@@ -66,7 +84,7 @@ def _hosts(text: str) -> list[str]:
     return names
 
 
-@main.command("lint")
+@main.command("lint", short_help="Find the known traps in job scripts for sbatch.")
 @click.argument("scripts", nargs=-1, required=True, type=click.Path(exists=True, dir_okay=False, path_type=Path))
 def print_findings(scripts: tuple[Path, ...]) -> None:
     """Find the known traps in job SCRIPTS for sbatch, each with what to write instead; the exit code is then 1."""
@@ -79,7 +97,10 @@ def print_findings(scripts: tuple[Path, ...]) -> None:
         raise click.exceptions.Exit(1)
 
 
-@main.command("sbatch", context_settings={"allow_interspersed_args": False})
+@main.command(
+    "sbatch", short_help="Print a job script for sbatch that runs a program on all ranks.",
+    context_settings={"allow_interspersed_args": False},
+)
 @click.option("--nodes", default=1, show_default=True, type=click.IntRange(1))
 @click.option("--ntasks-per-node", type=click.IntRange(1), help="Ranks on each node; default: one per GPU, else 1.")
 @click.option("--gpus-per-node", default=0, show_default=True, type=click.IntRange(0))
@@ -112,6 +133,7 @@ def print_script(  # noqa: PLR0913  # the options of a job
         text = write_script(job, chosen, "" if chosen.mpi else _library())
     except (MpidistError, ValueError) as error:
         raise click.ClickException(str(error)) from None
+    _warn_of_own_options(words)
     write(text)
 
 
@@ -123,7 +145,7 @@ def _library() -> str:
         raise LauncherError(f"{error}; or name srun's kind in the file of --site: mpi = \"pmix\"") from None
 
 
-@main.command("worker")
+@main.command("worker", short_help="Join a running job of parameter servers, in the place of a lost worker.")
 @click.option("--join", "directory", required=True, metavar="DIRECTORY", help="The `join_directory` of the job.")
 def join_job(directory: str) -> None:
     """Join a running job of parameter servers as a worker, in the place of one that is lost.
@@ -139,7 +161,7 @@ def join_job(directory: str) -> None:
     sys.exit(code)
 
 
-@main.command("doctor")
+@main.command("doctor", short_help="Look at this machine and at the ranks; say what is wrong, and what mends it.")
 @click.option("--json", "as_json", is_flag=True, help="For programs, and for tickets.")
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Measure sums and messages.")
 @click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0), help="... for so long.")

@@ -97,6 +97,15 @@ def read_program(words: Sequence[str]) -> tuple[str, ...]:
     return tuple(words)
 
 
+def started(words: Sequence[str]) -> list[str]:
+    """Local. The words that start a program: a file of Python's gets `python` in front.
+
+    Args:
+        words: Of the program, as `read_program` returns them.
+    """
+    return [*(["python"] if words[0].endswith(".py") else []), *words]
+
+
 def read_site(path: Path) -> Site:
     """Local. Read a site's file.
 
@@ -193,7 +202,8 @@ def write_script(job: Job, site: Site, library: str) -> str:
     lines = ["#!/bin/bash", *(_directive(name, value) for name, value in options.items() if value is not False)]
     # A site's files may use variables that are not set, and commands that fail, as those that /etc/bashrc reads.
     lines += [*site.setup, "set -euo pipefail", ""]
-    lines += [f"export {name}={shlex.quote(value)}" for name, value in site.environment.items()]
+    environment = {**({"MPIDIST_DEVICE": "gpu"} if job.gpus_per_node else {}), **site.environment}
+    lines += [f"export {name}={shlex.quote(value)}" for name, value in environment.items()]
     lines += ["# srun takes the number of cores of a task from here only.",
               "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK"]
     if job.requeue and kind == "pmi2":
@@ -214,9 +224,7 @@ def _name(program: Sequence[str]) -> str:
 
 
 def _srun(kind: str, job: Job) -> Sequence[str]:
-    words = ["srun", f"--mpi={kind}", "--kill-on-bad-exit=1"]
-    is_python = job.program[0].endswith(".py")
-    return [*words, *(["python"] if is_python else []), *job.program]
+    return ["srun", f"--mpi={kind}", "--kill-on-bad-exit=1", *started(job.program)]
 
 
 def _directive(name: str, value: str | int | bool) -> str:

@@ -83,12 +83,13 @@ class DeathWatch:
         dead: The names of the dead, such as "rank 2 of 4 (process 77 on n3)"; empty as long as all are alive.
         needed: The processes whose deaths are told even if they are not the first.
         was_raised: Whether the program's own thread was told by an error.
+        is_over: Whether the program has come to its end, after which processes end one after another.
     """
 
     def __init__(self) -> None:
         self.dead: dict[Process | str, str] = {}
         self.needed: frozenset[Process] = frozenset()
-        self.was_raised = False
+        self.was_raised = self.is_over = False
         self._on_death: Callable[[], None] | None = None
         self._ask_mpi: Callable[[BaseException], Sequence[str]] = lambda _: ()
         self._watched: dict[int, tuple[Process, str]] = {}

@@ -350,7 +350,7 @@ def tolerate_deaths(needed: Iterable[Process] = (), *, leads: bool = False) -> N
         needed: The processes whose deaths end this rank, whatever it does; they replace those of the last call.
         leads: Whether an exit code of this rank is that of the job, which it ends, as long as nobody has died.
     """
-    WATCH.needed = frozenset(needed)
+    WATCH.needed, WATCH.is_over = frozenset(needed), False
     for ending in _installed:
         ending.tolerates_deaths, ending.leads = True, leads
     # They do not say who has died, and the answer to that would take a second.

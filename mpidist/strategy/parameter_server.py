@@ -328,7 +328,7 @@ class ParameterServerStrategy(Strategy):
 
     def _end_lost(self, lost: Iterable[int]) -> None:
         """End processes of this host that were given up, for which the launcher would wait. Deaths matter no more."""
-        WATCH.needed = frozenset()
+        WATCH.needed, WATCH.is_over = frozenset(), True
         for rank in lost:
             WATCH.end(self.places.process_of(rank))
 

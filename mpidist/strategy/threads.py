@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from collections.abc import Mapping
 
 from threadpoolctl import threadpool_limits
 
@@ -12,7 +13,30 @@ from mpidist.comm.cores import count_cores, own_cores
 
 logger = logging.getLogger("mpidist")
 
-_CHOSEN_BY_USER = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS")
+# A library's own variable counts before that of OpenMP.
+_CHOSEN_BY_USER = ("OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS", "BLIS_NUM_THREADS", "OMP_NUM_THREADS")
+
+
+def chosen_threads(environment: Mapping[str, str] | None = None) -> str | None:
+    """Local. The number of BLAS threads that the user sets, as it is written; None where strategies choose it.
+
+    Args:
+        environment: Defaults to `os.environ`.
+    """
+    environment = os.environ if environment is None else environment
+    return next((environment[name] for name in _CHOSEN_BY_USER if name in environment), None)
+
+
+def fair_threads(own: int, together: int, ranks: int) -> int:
+    """Local. The number of BLAS threads that a strategy gives a rank.
+
+    Args:
+        own: Number of cores that the rank may use.
+        together: That of the cores of all ranks of the node.
+        ranks: Number of these.
+    """
+    # Where the launcher has bound each rank to cores of its own, this is the number of these.
+    return own if ranks == 1 else max(1, min(own, together // ranks))
 
 
 def share_cores(communicator: Communicator) -> None:
@@ -24,9 +48,8 @@ def share_cores(communicator: Communicator) -> None:
     node_size = communicator.node.size
     if node_size == 1:
         return
-    if any(name in os.environ for name in _CHOSEN_BY_USER):
+    if chosen_threads() is not None:
         return
-    # Where the launcher has bound each rank to cores of its own, this is the number of these.
-    threads = max(1, min(count_cores([own_cores()]), communicator.core_count // node_size))
+    threads = fair_threads(count_cores([own_cores()]), communicator.core_count, node_size)
     threadpool_limits(limits=threads)
     logger.info("%d threads for BLAS on each of %d ranks (set OMP_NUM_THREADS to choose)", threads, node_size)

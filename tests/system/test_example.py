@@ -135,3 +135,23 @@ def until_saved(folder: Path, number: int, process: subprocess.Popen[str]) -> No
         return any(int(path.stem.partition("-")[2]) >= number for path in folder.glob("ckpt-*.h5"))
 
     until(is_saved, f"epoch {number} is saved", job=process)
+
+
+@pytest.mark.parametrize("program", ["train.py", "embeddings.py"])
+def test_a_plot_into_a_missing_folder_is_refused_before_the_training(program: str, tmp_path: Path) -> None:
+    path = tmp_path / "missing" / "plot.png"
+    result = run_program(1, EXAMPLE.parent / program, "--plot", path, timeout_seconds=60)
+    assert result.returncode == 2, result.stdout + result.stderr
+    assert f"there is no folder {path.parent}" in result.stderr
+    assert "epoch" not in result.stdout + result.stderr
+
+
+@pytest.mark.parametrize("program", ["train.py", "embeddings.py", "parameter_server.py", "coupled/learn.py"])
+def test_the_help_of_an_example_keeps_its_lines(program: str) -> None:
+    path = EXAMPLE.parent / program
+    wanted = [line for line in path.read_text().split('"""')[1].splitlines() if line.startswith("    ")]
+    assert wanted
+    result = run_program(1, path, "--help", timeout_seconds=60, COLUMNS="80")
+    assert result.returncode == 0, result.stderr
+    for line in wanted:
+        assert line in result.stdout, result.stdout

@@ -55,6 +55,8 @@ def test_a_worker_is_killed_and_the_evaluator_ends_with_the_job(tmp_path: Path) 
     for wrong in ("cannot go on", "variables of its own"):
         assert wrong not in text, text
     assert "without other ranks" not in text, text
+    # The chief ends first, as all know.
+    assert "lost its connection to rank 0" not in text, text
     # One process goes on from there.
     again = run_program(1, EXAMPLE, "--epochs", 6, "--directory", folder, timeout_seconds=100)
     text = again.stdout + again.stderr

@@ -10,9 +10,10 @@ from mpidist.cli.doctor_places import Place, find_cores, find_crowd, find_versio
 from mpidist.cli.finding import Finding
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.comm.cores import Cores
+from mpidist.strategy.threads import chosen_threads
 
 
-def place(*allowed: int, threads: str = "1", **versions: str) -> Place:
+def place(*allowed: int, threads: str | None = "1", **versions: str) -> Place:
     return Place("n1", 0, Cores(frozenset(allowed), None), threads, versions)
 
 
@@ -36,6 +37,12 @@ def test_a_crowd_is_found_wherever_cores_cannot_be_dealt() -> None:
     ([place(0, 1), place(0)], "ok", "2 rank(s) on 2 core(s), each may use 1 to 2, 2 thread(s)", ""),
     ([place(0, 1)] * 3, "note", "ranks wait for each other's cores", "mpirun -n 2 on each host"),
     ([place(0), place(0), place(1, 2, 3)], "note", "ranks 0-1 have only core(s) 0 together", "mpirun --bind-to core"),
+    # Without a number a strategy sets it: each of the node's ranks gets its share.
+    ([place(*range(8), threads=None)] * 4, "ok", "4 rank(s) on 8 core(s), each may use 8, 8 thread(s)", ""),
+    ([place(0, 1, threads=None), place(2, 3, threads=None)], "ok", "each bound to its own, 4 thread(s)", ""),
+    ([place(0, 1, 2, threads=None)], "ok", "1 rank(s) on 3 core(s), each may use 3, 3 thread(s)", ""),
+    ([place(*range(4), threads="4,2")] * 2, "note", "8 thread(s): threads wait", "export OMP_NUM_THREADS=2"),
+    ([place(*range(4), threads="x")] * 2, "note", "8 thread(s): threads wait", "export OMP_NUM_THREADS=2"),
     ([place(0, 1, threads="4"), place(2, 3)], "note", "threads wait", "export OMP_NUM_THREADS=2"),
 ])
 def test_cores_of_a_node(here: list[Place], state: str, text: str, mend: str) -> None:
@@ -45,6 +52,12 @@ def test_cores_of_a_node(here: list[Place], state: str, text: str, mend: str) ->
     cores = found.data["cores"]
     assert isinstance(cores, dict)
     assert list(cores) == list(range(len(here)))
+
+
+def test_threads_are_counted_by_the_variables_that_strategies_leave_alone() -> None:
+    assert chosen_threads({}) is None
+    assert chosen_threads({"OMP_NUM_THREADS": "2"}) == "2"
+    assert chosen_threads({"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "4"}) == "4"
 
 
 def test_versions_that_differ() -> None:

@@ -184,3 +184,42 @@ def test_a_number_of_ranks_is_needed(arguments: list[str]) -> None:
     result = CliRunner().invoke(main, ["launch-line", *arguments])
     assert result.exit_code == 2
     assert "'-n'" in result.output
+
+
+def test_a_file_of_python_needs_no_python_in_front() -> None:
+    lines = [CliRunner().invoke(main, ["launch-line", "-n", "2", *words]).stdout for words in (
+        ["train.py", "--epochs", "5"], ["python", "train.py", "--epochs", "5"], ["train.py --epochs 5"],
+    )]
+    assert lines[0].endswith(" python train.py --epochs 5\n"), lines
+    assert len(set(lines)) == 1, lines
+    assert CliRunner().invoke(main, ["launch-line", "-n", "2", "./run"]).stdout.endswith(" ./run\n")
+
+
+@pytest.mark.parametrize(("command", "words", "named"), [
+    (["launch-line", "-n", "2"], ["train.py", "--fault-tolerant"], "--fault-tolerant"),
+    (["launch-line", "-n", "2"], ["train.py", "--hosts=a"], "--hosts=a"),
+    (["sbatch"], ["train.py", "--nodes", "4", "--time=2:00"], "--nodes, --time=2:00"),
+    (["sbatch"], ["train.py --nodes 4"], "--nodes"),
+    (["sbatch"], ["train.py", "--epochs", "4"], ""),
+])
+def test_an_option_behind_the_program_is_the_programs_with_a_warning(
+    command: list[str], words: list[str], named: str, tmp_path: Path
+) -> None:
+    site = tmp_path / "site.toml"
+    site.write_text('mpi = "pmix"\n')
+    result = CliRunner().invoke(main, [*command, *(["--site", str(site)] if command == ["sbatch"] else []), *words])
+    assert result.exit_code == 0, result.output
+    assert "train.py --" in result.stdout.splitlines()[-1], "the program gets it"
+    expected = f"Warning: {named} stands behind the program's name and goes to the program" if named else ""
+    assert result.stderr.startswith(expected)
+    assert bool(result.stderr) == bool(named)
+
+
+@pytest.mark.parametrize("width", ["40", "80", "200"])
+def test_the_list_of_commands_is_whole(width: str) -> None:
+    text = CliRunner().invoke(main, ["--help"], env={"COLUMNS": width}).output.partition("Commands:")[2]
+    assert "..." not in text
+    assert set(main.commands) == {"doctor", "launch-line", "lint", "sbatch", "worker"}
+    for command in main.commands.values():
+        assert command.short_help
+        assert command.short_help in " ".join(text.split())

@@ -58,6 +58,9 @@ def test_a_terminal_gets_a_bar() -> None:
     assert "epoch 1" in text
     assert "a remark\n" in text
     assert "\r" in text
+    # However little time has passed since it was drawn last.
+    assert "2/2" in text
+    assert "100%" in text
 
 
 @pytest.mark.parametrize("stream", [io.StringIO(), Terminal()])

@@ -80,6 +80,7 @@ def test_what_a_site_needs_is_in_the_script(tmp_path: Path) -> None:
         "module load openmpi\n"
         "set -euo pipefail\n"
         "\n"
+        "export MPIDIST_DEVICE=gpu\n"
         "export HTTPS_PROXY='a b'\n"
         "# srun takes the number of cores of a task from here only.\n"
         "export SRUN_CPUS_PER_TASK=$SLURM_CPUS_PER_TASK\n"
@@ -230,3 +231,13 @@ def test_what_cannot_be_written_is_an_error() -> None:
         write_script(Job(("a.py",), tasks_per_node=3, gpus_per_node=2), Site(), "MPICH")
     with pytest.raises(UnavailableError, match="not known how srun starts 'Other MPI'"):
         write_script(Job(("a.py",)), Site(), "Other MPI")
+
+
+def test_a_job_with_gpus_has_its_program_use_them() -> None:
+    line = "export MPIDIST_DEVICE=gpu\n"
+    assert line in write_script(Job(("a.py",), gpus_per_node=2), Site(), "MPICH")
+    assert line not in write_script(Job(("a.py",)), Site(), "MPICH")
+    site = Site(environment={"MPIDIST_DEVICE": "cpu"})
+    text = write_script(Job(("a.py",), gpus_per_node=2), site, "MPICH")
+    assert "export MPIDIST_DEVICE=cpu\n" in text
+    assert line not in text

@@ -21,7 +21,7 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.gathering import gather
 from mpidist.comm.communicator import Communicator
-from mpidist.comm.deaths import Process
+from mpidist.comm.deaths import WATCH, Process
 from mpidist.comm.window import (
     MAX_MESSAGE_BYTES,
     Window,
@@ -352,7 +352,8 @@ class SocketWindow(Window):
             # It has joined, and ended before it has said who it is.
             return
         if is_death and not self._is_leaving and connection.rank not in self._losses.gone():
-            logger.warning("window: rank %d has lost its connection to rank %d: %s", self.rank, connection.rank, error)
+            level = logging.INFO if WATCH.is_over else logging.WARNING
+            logger.log(level, "window: rank %d has lost its connection to rank %d: %s", self.rank, connection.rank, error)
             self._losses.cut(connection.rank, error.__cause__)
 
     def _close(self, connection: Connection) -> None:

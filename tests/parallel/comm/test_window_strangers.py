@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 
 from mpidist.comm.communicator import Communicator
+from mpidist.comm.deaths import WATCH
 from mpidist.comm.window import open_window
 from mpidist.comm.windows.handshake import admit
 from mpidist.comm.windows.sockets import SocketWindow
@@ -171,3 +172,20 @@ def test_a_rank_that_sends_nonsense_is_left_out(
         assert window.poll(SOON) == (0, b"and the others go on")
         window.ring(0, b"yes")
     assert window.lost() == frozenset()
+
+
+def test_an_end_of_a_connection_behind_the_programs_end_is_no_news(
+    window: SocketWindow, communicator: Communicator, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.WARNING, logger="mpidist")
+    monkeypatch.setattr(WATCH, "is_over", True)
+    exchange(window, communicator)
+    last = window.size - 1
+    if window.rank == last:
+        link = window._ours[0].link
+        assert link is not None
+        link.shutdown(socket.SHUT_WR)
+    if window.rank in (0, last):
+        while last - window.rank not in window._losses.gone():
+            window.poll(0.01)
+    assert "lost its connection" not in caplog.text
