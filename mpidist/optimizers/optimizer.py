@@ -46,8 +46,7 @@ class Optimizer(FixedAttributes):
         name: Shown in errors.
         options: Clipping, weight decay, accumulation and averaging; see `OptimizerOptions`.
 
-    Only these attributes, and `name`, may be set: other settings are fixed when the optimizer is made. To set one of
-    them, or one that does not exist, is an AttributeError.
+    Only these attributes, and `name`, may be set. To set another one, or one that does not exist, is an AttributeError.
 
     Attributes:
         iterations: Number of calls of `apply_gradients` so far, with gradient accumulation also of those between
