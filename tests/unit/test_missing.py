@@ -47,14 +47,17 @@ def test_a_name_of_another_module_is_found_there() -> None:
 
 
 def test_names_of_submodules_say_what_to_use() -> None:
-    with pytest.raises(AttributeError, match=r"'mpidist.data' has no attribute 'experimental': use `mpidist\.data`"):
-        mpidist.data.experimental  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match=r"'mpidist\.errors' has no attribute 'OutOfRangeError': use `StopIter"):
-        errors.OutOfRangeError  # type: ignore[attr-defined]  # noqa: B018
-    with pytest.raises(AttributeError, match=r"has no attribute 'AUTOTUNE': use `mpidist\.data\.AUTOTUNE`"):
-        mpidist.AUTOTUNE  # type: ignore[attr-defined]  # noqa: B018
+    module: Any
+    for module, name, text in (
+        (mpidist.data, "experimental", r"'mpidist\.data' has no attribute 'experimental': use `mpidist\.data`"),
+        (errors, "OutOfRangeError", r"'mpidist\.errors' has no attribute 'OutOfRangeError': use `StopIteration`"),
+        (mpidist, "AUTOTUNE", r"has no attribute 'AUTOTUNE': use `mpidist\.data\.AUTOTUNE`"),
+    ):
+        with pytest.raises(AttributeError, match=text):
+            getattr(module, name)
+    variable: Any = mpidist.Variable([1.0], name="v")
     with pytest.raises(TypeError, match=r"variable 'v' cannot be written by `v\[...\] = value`.* `v\.assign"):
-        mpidist.Variable([1.0], name="v")[0] = 5
+        variable[0] = 5
 
 
 def test_a_name_of_nobody_is_said_to_be_missing() -> None:
