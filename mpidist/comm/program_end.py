@@ -43,7 +43,11 @@ def leave_later(seconds: float, code: int) -> None:
         seconds: The time.
         code: The exit code.
     """
-    timer = threading.Timer(seconds, lambda: was_left() and os._exit(code))
+    def leave() -> None:
+        if was_left():
+            os._exit(code)
+
+    timer = threading.Timer(seconds, leave)
     timer.name = "mpidist-leave"
     timer.daemon = True
     timer.start()
