@@ -108,8 +108,7 @@ def main(epochs: int, directory: str | None, evaluator: bool, plot_path: str | N
         loss = mpidist.metrics.Mean()
     if strategy.roles.task_type == "evaluator":
         saved = mpidist.Checkpoint(table=table)
-        for path in mpidist.checkpoints_iterator(directory or "."):
-            saved.restore(path).expect_partial()
+        for path in mpidist.checkpoints_iterator(directory or ".", restore=saved):
             click.echo(f"evaluator: {Path(path).name}, {neighbours(table.numpy())[0]}")
         return
     optimizer = mpidist.optimizers.Adagrad(0.1)

@@ -86,8 +86,7 @@ def main(epochs: int, servers: int, directory: str | None, evaluator: bool, kill
         network, applied, loss = Network(), mpidist.Variable(0, dtype="int64"), mpidist.metrics.Mean()
     if strategy.roles.task_type == "evaluator":
         saved = mpidist.Checkpoint(network=network, applied=applied)
-        for path in mpidist.checkpoints_iterator(directory or "."):
-            saved.restore(path).expect_partial()
+        for path in mpidist.checkpoints_iterator(directory or ".", restore=saved):
             click.echo(f"evaluator: {Path(path).name}, step {int(applied)}, test accuracy {network.accuracy():.4f}")
         return
     if kill_one and len(strategy.roles.workers) < 2:

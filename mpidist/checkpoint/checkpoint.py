@@ -24,7 +24,7 @@ from mpidist.checkpoint.layout import SAVE_COUNTER
 from mpidist.checkpoint.leftovers import remove_leftovers, remove_temporaries
 from mpidist.checkpoint.listing import arrays_to_write, list_together
 from mpidist.checkpoint.lock import DirectoryLock
-from mpidist.checkpoint.objects import Found, Parts, can_hold_variables, walk
+from mpidist.checkpoint.objects import Found, Holder, Parts, can_hold_variables, walk
 from mpidist.checkpoint.restoring import Status, listed
 from mpidist.checkpoint.saved import SavedArray, SavedFile
 from mpidist.checkpoint.transfer import write_checkpoint
@@ -33,24 +33,26 @@ from mpidist.comm.agreement import on_first_rank, together
 from mpidist.comm.call_text import AT_ONCE, refuse_inside
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import CheckpointError, MismatchError, mark_shared
+from mpidist.variables.module import WATCHER
 from mpidist.variables.served import ServedHome
 
 logger = logging.getLogger("mpidist")
 
 Path = str | os.PathLike[str]
 
-_OWN_ATTRIBUTES = {"_numbers", "_pending", "_root", "_save_counter", "_save_seconds"}
+_OWN_ATTRIBUTES = {"_numbers", "_pending", "_root", "_save_counter", "_save_seconds", "_told_caches", WATCHER}
 _NO_WORK = DirectoryWork()
 
 
-class Checkpoint:
+class Checkpoint(Holder):
     """Objects that are saved and restored together.
 
     Local. The keyword arguments become attributes. Saved are all variables, all objects with `state` and `load_state`
     (optimizers, metrics, iterators), and the random generators of NumPy and of Python, that attributes, lists, tuples,
     deques and dictionaries lead to from there. Plain numbers as attributes are settings, which are not saved; one that
     has changed when `save` is called is a warning. An array that can be written to is an error of `save`, since
-    training may change it, and so is a variable in a set.
+    training may change it, and so is a variable in a set. One in an attribute of a `Module` that begins with `_` is
+    taken for a cache: it is not saved, and the first save says so. A checkpoint in another one is walked as any object.
 
     Each variable is one dataset of the file, of its full shape, under its attribute path: in
     `Checkpoint(model=model)`, `model/layers/0/kernel` is `model.layers[0].kernel`.
@@ -82,6 +84,7 @@ class Checkpoint:
         self._save_seconds: float | None = None
         # By path, as they were when the walk first found them; None where a warning has named them.
         self._numbers: dict[str, tuple[object, ...] | None] = {}
+        self._told_caches = False
         if root is not None:
             self._numbers.update(walk([((), root)], into_states=False).numbers)
         for name, value in objects.items():
@@ -107,6 +110,10 @@ class Checkpoint:
         self._numbers.update(walk([((name,), value)], into_states=False).numbers)
         if self._pending is not None:
             self._pending.attribute_set(value)
+        # Of a checkpoint that holds this one.
+        watcher = vars(self).get(WATCHER)
+        if watcher is not None:
+            watcher.attribute_set(value)
 
     @property
     def save_counter(self) -> int:
@@ -128,11 +135,15 @@ class Checkpoint:
 
     def find_objects(self) -> Found:
         """Local. Walk over all objects; `save`, `write`, `restore` and `read` each do it once."""
-        roots: list[tuple[Parts, object]] = [] if self._root is None else [((), self._root)]
+        return walk(self.held_objects())
+
+    def held_objects(self) -> list[tuple[Parts, object]]:
+        """Local. The objects with their paths, in the order of names; root first."""
+        objects: list[tuple[Parts, object]] = [] if self._root is None else [((), self._root)]
         for name, value in sorted(vars(self).items()):
             if name not in _OWN_ATTRIBUTES:
-                roots.append(((name,), value))
-        return walk(roots)
+                objects.append(((name,), value))
+        return objects
 
     def is_written_here(self, found: Found) -> bool:
         """Local. Whether this rank takes part in saves of the objects; else another one saves what is its own."""
@@ -204,6 +215,7 @@ class Checkpoint:
                     saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
                 communicator.order.last_checkpoint = path
             if communicator.rank == 0:
+                self._warn_of_caches(found, path)
                 self._warn_of_counters(found, path)
         if count is not None:
             self._save_counter = count
@@ -290,6 +302,14 @@ class Checkpoint:
         # A pending status keeps the file open.
         self._pending = status if status.waits() else None
         return status, count
+
+    def _warn_of_caches(self, found: Found, path: str) -> None:
+        if found.caches and not self._told_caches:
+            self._told_caches = True
+            logger.warning(
+                "checkpoint %r does not hold %s: arrays in attributes of modules that begin with `_` count as caches",
+                path, listed(found.caches),
+            )
 
     def _warn_of_counters(self, found: Found, path: str) -> None:
         changed = []

@@ -5,15 +5,19 @@ from __future__ import annotations
 import errno
 import functools
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Iterator
 
 from mpidist.arguments import described, number
+from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.directory import as_path
 from mpidist.checkpoint.latest import latest_checkpoint
 from mpidist.chief import training_has_ended
-from mpidist.errors import DamagedCheckpointError
+from mpidist.comm.agreement import on_first_rank
+from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.errors import CheckpointError, DamagedCheckpointError
 
 logger = logging.getLogger("mpidist")
 
@@ -27,11 +31,17 @@ def checkpoints_iterator(
     min_interval_secs: float = 0,
     timeout: float | None = None,
     timeout_fn: Callable[[], object] | None = None,
+    *,
+    restore: Checkpoint | None = None,
 ) -> Iterator[str]:
     """Local. Wait for the checkpoints of a directory, and yield each new one: `tf.train.checkpoints_iterator`.
 
     The latest one counts: those that were saved while the program was busy with another one are left out. A checkpoint
     that is saved again under the same name is new.
+
+    A path that is yielded may be gone when the program restores it: the training keeps `max_to_keep` checkpoints. So
+    pass `restore`: each checkpoint is restored before its path is yielded, and one that is gone is passed over. Then
+    the iterator is Collective over the ranks of these objects, and rank 0 looks for all.
 
     On the rank of an evaluator the iterator ends with the training: when the chief's program comes to its end, the last
     checkpoint is yielded, if it is new, without regard to `min_interval_secs`. Elsewhere only `timeout` ends it.
@@ -41,20 +51,22 @@ def checkpoints_iterator(
         min_interval_secs: Seconds that pass at least between two checkpoints.
         timeout: Seconds to wait for a checkpoint; None waits for ever.
         timeout_fn: Called after `timeout`: the iterator ends if it returns a true value, else it waits again. Without
-            it the iterator ends.
+            it the iterator ends. With `restore` rank 0 calls it.
+        restore: The objects to restore; None restores nothing.
 
     Returns:
         An iterator over the paths.
 
     Raises:
-        TypeError: `checkpoint_dir` is no path, `timeout_fn` no function, or another argument no number.
+        TypeError: `checkpoint_dir` is no path, `timeout_fn` no function, `restore` no Checkpoint, or another argument
+            no number.
         ValueError: A number is negative.
-        CheckpointError: While iterating: the state file is no regular file.
+        CheckpointError: While iterating: the state file is no regular file; with `restore` as `Checkpoint.restore`,
+            where the file is still there.
         NotADirectoryError: While iterating: `checkpoint_dir` is a file.
 
     Example:
-        >>> for path in checkpoints_iterator("checkpoints"):    # doctest: +SKIP
-        ...     checkpoint.restore(path)
+        >>> for path in checkpoints_iterator("checkpoints", restore=checkpoint):    # doctest: +SKIP
         ...     print(path, evaluate(model))
     """
     directory = as_path("checkpoint_dir", checkpoint_dir)
@@ -62,14 +74,17 @@ def checkpoints_iterator(
     limit = None if timeout is None else number("timeout", timeout, least=0)
     if timeout_fn is not None and not callable(timeout_fn):
         raise TypeError(f"`timeout_fn` must be a function, or None, got {described(timeout_fn)}")
-    return follow(directory, interval, limit, timeout_fn)
+    if restore is not None and not isinstance(restore, Checkpoint):
+        raise TypeError(f"`restore` must be a mpidist.Checkpoint, or None, got {described(restore)}")
+    return follow(directory, interval, limit, timeout_fn, restore=restore)
 
 
 def follow(
     directory: str, interval: float, limit: float | None, timeout_fn: Callable[[], object] | None,
     clock: Callable[[], float] = time.monotonic, nap: Callable[[float], object] = time.sleep,
+    restore: Checkpoint | None = None,
 ) -> Iterator[str]:
-    """Local. See `checkpoints_iterator`, whose arguments are the first four.
+    """Local. See `checkpoints_iterator`, whose arguments are the first four; with `restore` Collective.
 
     Args:
         directory: As `checkpoint_dir`.
@@ -78,19 +93,31 @@ def follow(
         timeout_fn: As there.
         clock: Tells the seconds, and is never set.
         nap: Lets so many of them pass.
+        restore: As there.
     """
-    seen: object = None
-    waiting_since = clock()
-    not_before = waiting_since
-    while True:
+    group: Communicator = SoloCommunicator() if restore is None else restore.find_objects().group()
+    step = f"looking for checkpoints in {directory!r}"
+
+    def look() -> tuple[bool, float, str | None, object]:
         # Before the look: what is saved last is saved before the end.
         has_ended = training_has_ended()
         path, mark = _look(directory)
-        now = clock()
+        return has_ended, clock(), path, mark
+
+    # By rank 0's clock, as it is at the next look where there is no time.
+    waiting_since: float | None = None
+    not_before = -math.inf
+    seen: object = None
+    while True:
+        # All that the ranks go by comes from here, so that all do the same.
+        has_ended, now, path, mark = on_first_rank(group, step, look)
+        waiting_since = now if waiting_since is None else waiting_since
         if path is not None and mark != seen and (has_ended or now >= not_before):
             seen = mark
+            if restore is not None and not _is_restored(restore, group, path, mark):
+                continue
             yield path
-            waiting_since = clock()
+            waiting_since = None
             not_before = now + interval
             continue
         if has_ended:
@@ -99,9 +126,9 @@ def follow(
         left = _LOOK_SECONDS if limit is None else max(waiting_since, not_before) + limit - now
         if left <= 0:
             logger.info("%s: no new checkpoint for %g s", directory, limit)
-            if timeout_fn is None or timeout_fn():
+            if timeout_fn is None or on_first_rank(group, "asking `timeout_fn`", lambda: bool(timeout_fn())):
                 return
-            waiting_since = clock()
+            waiting_since = None
         nap(min(_LOOK_SECONDS, max(left, _LEAST_SECONDS)))
 
 
@@ -120,12 +147,30 @@ def _look(directory: str) -> tuple[str | None, object]:
         )
     if path is None:
         return None, None
+    # None where it was deleted a moment ago; the next one is about to be named.
+    mark = _mark(path)
+    return (None, None) if mark is None else (path, mark)
+
+
+def _mark(path: str) -> object:
+    """What tells a file from others, of its name, too; None where it is gone."""
     try:
         status = os.stat(path)
     except FileNotFoundError:
-        # Deleted a moment ago; the next one is about to be named.
-        return None, None
-    return path, (path, status.st_ino, status.st_mtime_ns)
+        return None
+    return path, status.st_ino, status.st_mtime_ns
+
+
+def _is_restored(checkpoint: Checkpoint, group: Communicator, path: str, mark: object) -> bool:
+    """Collective. Restore a checkpoint; False if the training has deleted or replaced it in the meantime."""
+    try:
+        checkpoint.restore(path)
+    except (FileNotFoundError, CheckpointError) as error:
+        if on_first_rank(group, f"looking for {path!r}", lambda: _mark(path)) == mark:
+            raise
+        logger.info("%s is gone, since the training has saved newer ones: %s", path, str(error))
+        return False
+    return True
 
 
 @functools.cache

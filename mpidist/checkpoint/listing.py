@@ -77,7 +77,8 @@ def arrays_to_write(
             f"{path!r}: expected variables, and objects with `state` and `load_state`, got {described(value)}, which a "
             "checkpoint does not hold: what training makes of it would be lost. Make it a mpidist.Variable, give the "
             "object that has it `state` and `load_state`, or, if an array never changes, keep it as a NumPy array with "
-            "flags.writeable = False"
+            "flags.writeable = False. What a mpidist.Module keeps only for its next call goes into an attribute that "
+            "begins with `_`, as `self._x`: that is not saved"
         )
     arrays: list[ArrayToWrite] = []
     lines: list[str] = []

@@ -38,12 +38,25 @@ Parts = tuple[object, ...]
 
 
 class _Place(Enum):
-    """The place of a value: below the checkpoint by containers alone, in an object, in one of ours, in a state."""
+    """The place of a value.
+
+    Below the checkpoint by containers alone, in an object, in an attribute of a module that begins with `_`, by
+    containers alone, in an object of ours, in a state.
+    """
 
     ROOT = auto()
     OBJECT = auto()
+    CACHE = auto()
     OURS = auto()
     STATE = auto()
+
+
+class Holder:
+    """A checkpoint, whose objects another one may hold."""
+
+    def held_objects(self) -> list[tuple[Parts, object]]:
+        """Local. The objects with their paths, in the order of names."""
+        raise NotImplementedError
 
 
 class _Member:
@@ -85,16 +98,18 @@ class Found:
         leaves: Variables and arrays by path, in the order in which they are saved.
         states: Objects with `state` by path.
         shared: Of objects that several paths lead to, the further paths, each with the first one.
-        modules: The modules on the way.
+        modules: The modules, and checkpoints, on the way.
         lost: Values that the program may change and that would not be saved, by path.
+        caches: Paths of arrays that are not saved either, since they are in attributes of modules that begin with `_`.
         numbers: What objects have as plain numbers, by path; the numbers of a list, dictionary or set together.
     """
 
     leaves: dict[str, Leaf] = field(default_factory=dict)
     states: dict[str, State] = field(default_factory=dict)
     shared: dict[str, str] = field(default_factory=dict)
-    modules: list[Module] = field(default_factory=list)
+    modules: list[Module | Holder] = field(default_factory=list)
     lost: dict[str, object] = field(default_factory=dict)
+    caches: list[str] = field(default_factory=list)
     numbers: dict[str, tuple[object, ...]] = field(default_factory=dict)
 
     def group(self) -> Communicator:
@@ -170,7 +185,11 @@ def can_hold_variables(value: object) -> bool:
     """Local. Whether a checkpoint can hold `value`: a variable, a container, or an object with state or attributes."""
     if isinstance(value, SETS):
         return False
-    return isinstance(value, Variable) or state_of(value) is not None or has_children(value)
+    return isinstance(value, Variable) or state_of(value) is not None or _is_entered(value)
+
+
+def _is_entered(value: object) -> bool:
+    return isinstance(value, Holder) or has_children(value)
 
 
 def walk(roots: Iterable[tuple[Parts, object]], *, into_states: bool = True) -> Found:
@@ -205,9 +224,8 @@ def walk(roots: Iterable[tuple[Parts, object]], *, into_states: bool = True) -> 
         parts, value, place = waiting.pop()
         is_leaf = isinstance(value, Variable) or (place is _Place.STATE and not isinstance(value, CONTAINERS))
         state = None if is_leaf or place is _Place.STATE else state_of(value)
-        if not (is_leaf or state or has_children(value)):
-            if _is_lost(value, place):
-                found.lost[join(parts)] = value
+        if not (is_leaf or state or _is_entered(value)):
+            _note_unsaved(found, parts, value, place)
             continue
         path = join(parts)
         if _is_known(found, seen, path, value, place):
@@ -221,6 +239,8 @@ def walk(roots: Iterable[tuple[Parts, object]], *, into_states: bool = True) -> 
         elif isinstance(value, SETS):
             found.numbers[path] = tuple(filter(is_number, value))
             later[0].append((parts, value))
+        elif isinstance(value, Holder):
+            waiting.extend([((*parts, *more), child, _Place.OBJECT) for more, child in reversed(value.held_objects())])
         else:
             _push_children(waiting, found, parts, value, place)
     return found
@@ -228,7 +248,7 @@ def walk(roots: Iterable[tuple[Parts, object]], *, into_states: bool = True) -> 
 
 def _is_known(found: Found, seen: dict[int, str], path: str, value: object, place: _Place) -> bool:
     """Whether another path has led to an object before; notes the object else."""
-    if isinstance(value, Module):
+    if isinstance(value, (Module, Holder)):
         found.modules.append(value)
     # Of a state only the variables are noted. Its containers were made for this walk: when one of them is gone,
     # another object may get its address, and would be taken for it.
@@ -308,25 +328,43 @@ def _require_path(parts: Parts, path: str) -> None:
 
 
 def _push_children(
-    waiting: list[tuple[Parts, object, _Place]], found: Found, parts: Parts, value: object, place: _Place
+    waiting: list[tuple[Parts, object, _Place]], found: Found, parts: Parts, value: object, place: _Place,
+    *, in_module: bool = False,
 ) -> None:
     """Put what an object holds on the stack, so that the first child is popped first; note the numbers among it."""
     children, is_container = children_of(value), isinstance(value, CONTAINERS)
     if is_container and type(value) not in CONTAINERS:
         # Of a class of the user's, which may have attributes, too. Pushed first, they come behind the items.
-        _push_children(waiting, found, parts, SimpleNamespace(**attributes_of(value)), place)
+        attributes = SimpleNamespace(**attributes_of(value))
+        _push_children(waiting, found, parts, attributes, place, in_module=isinstance(value, Module))
+    hidden = place
     if not is_container:
         place = _Place.OURS if type(value).__module__.startswith("mpidist.") else _Place.OBJECT
+        is_users = place is _Place.OBJECT and (in_module or isinstance(value, Module))
+        # `self._x = x`: what a layer keeps from one call for the next, its gradients for instance.
+        hidden = _Place.CACHE if is_users else place
     # An object may have a million plain values, which matter only where they are an error, or part of a state.
-    skipped = PLAIN if place in (_Place.OBJECT, _Place.OURS) else ()
-    waiting.extend([((*parts, name), child, place) for name, child in reversed(children) if type(child) not in skipped])
+    skipped = PLAIN if place in (_Place.OBJECT, _Place.CACHE, _Place.OURS) else ()
+    waiting.extend([
+        ((*parts, name), child, hidden if not is_container and str(name).startswith("_") else place)
+        for name, child in reversed(children) if type(child) not in skipped
+    ])
     # The members of a set have one path in common.
-    if place is _Place.OBJECT and _Member not in map(type, parts):
+    if place in (_Place.OBJECT, _Place.CACHE) and _Member not in map(type, parts):
         numbers = [(name, child) for name, child in children if is_number(child)]
         if is_container:
             found.numbers[join(parts)] = tuple([child for _, child in numbers])
         for name, child in [] if is_container else numbers:
             found.numbers[join((*parts, name))] = (child,)
+
+
+def _note_unsaved(found: Found, parts: Parts, value: object, place: _Place) -> None:
+    if not _is_lost(value, place):
+        return
+    if place is _Place.CACHE and is_array(value):
+        found.caches.append(join(parts))
+    else:
+        found.lost[join(parts)] = value
 
 
 def _is_lost(value: object, place: _Place) -> bool:

@@ -14,6 +14,7 @@ from mpidist.cluster.placement import EVALUATOR_GROUP, TRAINING_GROUP, Placement
 from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.communicator import Channel, Communicator
 from mpidist.comm.deaths import WATCH, Process
+from mpidist.comm.ending import stand_apart
 
 # The word of the end is a small message: it is on its way at once, or its receiver is gone.
 _SENT_SECONDS = 1.0
@@ -47,6 +48,8 @@ def enter_group(communicator: Communicator, placement: Placement) -> Communicato
         _FOLLOWERS.append(_Followers(channel, evaluators, os.getpid()))
     is_evaluator = placement.group == EVALUATOR_GROUP
     note_role(group.rank, _End(channel, chief) if is_evaluator else None)
+    if is_evaluator:
+        stand_apart()
     return group
 
 

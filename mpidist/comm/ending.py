@@ -30,7 +30,7 @@ from mpidist.comm.farewell import FAREWELLS, LAST, leave_together
 from mpidist.comm.interrupts import INTERRUPTS
 from mpidist.comm.launcher_socket import LauncherSocket
 from mpidist.comm.mpi_start import end_mpi
-from mpidist.comm.program_end import INTERRUPTED, forget, number_of, was_left, watch_code
+from mpidist.comm.program_end import INTERRUPTED, end_later, forget, number_of, was_left, watch_code
 from mpidist.comm.program_end import code as code_of_program
 from mpidist.errors import is_shared
 from mpidist.observe.output import flush, say
@@ -86,7 +86,7 @@ class _Ending:
         # After a death: the program's own thread ends the process, or a thread of ours does.
         self.ends_itself = False
         self.survivor_ends = False
-        self.has_explained = self.has_failed = False
+        self.has_explained = self.has_failed = self.stands_apart = False
 
     def on_exception(
         self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
@@ -95,6 +95,10 @@ class _Ending:
         if os.getpid() != self.process:
             self.code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
             self.previous_hook(kind, error, trace)
+            return
+        if self.stands_apart and not isinstance(error, KeyboardInterrupt) and not WATCH.learn(error):
+            say(f"{self.place} failed, the training goes on\n{self._traceback(kind, error, trace)}")
+            self.code, self.has_failed = 1, True
             return
         if WATCH.learn(error) or self.tolerates_deaths:
             self.ends_itself = True
@@ -169,10 +173,11 @@ class _Ending:
         mourns = not self.ends_itself and not self.tolerates_deaths
         self.ends_itself = True
         if not WATCH.dead:
-            if not self.is_agreed and self.code and self.tolerates_deaths and not self.leads:
+            ends_alone = self.tolerates_deaths and not self.leads and not self.stands_apart
+            if not self.is_agreed and self.code and ends_alone:
                 self.end_process(self.code)
             # What all ranks have agreed on ends no rank in the middle of something.
-            if self.code and not self.is_agreed:
+            if self.code and not self.is_agreed and not self.stands_apart:
                 self._end(self.code, "" if self.has_failed else f"{self.place} exited with {self.code}, the job ends")
             INTERRUPTS.show_calls()
             if leave_together([one.mpi for one in list(FAREWELLS.values())], self.wait_at_end):
@@ -224,6 +229,8 @@ class _Ending:
         limit, place = limit_seconds(), f"{self.place} has come to its end"
         if seconds > LEFT_SECONDS and (why := INTERRUPTS.why_awaited()):
             self._end(1, f"{place}, other ranks still wait for it, the job ends: {why}")
+        if self.stands_apart:
+            return
         # The first of those that wait speaks. Another one does where that has not ended the job.
         if limit and seconds > limit + (0 if WATCHDOG.is_first_to_end() else LATER_SECONDS):
             self._end(1, f"{place} and has waited {limit:g} s for other ranks, the job ends{WATCHDOG.tell_late()}")
@@ -287,13 +294,6 @@ class _Ending:
             time.sleep(FORWARD_SECONDS)
         if not self.is_finalized():
             self.abort(code)
-
-
-def end_later(seconds: float) -> None:
-    """Local. End this process after a time, whatever it does: after a death an exit function may never return."""
-    timer = threading.Timer(seconds, os._exit, (1,))
-    timer.daemon = True
-    timer.start()
 
 
 _installed: list[_Ending] = []
@@ -370,6 +370,12 @@ def agree_on_exit() -> None:
     """
     for ending in _installed:
         ending.is_agreed = True
+
+
+def stand_apart() -> None:
+    """Local. From now on an error or an exit code of this rank, an evaluator, ends no other one: it waits for them."""
+    for ending in _installed:
+        ending.stands_apart = True
 
 
 def exit_code() -> int:

@@ -117,6 +117,13 @@ def number_of(given: object) -> int:
     return given & 0xFF if isinstance(given, int) else int(given is not None)
 
 
+def end_later(seconds: float) -> None:
+    """Local. End this process after a time, whatever it does: after a death an exit function may never return."""
+    timer = threading.Timer(seconds, os._exit, (1,))
+    timer.daemon = True
+    timer.start()
+
+
 def forget() -> None:
     """Local. Let go of the program's globals: the last exit function calls it, and then they end as they would."""
     _program[0] = None

@@ -9,8 +9,8 @@ from typing import Any, Protocol
 from mpidist.attributes import CONTAINERS, SETS, attributes_of, children_of, has_children, slots_of
 from mpidist.variables.variable import Variable
 
-# The attribute of a module that holds its watcher.
-_WATCHER = "_watcher"
+# The attribute of a module, or of a checkpoint that another one holds, with its watcher.
+WATCHER = "_watcher"
 
 
 class Watcher(Protocol):
@@ -61,13 +61,13 @@ class Module:
 
     def __setattr__(self, name: str, value: Any) -> None:
         super().__setattr__(name, value)
-        watcher = vars(self).get(_WATCHER)
-        if watcher is not None and name != _WATCHER:
+        watcher = vars(self).get(WATCHER)
+        if watcher is not None and name != WATCHER:
             watcher.attribute_set(value)
 
     def __getstate__(self) -> tuple[dict[str, Any], dict[str, Any]]:
         # The checkpoint holds the original and not the copy.
-        attributes = {name: value for name, value in vars(self).items() if name != _WATCHER}
+        attributes = {name: value for name, value in vars(self).items() if name != WATCHER}
         slots = {name: getattr(self, name) for name in slots_of(type(self)) if hasattr(self, name)}
         return attributes, slots
 
@@ -97,17 +97,17 @@ class Module:
         return tuple(found for found in _walk(self) if isinstance(found, Module))
 
 
-def watch(module: Module, watcher: Watcher) -> None:
+def watch(module: object, watcher: Watcher) -> None:
     """Local. Report new attributes to `watcher`, unless a watcher with a higher number gets them."""
-    present: Watcher | None = vars(module).get(_WATCHER)
+    present: Watcher | None = vars(module).get(WATCHER)
     if present is None or present.number < watcher.number:
-        vars(module)[_WATCHER] = watcher
+        vars(module)[WATCHER] = watcher
 
 
-def unwatch(module: Module, watcher: Watcher) -> None:
+def unwatch(module: object, watcher: Watcher) -> None:
     """Local. Stop reporting to `watcher`."""
-    if vars(module).get(_WATCHER) is watcher:
-        del vars(module)[_WATCHER]
+    if vars(module).get(WATCHER) is watcher:
+        del vars(module)[WATCHER]
 
 
 def _walk(root: object) -> Iterator[Variable | Module]:

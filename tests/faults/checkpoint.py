@@ -197,13 +197,38 @@ FAULTS = (
         "unit/test_preemption.py::test_a_job_goes_on_where_its_state_file_is_lost",
     ),
     Fault(
+        "a checkpoint that is gone ends the evaluator", "checkpoint/following.py",
+        'lambda: _mark(path)) == mark:', "lambda: _mark(path)) != 0:",
+        "unit/test_checkpoints_iterator.py::test_a_checkpoint_that_is_gone_is_passed_over",
+    ),
+    Fault(
+        "an evaluator's error ends the training", "comm/ending.py",
+        "if self.stands_apart and not isinstance", "if False and not isinstance",
+        "system/test_evaluator.py::test_an_error_of_an_evaluator_does_not_end_the_training",
+    ),
+    Fault(
+        "an evaluator's exit code ends the training", "comm/ending.py",
+        "if self.code and not self.is_agreed and not self.stands_apart:", "if self.code and not self.is_agreed:",
+        "system/test_evaluator.py::test_an_error_of_an_evaluator_does_not_end_the_training",
+    ),
+    Fault(
+        "a public array is taken for a cache", "checkpoint/objects.py",
+        'hidden if not is_container and str(name).startswith("_") else place', "hidden",
+        "unit/test_checkpoint_walk.py::test_an_array_in_a_hidden_attribute_of_a_module_is_a_cache",
+    ),
+    Fault(
+        "what comes to a checkpoint in a checkpoint gets no values", "checkpoint/checkpoint.py",
+        "            watcher.attribute_set(value)\n", "            pass\n",
+        "unit/test_checkpoint_walk.py::test_a_checkpoint_in_a_checkpoint_is_an_object_like_others",
+    ),
+    Fault(
         "a lock is touched once", "checkpoint/lock.py",
         "    while not stop.wait(BEAT_SECONDS):", "    if not stop.wait(BEAT_SECONDS):",
         BOUNDARIES + "a_lock_is_touched_again_and_again",
     ),
     Fault(
         "who follows checkpoints waits for the first timeout only", "checkpoint/following.py",
-        "                return\n            waiting_since = clock()\n", "                return\n",
+        "                return\n            waiting_since = None\n", "                return\n",
         BOUNDARIES + "each_timeout_of_those_who_follow_is_as_long_as_the_first",
     ),
     Fault(
@@ -290,7 +315,7 @@ FAULTS = (
     ),
     Fault(
         "the work with a checkpoint counts as waiting for the next one", "checkpoint/following.py",
-        "            yield path\n            waiting_since = clock()\n", "            yield path\n",
+        "            yield path\n            waiting_since = None\n", "            yield path\n",
         "unit/test_checkpoints_iterator.py::test_a_timeout_ends_it",
     ),
 )

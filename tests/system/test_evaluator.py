@@ -42,6 +42,29 @@ NOT_ITERATING = SYNCHRONOUS.replace("for path in mpidist.checkpoints_iterator(sy
     'marks.read(f"{sys.argv[1]}-{number}")', "pass"
 )
 
+# The evaluator fails at the first checkpoint, and the others train on.
+FAILING = """
+import sys
+import mpidist
+from tests.waiting import let_pass, until_has_ended
+
+resolver = mpidist.cluster_resolver.MPIClusterResolver(num_evaluators=1)
+strategy = mpidist.MultiWorkerMirroredStrategy(resolver)
+with strategy.scope():
+    step = mpidist.Variable(0)
+checkpoint = mpidist.Checkpoint(step=step)
+if strategy.task_type == "evaluator":
+    for path in mpidist.checkpoints_iterator(sys.argv[1], restore=checkpoint):
+        FAILURE
+checkpoint.save(f"{sys.argv[1]}/c")
+until_has_ended(2)
+let_pass(3)
+for _ in range(3):
+    strategy.reduce("SUM", 1, axis=None)
+checkpoint.save(f"{sys.argv[1]}/c")
+print("trained to the end", flush=True)
+"""
+
 # What a strategy with parameter servers does: all ranks tolerate deaths, and the chief trains on. On other hosts its
 # window tells it and the server who has died.
 SERVERS = """
@@ -114,8 +137,7 @@ checkpoint = mpidist.Checkpoint(step=step)
 
 if strategy.cluster_resolver.task_type == "evaluator":
     seen = []
-    for path in mpidist.checkpoints_iterator(folder / "checkpoints", timeout=0.05, timeout_fn=tell):
-        checkpoint.restore(path)
+    for path in mpidist.checkpoints_iterator(folder / "checkpoints", timeout=0.05, timeout_fn=tell, restore=checkpoint):
         seen.append(int(step.value()))
     print("the evaluator ends by itself after", seen, flush=True)
 else:
@@ -164,6 +186,18 @@ def test_an_evaluator_that_follows_nothing_ends_as_before(tmp_path: Path) -> Non
     assert result.returncode == 0, text
     assert "mpidist:" not in text
     assert text.count("no more") == 1, text
+
+
+@pytest.mark.parametrize(("failure", "code"), [("raise KeyError('one of its own')", 1), ("sys.exit(3)", 3)])
+def test_an_error_of_an_evaluator_does_not_end_the_training(tmp_path: Path, failure: str, code: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(FAILING.replace("FAILURE", failure))
+    result = run_program(3, program, tmp_path / "run")
+    text = result.stdout + result.stderr
+    assert text.count("trained to the end") == 2, text
+    assert result.returncode == code, text
+    assert ("failed, the training goes on" in text) == ("KeyError: 'one of its own'" in text) == (code == 1), text
+    assert "the job ends" not in text, text
 
 
 def test_an_evaluator_ends_with_the_job_after_a_workers_death(tmp_path: Path) -> None:

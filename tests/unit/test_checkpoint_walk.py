@@ -302,3 +302,87 @@ def test_plain_values_cannot_be_set_as_attributes(value: Any) -> None:
     checkpoint: Any = Checkpoint(v=variable(1.0))
     with pytest.raises(ValueError, match="was expecting epoch to be a variable"):
         checkpoint.epoch = value
+
+
+class Dense(Module):
+    """A layer as people write it with NumPy: it keeps its input for the gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kernel = variable([1.0, 2.0])
+
+    def call(self, x: npt.NDArray[np.float64]) -> None:
+        self._x = x
+        self._cache: Any = {"x": x, "all": [x, x]}
+        self._state = variable(x)
+        self._helper = SimpleNamespace(kept=variable(3.0))
+
+
+def test_an_array_in_a_hidden_attribute_of_a_module_is_a_cache(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    layer: Any = Dense()
+    fresh = Dense()
+    for one in (layer, fresh):
+        one.call(np.arange(2.0))
+    checkpoint = Checkpoint(model=[layer])
+    layer.kernel.assign([5.0, 6.0])
+    path = checkpoint.save(tmp_path / "c")
+    (line,) = caplog.records
+    assert "does not hold 'model/0/_cache/all/0', 'model/0/_cache/all/1', 'model/0/_cache/x', 'model/0/_x': " in (
+        line.getMessage()
+    )
+    checkpoint.save(tmp_path / "c")
+    assert len(caplog.records) == 1
+    # Variables and objects are saved wherever they are.
+    assert list(checkpoint.find_objects().leaves) == ["model/0/_helper/kept", "model/0/_state", "model/0/kernel"]
+    Checkpoint(model=[fresh]).restore(path).assert_consumed()
+    assert fresh.kernel.numpy().tolist() == [5.0, 6.0]
+    # The same array under another name is not, nor is one of another object.
+    layer.x = layer._x
+    with pytest.raises(ValueError, match=r"'model/0/x': .*would be lost\. .*begins with `_`, as `self\._x`"):
+        checkpoint.save(tmp_path / "c")
+    del layer.x
+    layer._helper.table = np.zeros(2)
+    with pytest.raises(ValueError, match=r"'model/0/_helper/table': .*would be lost"):
+        checkpoint.save(tmp_path / "c")
+    for holder in (SimpleNamespace(_x=np.zeros(2)), {"_x": np.zeros(2)}):
+        with pytest.raises(ValueError, match=r"'o/_x': .*would be lost"):
+            Checkpoint(o=holder, v=variable(0.0)).save(tmp_path / "c")
+
+
+class Layers(Module, UserList[Any]):
+    """A module that is a list, too."""
+
+    def __init__(self) -> None:
+        Module.__init__(self)
+        UserList.__init__(self, [variable(1.0)])
+
+
+def test_a_module_that_is_a_list_has_caches_too() -> None:
+    layers = Layers()
+    layers._x, layers.y = np.zeros(2), np.zeros(2)
+    found = walk([(("m",), layers)])
+    assert (found.caches, list(found.lost)) == (["m/_x"], ["m/y"])
+
+
+def test_a_checkpoint_in_a_checkpoint_is_an_object_like_others(tmp_path: Path) -> None:
+    """As in TensorFlow's guide: only a part of a model is read, and a part of that later."""
+    net = SimpleNamespace(l1=SimpleNamespace(bias=variable([1.0, 2.0]), kernel=variable([[3.0]])))
+    path = Checkpoint(net=net).write(tmp_path / "nested")
+    bias, kernel = variable([0.0, 0.0]), variable([[0.0]])
+    layer = Checkpoint(bias=bias)
+    status = Checkpoint(net=Checkpoint(l1=layer)).read(path)
+    assert bias.numpy().tolist() == [1.0, 2.0]
+    layer.kernel = kernel
+    assert kernel.numpy().tolist() == [[3.0]]
+    status.assert_consumed()
+    # And the other way round: its objects, also those of its root, are saved under its path.
+    outer = Checkpoint(net=Checkpoint(SimpleNamespace(l1=layer), extra=variable(7.0)))
+    assert sorted(outer.find_objects().leaves) == ["net/extra", "net/l1/bias", "net/l1/kernel"]
+    path = outer.save(tmp_path / "outer")
+    kernel.assign([[9.0]])
+    outer.restore(path).assert_consumed()
+    assert kernel.numpy() == 3.0
+    layer.itself = layer
+    assert len(outer.find_objects().leaves) == 3

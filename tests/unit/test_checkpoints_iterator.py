@@ -16,6 +16,7 @@ from mpidist.checkpoint.following import checkpoints_iterator, follow
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.chief import note_role
 from mpidist.comm.communicator import SoloCommunicator
+from mpidist.errors import CheckpointError, DamagedCheckpointError
 from mpidist.variables.arena import Arena
 from mpidist.variables.creation import create_variable
 from tests.clocks import SetClock
@@ -60,11 +61,13 @@ class Follower:
         after: Called after so many naps.
     """
 
-    def __init__(self, folder: Path, interval: float = 0.0, timeout: float | None = None) -> None:
+    def __init__(
+        self, folder: Path, interval: float = 0.0, timeout: float | None = None, restore: Checkpoint | None = None
+    ) -> None:
         self.naps: list[float] = []
         self.after: dict[int, Callable[[], object]] = {}
         self.clock = SetClock()
-        self.found = follow(str(folder), interval, timeout, None, self.clock, self.nap)
+        self.found = follow(str(folder), interval, timeout, None, self.clock, self.nap, restore)
 
     def nap(self, seconds: float) -> None:
         self.naps.append(seconds)
@@ -149,11 +152,69 @@ def test_it_ends_with_the_training_after_the_last_checkpoint(tmp_path: Path) -> 
         ({"min_interval_secs": -1}, ValueError, "`min_interval_secs` must not be negative, got -1"),
         ({"timeout": "1"}, TypeError, "`timeout` must be a number, got .*'1'"),
         ({"timeout_fn": 5}, TypeError, "`timeout_fn` must be a function, or None, got .*5"),
+        ({"restore": 5}, TypeError, "`restore` must be a mpidist.Checkpoint, or None, got .*5"),
     ],
 )
 def test_wrong_arguments_are_said_at_once(arguments: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
         checkpoints_iterator(**{"checkpoint_dir": ".", **arguments})
+
+
+class Racing(Checkpoint):
+    """A checkpoint whose file somebody deletes or replaces in the moment before it is restored.
+
+    Attributes:
+        meanwhile: What happens before the restores, in turn.
+    """
+
+    meanwhile: list[Callable[[], object]]
+
+    def restore(self, path: Any) -> Any:
+        act = self.meanwhile.pop(0)
+        act()
+        return super().restore(path)
+
+
+def racing(*meanwhile: Callable[[], object]) -> tuple[Racing, Any]:
+    variable: Any = create_variable(ARENA, np.zeros(3))
+    restored = Racing(v=variable)
+    vars(restored)["meanwhile"] = list(meanwhile)
+    return restored, variable
+
+
+def test_a_checkpoint_that_is_gone_is_passed_over(tmp_path: Path) -> None:
+    """The evaluator is late, and the training keeps one checkpoint."""
+    variable: Any = create_variable(ARENA, np.zeros(3))
+    with CheckpointManager(Checkpoint(v=variable), tmp_path, max_to_keep=1) as manager:
+        def save() -> None:
+            variable.assign_add(np.ones(3))
+            manager.save()
+
+        save()
+        restored, own = racing(save, save, lambda: None)
+        follower = Follower(tmp_path, timeout=0.0, restore=restored)
+        assert next(follower.found) == str(tmp_path / "ckpt-3.h5")
+        assert own.numpy()[0] == 3.0
+        assert list(follower.found) == []
+
+
+def test_a_checkpoint_that_is_deleted_by_hand_is_waited_for_again(tmp_path: Path) -> None:
+    saved = checkpoint()
+    saved.save(tmp_path / "c")
+    restored, _ = racing((tmp_path / "c-1.h5").unlink, lambda: None)
+    follower = Follower(tmp_path, restore=restored)
+    follower.after[10] = lambda: saved.save(tmp_path / "c")
+    assert next(follower.found) == str(tmp_path / "c-2.h5")
+    assert len(follower.naps) == 10
+
+
+def test_a_checkpoint_that_does_not_fit_is_an_error(tmp_path: Path) -> None:
+    Checkpoint(v=create_variable(ARENA, np.zeros(4))).save(tmp_path / "c")
+    with pytest.raises(CheckpointError, match=r"'v' has shape \(3,\), but \(4,\) was saved"):
+        next(checkpoints_iterator(tmp_path, timeout=0, restore=checkpoint()))
+    os.truncate(tmp_path / "c-1.h5", 3000)
+    with pytest.raises(DamagedCheckpointError):
+        next(checkpoints_iterator(tmp_path, timeout=0, restore=checkpoint()))
 
 
 def test_who_follows_waits_where_a_state_file_is_damaged(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
