@@ -6,6 +6,7 @@ import configparser
 import importlib
 import shlex
 import sys
+from pathlib import Path
 
 import pytest
 from click.testing import CliRunner

@@ -353,7 +353,8 @@ class SocketWindow(Window):
             return
         if is_death and not self._is_leaving and connection.rank not in self._losses.gone():
             level = logging.INFO if WATCH.is_over else logging.WARNING
-            logger.log(level, "window: rank %d has lost its connection to rank %d: %s", self.rank, connection.rank, error)
+            text = "window: rank %d has lost its connection to rank %d: %s"
+            logger.log(level, text, self.rank, connection.rank, error)
             self._losses.cut(connection.rank, error.__cause__)
 
     def _close(self, connection: Connection) -> None:
