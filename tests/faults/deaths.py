@@ -181,7 +181,8 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a code that all agree on ends the job", "comm/ending.py",
-        "            if self.code and not self.is_agreed:\n", "            if self.code:\n",
+        "            if self.code and not self.is_agreed and not self.stands_apart:\n",
+        "            if self.code and not self.stands_apart:\n",
         f"{_SURVIVORS}a_code_that_all_agree_on_ends_nobody_in_the_middle",
     ),
     Fault(

@@ -134,7 +134,8 @@ FAULTS = (
         "parallel/checkpoint/test_checkpoint.py::test_another_variable_at_the_same_path_is_an_error", 2,
     ),
     Fault(
-        "a chief that fails ends alone", "comm/ending.py", "tolerates_deaths and not self.leads:", "tolerates_deaths:",
+        "a chief that fails ends alone", "comm/ending.py",
+        "tolerates_deaths and not self.leads and", "tolerates_deaths and",
         "system/test_parameter_server.py::test_the_code_of_a_chief_that_fails_is_the_launchers",
     ),
     Fault(
