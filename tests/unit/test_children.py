@@ -153,7 +153,8 @@ try:
     # As a terminal does: to the group of the program.
     os.killpg(0, signal.SIGINT)
     assert os.read(answers, 1) == b"i"
-    threading.Event().wait(0 if sys.argv[2] == "own" else None)
+    if sys.argv[2] != "own":
+        threading.Event().wait()
 except KeyboardInterrupt:
     pass
 os.waitpid(number, 0)

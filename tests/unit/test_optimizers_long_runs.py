@@ -74,9 +74,10 @@ def start(dtype: str) -> AnyArray:
     return np.random.default_rng(1000).normal(size=SIZE).astype(dtype)
 
 
-def require_close(variable: Any, expected: AnyArray, dtype: str) -> None:
+def require_close(variable: Any, expected: AnyArray, dtype: str, tolerance: float | None = None) -> None:
     assert variable.dtype == expected.dtype == dtype
-    np.testing.assert_allclose(variable.numpy(), expected, rtol=TOLERANCES[dtype], atol=TOLERANCES[dtype])
+    most = tolerance or TOLERANCES[dtype]
+    np.testing.assert_allclose(variable.numpy(), expected, rtol=most, atol=most)
 
 
 @pytest.mark.parametrize("dtype", list(TOLERANCES))
@@ -102,4 +103,5 @@ def test_against_keras(name: str, dtype: str) -> None:
     for step in range(STEPS):
         optimizer.apply_gradients([(gradient_of(step, dtype), variable)])
         reference.apply([keras.ops.convert_to_tensor(gradient_of(step, dtype))], [theirs])
-    require_close(variable, keras.ops.convert_to_numpy(theirs), dtype)
+    # Some of its numbers Keras keeps in float32, whatever the variable's dtype; PyTorch shows what float64 gives.
+    require_close(variable, keras.ops.convert_to_numpy(theirs), dtype, TOLERANCES["float32"])
