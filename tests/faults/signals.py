@@ -40,19 +40,19 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "an exception after a notice loses the checkpoint", "checkpoint/rescue.py",
-        "                self._meet(page, handler)\n", "                pass\n", f"{_RESCUE}[begin-all]",
+        "                self._meet(page, handler)\n", "                pass\n", _RESCUE,
     ),
     Fault(
         "what the failed step has read is skipped", "checkpoint/rescue.py",
-        "        self._states.go_back(steps)\n", "        pass\n", f"{_RESCUE}[before-one]",
+        "        self._states.go_back(steps)\n", "        pass\n", _RESCUE,
     ),
     Fault(
         "ranks go on one call apart after a failed step", "checkpoint/rescue.py",
-        "        order.go_on_at(max(one.calls for one in everyone))\n", "", f"{_RESCUE}[before-one]",
+        "        order.go_on_at(max(one.calls for one in everyone))\n", "", _RESCUE,
     ),
     Fault(
         "a program that is stuck after a notice is never saved", "checkpoint/rescue.py",
-        "            elif time.monotonic() > begin + seconds:\n", "            elif False:\n", f"{_RESCUE}[stuck-all]",
+        "            elif time.monotonic() > begin + seconds:\n", "            elif False:\n", _RESCUE,
     ),
     Fault(
         "a signal that came before the handler is forgotten", "cluster/signals.py",
