@@ -35,7 +35,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a child's interrupt is its parent's, again and again", "comm/deaths.py",
-        "            os.register_at_fork(after_in_child=self._be_deaf)\n", "",
+        "                os.register_at_fork(after_in_child=self._be_deaf)\n", "",
         f"{_CHILDREN}an_interrupt_of_a_child_is_its_own",
     ),
     Fault(
