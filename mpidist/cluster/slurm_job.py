@@ -159,4 +159,4 @@ def _ask(*command: str) -> str:
             f"`{line}` failed with code {result.returncode}: {result.stderr.strip() or 'no text'}. A job that may be "
             "queued again has `#SBATCH --requeue`"
         )
-    return result.stdout
+    return str(result.stdout)

@@ -74,7 +74,8 @@ def plan_of(seed: int, size: int) -> Plan:
     # In half of all cases the calls are alike but for one thing.
     if chance.random() < 0.5:
         name = chance.choice(("size", "dtype", "strategy", "kind"))
-        other = one._replace(**{name: 1 - one.strategy if name == "strategy" else getattr(other, name)})
+        changed: dict[str, Any] = {name: 1 - one.strategy if name == "strategy" else getattr(other, name)}
+        other = one._replace(**changed)
     odd = tuple(sorted(chance.sample(range(size), chance.randint(1, size - 1))))
     return Plan(layout, before, (one, other), odd)
 
@@ -103,6 +104,11 @@ class Program:
             self.optimizers.append(mpidist.optimizers.SGD(1.0))
 
 
+def _all_reduce(array: Any, options: Any) -> object:
+    context: Any = mpidist.get_replica_context()
+    return context.all_reduce("SUM", array, options)
+
+
 def call(program: Program, one: Call) -> object:
     """Make a call."""
     number, array = one.strategy, np.ones(one.size, one.dtype)
@@ -111,7 +117,7 @@ def call(program: Program, one: Call) -> object:
     made: dict[str, Callable[[], object]] = {
         "reduce": lambda: strategy.reduce("SUM", array, axis=None),
         "reduce_along": lambda: strategy.reduce("MAX", array, axis=0),
-        "all_reduce": lambda: strategy.run(lambda: mpidist.get_replica_context().all_reduce("SUM", array, options)),
+        "all_reduce": lambda: strategy.run(_all_reduce, args=(array, options)),
         "gather": lambda: strategy.gather(array, axis=0),
         "gather_object": lambda: strategy.gather_object(one.size),
         "assign": lambda: variable.assign(np.ones(5)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -55,7 +56,7 @@ print("goes on", flush=True)
 """
 
 
-def run(folder: Path, how: str, **environment: str) -> tuple[int, str]:
+def run(folder: Path, how: str, **environment: Any) -> tuple[int, str]:
     program = folder / "program.py"
     program.write_text(PROGRAM)
     result = run_program(2, program, how, folder / "checkpoints", **environment)

@@ -224,7 +224,7 @@ def test_it_is_not_written_in_passing() -> None:
         with pytest.raises(TypeError, match=r"variable 'w' cannot be written by `\+=`"):
             write()
     with pytest.raises(TypeError, match=r"variable 'w' cannot be written by `v\[\.\.\.\] = value`"):
-        variable[0] = 1  # type: ignore[index]
+        variable[0] = 1
     for view in (variable.value(), variable[:1], np.asarray(variable.value()).reshape(1, 2)):
         with pytest.raises(ValueError, match="read-only"):
             view[...] = 5

@@ -121,7 +121,7 @@ def test_flush_applies_the_mean_of_the_calls_that_were_made(strategy: Strategy, 
     size = strategy.num_replicas_in_sync
     variables = make(strategy)
     rate = ExponentialDecay(1.0, 3, 0.5, staircase=True)
-    inner = SGD(rate, gradient_accumulation_steps=3, **({"clipnorm": 1e9} if kind == "norms" else {}))
+    inner = SGD(rate, gradient_accumulation_steps=3, clipnorm=1e9 if kind == "norms" else None)
     optimizer: Any = LossScaleOptimizer(inner, 1.0) if kind == "scaled" else inner
     optimizer.flush()
     optimizer.build(variables)

@@ -36,6 +36,7 @@ class Shelf(Resource):
     Attributes:
         communicator: The ranks.
         strategy: Itself: a strategy only has to be told from others.
+        strategy_number: 0: it is not numbered.
         parts: This rank's elements of each variable, flat.
         asked: Number of elements of each read.
     """
@@ -43,6 +44,7 @@ class Shelf(Resource):
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.strategy: Any = self
+        self.strategy_number = 0
         self.parts: dict[str, AnyArray] = {}
         self.asked: list[int] = []
 
