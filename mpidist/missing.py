@@ -13,6 +13,10 @@ _ARRAY = "`numpy.asarray`: values are plain arrays"
 
 # Not here, in whichever module or object a program looks for it.
 INSTEAD = {
+    "Adafactor": (
+        "`mpidist.optimizers.Adam`, or a `mpidist.optimizers.Kernel` of your own: Adafactor keeps sums of rows and "
+        "columns, and state here is of elements, which ranks share out"
+    ),
     "CentralStorageStrategy": "any strategy: variables are stored once per node",
     "CollectiveAllReduceStrategy": _SYNCHRONOUS,
     "FixedLengthRecordDataset": _FILES,
@@ -37,10 +41,14 @@ INSTEAD = {
     "function": "nothing: drop the line, nothing is compiled",
     "get_global_step": "`iterations` of an optimizer",
     "keras": "a step that you write yourself, with `mpidist.optimizers` and `mpidist.metrics`",
+    "legacy": "`mpidist.optimizers` itself, which has tf.keras's names and arguments",
     "make_dataset_iterator": "`strategy.experimental_distribute_dataset`",
     "make_experimental_numpy_dataset": _SLICES,
     "experimental_make_numpy_dataset": _SLICES,
     "make_input_fn_iterator": "`strategy.distribute_datasets_from_function`",
+    "minimize": (
+        "`apply_gradients` with gradients that you compute: optimizer.apply_gradients(zip(gradients, variables))"
+    ),
     "nn": "`mpidist.embedding_lookup`, `mpidist.compute_average_loss` and `mpidist.scale_regularization_loss`",
     "saved_model": "`mpidist.Checkpoint`",
     "train": "`mpidist.Checkpoint`, `mpidist.CheckpointManager` and `mpidist.ClusterSpec`",
@@ -64,7 +72,7 @@ _ELSEWHERE = {
         "TFConfigClusterResolver", "UnionResolver",
     ),
     "mpidist.initializers": ("Constant", "RandomNormal", "RandomUniform"),
-    "mpidist.optimizers": ("SGD", "Adam", "AdamW", "LossScaleOptimizer", "Optimizer"),
+    "mpidist.optimizers": ("SGD", "Adam", "AdamW", "Adamax", "LossScaleOptimizer", "Nadam", "Optimizer"),
     "mpidist": (
         "AutoShardPolicy", "ClusterSpec", "DistributedDataset", "DistributedIterator", "DistributedValues",
         "InputContext", "InputOptions", "MirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy",

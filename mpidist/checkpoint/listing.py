@@ -86,7 +86,7 @@ def arrays_to_write(
         line = f"{record.path!r} of shape {record.shape} and dtype {record.dtype}"
         if isinstance(value, Variable) and group is not None and group.size == communicator.size:
             # Each rank writes a part.
-            line += f", variable number {value.number}"
+            line += f", strategy number {value.home.strategy_number}, variable number {value.number}"
             edges = range(0, record.size + 1, value.size) if value.is_per_replica and value.size else value.bounds
             bounds = None if edges is None else tuple(edge * record.dtype.itemsize for edge in edges)
             arrays.append(ArrayToWrite(record, value.reader, bounds))

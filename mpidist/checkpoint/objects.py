@@ -270,20 +270,22 @@ def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bo
         )
     group: Communicator | None = None
     replicas = 0
+    dtype: np.dtype[Any] | None = None
     if isinstance(value, Variable):
-        group = value.group
+        group, dtype = value.group, value.saved_dtype
         replicas = group.size if value.is_per_replica else 0
     elif isinstance(value, SavedArray):
         replicas = value.replicas
     else:
         value = _as_array(path, value)
-    if not is_storable(value.dtype):
+    dtype = dtype or value.dtype
+    if not is_storable(dtype):
         raise CheckpointError(
-            f"{path!r}: expected a boolean, integer, floating or complex dtype, got {value.dtype}, which HDF5 cannot "
+            f"{path!r}: expected a boolean, integer, floating or complex dtype, got {dtype}, which HDF5 cannot "
             "hold. Store it as another dtype, bfloat16 as float32 for instance"
         )
     shape = (replicas, *value.shape) if replicas and isinstance(value, Variable) else value.shape
-    record = Record(path, shape, value.dtype.newbyteorder("="), replicas)
+    record = Record(path, shape, dtype.newbyteorder("="), replicas)
     found.leaves[path] = Leaf(record, value, group, in_state, _VariablePath in map(type, parts))
 
 

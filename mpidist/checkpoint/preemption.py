@@ -15,9 +15,12 @@ from mpidist.arguments import described
 from mpidist.attributes import FixedAttributes
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.deadline import Deadline
+from mpidist.checkpoint.exchange import Exchange
 from mpidist.checkpoint.lock import require_savable
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.checkpoint.objects import Found
+from mpidist.checkpoint.requeueing import Requeueing
+from mpidist.checkpoint.rescue import PATIENCE_SECONDS, PATIENCE_STEPS, Rescue
 from mpidist.checkpoint.termination import TIME_IS_UP, TerminationConfig, describe, watch
 from mpidist.cluster import slurm_job
 from mpidist.cluster.groups import tell_evaluators_of_signals
@@ -26,11 +29,14 @@ from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.agreement import on_first_rank
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.ending import agree_on_exit
+from mpidist.comm.program_end import leave_later, number_of
 from mpidist.serving.chief import Chief
 from mpidist.serving.signals import Others, others_of
 
 # Of the communicator on which ranks tell each other what they know.
 PURPOSE = "preemption"
+# After the last save a program's exit functions may take so long.
+EXIT_SECONDS = 20.0
 
 logger = logging.getLogger("mpidist")
 T = TypeVar("T")
@@ -122,7 +128,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             checkpoint.checkpointed_runs = runs
         self._runs = runs
         self._manager.restore_or_initialize(fallback=True)
-        self._started_from = self._latest()
+        self._requeueing = Requeueing(self._manager, config.max_requeues, lambda: runs.count > runs.restored)
         if config.save_fn is None:
             # When the job is about to end it is too late to find out.
             directory, is_written_here = self._manager.directory, checkpoint.is_written_here(found)
@@ -132,11 +138,15 @@ class PreemptionCheckpointHandler(FixedAttributes):
         self._clock = clock
         self._notice = Notice(clock)
         # Apart from the group's own searches: ranks that came here differently often would meet those.
-        self._begin = self._group.open_sibling(PURPOSE).open_max()
-        self._pending: Callable[[], list[int]] | None = None
+        sibling = self._group.open_sibling(PURPOSE)
+        self._notices = Exchange(sibling.open_max())
+        self._rescue = Rescue(checkpoint, self._group, sibling, self._notice, self._notices, self)
         self._sent_at = 0.0
         self._deadline = Deadline(on_first_rank(self._group, "reading when the job ends", self._end_of_job))
         self._is_done = False
+        # On servers the other ranks serve: what was scheduled is theirs.
+        if self._others is None:
+            self._rescue.begin(runs.count)
         SIGNALS.tell(self._notice, config.signals)
         tell_evaluators_of_signals()
         if self._others is not None:
@@ -171,9 +181,16 @@ class PreemptionCheckpointHandler(FixedAttributes):
             raise TypeError(
                 f"`distributed_train_function` must be a function, got {described(distributed_train_function)}"
             )
+        self._rescue.is_between = False
         self._look((), {})
-        result = distributed_train_function(*args, **kwargs)
+        try:
+            result = distributed_train_function(*args, **kwargs)
+        except Exception as error:
+            self._rescue.after(error, waits=False)
+            raise
         self._runs.count += 1
+        self._rescue.note_step(self._runs.count)
+        self._rescue.is_between = True
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -190,6 +207,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             SystemExit, OSError, CheckpointError: As `run`.
         """
         self._look(args, kwargs)
+        self._rescue.note_step(self._runs.count)
         self._runs.count += 1
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -198,6 +216,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             return
         if self._notice.error is not None:
             raise self._notice.error
+        self._rescue.come_out()
         reason, milliseconds, sent_at = self._exchange()
         if not reason or (self._deadline.in_grace and reason < TIME_IS_UP):
             return
@@ -210,6 +229,9 @@ class PreemptionCheckpointHandler(FixedAttributes):
             self._save(reason, args, kwargs)
             return
         # Where it fails the next call tries again: an operator may have made room.
+        self._end(reason, args, kwargs)
+
+    def _end(self, reason: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         saved = self._save(reason, args, kwargs)
         self._is_done = True
         self._requeue(saved)
@@ -221,6 +243,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         Where it was given a `Checkpoint`, another job may save to the directory from now on.
         """
         self._notice.is_closed = True
+        self._rescue.close()
         SIGNALS.silence(self._notice)
         tell_evaluators_of_signals()
         if self._others is not None:
@@ -235,7 +258,11 @@ class PreemptionCheckpointHandler(FixedAttributes):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if error is not None:
+                self._rescue.after(error, waits=True)
+        finally:
+            self.close()
 
     def _exchange(self) -> tuple[int, int, float]:
         """Collective. Tell all ranks what this one knows, and hear what they told in the last call.
@@ -247,12 +274,30 @@ class PreemptionCheckpointHandler(FixedAttributes):
         order = self._group.order
         with order.enter("looking for preemption", None, None, meets=False) as call:
             call.surround().is_under_way = True
-            pending, self._pending = self._pending, None
-            reason, milliseconds = (0, 0) if pending is None else pending()
+            reason, milliseconds = self._notices.hear()
             sent_at, self._sent_at = self._sent_at, self._clock()
             own = self._own_reason()
-            self._pending = self._begin([own, self._notice.passed_milliseconds()])
+            self._notices.tell(own, self._notice.passed_milliseconds(), has_failed=self._rescue.has_failed)
+            # In the last two steps: who knows may learn at once that a rank comes no more.
+            may_wait = own > 0 and self._group.size > 1 and not self._config.grace_period
+            is_last = may_wait and self._notices.shows_failure()
+        if is_last:
+            self.end_after(self._rescue.complete, own)
         return reason, milliseconds, sent_at
+
+    def look_again(self) -> None:
+        """Collective. As at the beginning of a step; for `rescue`."""
+        self._look((), {})
+
+    def patience_seconds(self) -> float:
+        """Local. How long a step, and what comes behind it, may take after a notice; for `rescue`."""
+        return max(PATIENCE_SECONDS, PATIENCE_STEPS * self._deadline.longest_step, self._config.grace_period)
+
+    def end_after(self, steps: int, reason: int) -> None:
+        """Collective. Save what so many steps have left, and end the program; for `rescue`."""
+        self._rescue.go_back(steps)
+        self._runs.count = steps
+        self._end(reason, (), {})
 
     def _own_reason(self) -> int:
         # Rank 0's clock decides when the time is over.
@@ -288,40 +333,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         """Collective. Have the job queued again, if that is wanted; what speaks against it is a warning of rank 0."""
         if not self._config.requeue:
             return
-        on_first_rank(self._group, "queueing the job again", lambda: self._requeue_once(saved))
-
-    def _requeue_once(self, saved: object) -> None:
-        most, count = self._config.max_requeues, slurm_job.restart_count()
-        if most is not None and count >= most:
-            logger.warning("the job is not queued again: it was %d time(s), and `max_requeues` is %d", count, most)
-        elif self._is_new(saved):
-            try:
-                logger.warning("the job %s is queued again", slurm_job.requeue())
-            except Exception as error:
-                # Whatever it is: the checkpoint is there, and the program ends with the code that was asked for.
-                logger.warning("the job is not queued again: %s", str(error) or repr(error))
-        else:
-            logger.warning(
-                "the job is not queued again: since its start no newer checkpoint was saved (the last one is %s), so "
-                "that it would never come to its end. Give it more time, or shorten its steps",
-                self._started_from[0] or "none",
-            )
-
-    def _is_new(self, saved: object) -> bool:
-        """Whether there is a checkpoint that is newer than the start of this program, and further."""
-        is_own = isinstance(saved, (str, os.PathLike)) and os.path.exists(saved)
-        latest = self._latest()
-        return self._runs.count > self._runs.restored and (is_own or (bool(latest[0]) and latest != self._started_from))
-
-    def _latest(self) -> tuple[str, int]:
-        """The latest checkpoint, and when it was written."""
-        path = self._manager.latest_checkpoint
-        if path is None:
-            return "", 0
-        try:
-            return path, os.stat(path).st_mtime_ns
-        except OSError:
-            return "", 0
+        on_first_rank(self._group, "queueing the job again", lambda: self._requeueing.requeue(saved))
 
     def _exit(self) -> None:
         """Collective. End the program with the same code on all ranks, or let the user's function do it."""
@@ -329,8 +341,10 @@ class PreemptionCheckpointHandler(FixedAttributes):
             if self._config.exit_fn is None:
                 sys.exit(self._config.exit_code)
             self._config.exit_fn()
-        except SystemExit:
+        except SystemExit as error:
             SIGNALS.ignore()
+            # Of a Pool whose worker the signal has ended the exit function never returns.
+            leave_later(EXIT_SECONDS, number_of(error.code))
             if self._others is not None:
                 self._others.end_together()
             elif self._group.size > 1:

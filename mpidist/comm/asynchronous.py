@@ -79,13 +79,18 @@ class AsyncCollective(Resource):
             raise RuntimeError("all_reduce_async: the strategy is closed. Call it before `close()`")
         self.communicator.require_whole("an asynchronous reduction")
         lent: AnyArray = array if type(array) is np.ndarray else arrays.lend(array)
-        check_reducible(lent, op)
-        if in_place:
-            check_in_place(lent, op)
+        try:
+            check_reducible(lent, op)
+            if in_place:
+                check_in_place(lent, op)
+        except (TypeError, ValueError) as error:
+            # Others begin it: they would wait for this rank, which may go on, until the end of its program.
+            self._put(Handle("refused", functools.partial(self._refuse, error), self._finish))
+            raise
         finish = (lambda _: array) if in_place else functools.partial(arrays.give_back, like=array)
         # The thread may be late to find out that ranks have begun different reductions: their next call shows it.
         if self.has_thread:
-            self.communicator.order.sign("all_reduce_async", op, lent)
+            self.communicator.order.sign("all_reduce_async", op, lent, self._collective.log.owner)
             if arrays.is_cupy(lent) and not in_place:
                 # Made for this stream: what the thread makes is for its own, and the pool would give it to the next
                 # result as soon as the program drops it, while kernels on this stream still read it.
@@ -93,7 +98,9 @@ class AsyncCollective(Resource):
         # The work may be done on another CUDA stream, which does not wait for the kernels that fill the array.
         arrays.wait_for_device(lent)
         work = functools.partial(self._reduce, lent, op, in_place, finish)
-        handle = Handle(op.name, work, self._finish)
+        return self._put(Handle(op.name, work, self._finish))
+
+    def _put(self, handle: Handle) -> Handle:
         if self.has_thread:
             # Reductions of all AsyncCollective objects pass through one queue, in the order in which the program
             # begins them. Ranks must begin them in one order: MPI matches collective calls on a communicator by their
@@ -129,7 +136,10 @@ class AsyncCollective(Resource):
     def _reduce(
         self, lent: AnyArray, op: ReduceOp, in_place: bool, finish: Callable[[AnyArray], Any]
     ) -> tuple[Any, BaseException | None]:
-        """Reduce, unless an earlier reduction has failed. Returns the result and the first error so far."""
+        """Reduce, unless an earlier reduction has failed. Returns the result and the first error so far.
+
+        Integers that do not fit are an error of this reduction alone: every rank has it, and nothing is in the middle.
+        """
         result = None
         if self._error is None:
             try:
@@ -140,8 +150,21 @@ class AsyncCollective(Resource):
                 result = finish(total)
             # `wait` raises it. Raised here it would end the thread, and every later `wait` would hang.
             except BaseException as error:
+                if isinstance(error, OverflowError) and is_shared(error):
+                    return None, error
                 self._error = error
         return result, self._error
+
+    def _refuse(self, error: Exception) -> tuple[Any, BaseException | None]:
+        """Show the other ranks that this one refuses the reduction, and why. Returns the first error so far."""
+        if self._error is not None:
+            return None, self._error
+        try:
+            self._collective.log.refuse("all_reduce", error)
+        except BaseException as caught:
+            # Where all ranks refuse alike, nothing has failed: the program has had the error.
+            self._error = None if caught is error else caught
+        return None, self._error
 
     def __repr__(self) -> str:
         return f"AsyncCollective({self._collective!r}, has_thread={self.has_thread})"
@@ -175,7 +198,8 @@ def open_asynchronous(collective: CollectiveFront, options: CommunicationOptions
         return AsyncCollective(communicator, collective, has_thread=False)
     # The thread must not be in a call on that communicator while this one creates something on it.
     communication_thread().wait_until_idle()
-    own = selection.choose(communicator.open_sibling(PURPOSE), options or CommunicationOptions())
+    sibling = communicator.open_sibling(PURPOSE)
+    own = selection.choose(sibling, options or CommunicationOptions(), collective.log.owner)
     return AsyncCollective(communicator, own, has_thread=True)
 
 

@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 from mpidist.comm import call_text
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
-from mpidist.comm.call_text import HINT, mismatch, where_called
-from mpidist.errors import mark_shared
+from mpidist.comm.call_text import HINT, mismatch, owned_by, where_called
+from mpidist.errors import RankError, mark_shared
 from mpidist.observe.calls import Calls, describe
+from mpidist.observe.stacks import line_of_call
 
 
 class CallComparison:
@@ -29,6 +30,7 @@ class CallComparison:
         is_across: Whether there are ranks with which this one shares no memory.
         is_asked: Whether this rank was interrupted, and not all ranks know it yet.
         last_checkpoint: The last checkpoint that these ranks have saved, for the text.
+        owner: The number of the strategy whose call the last one is; 0: no strategy's.
         mark: The checksum of this call and all before it, and a flag for an interrupt; a barrier shows it.
         is_shown, page, barrier: Whether `show` was called, and what it got.
     """
@@ -37,7 +39,7 @@ class CallComparison:
     __slots__ = (
         "_awaits", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
         "_own", "_shown", "_step", "_word", "_words", "barrier", "broken", "is_across", "is_asked", "is_shown",
-        "key", "last_checkpoint", "mark", "number", "page",
+        "key", "last_checkpoint", "mark", "number", "owner", "page",
     )
 
     def __init__(self, calls: Calls) -> None:
@@ -45,7 +47,7 @@ class CallComparison:
         self.is_across = self.is_shown = self.is_asked = self._is_interrupted = self._meets = self._awaits = False
         self.broken = self.last_checkpoint = ""
         # The last call that was shown, and its word.
-        self.number = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
+        self.number = self.owner = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
         self.key: tuple[Any, ...] = ("a call",)
         self._step: tuple[Any, ...] = ()
         self.page: CallPage | None = None
@@ -81,6 +83,17 @@ class CallComparison:
             self._shown = number
             words[self._own[number & 1]] = self._word = number * NUMBER + self.mark
             self._awaits = self._meets
+
+    def show_refusal(self, reason: str) -> None:
+        """Local. Show that this rank refuses its call, and why: ranks that wait in it hear that, and come out.
+
+        Args:
+            reason: The error in this rank's arguments.
+        """
+        self.show_call()
+        self._awaits = False
+        if self.page is not None:
+            self.page.write(self.number, self.number, f"{self._text()}: {reason}")
 
     def look_ahead(self) -> None:
         """Local. Show this call, and compare it with those of the node's ranks that have done so, before MPI is called.
@@ -123,13 +136,16 @@ class CallComparison:
     def look(self) -> None:
         """Local. Compare this call with those of the node's ranks, again and again in a rank that waits.
 
-        A rank in another call may never come, nor may one that has left a call in the middle.
+        A rank in another call may never come, nor may one that has left a call in the middle, or has failed.
 
         Raises:
             MismatchError, InterruptedCallError: As `meet`.
+            RankError: A rank that this one waits for has failed, and comes no more; on every rank of the node.
         """
         page, number = self.page, self.number
         self._calls.in_barrier = time.monotonic()
+        if page is not None and page.is_called_out:
+            raise mark_shared(RankError(f"{self._text()} is given up: another rank has failed, and makes it no more"))
         if page is not None and page.differs_for_long(number, self.mark if self._depth else page.shown(number)):
             self._refuse(page, number)
 
@@ -142,14 +158,19 @@ class CallComparison:
     def differing(self) -> tuple[Sequence[int], str]:
         """Local. The ranks that have shown another call than this rank, or left one in the middle; and why, if any.
 
-        Any thread may call this: a rank that waits in MPI does not look.
+        Any thread may call this: a rank that waits in MPI does not look. Nor does it say in which call it is, as
+        another rank may ask that has seen the difference: this does.
         """
         page = self.page
         if page is None:
             return (), ""
         if ranks := page.broken_ranks():
             return ranks, f"on rank {ranks[0]}, {page.text(ranks[0]) or 'a call was left in the middle'}"
-        return page.differing_ranks(self.number), "ranks have made other calls, and one of them has gone on"
+        ranks = page.differing_ranks(number := self.number)
+        if ranks and not page.has_written(number):
+            page.write(number, number, self._text(f" at {line_of_call(self._calls.thread)}"))
+        why = next((f"on rank {rank}, {text}" for rank in ranks if (text := page.text_about(rank, number))), "")
+        return ranks, why or "ranks have made other calls, and one of them has gone on"
 
     def compare_across(self) -> None:
         """Collective where ranks share no memory, else Local. Compare this call, and all before it, between nodes.
@@ -178,6 +199,18 @@ class CallComparison:
             self._words[self._own[self.number & 1]] = self.number * NUMBER
         if self.is_across:
             self._messages.forget()
+
+    def go_on_at(self, number: int) -> None:
+        """Local. Go on as if so many calls had been made; all ranks do so where some have given up one.
+
+        Args:
+            number: Of calls, not smaller than that of any rank.
+        """
+        self.number = self._shown = number
+        self.restart()
+        if self._words is not None:
+            self._words[self._own[1 - (number & 1)]] = max(0, number - 1) * NUMBER
+        self._calls.go_on_at(number)
 
     def _compare(self) -> None:
         """Collective with ranks that make another call. Compare calls that were shown."""
@@ -232,7 +265,7 @@ class CallComparison:
         self.broken = f"ranks have made other calls: {error}"
         raise error
 
-    def _text(self) -> str:
-        """This rank's call, for the other ranks."""
+    def _text(self, where: str | None = None) -> str:
+        """This rank's call, for the other ranks; `where` it was made: by default by this thread."""
         step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
-        return f"{describe(self.key)}{where_called()}{step}"
+        return f"{describe(self.key)}{owned_by(self.owner)}{where_called() if where is None else where}{step}"

@@ -1,14 +1,15 @@
 """The order of calls on a communicator: one at a time, the same on all ranks, each one to its end.
 
 All ranks must make the same calls in the same order, or results are wrong in silence. Each call is signed: a checksum
-goes over its name, operation, dtype and shape, and over all calls before it, and `CallComparison` compares it.
+goes over its name, operation, dtype and shape, over the strategy whose it is, and over all calls before it, and
+`CallComparison` compares it.
 
 An interrupt travels with the checksums: all ranks raise it at the end of the same call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
@@ -19,7 +20,7 @@ from mpidist.comm.call_text import AT_ONCE, Checksums, refuse_inside
 from mpidist.comm.deaths import WATCH, Process
 from mpidist.comm.interrupts import INTERRUPTS
 from mpidist.errors import is_shared
-from mpidist.observe.calls import CODES, NEXT, STATE, Calls
+from mpidist.observe.calls import NEXT, STATE, Calls, code_of, sign_of_owner
 
 if TYPE_CHECKING:
     from mpidist.arrays import AnyArray
@@ -40,12 +41,13 @@ class CallOrder(CallComparison):
         is_under_way: A call sets it before it moves or changes the first byte. If it then ends with an exception, it
             was left in the middle. `AT_ONCE` where it makes no further calls: a signal handler may not, either.
         is_alone: Whether no other rank makes these calls.
+        dealt: How many strategies there have been on these ranks; see `deal`.
         is_part: Whether these calls are made inside others, or by our own thread: an interrupt is not theirs to raise.
         left, identity: The number and the text of a call that an exception has left; of the communicator.
     """
 
     __slots__ = (
-        "__weakref__", "_code", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
+        "__weakref__", "_code", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "dealt", "identity",
         "is_alone", "is_part", "is_under_way", "left",
     )
 
@@ -58,7 +60,7 @@ class CallOrder(CallComparison):
         self._processes, self.identity = processes, calls.identity
         self._is_plain = type(calls) is Calls and not is_alone
         self._note, self._state = calls.note, calls.words
-        self._sign = self._code = 0
+        self._sign = self._code = self.dealt = 0
         self._signs = Checksums()
         INTERRUPTS.add(self)
 
@@ -67,11 +69,21 @@ class CallOrder(CallComparison):
         """Local. Whether this rank is in a call."""
         return self._depth > 0
 
+    def deal(self) -> int:
+        """Collective. A number for a strategy on these ranks, the same on all of them; they begin at 1.
+
+        Strategies on the same ranks share their calls' order, and their calls may look alike. The number in each call's
+        signature says whose it is.
+        """
+        self.dealt += 1
+        return self.dealt
+
     def enter(
         self,
         name: str,
         detail: object,
         array: AnyArray | None,
+        owner: int = 0,
         *,
         meets: bool = True,
         only_dtype: bool = False,
@@ -84,6 +96,7 @@ class CallOrder(CallComparison):
             detail: What must be the same on all ranks: an operation, a root; hashable, with a `str` that is the same on
                 all ranks. Its attribute `subject`, if there is one, names it in errors.
             array: Its dtype and shape must be the same on all ranks; None where there is none.
+            owner: The number of the strategy whose call it is, see `deal`; 0: no strategy's.
             meets: No rank leaves this call before all have entered it.
             only_dtype: The shape may differ between ranks.
             sign: A checksum of the detail; by default one is made and kept.
@@ -104,12 +117,13 @@ class CallOrder(CallComparison):
             self.key = key
         else:
             if sign is not None:
-                self.key, self._sign, self._code, self._step = key, sign, CODES[name], key
-            elif key == self.key:
-                key, sign = self.key, self._sign
+                self._step = key
+                sign = self._sign_as(name, key, sign, owner)
+            elif key == self.key and owner == self.owner:
+                sign = self._sign
             else:
-                sign = self._signs[key]
-                self.key, self._sign, self._code = key, sign, CODES[name]
+                sign = self._sign_as(name, key, self._signs[key], owner)
+            key = self.key
             self.number = number = self.number + 1
             self._mark_before = before = self.mark
             self.mark = before * 31 + sign & HASH
@@ -120,31 +134,43 @@ class CallOrder(CallComparison):
             elif self.is_asked:
                 self.mark += FLAG
         if calls.depth or not self._is_plain:
-            calls.enter(name, key)
+            calls.enter(name, key, self._code, owner)
             self._depth += 1
             return self
         # `Calls.enter`, in place: a call of a method takes a tenth of the time of all this.
         self._depth = calls.depth = 1
+        calls.owner = owner
         calls.thread = get_ident()
         self._note(key)
         calls.state = state = calls.state + NEXT
         self._state[STATE] = state + self._code
         return self
 
+    def _sign_as(self, name: str, key: tuple[Any, ...], sign: int, owner: int) -> int:
+        """Note another call than the last one, and return its sign, which says whose it is, too."""
+        sign += sign_of_owner(owner)
+        self._sign, self.owner, self._code = sign, owner, code_of(name, sign)
+        if key != self.key:
+            # Else the same object remains, by which the front of each strategy knows the call.
+            self.key = key
+        return sign
+
     def surround(self) -> CallOrder:
         """Local. Name this call in errors of the calls inside it, and return it."""
         self._step = self.key
         return self
 
-    def sign(self, name: str, detail: object, array: AnyArray) -> None:
+    def sign(self, name: str, detail: object, array: AnyArray, owner: int) -> None:
         """Local. Sign what another thread does later: ranks that begin something else differ from now on.
 
         Args:
             name: Of what is done. It gets no number: a rank that leaves it out is not one call behind.
             detail: As of `enter`.
             array: As of `enter`.
+            owner: As of `enter`.
         """
-        self.mark = self.mark * 31 + self._signs[name, detail, array.dtype, array.shape] & HASH
+        sign = self._signs[name, detail, array.dtype, array.shape] + sign_of_owner(owner)
+        self.mark = self.mark * 31 + sign & HASH
 
     def _require_ready(self, name: str) -> None:
         if self._depth and (self._calls.thread != get_ident() or self.is_under_way == AT_ONCE):
@@ -154,18 +180,19 @@ class CallOrder(CallComparison):
         if WATCH.dead:
             WATCH.require_alive(self._processes, name)
 
-    def during(self, name: str) -> CallOrder:
+    def during(self, name: str, owner: int = 0) -> CallOrder:
         """Local. Begin what all ranks do in several calls, or in none: an interrupt waits for its end.
 
         Args:
             name: Of all this.
+            owner: As of `enter`.
 
         Raises:
             InterruptedCallError, RuntimeError: As `enter`.
         """
         if self._depth or self.broken:
             self._require_ready(name)
-        self._calls.enter(name)
+        self._calls.enter(name, owner=owner)
         self._depth += 1
         return self
 
@@ -248,3 +275,22 @@ class CallOrder(CallComparison):
         """Local. Raise KeyboardInterrupt at the end of the outermost call; False if that was asked for already."""
         was_interrupted, self._is_interrupted = self._is_interrupted, True
         return not was_interrupted
+
+
+def call_before(function: Callable[[str], bool]) -> None:
+    """Local. Call a function before each call that begins, until it returns True; later calls cost nothing.
+
+    Args:
+        function: Gets the name of the call.
+    """
+    original: Any = CallOrder.enter
+    waiting = [function]
+
+    def enter(order: CallOrder, name: str, *args: Any, **named: Any) -> Any:
+        # Some keep this function.
+        if waiting and function(name):
+            waiting.clear()
+            setattr(CallOrder, "enter", original)  # noqa: B010 - a method, which a type checker refuses
+        return original(order, name, *args, **named)
+
+    setattr(CallOrder, "enter", enter)  # noqa: B010 - likewise

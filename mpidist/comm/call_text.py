@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
@@ -15,6 +16,13 @@ from mpidist.observe.calls import THREADS, Calls, describe
 # Checksums of so many different calls are kept.
 _KEPT = 1024
 HINT = "Give `axis=0` to reduce a batch whose size differs between ranks, and make the same calls on all ranks."
+
+_OWNERS_HINT = (
+    "Strategies are numbered in the order in which they were made. Use them in one order on all ranks: keep them in a "
+    "list or a dictionary, since a `set` has another order in each process."
+)
+# Stands around the number of a strategy in the text of a call: whose it is is told where ranks differ in that.
+_OWNER = re.compile("\x1f(\\d*)\x1f?")
 
 # `CallOrder.is_under_way` in a call that makes no others.
 AT_ONCE = 2
@@ -74,6 +82,11 @@ def _is_of_library(module: str) -> bool:
     return module in ("mpidist", "threading") or module.startswith("mpidist.")
 
 
+def owned_by(owner: int) -> str:
+    """Local. The words of a call's text that say whose it is; `mismatch` reads them."""
+    return f"\x1f{owner}\x1f"
+
+
 def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: str) -> MismatchError:
     """Local. The error of ranks whose calls differ.
 
@@ -83,8 +96,11 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
         texts: Of the ranks' calls.
         what: Where they differ.
     """
+    owners = {found.group(1) for text in texts.values() if (found := _OWNER.search(text))}
+    has_several = len(owners) > 1
     by_text: dict[str, list[int]] = {}
-    for rank, text in texts.items():
+    for rank, shown in texts.items():
+        text = _OWNER.sub(_named_owner if has_several else "", shown)
         by_text.setdefault(text, []).append(rank)
     listed = "; ".join(
         f"{text} on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
@@ -93,8 +109,12 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
     subject = getattr(key[1], "subject", "the collective call, its shape and dtype")
     return MismatchError(
         f"{subject} must be the same on all ranks, got {listed} (call {number} of these ranks; they differ in {what}). "
-        f"{HINT}"
+        f"{_OWNERS_HINT if has_several else HINT}"
     )
+
+
+def _named_owner(found: re.Match[str]) -> str:
+    return "" if found.group(1) in ("", "0") else f" of strategy number {found.group(1)}"
 
 
 def differing_calls(calls: Calls, gather: Callable[[str], Sequence[str]]) -> MismatchError:
@@ -122,4 +142,4 @@ def _mismatch(calls: Calls, texts: Mapping[int, str], what: str) -> MismatchErro
 
 
 def _text(calls: Calls) -> str:
-    return f"{calls.name}{where_called()}"
+    return f"{calls.name}{owned_by(calls.owner)}{where_called()}"

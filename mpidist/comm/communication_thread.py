@@ -65,6 +65,8 @@ class Handle:
             The given array if `in_place`, otherwise a new one.
 
         Raises:
+            OverflowError: A sum or product of integers does not fit its dtype; on every rank. The array of a reduction
+                in place is then undefined, and further reductions are made.
             Exception: The error of this reduction or of an earlier one: after a failure no further reduction is made.
         """
         self._finish(self)

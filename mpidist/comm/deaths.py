@@ -100,7 +100,7 @@ class DeathWatch:
         self._take_other: Callable[[bool], None] | None = None
         self._is_taking = False
         self._bell = -1
-        self._heard: dict[int, Callable[[], None]] = {}
+        self._heard: dict[int, list[Callable[[], None]]] = {}
         self._has_hook = False
 
     def start(self, on_death: Callable[[], None], ask_mpi: Callable[[BaseException], Sequence[str]]) -> None:
@@ -130,11 +130,14 @@ class DeathWatch:
     def _be_child(self) -> None:
         self._on_death = None
         self.dead = {_APART: _FORKED}
+        self._be_deaf()
+        if self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+    def _be_deaf(self) -> None:
         # Signals of the child are not its parent's.
         if self._bell != -1:
             signal.set_wakeup_fd(-1)
-        if self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler:
-            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
     def watch(self, processes: Sequence[Process], rank: int) -> None:
         """Local. Watch the processes of a group that are on this host; each is watched once.
@@ -153,6 +156,7 @@ class DeathWatch:
             self._known.add(process)
             name = f"rank {other} of {len(processes)} (process {process.number} on {process.host})"
             try:
+                poll = self._open_poll()
                 descriptor = os.pidfd_open(process.number)
             except ProcessLookupError:
                 # It was alive a moment ago, when it told its number.
@@ -163,7 +167,7 @@ class DeathWatch:
                 self._lives.add(process.number, functools.partial(self._note, process, name))
                 continue
             self._watched[descriptor] = (process, name)
-            self._open_poll().register(descriptor, select.EPOLLIN)
+            poll.register(descriptor, select.EPOLLIN)
 
     def watches(self, process: Process) -> bool:
         """Local. Whether the kernel tells of the end of a process."""
@@ -273,24 +277,27 @@ class DeathWatch:
 
         Args:
             number: Of a signal that has a handler.
-            function: Called in a thread of its own.
+            function: Called in a thread of its own, beside those of earlier calls.
         """
-        self._heard[number] = function
+        self._heard.setdefault(number, []).append(function)
         if self._bell == -1:
             self._open_bell()
 
     def _open_bell(self) -> None:
-        """Let signals wake our thread."""
-        bell, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        if previous == -1:
-            self._bell = bell
-            self._open_poll().register(bell, select.EPOLLIN)
-        else:
-            # Somebody else is woken, asyncio for instance.
-            signal.set_wakeup_fd(previous)
-            os.close(bell)
-            os.close(writer)
+        """Let signals wake our thread; where no descriptor is left, they are heard outside calls of MPI only."""
+        with contextlib.suppress(OSError):
+            poll = self._open_poll()
+            bell, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            if previous == -1:
+                self._bell = bell
+                os.register_at_fork(after_in_child=self._be_deaf)
+                poll.register(bell, select.EPOLLIN)
+            else:
+                # Somebody else is woken, asyncio for instance.
+                signal.set_wakeup_fd(previous)
+                os.close(bell)
+                os.close(writer)
 
     def _take_notice(self) -> None:
         if signal.getsignal(signal.SIGUSR1) is not self._handler or self._wait_for_news():
@@ -354,8 +361,8 @@ class DeathWatch:
             for descriptor, _ in poll.poll():
                 if descriptor == self._bell:
                     for number in os.read(descriptor, 4096):
-                        if number in self._heard:
-                            threading.Thread(target=self._heard[number], name="mpidist-notice", daemon=True).start()
+                        for function in self._heard.get(number, []):
+                            threading.Thread(target=function, name="mpidist-notice", daemon=True).start()
                     continue
                 process, name = self._watched.pop(descriptor)
                 poll.unregister(descriptor)

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mpidist.observe.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls, byte_count
+from mpidist.observe.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls, byte_count, may_have_one_name
 from mpidist.observe.inner_calls import FAILED
 from mpidist.observe.patience import TICK_SECONDS, warn_seconds
-from mpidist.observe.peers import Key, Peer, circle, elsewhere, elsewhere_inside, has_left, is_left_behind, missing
+from mpidist.observe.peers import (
+    Key,
+    Peer,
+    circle,
+    elsewhere,
+    elsewhere_inside,
+    has_left,
+    is_left_behind,
+    missing,
+    unlike_inside,
+)
 from mpidist.observe.waiting import Wait
 
 _LOST = "others have left its call and gone on, and wait for this rank: its messages went to another call"
@@ -103,11 +113,15 @@ def _reasons(view: View, calls: Calls) -> Iterator[Reason]:
     identity = calls.identity
     state, since, _ = view.waits[identity]
     others = view.others(calls)
+    have_all_come = not missing(state, others, identity)
     wrong = elsewhere(state, others, identity)
+    if not have_all_come:
+        # Calls of one name: where the last rank has come, all may find out by themselves that they differ.
+        wrong = [peer for peer in wrong if not may_have_one_name(state % NEXT, (peer.state(identity) or 0) % NEXT)]
     if wrong:
         number = hash((state, *(peer.state(identity) for peer in wrong)))
         yield Reason(_DIFFERENT, tuple(peer.key for peer in wrong), number, _LOOKS)
-    yield from _inside(calls, state, others, view.now)
+    yield from _inside(calls, state, others, view.now, have_all_come=have_all_come)
     # Of deaths `ending` takes care, if it may.
     gone = [
         peer for peer in missing(state, others, identity)
@@ -126,13 +140,17 @@ def _reasons(view: View, calls: Calls) -> Iterator[Reason]:
         yield Reason(_LOST, tuple(peer.key for peer in gone_on), state, _MANY_LOOKS, seen_by_all=False)
 
 
-def _inside(calls: Calls, state: int, others: Sequence[Peer], now: float) -> Iterator[Reason]:
+def _inside(
+    calls: Calls, state: int, others: Sequence[Peer], now: float, *, have_all_come: bool
+) -> Iterator[Reason]:
     """The reasons in the calls inside the one in which this rank waits."""
     mine = calls.words[INNER:PLACE_WORDS].tolist()
     if calls.words[STATE] != state:
         # It has come out meanwhile, and the words may be of another call.
         return
     different, gone_on = elsewhere_inside(state, mine, others, calls.identity)
+    if have_all_come and not different:
+        different = unlike_inside(state, mine, others, calls.identity)
     if now - calls.in_barrier < _IN_BARRIER_SECONDS:
         near = [peer for peer in others if not peer.is_far]
         if all(has_left(peer.state(calls.identity), state) for peer in near):

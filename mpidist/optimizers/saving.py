@@ -9,9 +9,10 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.errors import CheckpointError
+from mpidist.variables.update.halves import MASTER_COPY, state_dtype
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES
 from mpidist.variables.update.parts import initial
-from mpidist.variables.variable import Read, Variable
+from mpidist.variables.variable import Read, Slot, UpdatePlan, Variable, by_number
 
 # The learning rate in a checkpoint, if it is a number.
 RATE = "learning_rate"
@@ -32,6 +33,54 @@ class Saved(Protocol):
         ...
 
 
+class _Renewed:
+    """An array in a checkpoint of an earlier version, as this one would have saved it.
+
+    Args:
+        saved: The array.
+        factor: It is multiplied with it.
+    """
+
+    def __init__(self, saved: Saved, factor: float) -> None:
+        self._saved = saved
+        self._factor = factor
+        self.shape = saved.shape
+        self.dtype = saved.dtype
+
+    def read(self, start: int, stop: int) -> AnyArray:
+        """Local. See `Saved.read`."""
+        return self._renewed(self._saved.read(start, stop))
+
+    def numpy(self) -> AnyArray:
+        """Local. See `Saved.numpy`."""
+        return self._renewed(self._saved.numpy())
+
+    def _renewed(self, array: AnyArray) -> AnyArray:
+        wide = array.astype(state_dtype(array.dtype))
+        if array.dtype == np.float16:
+            # Sums that had overflowed held their variables still for ever. They were at least so large.
+            wide[np.isposinf(wide)] = np.finfo(np.float16).max
+        return np.asarray(wide * self._factor, wide.dtype)
+
+
+def renewed(saved: Mapping[str, Any], older: Mapping[str, tuple[str, float]]) -> Mapping[str, Any]:
+    """Local. The state in a checkpoint by the present names of slots.
+
+    Args:
+        saved: The optimizer's tree in the checkpoint.
+        older: By the name of a slot, of the kernel's `older_slots`: the name that it had in checkpoints of earlier
+            versions, and the factor that makes the one of the other.
+    """
+    tree = dict(saved)
+    for name, (former, factor) in older.items():
+        if former in tree and name not in tree and isinstance(tree[former], Mapping):
+            tree[name] = {
+                key: array if isinstance(array, Mapping) else _Renewed(array, factor)
+                for key, array in tree.pop(former).items()
+            }
+    return tree
+
+
 def require_names(names: Set[str], slots: Iterable[str], owner: str, *, accumulates: bool) -> None:
     """Local. Raise CheckpointError unless a checkpoint holds the state of such an optimizer.
 
@@ -41,6 +90,8 @@ def require_names(names: Set[str], slots: Iterable[str], owner: str, *, accumula
         owner: The optimizer, for the error.
         accumulates: Whether it accumulates gradients.
     """
+    # A copy that is not there, or is left behind, is as the variable itself.
+    names = names - {MASTER_COPY}
     expected = {"iterations", *slots, *([ACCUMULATED, ACCUMULATES] if accumulates else [])}
     # Before the first step there are no slots to save.
     if names not in (expected, {"iterations"}):
@@ -87,18 +138,20 @@ def numbered(saved: Mapping[str, Any], variables: Sequence[Variable], owner: str
     return tree
 
 
-def require_slots(slots: Mapping[str, Sequence[Variable]], saved: Mapping[str, Any], owner: str) -> None:
+def require_slots(slots: Mapping[str, Slot], saved: Mapping[str, Any], owner: str) -> None:
     """Local. Raise CheckpointError unless a checkpoint has an array for each variable of an optimizer's state.
 
     Args:
-        slots: The state by name, one variable for each of the optimizer's.
+        slots: The state by name.
         saved: As `numbered` returns it. A checkpoint from before the first step has no slots.
         owner: For the error.
     """
     for name, targets in slots.items():
-        for number, target in enumerate(targets if name in saved else ()):
+        for number, target in by_number(targets if name in saved else ()).items():
             array = saved[name].get(str(number)) if isinstance(saved[name], Mapping) else None
-            if array is None or tuple(array.shape) != target.shape or array.dtype != target.dtype:
+            # That of half precision was once of the variable's dtype.
+            dtype = None if array is None else state_dtype(array.dtype)
+            if array is None or tuple(array.shape) != target.shape or dtype != target.dtype:
                 got = "nothing" if array is None else f"shape {tuple(array.shape)} and dtype {array.dtype}"
                 raise CheckpointError(
                     f"{owner}: slot {name!r} of variable {target.name.rsplit('/', 1)[0]!r} needs shape {target.shape} "
@@ -107,15 +160,38 @@ def require_slots(slots: Mapping[str, Sequence[Variable]], saved: Mapping[str, A
                 )
 
 
-def load_slot(targets: Sequence[Variable], arrays: Mapping[str, Saved] | None, value: complex) -> None:
+def read_slots(
+    plan: UpdatePlan, saved: Mapping[str, Any], older: Mapping[str, tuple[str, float]], owner: str
+) -> dict[str, Any]:
+    """Local. The state in a checkpoint, as `numbered` gives it, if it fits.
+
+    Args:
+        plan: Of the optimizer.
+        saved: The optimizer's tree in the checkpoint.
+        older: As of `renewed`.
+        owner: The optimizer, for the errors.
+
+    Raises:
+        CheckpointError: The state of other variables, or of other shapes.
+    """
+    tree = numbered(renewed(saved, older), plan.variables, owner)
+    require_slots(plan.slots, tree, owner)
+    if isinstance(tree.get(ACCUMULATES), Mapping):
+        tree[ACCUMULATES] = np.array(
+            [tree[ACCUMULATES][str(number)].numpy() for number in range(len(plan.variables))], np.uint8
+        )
+    return tree
+
+
+def load_slot(targets: Slot, arrays: Mapping[str, Saved] | None, value: complex) -> None:
     """Collective. Set the variables of one slot; each rank reads only the elements that it keeps.
 
     Args:
-        targets: Of the optimizer's state, one for each variable.
+        targets: Of the optimizer's state.
         arrays: By number; None where the checkpoint is from before the first step. Then `value` is taken.
         value: Of every element at first, as of `Kernel.slots`.
     """
-    for number, target in enumerate(targets):
+    for number, target in by_number(targets).items():
         target.load(_constant(value, target) if arrays is None else arrays[str(number)].read)
 
 

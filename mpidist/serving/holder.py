@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.arithmetic.combine import named_dtype
+from mpidist.comm.arithmetic.combine import is_half, named_dtype
 from mpidist.serving.block import HeapVariable
 from mpidist.serving.cut import Cutting, Rows, Saver
 from mpidist.serving.heap import FIRST_BYTES, HeapFullError, Slots
@@ -202,7 +202,8 @@ class Holder:
         states = {number: [self._variables[slot] for slot in of] for number, of in slots.items()}
         places = [self._variables[number].place for number in slots]
         largest = max((place.bytes // (TABLE_SHARE if place.block_rows else 1) for place in places), default=0)
-        self._updates[optimizer] = TableUpdates(kernel, options, states, largest)
+        has_halves = any(is_half(np.dtype(place.dtype)) for place in places)
+        self._updates[optimizer] = TableUpdates(kernel, options, states, largest, has_halves=has_halves)
 
     def _begin(self, number: int) -> int:
         """Begin a version that the coordinator writes one-sidedly; the number of its buffer."""

@@ -74,10 +74,10 @@ class HeapTable(HeapVariable):
 class TableUpdates(Updates):
     """The updates of one optimizer, on tables by rows; see `Updates`."""
 
-    def apply(self, variable: HeapVariable, gradient: AnyArray, step: Step, factor: float) -> None:
-        """Local. See `Updates.apply`; of a table the gradient is of rows, as of `rows.pack`, each of them once."""
+    def _apply(self, variable: HeapVariable, gradient: AnyArray, step: Step, factor: float) -> None:
+        """Local. See `Updates._apply`; of a table the gradient is of rows, as of `rows.pack`, each of them once."""
         if not isinstance(variable, HeapTable):
-            super().apply(variable, gradient, step, factor)
+            super()._apply(variable, gradient, step, factor)
             return
         place = variable.place
         merged = unpack(gradient, place)

@@ -167,7 +167,8 @@ class StrategyExtended(Resource):
         _refuse_list(destinations)
         with self._cross_replica("broadcast_to"):
             leaves, spec = tree.flatten(tensor)
-            arrays = _agreed(self._owner.communicator, leaves)
+            with self._owner.arena.calls.during("broadcast_to"):
+                arrays = _agreed(self._owner.communicator, leaves)
             collective = self._owner.arena.collective
             with signed(collective, spec):
                 sent = [collective.broadcast(array) for array in arrays]

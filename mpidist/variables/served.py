@@ -17,6 +17,7 @@ from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.on_read import OnReadVariable
 from mpidist.variables.scatter import checked_rows
 from mpidist.variables.variable import Home, Read, Variable
+from mpidist.variables.whole_numbers import fitting
 
 S = TypeVar("S", bound="ServedVariable")
 
@@ -248,6 +249,17 @@ class ServedSum(ServedVariable, OnReadVariable):
         del sparse_delta
         raise NotImplementedError(
             f"variable {self.name!r} is ON_READ: scatter_{kind} is for ON_WRITE variables, use assign_add"
+        )
+
+    def load(self, read: Read) -> None:
+        """Local. See `Variable.load`; of integers the sum of other replicas may be int64.
+
+        Raises:
+            OverflowError: The variable's dtype does not hold it.
+        """
+        super().load(
+            read if self.dtype.kind not in "iu" else
+            lambda start, stop: fitting(self.name, read(start, stop), self.dtype)
         )
 
     def accumulate(self, delta: AnyArray) -> None:

@@ -92,6 +92,47 @@ FAULTS = (
         CONTRACT + "all_reduce_of_every_dtype", 2,
     ),
     Fault(
+        "no rank tells that its 64-bit integers are too large", "comm/front/integer_sums.py",
+        "exact.fits(source, op, self._size) ^ (op is _SUM)", "op is not _SUM",
+        CONTRACT + "integers_do_not_wrap", 2,
+    ),
+    Fault(
+        "many integers are safe whatever they are", "comm/front/integer_sums.py",
+        "all_reduce_max(int(not exact.fits(source, op, self._size)))", "all_reduce_max(0)",
+        CONTRACT + "integers_do_not_wrap", 2,
+    ),
+    Fault(
+        "sums of rows of integers wrap", "comm/front/sparse.py",
+        "is_wide = (merge or densify) and is_checked(dtype, op)", "is_wide = False",
+        "parallel/comm/front/test_sparse.py::test_sums_of_integers_do_not_wrap", 2,
+    ),
+    Fault(
+        "a wide sum is cut off", "comm/arithmetic/exact.py", "wrong = result != wide", "wrong = wide != wide",
+        "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "no carry from lower to upper halves", "comm/arithmetic/exact.py",
+        "made[0] = sums[0] + (sums[1] >> _HALF_BITS)", "made[0] = sums[0]", "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "products of 64 bits wrap", "comm/arithmetic/exact.py", ">= _APART", "> np.inf", "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "sums of small integers along an axis wrap", "comm/arithmetic/exact.py",
+        "return [arrays.as_array(array.sum(axes, dtype=_WHOLE))]",
+        "return [arrays.as_array(array.sum(axes, dtype=own)).astype(_WHOLE)]", "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "sums that do not fit end all others in the background", "comm/asynchronous.py",
+        "                    return None, error\n", "                    pass\n",
+        "parallel/strategy/test_integers.py::test_in_the_background", 2,
+    ),
+    Fault(
+        "a rank without rows keeps its order of bytes", "strategy/values.py",
+        'dtype=array.dtype.newbyteorder("="), shape=left', "shape=left",
+        "parallel/strategy/test_integers.py::test_a_replica_without_rows_in_another_order_of_bytes", 2,
+    ),
+    Fault(
         "MIN drops a NaN", "comm/arithmetic/combine.py", "ReduceOp.MIN: np.minimum,", "ReduceOp.MIN: np.fmin,",
         CONTRACT + "a_nan_of_any_rank_is_one_on_every_rank", 2,
     ),
@@ -155,6 +196,38 @@ FAULTS = (
         "no comparison after call 16", "comm/memory/node_barrier.py",
         "differs = differs or bool((seen ^ word) & HASH)", "differs = False",
         "parallel/comm/test_call_order.py::test_a_late_call_that_differs_is_an_error_on_every_rank", 2,
+    ),
+    Fault(
+        "a reduction does not say whose it is", "comm/front/front.py",
+        'log.begin_owned("all_reduce", op, array, log.owner)', 'log.begin_owned("all_reduce", op, array, 0)',
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a gathering does not say whose it is", "comm/front/call_log.py",
+        "return self.begin_owned(name, detail, array, self.owner,", "return self.begin_owned(name, detail, array, 0,",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "an exchange does not say whose it is", "observe/calls.py",
+        "calls.enter(name, call, code, owner or self._owner)", "calls.enter(name, call, code, owner)",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a collective for other options does not say whose it is", "comm/cross_device/chosen_collective.py",
+        "selection.choose(collective.communicator, options, collective.log.owner)",
+        "selection.choose(collective.communicator, options)",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a reduction in the background does not say whose it is", "comm/asynchronous.py",
+        "selection.choose(sibling, options or CommunicationOptions(), collective.log.owner)",
+        "selection.choose(sibling, options or CommunicationOptions())",
+        "parallel/strategy/test_two_strategies.py::test_reductions_in_the_background", 2,
+    ),
+    Fault(
+        "the same call of another strategy keeps its signature", "comm/call_order.py",
+        "elif key == self.key and owner == self.owner:", "elif key == self.key:",
+        "parallel/strategy/test_two_strategies.py", 2,
     ),
     Fault(
         "no comparison between nodes", "comm/call_order.py",
@@ -264,5 +337,21 @@ FAULTS = (
         "a failure in the background is lost", "comm/asynchronous.py",
         "                self._error = error\n", "                pass\n",
         "parallel/comm/test_asynchronous.py::test_an_error_reaches_its_handle_and_all_later_ones", 2,
+    ),
+    Fault(
+        "others wait for a rank that refuses a reduction in the background", "comm/asynchronous.py",
+        "            self._put(Handle(\"refused\", functools.partial(self._refuse, error), self._finish))\n", "",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "after the compared calls a refusal is not shown", "comm/front/call_log.py",
+        "        order.show_refusal(str(error))\n", "",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "others wait for a rank without descriptors", "comm/choice/selection.py",
+        "error = OSError(errno.EMFILE, why) if why else None",
+        "error = None\n    if why:\n        raise OSError(errno.EMFILE, why)",
+        "parallel/comm/test_descriptors.py::test_a_strategy_is_made_on_no_rank", 2,
     ),
 )

@@ -88,7 +88,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "the signal of a child is its parent's", "comm/deaths.py",
-        "        if self._bell != -1:\n            signal.set_wakeup_fd(-1)\n", "",
+        "        if self._bell != -1:\n            signal.set_wakeup_fd(-1)\n", "        pass\n",
         f"{_SECOND}signals_of_a_child_are_not_its_parents",
     ),
     Fault(

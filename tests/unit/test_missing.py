@@ -74,6 +74,12 @@ def test_a_method_of_tensorflow_says_what_to_use(name: str) -> None:
         assert not hasattr(owner, name)
 
 
+def test_an_optimizer_says_that_gradients_are_the_programs() -> None:
+    for optimizer in (mpidist.optimizers.SGD(0.1), mpidist.optimizers.LossScaleOptimizer(mpidist.optimizers.SGD(0.1))):
+        with pytest.raises(AttributeError, match="'minimize': use `apply_gradients` with gradients that you compute"):
+            optimizer.minimize  # noqa: B018
+
+
 @pytest.mark.parametrize("name", sorted(INSTEAD))
 def test_what_is_named_instead_is_here(name: str) -> None:
     text = instead_of(name)

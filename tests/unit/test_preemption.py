@@ -20,7 +20,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.checkpoint import termination
+from mpidist.checkpoint import preemption, termination
 from mpidist.checkpoint.directory import LOCK_FILE
 from mpidist.checkpoint.lock import this_process
 from mpidist.cluster import slurm_job
@@ -41,6 +41,8 @@ def _signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith("SLURM_"):
             monkeypatch.delenv(name)
+    # No program ends here.
+    monkeypatch.setattr(preemption, "leave_later", lambda *_: None)
     before = [signal.getsignal(number) for number in ENDINGS]
     yield
     for one in Training.handlers:

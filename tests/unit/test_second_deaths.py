@@ -62,9 +62,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 @pytest.fixture
 def _signals() -> Iterator[None]:
+    # That of a handler in another test.
+    woken = signal.set_wakeup_fd(-1)
     before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGUSR1, before)
+    signal.set_wakeup_fd(woken)
 
 
 def test_the_death_of_a_server_is_told_after_that_of_a_worker(at_once: Watch) -> None:
@@ -188,6 +191,7 @@ def test_nobody_is_watched_where_numbers_of_processes_mean_nothing(at_once: Watc
         other.kill()
 
 
+@pytest.mark.usefixtures("_signals")
 def test_two_signals_that_come_together_are_both_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, heard, first, last = DeathWatch(), list[int](), threading.Event(), threading.Event()
     try:

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.checkpoint import preemption
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import LauncherError
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
@@ -108,3 +109,38 @@ def test_an_end_that_is_no_time_is_an_error_of_every_rank(
         monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
     with pytest.raises(LauncherError, match="SLURM_JOB_END_TIME must be a number of seconds since 1970, got 'soon'"):
         train(Strategy(communicator), str(mpi_tmp_path), {}, 2)
+
+
+@pytest.mark.parametrize("layout", ["node", "pairs", "each"])
+def test_a_rank_that_fails_between_steps_loses_nothing(
+    communicator: Communicator, mpi_tmp_path: Path, layout: str
+) -> None:
+    """Where all ranks have a notice: they look for one another before the next step."""
+    strategy = Strategy(lay_out(communicator, layout))
+    with strategy.scope():
+        variable: Any = mpidist.Variable(np.zeros(500, np.float32))
+        optimizer = mpidist.optimizers.SGD(1.0)
+    optimizer.build([variable])
+    checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
+    handler = PreemptionCheckpointHandler(strategy.cluster_resolver, checkpoint, str(mpi_tmp_path))
+
+    def train() -> None:
+        for number in range(12):
+            if number == 4:
+                os.kill(os.getpid(), signal.SIGTERM)
+            if number == 5 and communicator.rank == communicator.size - 1:
+                raise OSError("a worker has died")
+            handler.run(lambda: optimizer.apply_gradients([(np.ones(500, np.float32), variable)]))
+
+    # The exit code of a program, which the test must not agree on.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preemption, "agree_on_exit", lambda: None)
+        patch.setattr(preemption, "leave_later", lambda *_: None)
+        with pytest.raises(SystemExit) as caught, handler:
+            train()
+    assert caught.value.code == 42
+    assert handler.total_run_calls == 5
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    value = float(variable.numpy()[0])
+    checkpoint.restore(mpidist.latest_checkpoint(mpi_tmp_path))
+    assert float(variable.numpy()[0]) == value == -5.0 * communicator.size

@@ -250,3 +250,28 @@ def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(
         monkeypatch.setattr(CallOrder, "look", look_long)
     optimizer.finalize_variable_values([variable])
     np.testing.assert_array_equal(variable.numpy(), -communicator.size)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("before", [0, 20], ids=["compared", "after the compared calls"])
+def test_a_wrong_argument_on_one_rank_is_told_to_the_others(communicator: Communicator, before: int) -> None:
+    """Also where the program goes on there, and comes to its end: the others do not wait for that."""
+    opened = open_asynchronous(selection.choose(communicator, CommunicationOptions()))
+    for _ in range(before):
+        opened.all_reduce_async(np.ones(3)).wait()
+    last = communicator.size - 1
+    if communicator.rank == last:
+        with pytest.raises(TypeError, match="object"):
+            opened.all_reduce_async(np.array([None, object()]))
+        # Nothing more is done here until the others know.
+    else:
+        with pytest.raises(MismatchError, match=r"refused: .*object"):
+            opened.all_reduce_async(np.ones(2)).wait()
+    assert communicator.all_gather_object(communicator.rank) == list(range(communicator.size))
+
+
+def test_a_wrong_argument_on_all_ranks_breaks_nothing(communicator: Communicator) -> None:
+    opened = open_asynchronous(selection.choose(communicator, CommunicationOptions()))
+    with pytest.raises(TypeError, match="object"):
+        opened.all_reduce_async(np.array([None, object()]))
+    assert opened.all_reduce_async(np.ones(2)).wait().tolist() == [communicator.size] * 2

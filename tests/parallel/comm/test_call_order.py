@@ -289,6 +289,10 @@ def test_writes_to_other_variables_and_other_metrics_are_errors(communicator: Co
         (first.assign if odd else first.assign_add)(np.ones(3))
     with pytest.raises(MismatchError, match=r"assign_add to variable number 1 at .*assign_sub to variable number 1 at"):
         (first.assign_sub if odd else first.assign_add)(np.ones(3))
+    with pytest.raises(MismatchError, match=r"after assign to variable number 3 .*after assign to variable number 4 "):
+        (accuracy if odd else loss).sums.assign(np.zeros(2))
+    loss.reset_state()
+    accuracy.reset_state()
     loss.update_state(1.0)
     accuracy.update_state(5.0)
     with pytest.raises(MismatchError, match=r"after value of variable number 3 .*after value of variable number 4"):

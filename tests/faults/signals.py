@@ -1,0 +1,87 @@
+"""Deliberate faults of signals that tell of the end: what they do to children, and exceptions that come after one."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+_CHILDREN = "unit/test_children.py::test_"
+_RESCUE = "system/test_rescue.py::test_all_ranks_save_the_last_complete_step"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "a worker dies of the signal that tells of the end", "cluster/children.py",
+        "            signal.signal(number, signal.SIG_IGN)\n", "            pass\n",
+        f"{_CHILDREN}the_signal_itself_leaves_them_too",
+    ),
+    Fault(
+        "a signal to the group ends the workers of a rank", "cluster/children.py",
+        "            os.setpgid(0, 0)\n", "            pass\n",
+        f"{_CHILDREN}a_signal_to_the_group_leaves_the_workers_of_a_pool",
+    ),
+    Fault(
+        "a child ends with the thread that has forked it", "cluster/children.py",
+        "threading.get_ident() != self._main_thread or ", "",
+        f"{_CHILDREN}a_child_ends_with_the_program_and_not_before",
+    ),
+    Fault(
+        "a child outlives its rank", "cluster/children.py",
+        "_PR_SET_PDEATHSIG, signal.SIGKILL, 0", "_PR_SET_PDEATHSIG, 0, 0",
+        f"{_CHILDREN}a_child_ends_with_the_program_and_not_before",
+    ),
+    Fault(
+        "an interrupt does not reach children", "cluster/children.py",
+        "        WATCH.hear(signal.SIGINT, self.interrupt)\n", "",
+        f"{_CHILDREN}an_interrupt_reaches_children_whoever_handles_it",
+    ),
+    Fault(
+        "a child's interrupt is its parent's, again and again", "comm/deaths.py",
+        "                os.register_at_fork(after_in_child=self._be_deaf)\n", "",
+        f"{_CHILDREN}an_interrupt_of_a_child_is_its_own",
+    ),
+    Fault(
+        "an exception after a notice loses the checkpoint", "checkpoint/rescue.py",
+        "                self._meet(page, handler)\n", "                pass\n", _RESCUE,
+    ),
+    Fault(
+        "what the failed step has read is skipped", "checkpoint/rescue.py",
+        "        self._states.go_back(steps)\n", "        pass\n", _RESCUE,
+    ),
+    Fault(
+        "ranks go on one call apart after a failed step", "checkpoint/rescue.py",
+        "        order.go_on_at(max(one.calls for one in everyone))\n", "", _RESCUE,
+    ),
+    Fault(
+        "a program that is stuck after a notice is never saved", "checkpoint/rescue.py",
+        "            elif time.monotonic() > begin + seconds:\n", "            elif False:\n", _RESCUE,
+    ),
+    Fault(
+        "a signal that came before the handler is forgotten", "cluster/signals.py",
+        "            if EARLY.hand_over(number_):\n", "            if EARLY.hand_over(number_) and False:\n",
+        "system/test_early_signals.py::test_a_handler_hears_of_what_came_before_it",
+    ),
+    Fault(
+        "a signal that nobody handles is swallowed", "cluster/early_signals.py",
+        "            signal.raise_signal(number)\n", "            pass\n",
+        "system/test_early_signals.py::test_without_a_handler_the_signal_ends_the_job_at_the_first_call",
+    ),
+    Fault(
+        "the doctor removes the memory of a job that runs", "cli/doctor_leftovers.py",
+        "\"in use\" if path.name in mapped\n", "\"in use\" if False\n",
+        "unit/test_doctor_leftovers.py::test_what_nobody_uses_is_listed_and_removed_when_asked",
+    ),
+    Fault(
+        "the doctor removes what processes use that it cannot see", "cli/doctor_leftovers.py",
+        "_namespace(processes) == _FIRST_NAMESPACE", "True",
+        "unit/test_doctor_leftovers.py::test_in_a_namespace_of_its_own_nothing_is_removed",
+    ),
+    Fault(
+        "after the last save an exit function keeps the job for ever", "checkpoint/preemption.py",
+        "            leave_later(EXIT_SECONDS, number_of(error.code))\n", "            pass\n",
+        "system/test_rescue.py::test_an_exit_function_that_never_returns_keeps_no_job",
+    ),
+    Fault(
+        "between nodes a rank that fails between steps loses the checkpoint", "checkpoint/exchange.py",
+        "return has_failed > 0 and -least > 0", "return False",
+        "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_between_steps_loses_nothing", 3,
+    ),
+)
