@@ -18,7 +18,7 @@ from typing import Any
 import click
 import measure
 import numpy as np
-from measure import WORLD, Case, compiling, say
+from measure import SHARE, WORLD, Case, compiling, say
 
 import mpidist
 from mpidist.comm.arithmetic import compiler
@@ -27,10 +27,11 @@ from mpidist.optimizers import SGD, Adam, Optimizer
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # Of the arrays that are summed; and of variables.
-ARRAY = (8 << 20,)
-SHAPES = ((1 << 23,), (1 << 22,), (1 << 22,))
+ELEMENTS = round((8 << 20) * SHARE)
+ARRAY = (ELEMENTS,)
+SHAPES = ((ELEMENTS,), (ELEMENTS // 2,), (ELEMENTS // 2,))
 # Rows and width of the table, and how many rows each rank names in a step.
-TABLE, NAMED = (1 << 18, 64), 1 << 15
+TABLE, NAMED = (ELEMENTS // 32, 64), ELEMENTS // 256
 
 
 def sum_case(*, allocated: bool) -> Case:

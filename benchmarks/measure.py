@@ -19,6 +19,8 @@ from mpi4py import MPI
 from mpidist.comm.arithmetic import compiler
 
 WORLD = MPI.COMM_WORLD
+# Of fixed sizes: tests, which only look whether everything is measured, take a small one.
+SHARE = float(os.environ.get("MPIDIST_BENCHMARK_SHARE", "1"))
 Case = Callable[[], object]
 
 

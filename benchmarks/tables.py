@@ -20,7 +20,7 @@ from typing import Any
 import click
 import measure
 import numpy as np
-from measure import WORLD, say
+from measure import SHARE, WORLD, say
 from mpi4py import MPI
 from parameter_servers import PEER, WAYS, timed, wait
 
@@ -33,9 +33,9 @@ WIDTH = 64
 ROW_BYTES = 4 * WIDTH
 _SLOT_BYTES = 16 << 20
 # Within one function, so that its own way to the worker and back does not count.
-_AT_ONCE = 20
+_AT_ONCE = round(20 * SHARE) or 1
 # Scheduled one after another, before the first has ended.
-_QUEUED = 200
+_QUEUED = round(200 * SHARE)
 
 
 def drawn(size: int, count: int, rounds: int) -> list[Any]:

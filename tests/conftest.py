@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Generator, Iterator
 from importlib.metadata import entry_points
 
@@ -23,6 +24,10 @@ hypothesis.settings.register_profile("mpidist", derandomize=True, deadline=None,
 hypothesis.settings.register_profile("mpidist-seed", hypothesis.settings.get_profile("mpidist"), derandomize=False)
 hypothesis.settings.register_profile("mpidist-long", hypothesis.settings.get_profile("mpidist"), max_examples=2000)
 hypothesis.settings.load_profile("mpidist")
+
+# What a script starts in the background ignores SIGINT, and so would the programs of tests.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 _REPORT = pytest.StashKey[pytest.TestReport]()
 _CHECK = pytest.StashKey[leaks.LeakCheck]()

@@ -34,8 +34,8 @@ LAUNCHER = (
     "test_slurm_preempted_servers", "test_slurm_preemption", "test_slurm_traps", "test_start", "test_virtual_hosts",
     "test_window_deaths", "test_windows", "test_worker_deaths",
 )
-# Programs that a stranger's first run takes: those of the pages, and the example.
-PAGES = ("test_documentation", "test_example")
+# Programs that a stranger's first run takes: those of the pages. The example is run by the README's first command.
+PAGES = ("test_documentation",)
 WAITING = re.compile(r"^(import time|from tests(\.| import .*)(limits|waiting|launching))\b", re.MULTILINE)
 # A function with fewer cases is taken as it is.
 WIDE = 16
@@ -92,7 +92,7 @@ def launcher(items: Items, _: random.Random) -> Iterable[pytest.Item]:
 
 
 def pages(items: Items, _: random.Random) -> Iterable[pytest.Item]:
-    """The programs of the pages, and the example."""
+    """The programs of the pages."""
     return [item for item in items if item.path.stem in PAGES]
 
 

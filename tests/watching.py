@@ -78,6 +78,7 @@ class Rank:
         self.due = world.clock.now() + TICK_SECONDS
         self._baton = threading.Semaphore(0)
         self.thread: threading.Thread | None = None
+        self.has_ended = False
         self.error: BaseException | None = None
         self.watchdog.look_after(self.key, self.name, order, self.page)
         if ends:
@@ -132,6 +133,8 @@ class Rank:
             pass
         except BaseException as error:
             self.error = error
+        # Not `is_alive`: the thread lives a moment longer than its last release, and nobody would release after it.
+        self.has_ended = True
         self.world.baton.release()
 
 
@@ -208,9 +211,9 @@ class World:
         """End the threads."""
         self.is_closed = True
         for one in self.ranks:
-            if one.thread is not None and one.thread.is_alive():
-                one.go_on()
             if one.thread is not None:
+                if not one.has_ended:
+                    one.go_on()
                 one.thread.join()
             one.watchdog.stop()
 
