@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from mpidist.comm import call_text
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
-from mpidist.comm.call_text import HINT, mismatch, owned_by, where_called
+from mpidist.comm.call_text import HINT, UNKNOWN, mismatch, owned_by, taken, where_called
 from mpidist.errors import RankError, mark_shared
 from mpidist.observe.calls import Calls, describe
 from mpidist.observe.stacks import line_of_call
@@ -37,9 +37,9 @@ class CallComparison:
 
     # More than 30 attributes would be looked up in a dictionary, which takes a tenth of the time of a call.
     __slots__ = (
-        "_awaits", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
-        "_own", "_shown", "_step", "_word", "_words", "barrier", "broken", "is_across", "is_asked", "is_shown",
-        "key", "last_checkpoint", "mark", "number", "owner", "page",
+        "_awaits", "_batch", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
+        "_own", "_shown", "_step", "_taken", "_word", "_words", "barrier", "broken", "is_across", "is_asked",
+        "is_shown", "key", "last_checkpoint", "mark", "number", "owner", "page",
     )
 
     def __init__(self, calls: Calls) -> None:
@@ -50,6 +50,8 @@ class CallComparison:
         self.number = self.owner = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
         self.key: tuple[Any, ...] = ("a call",)
         self._step: tuple[Any, ...] = ()
+        # The batch that the program took last, and a checksum over those that it took since the last call.
+        self._batch, self._taken = (0, 0, 0), 0
         self.page: CallPage | None = None
         self.barrier: Callable[[], None] | None = None
         self._words: memoryview | None = None
@@ -193,7 +195,7 @@ class CallComparison:
 
     def restart(self) -> None:
         """Local. From now on checksums are the same on all ranks again: all of them know that they differed."""
-        self.mark = 0
+        self.mark = self._taken = 0
         self._awaits = False
         if self._words is not None:
             self._words[self._own[self.number & 1]] = self.number * NUMBER
@@ -258,7 +260,7 @@ class CallComparison:
         for rank in page.broken_ranks():
             self.broken = self.broken or f"on rank {rank}, {texts.get(rank, 'a call was left in the middle')}"
         self.require_whole("going on")
-        missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), "another call")
+        missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), UNKNOWN)
         error = mismatch(self.key, self.number, {**texts, **missing}, "this call, or one before it")
         if is_in_step and not missing and not self.is_across:
             raise mark_shared(error)
@@ -267,5 +269,6 @@ class CallComparison:
 
     def _text(self, where: str | None = None) -> str:
         """This rank's call, for the other ranks; `where` it was made: by default by this thread."""
+        where = where_called() if where is None else where
         step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
-        return f"{describe(self.key)}{owned_by(self.owner)}{where_called() if where is None else where}{step}"
+        return f"{describe(self.key)}{owned_by(self.owner)}{where}{step}{taken(*self._batch)}"

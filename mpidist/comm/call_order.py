@@ -41,13 +41,12 @@ class CallOrder(CallComparison):
         is_under_way: A call sets it before it moves or changes the first byte. If it then ends with an exception, it
             was left in the middle. `AT_ONCE` where it makes no further calls: a signal handler may not, either.
         is_alone: Whether no other rank makes these calls.
-        dealt: How many strategies there have been on these ranks; see `deal`.
         is_part: Whether these calls are made inside others, or by our own thread: an interrupt is not theirs to raise.
         left, identity: The number and the text of a call that an exception has left; of the communicator.
     """
 
     __slots__ = (
-        "__weakref__", "_code", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "dealt", "identity",
+        "__weakref__", "_code", "_dealt", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
         "is_alone", "is_part", "is_under_way", "left",
     )
 
@@ -60,7 +59,8 @@ class CallOrder(CallComparison):
         self._processes, self.identity = processes, calls.identity
         self._is_plain = type(calls) is Calls and not is_alone
         self._note, self._state = calls.note, calls.words
-        self._sign = self._code = self.dealt = 0
+        self._sign = self._code = 0
+        self._dealt: dict[str, int] = {}
         self._signs = Checksums()
         INTERRUPTS.add(self)
 
@@ -69,14 +69,32 @@ class CallOrder(CallComparison):
         """Local. Whether this rank is in a call."""
         return self._depth > 0
 
-    def deal(self) -> int:
-        """Collective. A number for a strategy on these ranks, the same on all of them; they begin at 1.
+    def deal(self, kind: str) -> int:
+        """Collective. A number for a strategy or a dataset on these ranks, the same on all of them; they begin at 1.
 
         Strategies on the same ranks share their calls' order, and their calls may look alike. The number in each call's
         signature says whose it is.
+
+        Args:
+            kind: What is numbered, "strategy" or "dataset".
         """
-        self.dealt += 1
-        return self.dealt
+        self._dealt[kind] = number = self._dealt.get(kind, 0) + 1
+        return number
+
+    def note_batch(self, dataset: int, iteration: int, position: int) -> None:
+        """Local. Sign, with the next call, that the program has taken a batch; all ranks must do so between two calls.
+
+        That is so only where one thread takes the batch and makes the calls before and behind it: of two threads nobody
+        knows which one came first.
+
+        Args:
+            dataset: The number of the dataset; see `deal`.
+            iteration: The number of the pass.
+            position: How many batches it has taken in this pass; -1 at the end.
+        """
+        if self._calls.thread == get_ident():
+            self._batch = batch = dataset, iteration, position
+            self._taken = self._taken * 31 + hash(batch) & HASH
 
     def enter(
         self,
@@ -126,6 +144,10 @@ class CallOrder(CallComparison):
             key = self.key
             self.number = number = self.number + 1
             self._mark_before = before = self.mark
+            if self._taken:
+                if calls.thread == get_ident():
+                    sign += self._taken
+                self._taken = 0
             self.mark = before * 31 + sign & HASH
             self._meets = meets
             if self.is_across:
