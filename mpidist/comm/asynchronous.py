@@ -78,14 +78,17 @@ class AsyncCollective(Resource):
         if self.is_closed:
             raise RuntimeError("all_reduce_async: the strategy is closed. Call it before `close()`")
         self.communicator.require_whole("an asynchronous reduction")
-        lent: AnyArray = array if type(array) is np.ndarray else arrays.lend(array)
         try:
+            lent: AnyArray = array if type(array) is np.ndarray else arrays.lend(array)
             check_reducible(lent, op)
             if in_place:
                 check_in_place(lent, op)
         except (TypeError, ValueError) as error:
             # Others begin it: they would wait for this rank, which may go on, until the end of its program.
             self._put(Handle("refused", functools.partial(self._refuse, error), self._finish))
+            if self.has_thread:
+                # Others do so at `wait`, where they hear of it.
+                self.communicator.order.mark = 0
             raise
         finish = (lambda _: array) if in_place else functools.partial(arrays.give_back, like=array)
         # The thread may be late to find out that ranks have begun different reductions: their next call shows it.

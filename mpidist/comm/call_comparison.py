@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from mpidist.comm import call_text
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
-from mpidist.comm.call_text import HINT, UNKNOWN, mismatch, owned_by, taken, where_called
+from mpidist.comm.call_text import HINT, UNKNOWN, mismatch, owned_by, taken, told, where_called
 from mpidist.errors import RankError, mark_shared
 from mpidist.observe.calls import Calls, describe
 from mpidist.observe.stacks import line_of_call
@@ -147,7 +147,8 @@ class CallComparison:
         page, number = self.page, self.number
         self._calls.in_barrier = time.monotonic()
         if page is not None and page.is_called_out:
-            raise mark_shared(RankError(f"{self._text()} is given up: another rank has failed, and makes it no more"))
+            text = told(self._text())
+            raise mark_shared(RankError(f"{text} is given up: another rank has failed, and makes it no more"))
         if page is not None and page.differs_for_long(number, self.mark if self._depth else page.shown(number)):
             self._refuse(page, number)
 
@@ -155,7 +156,7 @@ class CallComparison:
         """Local. The difference of the ranks' last calls, as far as this rank sees it; empty if there is none."""
         if self.page is None or not self.page.differs(self.number, self.mark):
             return ""
-        return f"ranks have made other calls than {self._text()}, or before it. {HINT}"
+        return f"ranks have made other calls than {told(self._text())}, or before it. {HINT}"
 
     def differing(self) -> tuple[Sequence[int], str]:
         """Local. The ranks that have shown another call than this rank, or left one in the middle; and why, if any.
@@ -167,11 +168,11 @@ class CallComparison:
         if page is None:
             return (), ""
         if ranks := page.broken_ranks():
-            return ranks, f"on rank {ranks[0]}, {page.text(ranks[0]) or 'a call was left in the middle'}"
+            return ranks, f"on rank {ranks[0]}, {told(page.text(ranks[0])) or 'a call was left in the middle'}"
         ranks = page.differing_ranks(number := self.number)
         if ranks and not page.has_written(number):
             page.write(number, number, self._text(f" at {line_of_call(self._calls.thread)}"))
-        why = next((f"on rank {rank}, {text}" for rank in ranks if (text := page.text_about(rank, number))), "")
+        why = next((f"on rank {rank}, {told(text)}" for rank in ranks if (text := page.text_about(rank, number))), "")
         return ranks, why or "ranks have made other calls, and one of them has gone on"
 
     def compare_across(self) -> None:
@@ -258,7 +259,7 @@ class CallComparison:
         self.restart()
         texts, is_in_step = page.texts(place, self.number)
         for rank in page.broken_ranks():
-            self.broken = self.broken or f"on rank {rank}, {texts.get(rank, 'a call was left in the middle')}"
+            self.broken = self.broken or f"on rank {rank}, {told(texts.get(rank, 'a call was left in the middle'))}"
         self.require_whole("going on")
         missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), UNKNOWN)
         error = mismatch(self.key, self.number, {**texts, **missing}, "this call, or one before it")

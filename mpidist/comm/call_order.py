@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.comm.call_comparison import CallComparison
 from mpidist.comm.call_page import FLAG, HASH
-from mpidist.comm.call_text import AT_ONCE, Checksums, refuse_inside
+from mpidist.comm.call_text import AT_ONCE, HINT, Checksums, is_of_other_size, refuse_inside, told
 from mpidist.comm.deaths import WATCH, Process
 from mpidist.comm.interrupts import INTERRUPTS
-from mpidist.errors import is_shared
+from mpidist.errors import MismatchError, is_shared
 from mpidist.observe.calls import NEXT, STATE, Calls, code_of, sign_of_owner
+from mpidist.observe.watchdog import WATCHDOG
 
 if TYPE_CHECKING:
     from mpidist.arrays import AnyArray
@@ -137,17 +138,13 @@ class CallOrder(CallComparison):
             if sign is not None:
                 self._step = key
                 sign = self._sign_as(name, key, sign, owner)
-            elif key == self.key and owner == self.owner:
+            elif key == self.key and owner == self.owner and not self._taken:
                 sign = self._sign
             else:
                 sign = self._sign_as(name, key, self._signs[key], owner)
             key = self.key
             self.number = number = self.number + 1
             self._mark_before = before = self.mark
-            if self._taken:
-                if calls.thread == get_ident():
-                    sign += self._taken
-                self._taken = 0
             self.mark = before * 31 + sign & HASH
             self._meets = meets
             if self.is_across:
@@ -169,13 +166,14 @@ class CallOrder(CallComparison):
         return self
 
     def _sign_as(self, name: str, key: tuple[Any, ...], sign: int, owner: int) -> int:
-        """Note another call than the last one, and return its sign, which says whose it is, too."""
+        """Note another call than the last one; returns its sign, with whose it is and which batches came before it."""
         sign += sign_of_owner(owner)
         self._sign, self.owner, self._code = sign, owner, code_of(name, sign)
         if key != self.key:
             # Else the same object remains, by which the front of each strategy knows the call.
             self.key = key
-        return sign
+        taken, self._taken = self._taken, 0
+        return sign + taken if self._calls.thread == get_ident() else sign
 
     def surround(self) -> CallOrder:
         """Local. Name this call in errors of the calls inside it, and return it."""
@@ -261,7 +259,7 @@ class CallOrder(CallComparison):
         """Local, and Collective with ranks that make another call. End the call that an exception leaves.
 
         Raises:
-            MismatchError: Ranks of this node make another call, which explains the error.
+            MismatchError: Ranks make another call, which explains the error.
         """
         try:
             if is_shared(error):
@@ -272,9 +270,14 @@ class CallOrder(CallComparison):
                 # An error of MPI may come from different calls.
                 if isinstance(error, Exception):
                     self._compare()
+                is_other = is_of_other_size(error)
+                # While this rank still shows its own call.
+                others = WATCHDOG.tell_late() if is_other else ""
                 self.broken = f"{self.key[0]} was left in the middle by {what}"
                 if self.page is not None:
                     self.page.break_off(self.number, self.mark, self.broken)
+                if is_other:
+                    raise MismatchError(f"ranks are in different calls, got {told(self._text())}. {HINT}{others}")
             else:
                 self.left = self.number, f"{self.key[0]} was left by {type(error).__name__}: {error}"
         finally:

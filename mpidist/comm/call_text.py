@@ -103,6 +103,17 @@ def taken(dataset: int, iteration: int, position: int) -> str:
     return f"\x1e, after {place} of pass {iteration + 1} of distributed dataset number {dataset}\x1e"
 
 
+def told(text: str, *, has_owners: bool = True, has_taken: bool = True) -> str:
+    """Local. The text of a call for people.
+
+    Args:
+        text: With what `owned_by` and `taken` have put in.
+        has_owners: Say whose it is.
+        has_taken: Say which batch was taken before it.
+    """
+    return _TAKEN.sub(r"\1" if has_taken else "", _OWNER.sub(_named_owner if has_owners else "", text))
+
+
 def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: str) -> MismatchError:
     """Local. The error of ranks whose calls differ.
 
@@ -115,8 +126,7 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
     has_owners, has_taken = _differ(_OWNER, texts), _differ(_TAKEN, texts)
     by_text: dict[str, list[int]] = {}
     for rank, shown in texts.items():
-        text = _OWNER.sub(_named_owner if has_owners else "", shown)
-        text = _TAKEN.sub(r"\1" if has_taken else "", text)
+        text = told(shown, has_owners=has_owners, has_taken=has_taken)
         by_text.setdefault(text, []).append(rank)
     listed = "; ".join(
         f"{text} on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
@@ -133,6 +143,12 @@ def _differ(part: re.Pattern[str], texts: Mapping[int, str]) -> bool:
     """Whether ranks differ in a part of their texts. Another rank's may not be known."""
     found = [part.search(text) for text in texts.values() if text != UNKNOWN]
     return len({one.group(1) if one else "" for one in found}) > 1
+
+
+def is_of_other_size(error: BaseException) -> bool:
+    """Local. Whether an error of MPI says that a message was longer than what this rank's call takes."""
+    # Its class is known where MPI is; the texts of MPICH and Open MPI are their own.
+    return type(error).__module__.startswith("mpi4py") and "message truncated" in str(error).lower()
 
 
 def _named_owner(found: re.Match[str]) -> str:
