@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 from collections.abc import Callable
@@ -140,6 +141,27 @@ def test_ranks_of_different_nodes_compare_now_and_then(communicator: Communicato
         calls()
     assert is_shared(caught.value)
     assert collective.all_reduce(np.ones(2)).tolist() == [communicator.size] * 2
+
+
+def test_a_message_that_is_too_long_names_the_calls_of_all_ranks(communicator: Communicator) -> None:
+    """Between nodes nothing is compared before MPI finds that out."""
+    own = communicator.split(0)
+    rank, size = own.rank, own.size
+    mpi = importlib.import_module("mpi4py.MPI")
+
+    def call() -> None:
+        with own.order.enter("a call", 7, None, meets=False) as order:
+            order.is_under_way = True
+            raise mpi.Exception(mpi.ERR_TRUNCATE)
+
+    with pytest.raises(MismatchError, match=r"got a call 7 at \S*test_call_order.py:\d+\.") as caught:
+        call()
+    for other in range(size):
+        assert (f"rank {other} of " in str(caught.value)) == (other != rank)
+    assert not is_shared(caught.value)
+    own.order.broken = ""
+    communicator.barrier()
+    own.close()
 
 
 def test_a_last_batch_that_is_empty_on_one_rank(communicator: Communicator) -> None:
