@@ -84,11 +84,7 @@ class AsyncCollective(Resource):
             if in_place:
                 check_in_place(lent, op)
         except (TypeError, ValueError) as error:
-            # Others begin it: they would wait for this rank, which may go on, until the end of its program.
-            self._put(Handle("refused", functools.partial(self._refuse, error), self._finish))
-            if self.has_thread:
-                # Others do so at `wait`, where they hear of it.
-                self.communicator.order.mark = 0
+            self.refuse(error)
             raise
         finish = (lambda _: array) if in_place else functools.partial(arrays.give_back, like=array)
         # The thread may be late to find out that ranks have begun different reductions: their next call shows it.
@@ -102,6 +98,17 @@ class AsyncCollective(Resource):
         arrays.wait_for_device(lent)
         work = functools.partial(self._reduce, lent, op, in_place, finish)
         return self._put(Handle(op.name, work, self._finish))
+
+    def refuse(self, error: Exception) -> None:
+        """Collective. Refuse a reduction that others begin: they would wait for this rank until its program ends.
+
+        Args:
+            error: In this rank's arguments.
+        """
+        self._put(Handle("refused", functools.partial(self._refuse, error), self._finish))
+        if self.has_thread:
+            # Others do so at `wait`, where they hear of it.
+            self.communicator.order.mark = 0
 
     def _put(self, handle: Handle) -> Handle:
         if self.has_thread:
