@@ -255,7 +255,9 @@ def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("before", [0, 20], ids=["compared", "after the compared calls"])
 @pytest.mark.parametrize("wrong", ["dtype", "nothing", "operation"])
-def test_a_wrong_argument_on_one_rank_is_told_to_the_others(communicator: Communicator, before: int, wrong: str) -> None:
+def test_a_wrong_argument_on_one_rank_is_told_to_the_others(
+    communicator: Communicator, before: int, wrong: str
+) -> None:
     """Also where the program goes on there, and comes to its end: the others do not wait for that."""
     strategy = make_strategy(communicator, "node")
     begin = strategy.extended.all_reduce_async
