@@ -365,6 +365,16 @@ FAULTS = (
         "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
     ),
     Fault(
+        "who has refused a reduction makes other ones in the background from then on", "comm/front/call_log.py",
+        "        order.mark = 0\n", "",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "after a refusal of one rank the others reduce nothing more in the background", "comm/asynchronous.py",
+        "(isinstance(error, OverflowError) or is_refusal(error))", "isinstance(error, OverflowError)",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
         "the call behind a batch keeps the signature of the one before it", "comm/call_order.py",
         " and not self._taken:", ":", "unit/test_signed_batches.py",
     ),

@@ -274,8 +274,10 @@ def test_a_wrong_argument_on_one_rank_is_told_to_the_others(
     else:
         with pytest.raises(MismatchError, match=rf"refused: .*{reason}"):
             begin("SUM", np.ones(2)).wait()
-    # The ranks agree on all other calls.
+    # The ranks agree on all other calls, and on further reductions.
     assert strategy.reduce("SUM", 1.0, axis=None) == communicator.size
+    for one in (begin, make_strategy(communicator, "node").extended.all_reduce_async):
+        assert one("SUM", np.ones(2)).wait().tolist() == [communicator.size] * 2
 
 
 def test_a_wrong_argument_on_all_ranks_breaks_nothing(communicator: Communicator) -> None:
