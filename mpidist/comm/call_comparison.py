@@ -86,16 +86,12 @@ class CallComparison:
             words[self._own[number & 1]] = self._word = number * NUMBER + self.mark
             self._awaits = self._meets
 
-    def show_refusal(self, reason: str) -> None:
-        """Local. Show that this rank refuses its call, and why: ranks that wait in it hear that, and come out.
-
-        Args:
-            reason: The error in this rank's arguments.
-        """
+    def show_refusal(self) -> None:
+        """Local. Show that this rank refuses its call, and why: ranks that wait in it hear that, and come out."""
         self.show_call()
         self._awaits = False
         if self.page is not None:
-            self.page.write(self.number, self.number, f"{self._text()}: {reason}")
+            self.page.write(self.number, self.number, self._text())
 
     def look_ahead(self) -> None:
         """Local. Show this call, and compare it with those of the node's ranks that have done so, before MPI is called.
@@ -272,4 +268,7 @@ class CallComparison:
         """This rank's call, for the other ranks; `where` it was made: by default by this thread."""
         where = where_called() if where is None else where
         step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
-        return f"{describe(self.key)}{owned_by(self.owner)}{where}{step}{taken(*self._batch)}"
+        # It is no part of the signature: ranks may refuse a call for several reasons.
+        reason = getattr(self.key[1], "reason", "") if len(self.key) > 1 else ""
+        why = f": {reason}" if reason else ""
+        return f"{describe(self.key)}{owned_by(self.owner)}{why}{where}{step}{taken(*self._batch)}"

@@ -110,14 +110,19 @@ class CallLog:
         """Collective. Raise an error in this rank's arguments; ranks with right ones hear of it in their call `name`.
 
         Raises:
-            MismatchError: In its place, where calls are compared before they begin, and other ranks' arguments are
-                right.
+            MismatchError: In its place, where other ranks' arguments are right; between nodes only where calls are
+                compared before they begin.
         """
         order = self.begin(name, _Refusal(str(error)), None)
-        order.show_refusal(str(error))
+        order.show_refusal()
+        try:
+            if order.barrier is not None and not order.is_across:
+                # Others come there in their call. A rank that went on would be a barrier behind them.
+                order.barrier()
+        except BaseException as caught:
+            order.fail(caught)
+            raise caught from error
         order.fail(error)
-        # Others do so when they hear of it.
-        order.mark = 0
         raise error
 
     def refuse_calls(self) -> None:
