@@ -148,7 +148,7 @@ def _differ(part: re.Pattern[str], texts: Mapping[int, str]) -> bool:
 def is_of_other_size(error: BaseException) -> bool:
     """Local. Whether an error of MPI says that a message was longer than what this rank's call takes."""
     # Its class is known where MPI is; the texts of MPICH and Open MPI are their own.
-    return type(error).__module__.startswith("mpi4py") and "message truncated" in str(error).lower()
+    return type(error).__module__.startswith("mpi4py") and "truncate" in str(error).lower()
 
 
 def _named_owner(found: re.Match[str]) -> str:

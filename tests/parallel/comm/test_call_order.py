@@ -143,6 +143,15 @@ def test_ranks_of_different_nodes_compare_now_and_then(communicator: Communicato
     assert collective.all_reduce(np.ones(2)).tolist() == [communicator.size] * 2
 
 
+def test_errors_of_mpi_are_exceptions_on_every_communicator(communicator: Communicator) -> None:
+    mpi = importlib.import_module("mpi4py.MPI")
+    laid_out = lay_out(communicator, "each")
+    with communicator.split(0) as own:
+        for one in (communicator, own, own.node, laid_out, laid_out.node, laid_out.open_lane()):
+            assert one is not None
+            assert one.mpi.Get_errhandler() == mpi.ERRORS_RETURN
+
+
 def test_a_message_that_is_too_long_names_the_calls_of_all_ranks(communicator: Communicator) -> None:
     """Between nodes nothing is compared before MPI finds that out."""
     own = communicator.split(0)
