@@ -26,6 +26,7 @@ from mpidist.comm.collective import check_in_place, check_reducible
 from mpidist.comm.communication_thread import Handle, communication_thread
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.user_backend import UserBackend
+from mpidist.comm.front.call_log import is_refusal
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.resource import Resource
 from mpidist.errors import is_shared
@@ -78,14 +79,13 @@ class AsyncCollective(Resource):
         if self.is_closed:
             raise RuntimeError("all_reduce_async: the strategy is closed. Call it before `close()`")
         self.communicator.require_whole("an asynchronous reduction")
-        lent: AnyArray = array if type(array) is np.ndarray else arrays.lend(array)
         try:
+            lent: AnyArray = array if type(array) is np.ndarray else arrays.lend(array)
             check_reducible(lent, op)
             if in_place:
                 check_in_place(lent, op)
         except (TypeError, ValueError) as error:
-            # Others begin it: they would wait for this rank, which may go on, until the end of its program.
-            self._put(Handle("refused", functools.partial(self._refuse, error), self._finish))
+            self.refuse(error)
             raise
         finish = (lambda _: array) if in_place else functools.partial(arrays.give_back, like=array)
         # The thread may be late to find out that ranks have begun different reductions: their next call shows it.
@@ -99,6 +99,17 @@ class AsyncCollective(Resource):
         arrays.wait_for_device(lent)
         work = functools.partial(self._reduce, lent, op, in_place, finish)
         return self._put(Handle(op.name, work, self._finish))
+
+    def refuse(self, error: Exception) -> None:
+        """Collective. Refuse a reduction that others begin: they would wait for this rank until its program ends.
+
+        Args:
+            error: In this rank's arguments.
+        """
+        self._put(Handle("refused", functools.partial(self._refuse, error), self._finish))
+        if self.has_thread:
+            # Others do so at `wait`, where they hear of it.
+            self.communicator.order.mark = 0
 
     def _put(self, handle: Handle) -> Handle:
         if self.has_thread:
@@ -126,8 +137,9 @@ class AsyncCollective(Resource):
 
     def _finish(self, handle: Handle) -> None:
         if self.has_thread:
+            is_first = not handle.is_waited
             communication_thread().wait_for(handle)
-            if self._error is not None and is_shared(self._error):
+            if is_first and is_shared(handle.error) and not isinstance(handle.error, OverflowError):
                 self.communicator.order.restart()
             return
         while not handle.done():
@@ -138,7 +150,8 @@ class AsyncCollective(Resource):
     ) -> tuple[Any, BaseException | None]:
         """Reduce, unless an earlier reduction has failed. Returns the result and the first error so far.
 
-        Integers that do not fit are an error of this reduction alone: every rank has it, and nothing is in the middle.
+        Integers that do not fit are an error of this reduction alone, and so is what another rank refuses: every rank
+        has an error, and nothing is in the middle.
         """
         result = None
         if self._error is None:
@@ -150,7 +163,7 @@ class AsyncCollective(Resource):
                 result = finish(total)
             # `wait` raises it. Raised here it would end the thread, and every later `wait` would hang.
             except BaseException as error:
-                if isinstance(error, OverflowError) and is_shared(error):
+                if is_shared(error) and (isinstance(error, OverflowError) or is_refusal(error)):
                     return None, error
                 self._error = error
         return result, self._error
@@ -162,8 +175,8 @@ class AsyncCollective(Resource):
         try:
             self._collective.log.refuse("all_reduce", error)
         except BaseException as caught:
-            # Where all ranks refuse alike, nothing has failed: the program has had the error.
-            self._error = None if caught is error else caught
+            # The program has had the error. Others hear of it, or refuse alike.
+            self._error = None if caught is error or (is_shared(caught) and is_refusal(caught)) else caught
         return None, self._error
 
     def __repr__(self) -> str:

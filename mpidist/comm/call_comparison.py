@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 from mpidist.comm import call_text
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
-from mpidist.comm.call_text import HINT, mismatch, owned_by, where_called
+from mpidist.comm.call_text import HINT, UNKNOWN, mismatch, owned_by, taken, told, where_called
 from mpidist.errors import RankError, mark_shared
 from mpidist.observe.calls import Calls, describe
 from mpidist.observe.stacks import line_of_call
@@ -37,9 +37,9 @@ class CallComparison:
 
     # More than 30 attributes would be looked up in a dictionary, which takes a tenth of the time of a call.
     __slots__ = (
-        "_awaits", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
-        "_own", "_shown", "_step", "_word", "_words", "barrier", "broken", "is_across", "is_asked", "is_shown",
-        "key", "last_checkpoint", "mark", "number", "owner", "page",
+        "_awaits", "_batch", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
+        "_own", "_shown", "_step", "_taken", "_word", "_words", "barrier", "broken", "is_across", "is_asked",
+        "is_shown", "key", "last_checkpoint", "mark", "number", "owner", "page",
     )
 
     def __init__(self, calls: Calls) -> None:
@@ -50,6 +50,8 @@ class CallComparison:
         self.number = self.owner = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
         self.key: tuple[Any, ...] = ("a call",)
         self._step: tuple[Any, ...] = ()
+        # The batch that the program took last, and a checksum over those that it took since the last call.
+        self._batch, self._taken = (0, 0, 0), 0
         self.page: CallPage | None = None
         self.barrier: Callable[[], None] | None = None
         self._words: memoryview | None = None
@@ -84,16 +86,12 @@ class CallComparison:
             words[self._own[number & 1]] = self._word = number * NUMBER + self.mark
             self._awaits = self._meets
 
-    def show_refusal(self, reason: str) -> None:
-        """Local. Show that this rank refuses its call, and why: ranks that wait in it hear that, and come out.
-
-        Args:
-            reason: The error in this rank's arguments.
-        """
+    def show_refusal(self) -> None:
+        """Local. Show that this rank refuses its call, and why: ranks that wait in it hear that, and come out."""
         self.show_call()
         self._awaits = False
         if self.page is not None:
-            self.page.write(self.number, self.number, f"{self._text()}: {reason}")
+            self.page.write(self.number, self.number, self._text())
 
     def look_ahead(self) -> None:
         """Local. Show this call, and compare it with those of the node's ranks that have done so, before MPI is called.
@@ -145,7 +143,8 @@ class CallComparison:
         page, number = self.page, self.number
         self._calls.in_barrier = time.monotonic()
         if page is not None and page.is_called_out:
-            raise mark_shared(RankError(f"{self._text()} is given up: another rank has failed, and makes it no more"))
+            text = told(self._text())
+            raise mark_shared(RankError(f"{text} is given up: another rank has failed, and makes it no more"))
         if page is not None and page.differs_for_long(number, self.mark if self._depth else page.shown(number)):
             self._refuse(page, number)
 
@@ -153,7 +152,7 @@ class CallComparison:
         """Local. The difference of the ranks' last calls, as far as this rank sees it; empty if there is none."""
         if self.page is None or not self.page.differs(self.number, self.mark):
             return ""
-        return f"ranks have made other calls than {self._text()}, or before it. {HINT}"
+        return f"ranks have made other calls than {told(self._text())}, or before it. {HINT}"
 
     def differing(self) -> tuple[Sequence[int], str]:
         """Local. The ranks that have shown another call than this rank, or left one in the middle; and why, if any.
@@ -165,11 +164,11 @@ class CallComparison:
         if page is None:
             return (), ""
         if ranks := page.broken_ranks():
-            return ranks, f"on rank {ranks[0]}, {page.text(ranks[0]) or 'a call was left in the middle'}"
+            return ranks, f"on rank {ranks[0]}, {told(page.text(ranks[0])) or 'a call was left in the middle'}"
         ranks = page.differing_ranks(number := self.number)
         if ranks and not page.has_written(number):
             page.write(number, number, self._text(f" at {line_of_call(self._calls.thread)}"))
-        why = next((f"on rank {rank}, {text}" for rank in ranks if (text := page.text_about(rank, number))), "")
+        why = next((f"on rank {rank}, {told(text)}" for rank in ranks if (text := page.text_about(rank, number))), "")
         return ranks, why or "ranks have made other calls, and one of them has gone on"
 
     def compare_across(self) -> None:
@@ -193,7 +192,7 @@ class CallComparison:
 
     def restart(self) -> None:
         """Local. From now on checksums are the same on all ranks again: all of them know that they differed."""
-        self.mark = 0
+        self.mark = self._taken = 0
         self._awaits = False
         if self._words is not None:
             self._words[self._own[self.number & 1]] = self.number * NUMBER
@@ -256,9 +255,9 @@ class CallComparison:
         self.restart()
         texts, is_in_step = page.texts(place, self.number)
         for rank in page.broken_ranks():
-            self.broken = self.broken or f"on rank {rank}, {texts.get(rank, 'a call was left in the middle')}"
+            self.broken = self.broken or f"on rank {rank}, {told(texts.get(rank, 'a call was left in the middle'))}"
         self.require_whole("going on")
-        missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), "another call")
+        missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), UNKNOWN)
         error = mismatch(self.key, self.number, {**texts, **missing}, "this call, or one before it")
         if is_in_step and not missing and not self.is_across:
             raise mark_shared(error)
@@ -267,5 +266,9 @@ class CallComparison:
 
     def _text(self, where: str | None = None) -> str:
         """This rank's call, for the other ranks; `where` it was made: by default by this thread."""
+        where = where_called() if where is None else where
         step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
-        return f"{describe(self.key)}{owned_by(self.owner)}{where_called() if where is None else where}{step}"
+        # It is no part of the signature: ranks may refuse a call for several reasons.
+        reason = getattr(self.key[1], "reason", "") if len(self.key) > 1 else ""
+        why = f": {reason}" if reason else ""
+        return f"{describe(self.key)}{owned_by(self.owner)}{why}{where}{step}{taken(*self._batch)}"

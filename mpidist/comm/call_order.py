@@ -16,11 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 from mpidist.comm.call_comparison import CallComparison
 from mpidist.comm.call_page import FLAG, HASH
-from mpidist.comm.call_text import AT_ONCE, Checksums, refuse_inside
+from mpidist.comm.call_text import AT_ONCE, HINT, Checksums, is_of_other_size, refuse_inside, told
 from mpidist.comm.deaths import WATCH, Process
 from mpidist.comm.interrupts import INTERRUPTS
-from mpidist.errors import is_shared
+from mpidist.errors import MismatchError, is_shared
 from mpidist.observe.calls import NEXT, STATE, Calls, code_of, sign_of_owner
+from mpidist.observe.watchdog import WATCHDOG
 
 if TYPE_CHECKING:
     from mpidist.arrays import AnyArray
@@ -41,13 +42,12 @@ class CallOrder(CallComparison):
         is_under_way: A call sets it before it moves or changes the first byte. If it then ends with an exception, it
             was left in the middle. `AT_ONCE` where it makes no further calls: a signal handler may not, either.
         is_alone: Whether no other rank makes these calls.
-        dealt: How many strategies there have been on these ranks; see `deal`.
         is_part: Whether these calls are made inside others, or by our own thread: an interrupt is not theirs to raise.
         left, identity: The number and the text of a call that an exception has left; of the communicator.
     """
 
     __slots__ = (
-        "__weakref__", "_code", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "dealt", "identity",
+        "__weakref__", "_code", "_dealt", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
         "is_alone", "is_part", "is_under_way", "left",
     )
 
@@ -60,7 +60,8 @@ class CallOrder(CallComparison):
         self._processes, self.identity = processes, calls.identity
         self._is_plain = type(calls) is Calls and not is_alone
         self._note, self._state = calls.note, calls.words
-        self._sign = self._code = self.dealt = 0
+        self._sign = self._code = 0
+        self._dealt: dict[str, int] = {}
         self._signs = Checksums()
         INTERRUPTS.add(self)
 
@@ -69,14 +70,32 @@ class CallOrder(CallComparison):
         """Local. Whether this rank is in a call."""
         return self._depth > 0
 
-    def deal(self) -> int:
-        """Collective. A number for a strategy on these ranks, the same on all of them; they begin at 1.
+    def deal(self, kind: str) -> int:
+        """Collective. A number for a strategy or a dataset on these ranks, the same on all of them; they begin at 1.
 
         Strategies on the same ranks share their calls' order, and their calls may look alike. The number in each call's
         signature says whose it is.
+
+        Args:
+            kind: What is numbered, "strategy" or "dataset".
         """
-        self.dealt += 1
-        return self.dealt
+        self._dealt[kind] = number = self._dealt.get(kind, 0) + 1
+        return number
+
+    def note_batch(self, dataset: int, iteration: int, position: int) -> None:
+        """Local. Sign, with the next call, that the program has taken a batch; all ranks must do so between two calls.
+
+        That is so only where one thread takes the batch and makes the calls before and behind it: of two threads nobody
+        knows which one came first.
+
+        Args:
+            dataset: The number of the dataset; see `deal`.
+            iteration: The number of the pass.
+            position: How many batches it has taken in this pass; -1 at the end.
+        """
+        if self._calls.thread == get_ident():
+            self._batch = batch = dataset, iteration, position
+            self._taken = self._taken * 31 + hash(batch) & HASH
 
     def enter(
         self,
@@ -119,7 +138,7 @@ class CallOrder(CallComparison):
             if sign is not None:
                 self._step = key
                 sign = self._sign_as(name, key, sign, owner)
-            elif key == self.key and owner == self.owner:
+            elif key == self.key and owner == self.owner and not self._taken:
                 sign = self._sign
             else:
                 sign = self._sign_as(name, key, self._signs[key], owner)
@@ -147,13 +166,14 @@ class CallOrder(CallComparison):
         return self
 
     def _sign_as(self, name: str, key: tuple[Any, ...], sign: int, owner: int) -> int:
-        """Note another call than the last one, and return its sign, which says whose it is, too."""
+        """Note another call than the last one; returns its sign, with whose it is and which batches came before it."""
         sign += sign_of_owner(owner)
         self._sign, self.owner, self._code = sign, owner, code_of(name, sign)
         if key != self.key:
             # Else the same object remains, by which the front of each strategy knows the call.
             self.key = key
-        return sign
+        taken, self._taken = self._taken, 0
+        return sign + taken if self._calls.thread == get_ident() else sign
 
     def surround(self) -> CallOrder:
         """Local. Name this call in errors of the calls inside it, and return it."""
@@ -239,7 +259,7 @@ class CallOrder(CallComparison):
         """Local, and Collective with ranks that make another call. End the call that an exception leaves.
 
         Raises:
-            MismatchError: Ranks of this node make another call, which explains the error.
+            MismatchError: Ranks make another call, which explains the error.
         """
         try:
             if is_shared(error):
@@ -250,9 +270,14 @@ class CallOrder(CallComparison):
                 # An error of MPI may come from different calls.
                 if isinstance(error, Exception):
                     self._compare()
+                is_other = is_of_other_size(error)
+                # While this rank still shows its own call.
+                others = WATCHDOG.tell_late() if is_other else ""
                 self.broken = f"{self.key[0]} was left in the middle by {what}"
                 if self.page is not None:
                     self.page.break_off(self.number, self.mark, self.broken)
+                if is_other:
+                    raise MismatchError(f"ranks are in different calls, got {told(self._text())}. {HINT}{others}")
             else:
                 self.left = self.number, f"{self.key[0]} was left by {type(error).__name__}: {error}"
         finally:

@@ -118,7 +118,7 @@ class ArenaMemory(Home, ABC):
         checks = options.check or os.environ.get("MPIDIST_CHECK", "") not in ("", "0")
         self.options = selection.agreed(communicator, replace(options, check=checks))
         self.communicator = communicator
-        self.strategy_number = owner = communicator.order.deal()
+        self.strategy_number = owner = communicator.order.deal("strategy")
         self._calls = communicator.calls.limited(options.timeout_seconds, owner)
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None

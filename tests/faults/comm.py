@@ -226,7 +226,7 @@ FAULTS = (
     ),
     Fault(
         "the same call of another strategy keeps its signature", "comm/call_order.py",
-        "elif key == self.key and owner == self.owner:", "elif key == self.key:",
+        "elif key == self.key and owner == self.owner and", "elif key == self.key and",
         "parallel/strategy/test_two_strategies.py", 2,
     ),
     Fault(
@@ -340,12 +340,7 @@ FAULTS = (
     ),
     Fault(
         "others wait for a rank that refuses a reduction in the background", "comm/asynchronous.py",
-        "            self._put(Handle(\"refused\", functools.partial(self._refuse, error), self._finish))\n", "",
-        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
-    ),
-    Fault(
-        "after the compared calls a refusal is not shown", "comm/front/call_log.py",
-        "        order.show_refusal(str(error))\n", "",
+        "        self._put(Handle(\"refused\", functools.partial(self._refuse, error), self._finish))\n", "",
         "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
     ),
     Fault(
@@ -353,5 +348,45 @@ FAULTS = (
         "error = OSError(errno.EMFILE, why) if why else None",
         "error = None\n    if why:\n        raise OSError(errno.EMFILE, why)",
         "parallel/comm/test_descriptors.py::test_a_strategy_is_made_on_no_rank", 2,
+    ),
+    Fault(
+        "an error of MPI between nodes ends the job in MPI's own words", "comm/mpi_communicator.py",
+        "            handle.Set_errhandler(MPI.ERRORS_RETURN)\n", "            pass\n",
+        "parallel/comm/test_call_order.py::test_errors_of_mpi_are_exceptions_on_every_communicator", 2,
+    ),
+    Fault(
+        "a message of MPI that is too long names no other rank", "comm/call_order.py",
+        "is_other = is_of_other_size(error)", "is_other = False",
+        "parallel/comm/test_call_order.py::test_a_message_that_is_too_long_names_the_calls_of_all_ranks", 2,
+    ),
+    Fault(
+        "a rank that has refused a reduction makes other calls from then on", "comm/asynchronous.py",
+        "            self.communicator.order.mark = 0\n", "            pass\n",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "who refuses a call is a barrier behind the others", "comm/front/call_log.py",
+        "                order.barrier()\n", "                pass\n",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "after a refusal of one rank the others reduce nothing more in the background", "comm/asynchronous.py",
+        "(isinstance(error, OverflowError) or is_refusal(error))", "isinstance(error, OverflowError)",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "the call behind a batch keeps the signature of the one before it", "comm/call_order.py",
+        " and not self._taken:", ":", "unit/test_signed_batches.py",
+    ),
+    Fault(
+        "a batch that another thread takes is signed", "comm/call_order.py",
+        "        if self._calls.thread == get_ident():\n            self._batch",
+        "        if True:\n            self._batch",
+        "unit/test_signed_batches.py",
+    ),
+    Fault(
+        "a batch is signed with the call of another thread", "comm/call_order.py",
+        "return sign + taken if self._calls.thread == get_ident() else sign", "return sign + taken",
+        "unit/test_signed_batches.py",
     ),
 )

@@ -168,4 +168,24 @@ FAULTS = (
         "            object.__setattr__(one, \"_is_copy\", True)\n", "            pass\n",
         "unit/test_settings.py::test_options_of_a_dataset_are_changed_by_with_options",
     ),
+    Fault(
+        "a batch that a rank takes alone is not seen", "data/distribution/distributed_iterator.py",
+        "            self._note(self._dataset_number, self._iteration, taken)\n", "            pass\n",
+        "parallel/data/test_peek.py::test_a_rank_that_looks_at_a_batch_alone", 2,
+    ),
+    Fault(
+        "batches of datasets of the ranks' own are compared", "data/distribution/distributed_iterator.py",
+        "None if is_own else self._note_end", "self._note_end",
+        "parallel/data/test_peek.py::test_datasets_of_the_ranks_own", 2,
+    ),
+    Fault(
+        "the end of a rank's own dataset is not compared", "data/distribution/distributed_iterator.py",
+        "                self._note_end(self._dataset_number, self._iteration, -1)\n", "                pass\n",
+        "parallel/data/test_peek.py::test_datasets_of_the_ranks_own", 2,
+    ),
+    Fault(
+        "iterators have no numbers of their own", "data/distribution/distributed_dataset.py",
+        'communicator.order.deal("dataset")', "1",
+        "parallel/data/test_peek.py::test_two_iterators_in_another_order", 2,
+    ),
 )

@@ -226,4 +226,34 @@ FAULTS = (
         "        output.flush()\n", "",
         "parallel/testing/test_plugin.py::test_failures_are_told_where_another_rank_ends_the_job_at_the_exit",
     ),
+    Fault(
+        "calls of one name are always taken for the same", "observe/in_vain.py",
+        "    if not have_all_come:\n        # Calls", "    if True:\n        # Calls",
+        _VAIN + "::test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come",
+    ),
+    Fault(
+        "calls of one name end the job before the ranks can say it themselves", "observe/in_vain.py",
+        "    if not have_all_come:\n        # Calls", "    if False:\n        # Calls",
+        _VAIN + "::test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come",
+    ),
+    Fault(
+        "inside a call only names are compared", "observe/in_vain.py",
+        "if have_all_come and not different:", "if False:",
+        _VAIN + "::test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come",
+    ),
+    Fault(
+        "a state is that of the call's name alone", "observe/calls.py",
+        "return CODES[name] ^ (sign & _WHICH) or 1", "return CODES[name]",
+        "unit/test_recorder.py::test_another_call_of_one_name_has_another_state",
+    ),
+    Fault(
+        "what a rank waits in does not say of which strategy it is", "observe/calls.py",
+        "state + (code or code_of(name, sign_of_owner(owner)))", "state + (code or CODES[name])",
+        _VAIN + "::test_the_same_call_of_another_strategy_ends_the_job",
+    ),
+    Fault(
+        "a report does not say of which strategy a call is", "observe/details.py",
+        'f" of strategy number {calls.owner}" if calls.owner > 1 else ""', '""',
+        _VAIN + "::test_the_same_call_of_another_strategy_ends_the_job",
+    ),
 )

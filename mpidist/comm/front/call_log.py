@@ -11,11 +11,13 @@ from mpidist.comm.arrival import Arrival
 from mpidist.comm.call_order import CallOrder
 from mpidist.comm.call_text import HINT
 from mpidist.comm.communicator import Communicator
+from mpidist.errors import MismatchError
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # So many first calls of a collective are compared before they begin: most mistakes show there, and every rank can raise
 # an error before anything has gone wrong. All ranks must compare or none, so only the number of calls may decide it.
 CHECKED_CALLS = 16
+_REFUSED = "refused"
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,10 +27,15 @@ class _Refusal:
     reason: str = field(compare=False)
 
     def __str__(self) -> str:
-        return "refused"
+        return _REFUSED
 
     def __repr__(self) -> str:
-        return f"refused: {self.reason}"
+        return f"{_REFUSED}: {self.reason}"
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Local. Whether an error says that ranks have refused a call; see `CallLog.refuse`."""
+    return isinstance(error, MismatchError) and f" {_REFUSED}: " in str(error)
 
 
 class Begin(Protocol):
@@ -103,11 +110,18 @@ class CallLog:
         """Collective. Raise an error in this rank's arguments; ranks with right ones hear of it in their call `name`.
 
         Raises:
-            MismatchError: In its place, where calls are compared before they begin, and other ranks' arguments are
-                right.
+            MismatchError: In its place, where other ranks' arguments are right; between nodes only where calls are
+                compared before they begin.
         """
         order = self.begin(name, _Refusal(str(error)), None)
-        order.show_refusal(str(error))
+        order.show_refusal()
+        try:
+            if order.barrier is not None and not order.is_across:
+                # Others come there in their call. A rank that went on would be a barrier behind them.
+                order.barrier()
+        except BaseException as caught:
+            order.fail(caught)
+            raise caught from error
         order.fail(error)
         raise error
 

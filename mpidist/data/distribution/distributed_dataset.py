@@ -12,7 +12,7 @@ from mpidist.attributes import FixedAttributes
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.data.dataset import Dataset
-from mpidist.data.distribution.distributed_iterator import DistributedIterator
+from mpidist.data.distribution.distributed_iterator import DistributedIterator, Numbered
 from mpidist.data.distribution.share import FROM_DATASET, FROM_FUNCTION, Share, share_dataset, take_dataset
 from mpidist.data.input_context import InputContext
 from mpidist.options import InputOptions
@@ -60,6 +60,7 @@ class DistributedDataset(FixedAttributes):
         self._communicator = communicator
         share = take_dataset(dataset, communicator) if presharded else share_dataset(dataset, communicator)
         self._share = share
+        self._numbered = Numbered(communicator.order.deal("dataset"), presharded)
         fetches = options is None or options.experimental_fetch_to_device is not False
         self._namespace = namespace if fetches else np
         self._depth = _prefetch_depth(share, options, is_copied=self._namespace is not np)
@@ -79,11 +80,16 @@ class DistributedDataset(FixedAttributes):
         return self._share.steps
 
     def __iter__(self) -> DistributedIterator:
-        """Local. Begin a pass. All ranks must begin and end their passes together."""
+        """Local. Begin a pass. All ranks must begin and end their passes together.
+
+        Of a dataset that ranks share all ranks take the same number of batches before each call that communicates.
+        Where one rank takes a batch more, to look at it, that call raises `MismatchError`.
+        """
         number = self._iterations
         self._iterations += 1
         return DistributedIterator(
-            self._share, self._communicator, number, self._depth, self._set_iterations, self._namespace
+            self._share, self._communicator, number, self._depth, self._set_iterations, self._namespace,
+            self._numbered,
         )
 
     def __repr__(self) -> str:

@@ -254,20 +254,30 @@ def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(
 
 @pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize("before", [0, 20], ids=["compared", "after the compared calls"])
-def test_a_wrong_argument_on_one_rank_is_told_to_the_others(communicator: Communicator, before: int) -> None:
+@pytest.mark.parametrize("wrong", ["dtype", "nothing", "operation"])
+def test_a_wrong_argument_on_one_rank_is_told_to_the_others(
+    communicator: Communicator, before: int, wrong: str
+) -> None:
     """Also where the program goes on there, and comes to its end: the others do not wait for that."""
-    opened = open_asynchronous(selection.choose(communicator, CommunicationOptions()))
-    for _ in range(before):
-        opened.all_reduce_async(np.ones(3)).wait()
-    last = communicator.size - 1
-    if communicator.rank == last:
-        with pytest.raises(TypeError, match="object"):
-            opened.all_reduce_async(np.array([None, object()]))
+    strategy = make_strategy(communicator, "node")
+    begin = strategy.extended.all_reduce_async
+    for _ in range(1 + before):
+        begin("SUM", np.ones(3)).wait()
+    op, array = {
+        "dtype": ("SUM", np.array([None, object()])), "nothing": ("SUM", None), "operation": ("TOTAL", np.ones(2)),
+    }[wrong]
+    reason = {"dtype": "object", "nothing": "NoneType", "operation": "TOTAL"}[wrong]
+    if communicator.rank == communicator.size - 1:
+        with pytest.raises((TypeError, ValueError), match=reason):
+            begin(op, array)
         # Nothing more is done here until the others know.
     else:
-        with pytest.raises(MismatchError, match=r"refused: .*object"):
-            opened.all_reduce_async(np.ones(2)).wait()
-    assert communicator.all_gather_object(communicator.rank) == list(range(communicator.size))
+        with pytest.raises(MismatchError, match=rf"refused: .*{reason}"):
+            begin("SUM", np.ones(2)).wait()
+    # The ranks agree on all other calls, and on further reductions.
+    assert strategy.reduce("SUM", 1.0, axis=None) == communicator.size
+    for one in (begin, make_strategy(communicator, "node").extended.all_reduce_async):
+        assert one("SUM", np.ones(2)).wait().tolist() == [communicator.size] * 2
 
 
 def test_a_wrong_argument_on_all_ranks_breaks_nothing(communicator: Communicator) -> None:
