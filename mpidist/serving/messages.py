@@ -211,10 +211,17 @@ class Round(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Server to coordinator: a commit is applied, or dropped as was told; the slot is free."""
+    """Server to coordinator: a commit is applied, or dropped as was told; the slot is free.
+
+    Attributes:
+        closure: The closure.
+        attempt: The attempt.
+        error: The pickled exception of a variable that could not be changed, and is as before; empty if there was none.
+    """
 
     closure: int
     attempt: int
+    error: bytes = b""
 
 
 class Fence(NamedTuple):

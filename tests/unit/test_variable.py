@@ -92,6 +92,11 @@ def test_bfloat16_of_torch_is_taken_everywhere() -> None:
         assert strategy.reduce("SUM", given, axis=None).tolist() == [[1.5], [2.0]]
         assert strategy.gather(given, axis=0).tolist() == [[1.5], [2.0]]
     assert mpidist.IndexedSlices(given, np.array([0, 0]), (1, 1)).to_dense().tolist() == [[3.5]]
+    small = np.array([[100, 1], [27, -128], [1, -1]], "int8")
+    dense = mpidist.IndexedSlices(small[:2], np.array([2, 2]), (3, 2)).to_dense()
+    assert (dense.tolist(), dense.dtype) == ([[0, 0], [0, 0], [127, -127]], np.int8)
+    with pytest.raises(OverflowError, match=r"sum of rows of int8 .* -128 to 127, got 128\. .*astype\(np\.int64\)"):
+        mpidist.IndexedSlices(small, np.array([2, 2, 2]), (3, 2)).to_dense()
     assert [row.tolist() for row in mpidist.data.Dataset.from_tensor_slices(given)] == [[1.5], [2.0]]
     mean = mpidist.metrics.Mean()
     mean.update_state(given)
