@@ -23,6 +23,12 @@ FAULTS = (
         "parallel/variables/test_integers.py::test_rows_that_are_scattered", 2,
     ),
     Fault(
+        "dense rows of integers wrap", "indexed_slices.py",
+        "self.values, self.indices) if self.dtype.kind in \"iu\" else None",
+        "self.values, self.indices) if self.dtype.kind in \"\" else None",
+        "unit/test_variable.py",
+    ),
+    Fault(
         "components of integers wrap", "variables/sync_on_read.py",
         "changed(self.name, self._component, delta, method)\n        else", "self._component + delta\n        else",
         "parallel/variables/test_integers.py::test_a_sum_on_read_holds_more_than_its_components", 2,
