@@ -11,7 +11,7 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import require_same
 from mpidist.comm.arithmetic.combine import combined_dtype, named_dtype
-from mpidist.comm.arithmetic.exact import is_checked
+from mpidist.comm.arithmetic.exact import is_checked, whole
 from mpidist.comm.arithmetic.slices import even_sizes, in_bytes, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.call_text import AT_ONCE, HINT
@@ -202,16 +202,16 @@ class CollectiveFront(Resource):
         one = np.zeros(1, dtype)
         self._combine(one, one, op)
 
-    def all_reduce_unchecked(self, array: AnyArray, op: ReduceOp) -> AnyArray:
-        """Collective. As `all_reduce` of a C-contiguous array of a native dtype; sums of integers wrap."""
-        with self.log.begin("all_reduce", op, array):
+    def all_reduce_parts(self, parts: list[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> AnyArray:
+        """Collective. See `IntegerSums.all_reduce_parts`; on one rank, too."""
+        with self.log.begin("all_reduce", op, parts[0]):
             self._begin_moving()
-            flat: AnyArray = array.flatten()
-            if flat.size:
-                self._backend_all_reduce(flat, flat, op)
-            else:
-                self._meet_empty(array.dtype, op)
-            return flat.reshape(array.shape)
+            if self._integers is None:
+                return whole(parts, dtype, op)
+            if parts[0].size:
+                return self._integers.all_reduce_parts(parts, dtype, op)
+            self._meet_empty(dtype, op)
+            return whole(parts, dtype, op)
 
     def reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, root: int = 0) -> AnyArray | None:
         """Collective. See `Collective.reduce`."""

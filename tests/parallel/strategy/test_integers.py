@@ -64,6 +64,33 @@ def test_a_replica_whose_own_sum_does_not_fit(strategy: Strategy) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int64", "uint64"])
+def test_many_sums_along_an_axis(strategy: Strategy, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    rank, n, largest = strategy.communicator.rank, strategy.num_replicas_in_sync, int(np.iinfo(dtype).max)
+    backend = strategy.arena.collective.backend
+    sent: list[int] = []
+    all_reduce = backend.all_reduce
+
+    def noted(source: Any, total: Any, op: Any) -> None:
+        sent.append(source.nbytes)
+        all_reduce(source, total, op)
+
+    monkeypatch.setattr(backend, "all_reduce", noted)
+    array = np.full((3, 5000), largest // (4 * n), dtype)
+    result = strategy.reduce("SUM", array, axis=0)
+    assert (result.dtype, set(result.tolist())) == (dtype, {largest // (4 * n) * 3 * n})
+    # As many bytes as without the check.
+    assert sum(sent) == 5000 * array.itemsize
+    # One rank's are too large for that, and all fit.
+    array[:, 17] = largest // 3 if rank == 0 else 0
+    result = strategy.reduce("SUM", array, axis=0)
+    assert set(np.delete(result, 17).tolist()) == {largest // (4 * n) * 3 * n}
+    assert result[17] == largest // 3 * 3
+    array[:, 17] = largest // 3 if rank == 0 else 1
+    assert f"a SUM of {dtype}" in refused(strategy, lambda: strategy.reduce("SUM", array, axis=0))
+
+
+@pytest.mark.mpi(min_size=2)
 def test_sums_over_replicas(strategy: Strategy) -> None:
     n = strategy.num_replicas_in_sync
 
