@@ -146,7 +146,7 @@ def test_a_sum_on_read_is_int64(communicator: Communicator, mpi_tmp_path: Path) 
         for _ in range(3):
             coordinator.schedule(lambda: v.assign_add(np.int32(HIGH)))
         coordinator.join()
-        assert (v.value(), v.value().dtype) == (3 * HIGH, np.int64)
+        assert (int(v), v.value().dtype.name) == (3 * HIGH, "int64")
         path = mpidist.Checkpoint(v=v).write(mpi_tmp_path / "c")
         v.assign(0)
         mpidist.Checkpoint(v=v).read(path).assert_consumed()
