@@ -131,15 +131,12 @@ class CollectiveFront(Resource):
             result = np.empty(array.shape, dtype)
         total = result.reshape(-1)
         # Backends see by its identity that the result goes where the array is.
-        self._combine(total if result is array else array.reshape(-1), total, op)
+        combine = self._backend_all_reduce if dtype.kind == "f" else self._way(dtype, op).all_reduce
+        combine(total if result is array else array.reshape(-1), total, op)
         return result
 
     def _way(self, dtype: np.dtype[Any], op: ReduceOp) -> Backend | IntegerSums:
         return self._integers if self._integers is not None and is_checked(dtype, op) else self.backend
-
-    def _combine(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
-        combine = self._backend_all_reduce if source.dtype.kind == "f" else self._way(source.dtype, op).all_reduce
-        combine(source, total, op)
 
     def _find_small(self, array: AnyArray, op: ReduceOp) -> Callable[[AnyArray], AnyArray] | None:
         """Local, or Collective as `Backend.open_small`. The backend's way for arrays like this one, if it has one."""
@@ -170,7 +167,8 @@ class CollectiveFront(Resource):
             if wire_dtype is not None and is_halved(array.dtype, array.nbytes, wire_dtype):
                 all_reduce_in_halves(self.backend, source, total, wire_dtype)
             else:
-                self._combine(source, total, op)
+                combine = self._backend_all_reduce if dtype.kind == "f" else self._way(dtype, op).all_reduce
+                combine(source, total, op)
         else:
             self._meet_empty(dtype, op)
         result: AnyArray = self._divided(total, op).reshape(array.shape)
@@ -200,7 +198,7 @@ class CollectiveFront(Resource):
     def _meet_empty(self, dtype: np.dtype[Any], op: ReduceOp) -> None:
         """Collective. Combine one element: an array is empty here, and the other ranks' may have elements."""
         one = np.zeros(1, dtype)
-        self._combine(one, one, op)
+        self._way(dtype, op).all_reduce(one, one, op)
 
     def all_reduce_parts(self, parts: list[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> AnyArray:
         """Collective. See `IntegerSums.all_reduce_parts`; on one rank, too."""
