@@ -145,5 +145,7 @@ def _loaded_dtypes(variable: Variable) -> set[np.dtype[Any]]:
     """The dtypes of which a variable takes saved values."""
     own, wide = variable.dtype.newbyteorder("="), np.dtype(np.int64)
     is_sum = isinstance(variable, OnReadVariable) and variable.aggregation is VariableAggregation.SUM
-    # A sum of integers is saved as int64; by servers, and by earlier versions, in the variable's dtype.
-    return {own, wide} if is_sum and own.kind in "iu" and own.itemsize < wide.itemsize else {own}
+    if not is_sum or own.kind not in "iu" or own == np.uint64:
+        return {own}
+    # A sum of integers is saved as int64; by earlier versions in the variable's dtype.
+    return {np.dtype(one) for one in "bBhHiIq"} if own == wide else {own, wide}

@@ -29,10 +29,15 @@ class HeapVariable:
     Args:
         memory: The heap.
         place: Of the variable.
+        name: For people.
+
+    Attributes:
+        place, name: As given.
     """
 
-    def __init__(self, memory: AnyArray, place: Place) -> None:
+    def __init__(self, memory: AnyArray, place: Place, name: str = "") -> None:
         self.place = place
+        self.name = name
         # Aligned words of eight bytes, each of which is written in one piece.
         self.words = memory[place.header : place.header + 16].view(np.uint64)
         self.buffers = [

@@ -107,7 +107,7 @@ class Chief(ServedHome):
         if self.closures is not None and self._held is None:
             return self.closures(sender, message)
         if isinstance(message, Applied) and message.attempt == OWN_WRITE:
-            self.commits.written(sender, message.closure)
+            self.commits.written(sender, message.closure, message.error)
         elif isinstance(message, CutDone):
             self.commits.cut_done(sender, message)
         elif self._held is not None:
@@ -195,7 +195,7 @@ class Chief(ServedHome):
             raise self._heaps.full(shape, dtype, name, buffers=buffers, is_table=is_table)
         try:
             # Behind all that was sent before, which may still change what lay there.
-            self.station.call(place.server, "create", place, fill)
+            self.station.call(place.server, "create", place, fill, name)
         except Exception:
             self._heaps.give(place)
             raise
@@ -283,6 +283,12 @@ class Chief(ServedHome):
             with self.station.whole:
                 for send in self.commits.write(slot, [place.server]):
                     self.station.send(send)
+                write = self.commits.number
+            if kind != "assign" and np.dtype(place.dtype).kind in "iu":
+                # The server may find that the sum does not fit.
+                self._wait_for_writes((place.server,))
+                if write in self.commits.refused:
+                    raise pickle.loads(self.commits.refused.pop(write))
 
     def pull_rows(self, place: Place, rows: AnyArray) -> AnyArray:
         """Local. See `ServedHome.pull_rows`; with all that this process has written."""

@@ -245,6 +245,7 @@ class Strategy(Resource, FixedAttributes):
             The results of `fn`, any nest of arrays and numbers, added up; the same on every rank.
 
         Raises:
+            OverflowError: A sum of integers does not fit their dtype; on every rank.
             ValueError: Fewer logical replicas than ranks, no rows at all, or results of different shapes.
             MismatchError: Ranks pass other numbers, dtypes or row shapes, or `fn` returns other ones.
             TypeError: Results that cannot be added (booleans, objects, IndexedSlices), or a number that is no integer.

@@ -16,7 +16,7 @@ from mpidist.arguments import described
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.combine import is_half
-from mpidist.comm.arithmetic.exact import is_checked, parts_along, whole
+from mpidist.comm.arithmetic.exact import is_checked, parts_along
 from mpidist.comm.collective import check_reducible
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
@@ -127,8 +127,7 @@ def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int 
         if op is ReduceOp.MEAN:
             return _mean(collective, array, axes)
         if is_checked(array.dtype, op) and not collective.backend.wraps_integers:
-            parts = [collective.all_reduce_unchecked(part, op) for part in parts_along(array, op, axes)]
-            return whole(parts, array.dtype.newbyteorder("="), op)[()]
+            return collective.all_reduce_parts(parts_along(array, op, axes), array.dtype.newbyteorder("="), op)[()]
         total = collective.all_reduce(arrays.as_array(_reduce_locally(array, op, axes)), op)
     with np.errstate(over="ignore"):
         return (total.astype(array.dtype) if is_half(array.dtype) else total)[()]

@@ -46,7 +46,7 @@ class Scatter(ABC):
         Raises:
             TypeError: No IndexedSlices, a dtype that does not cast, or a division of integers.
             ValueError: Rows of another shape, or an index out of range.
-            OverflowError: Integers would wrap; not on parameter servers.
+            OverflowError: Integers would wrap. The error of a closure comes as other errors of closures do.
             NotImplementedError: The variable is ON_READ; or `kind` is min, max or update in replica context with
                 aggregation SUM or MEAN.
         """

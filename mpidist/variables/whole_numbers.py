@@ -8,10 +8,13 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
+from mpidist.indexed_slices import first_misfit
 
 # Of the name of the method that subtracts; `add_array` gets what was given to it with the other sign.
 SUBTRACT = "assign_sub"
-_EXACT = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+# The methods by what a server is told.
+METHODS = {"add": "assign_add", "sub": SUBTRACT}
+_CHANGES = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
 
 
 def fitting(name: str, values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
@@ -71,26 +74,9 @@ def changed_rows(name: str, kind: str, target: AnyArray, values: AnyArray, indic
     Raises:
         OverflowError: It would.
     """
-    if kind not in _EXACT or not values.size:
-        return
-    rows, places, counts = np.unique(indices, return_inverse=True, return_counts=True)
-    before = arrays.to_host(target[arrays.move(rows, arrays.namespace(target))])
-    limits, most = np.iinfo(before.dtype), int(counts.max())
-    largest, factor = _magnitude(before), _magnitude(values)
-    bound = largest * factor**min(most, 64) if kind == "mul" and factor > 1 else largest + factor * most
-    is_positive = kind != "sub" or limits.min < 0 or int(before.min()) >= factor * most
-    if bound <= limits.max and is_positive:
-        return
-    # Python's integers have no end; they are as slow as rare.
-    after = before.astype(object)
-    _EXACT[kind].at(after, places.reshape(-1), values.astype(object))
-    wrong = (after < limits.min) | (after > limits.max)
-    if wrong.any():
-        raise _error(name, before.dtype, f"scatter_{kind} would make", after[wrong][0])
-
-
-def _magnitude(values: AnyArray) -> int:
-    return max(int(values.max()), -int(values.min()))
+    found = first_misfit(_CHANGES[kind], target, values, indices) if kind in _CHANGES else None
+    if found is not None:
+        raise _error(name, target.dtype, f"scatter_{kind} would make", found)
 
 
 def _first(values: AnyArray, wrong: AnyArray) -> int:

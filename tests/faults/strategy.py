@@ -43,6 +43,16 @@ FAULTS = (
         "unit/test_strategy_cut.py",
     ),
     Fault(
+        "integers of micro-batches wrap", "strategy/micro_batch_results.py",
+        "narrowed(whole, dtype, ReduceOp.SUM)[()]", "whole.astype(dtype)[()]",
+        "parallel/strategy/test_integers.py::test_sums_over_micro_batches", 2,
+    ),
+    Fault(
+        "64-bit integers of micro-batches wrap", "strategy/micro_batch_results.py",
+        'halves(np.ascontiguousarray(array, f"{array.dtype.kind}8"))', 'np.stack([array * 0, array]).astype("i8")',
+        "parallel/strategy/test_integers.py::test_sums_over_micro_batches", 2,
+    ),
+    Fault(
         "micro-batches are added rank by rank", "strategy/logical_replicas.py",
         "pairs = pairing([node for own in nodes for node in own])",
         "pairs = [(0, number) for number in range(1, sum(len(own) for own in nodes))]",

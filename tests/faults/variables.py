@@ -18,9 +18,15 @@ FAULTS = (
         "parallel/variables/test_integers.py::test_the_first_replicas_number_counts", 2,
     ),
     Fault(
-        "rows of integers wrap", "variables/whole_numbers.py",
+        "rows of integers wrap", "indexed_slices.py",
         "if bound <= limits.max and is_positive:", "if bound or is_positive:",
         "parallel/variables/test_integers.py::test_rows_that_are_scattered", 2,
+    ),
+    Fault(
+        "dense rows of integers wrap", "indexed_slices.py",
+        "self.values, self.indices) if self.dtype.kind in \"iu\" else None",
+        "self.values, self.indices) if self.dtype.kind in \"\" else None",
+        "unit/test_variable.py",
     ),
     Fault(
         "components of integers wrap", "variables/sync_on_read.py",

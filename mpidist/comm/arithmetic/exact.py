@@ -109,7 +109,15 @@ def parts_along(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> list[An
         array: Integers.
         op: SUM or PROD.
         axes: Each once, from 0.
+
+    Returns:
+        C-contiguous arrays.
     """
+    xp = arrays.namespace(array)
+    return [xp.ascontiguousarray(part).reshape(part.shape) for part in _parts_along(array, op, axes)]
+
+
+def _parts_along(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> list[AnyArray]:
     own = array.dtype.newbyteorder("=")
     if op is _PROD:
         with np.errstate(all="ignore"):
@@ -123,6 +131,25 @@ def parts_along(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> list[An
     bits, mask = own.type(_HALF_BITS), own.type(_MASK)
     sums = [(array >> bits).sum(axes, dtype=_WHOLE), (array & mask).sum(axes, dtype=_WHOLE)]
     return [carried(arrays.namespace(array).stack(sums))]
+
+
+def small_enough(part: AnyArray, dtype: np.dtype[Any], count: int) -> AnyArray | None:
+    """Local. The integers of a part, if a sum of `count` that are as large as the largest of them fits their dtype.
+
+    Args:
+        part: Of sums, as of `parts_along`; at least one element.
+        dtype: Of the integers, native.
+        count: Number of integers.
+
+    Returns:
+        A new array, C-contiguous.
+    """
+    limit = int(np.iinfo(dtype).max) // count
+    if dtype.itemsize < _WHOLE.itemsize:
+        return part.astype(dtype) if -limit <= int(part.min()) <= int(part.max()) <= limit else None
+    # Of the upper halves, below which is less than one of them.
+    limit >>= _HALF_BITS
+    return joined(part, dtype) if -limit <= int(part[0].min()) <= int(part[0].max()) < limit else None
 
 
 def whole(combined: Sequence[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> AnyArray:

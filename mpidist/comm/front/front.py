@@ -11,7 +11,7 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import require_same
 from mpidist.comm.arithmetic.combine import combined_dtype, named_dtype
-from mpidist.comm.arithmetic.exact import is_checked
+from mpidist.comm.arithmetic.exact import is_checked, whole
 from mpidist.comm.arithmetic.slices import even_sizes, in_bytes, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.call_text import AT_ONCE, HINT
@@ -131,15 +131,12 @@ class CollectiveFront(Resource):
             result = np.empty(array.shape, dtype)
         total = result.reshape(-1)
         # Backends see by its identity that the result goes where the array is.
-        self._combine(total if result is array else array.reshape(-1), total, op)
+        combine = self._backend_all_reduce if dtype.kind == "f" else self._way(dtype, op).all_reduce
+        combine(total if result is array else array.reshape(-1), total, op)
         return result
 
     def _way(self, dtype: np.dtype[Any], op: ReduceOp) -> Backend | IntegerSums:
         return self._integers if self._integers is not None and is_checked(dtype, op) else self.backend
-
-    def _combine(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
-        combine = self._backend_all_reduce if source.dtype.kind == "f" else self._way(source.dtype, op).all_reduce
-        combine(source, total, op)
 
     def _find_small(self, array: AnyArray, op: ReduceOp) -> Callable[[AnyArray], AnyArray] | None:
         """Local, or Collective as `Backend.open_small`. The backend's way for arrays like this one, if it has one."""
@@ -170,7 +167,8 @@ class CollectiveFront(Resource):
             if wire_dtype is not None and is_halved(array.dtype, array.nbytes, wire_dtype):
                 all_reduce_in_halves(self.backend, source, total, wire_dtype)
             else:
-                self._combine(source, total, op)
+                combine = self._backend_all_reduce if dtype.kind == "f" else self._way(dtype, op).all_reduce
+                combine(source, total, op)
         else:
             self._meet_empty(dtype, op)
         result: AnyArray = self._divided(total, op).reshape(array.shape)
@@ -200,18 +198,18 @@ class CollectiveFront(Resource):
     def _meet_empty(self, dtype: np.dtype[Any], op: ReduceOp) -> None:
         """Collective. Combine one element: an array is empty here, and the other ranks' may have elements."""
         one = np.zeros(1, dtype)
-        self._combine(one, one, op)
+        self._way(dtype, op).all_reduce(one, one, op)
 
-    def all_reduce_unchecked(self, array: AnyArray, op: ReduceOp) -> AnyArray:
-        """Collective. As `all_reduce` of a C-contiguous array of a native dtype; sums of integers wrap."""
-        with self.log.begin("all_reduce", op, array):
+    def all_reduce_parts(self, parts: list[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> AnyArray:
+        """Collective. See `IntegerSums.all_reduce_parts`; on one rank, too."""
+        with self.log.begin("all_reduce", op, parts[0]):
             self._begin_moving()
-            flat: AnyArray = array.flatten()
-            if flat.size:
-                self._backend_all_reduce(flat, flat, op)
-            else:
-                self._meet_empty(array.dtype, op)
-            return flat.reshape(array.shape)
+            if self._integers is None:
+                return whole(parts, dtype, op)
+            if parts[0].size:
+                return self._integers.all_reduce_parts(parts, dtype, op)
+            self._meet_empty(dtype, op)
+            return whole(parts, dtype, op)
 
     def reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, root: int = 0) -> AnyArray | None:
         """Collective. See `Collective.reduce`."""

@@ -92,6 +92,30 @@ class IntegerSums:
                 if low < high:
                     mine[low - own.start : high - own.start] = result[low - piece.start : high - piece.start]
 
+    def all_reduce_parts(self, found: list[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> AnyArray:
+        """Collective. Combine what each rank has combined itself, and what need not fit.
+
+        Args:
+            found: As of `exact.parts_along`, at least one element; they are used up.
+            dtype: Of the integers, native.
+            op: SUM or PROD.
+
+        Returns:
+            The integers, the same on every rank.
+
+        Raises:
+            OverflowError: A result does not fit; on every rank.
+        """
+        if op is _SUM and found[0].nbytes > SMALL * np.dtype(np.int64).itemsize:
+            # In their own dtype they are half as many bytes, or fewer.
+            own = exact.small_enough(found[0], dtype, self._size)
+            self._communicator.order.show_call()
+            if not self._communicator.all_reduce_max(int(own is None)) and own is not None:
+                flat = own.reshape(-1)
+                self._backend.all_reduce(flat, flat, op)
+                return own
+        return self._whole(found, dtype, op)
+
     def open_small(
         self, op: ReduceOp, dtype: np.dtype[Any], shape: tuple[int, ...]
     ) -> Callable[[AnyArray], AnyArray] | None:
@@ -142,8 +166,10 @@ class IntegerSums:
 
     def _combined(self, source: AnyArray, op: ReduceOp) -> AnyArray:
         """The combination of all ranks' integers, made in the wider form: the same on every rank, errors, too."""
-        found = exact.parts(source, op, self._size)
+        return self._whole(exact.parts(source, op, self._size), source.dtype, op)
+
+    def _whole(self, found: list[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> AnyArray:
         for part in found:
             flat = part.reshape(-1)
             self._backend.all_reduce(flat, flat, op)
-        return exact.whole(found, source.dtype, op)
+        return exact.whole(found, dtype, op)

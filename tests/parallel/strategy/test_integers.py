@@ -64,6 +64,33 @@ def test_a_replica_whose_own_sum_does_not_fit(strategy: Strategy) -> None:
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int64", "uint64"])
+def test_many_sums_along_an_axis(strategy: Strategy, monkeypatch: pytest.MonkeyPatch, dtype: str) -> None:
+    rank, n, largest = strategy.communicator.rank, strategy.num_replicas_in_sync, int(np.iinfo(dtype).max)
+    backend = strategy.arena.collective.backend
+    sent: list[int] = []
+    all_reduce = backend.all_reduce
+
+    def noted(source: Any, total: Any, op: Any) -> None:
+        sent.append(source.nbytes)
+        all_reduce(source, total, op)
+
+    monkeypatch.setattr(backend, "all_reduce", noted)
+    array = np.full((3, 5000), largest // (4 * n), dtype)
+    result = strategy.reduce("SUM", array, axis=0)
+    assert (result.dtype, set(result.tolist())) == (dtype, {largest // (4 * n) * 3 * n})
+    # As many bytes as without the check.
+    assert sum(sent) == 5000 * array.itemsize
+    # One rank's are too large for that, and all fit.
+    array[:, 17] = largest // 3 if rank == 0 else 0
+    result = strategy.reduce("SUM", array, axis=0)
+    assert set(np.delete(result, 17).tolist()) == {largest // (4 * n) * 3 * n}
+    assert result[17] == largest // 3 * 3
+    array[:, 17] = largest // 3 if rank == 0 else 1
+    assert f"a SUM of {dtype}" in refused(strategy, lambda: strategy.reduce("SUM", array, axis=0))
+
+
+@pytest.mark.mpi(min_size=2)
 def test_sums_over_replicas(strategy: Strategy) -> None:
     n = strategy.num_replicas_in_sync
 
@@ -105,3 +132,27 @@ def test_a_replica_without_rows_in_another_order_of_bytes(strategy: Strategy, op
         result = strategy.reduce(op, mine, axis=axis)
         assert result.tolist() == wanted
         assert result.dtype == np.dtype(dtype).newbyteorder("=")
+
+
+@pytest.mark.parametrize("dtype", ["uint8", "int16", "int32", "int64", "uint64"])
+def test_sums_over_micro_batches(strategy: Strategy, dtype: str) -> None:
+    n, largest = strategy.num_replicas_in_sync, int(np.iinfo(dtype).max)
+    # Small sums go whole, large ones in slices.
+    for count in (2, 9000):
+        def summed(part: Any, count: int = count) -> Any:
+            return {"x": np.full(count, part.sum(dtype=dtype)), "loss": np.float32(0.5)}
+
+        values = np.full(4, largest // (4 * n), dtype)
+        result = strategy.gradients(summed, values, 4 * n)
+        assert (result["x"].dtype, result["loss"]) == (dtype, 2 * n)
+        assert (result["x"] == largest // (4 * n) * 4 * n).all()
+        values[1:3] += largest // 4
+        refused_text = refused(strategy, lambda values=values: strategy.gradients(summed, 2 * values, 4 * n))  # type: ignore[misc]
+        assert f"a SUM of {dtype} does not fit its dtype" in refused_text
+
+
+def test_negative_micro_batches(strategy: Strategy) -> None:
+    rank, low = strategy.communicator.rank, int(np.iinfo("int64").min)
+    # The sum of the first two does not fit, that of all does.
+    mine = np.array([low, low, -(low + 1), 1], "int64") if rank == 0 else np.zeros(4, "int64")
+    assert strategy.gradients(lambda part: part.sum(), mine, 4 * strategy.num_replicas_in_sync) == low
