@@ -104,9 +104,8 @@ FAULTS = (
     ),
     Fault(
         "no average where a gradient is None", "variables/step/arena_plan.py",
-        "            if self._average is not None:\n                self._average.follow(",
-        "            if self._average is not None and len(numbers) == len(self.variables):\n"
-        "                self._average.follow(",
+        "            if was_applied and self._average is not None:\n",
+        "            if was_applied and self._average is not None and len(numbers) == len(self.variables):\n",
         OPTIONS + "average_of_the_weights", 2,
     ),
     Fault(
@@ -275,8 +274,8 @@ FAULTS = (
     ),
     Fault(
         "a copy of another thread has half of a step", "variables/step/arena_plan.py",
-        "        with self._plan.arena.guard:\n            if not (",
-        "        if True:\n            if not (",
+        "        with self._plan.arena.guard:\n            if alarm",
+        "        if True:\n            if alarm",
         "parallel/variables/test_copies.py", 2,
     ),
     Fault(
