@@ -158,6 +158,7 @@ class Optimizer(FixedAttributes):
                 declared.
             MismatchError: The ranks pass gradients for other variables; under `CommunicationOptions(check=True)` also
                 other values with `skip_gradients_aggregation`.
+            OverflowError: State has become infinite; on every rank, and at each call until state is restored.
             RuntimeError: Inside the function of `Strategy.gradients`, where a rank has several replicas.
         """
         self._apply(grads_and_vars, None, is_summed=skip_gradients_aggregation)

@@ -47,8 +47,8 @@ class Alarm:
         if self.text:
             raise self.error()
 
-    def error(self) -> OverflowError:
-        """Local. The error, of all ranks."""
+    def error(self) -> Exception:
+        """Local. The OverflowError, of all ranks."""
         return mark_shared(OverflowError(self.text))
 
 
