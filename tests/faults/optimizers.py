@@ -141,7 +141,7 @@ FAULTS = (
     ),
     Fault(
         "an overflow that was caught is forgotten", "variables/step/arena_plan.py",
-        "                if alarm.text:\n                    raise alarm.error()\n", "",
+        "                if alarm.text:\n                    alarm.hear(self._overflowed)\n", "",
         f"{OVERFLOW}::test_the_error_comes_again_until_state_is_restored",
     ),
     Fault(

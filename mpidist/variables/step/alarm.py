@@ -25,7 +25,7 @@ class Alarm:
     Attributes:
         overflow: Watches the updates of this rank. Where memory is shared, a step begins and ends with a barrier, and
             an overflow is noted between these.
-        text: Of the error, which each step raises from then on; empty before.
+        text: Of the error, which each step raises that finds infinite state; empty before.
     """
 
     def __init__(self, arena: ArenaMemory) -> None:
@@ -34,7 +34,7 @@ class Alarm:
         self.overflow = Overflow(_counts_of(arena), arena.communicator.node.rank if arena.shares_memory else 0)
 
     def hear(self, look: Callable[[], str]) -> None:
-        """Local, on each rank of a node alike. Look at the state after an overflow was noted.
+        """Local, on each rank of a node alike. Look at the state after an overflow was noted, now or earlier.
 
         Args:
             look: Gives the text of the error, the same on every rank; empty where no state is infinite.
@@ -45,11 +45,7 @@ class Alarm:
         self.overflow.see()
         self.text = look()
         if self.text:
-            raise self.error()
-
-    def error(self) -> Exception:
-        """Local. The OverflowError, of all ranks."""
-        return mark_shared(OverflowError(self.text))
+            raise mark_shared(OverflowError(self.text))
 
 
 def _counts_of(arena: ArenaMemory) -> AnyArray:

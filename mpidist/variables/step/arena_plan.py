@@ -142,7 +142,7 @@ class ArenaPlan:
                 was_applied = update(numbers, settings)
             else:
                 if alarm.text:
-                    raise alarm.error()
+                    alarm.hear(self._overflowed)
                 # Watched here: a step pays for each function that it enters.
                 overflow = alarm.overflow
                 with np.errstate(over="call", call=overflow.note):
@@ -216,8 +216,6 @@ class ArenaPlan:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Collective. See `UpdatePlan.load`."""
         self._errors.load(saved)
-        if self._alarm is not None:
-            self._alarm.text = ""
         if self._accumulator is not None:
             flags = np.asarray(saved.get(ACCUMULATES, []))
             self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}
