@@ -251,6 +251,12 @@ FAULTS = (
         "parallel/strategy/test_two_strategies.py", 2,
     ),
     Fault(
+        "a flush does not say of which strategy it is", "variables/step/arena_plan.py",
+        'order.enter("flush", self._plan.number, None, self._plan.arena.strategy_number)',
+        'order.enter("flush", self._plan.number, None)',
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
         "a write does not say of which strategy it is", "variables/arena_memory.py",
         "order.enter(name, detail, None, self.strategy_number, meets", "order.enter(name, detail, None, meets",
         "parallel/strategy/test_two_strategies.py", 2,

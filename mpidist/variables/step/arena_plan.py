@@ -159,7 +159,7 @@ class ArenaPlan:
             return True
         if self._plan.arena.is_closed:
             self._plan.arena.require_open()
-        with self._communicator.order.enter("flush", self._plan.number, None):
+        with self._communicator.order.enter("flush", self._plan.number, None, self._plan.arena.strategy_number):
             same_on_all(
                 self._communicator, "the number of calls of apply_gradients since the last update, at `flush`,", count,
                 "Call apply_gradients equally often on every rank, with None where a rank has no gradient.",
@@ -190,7 +190,9 @@ class ArenaPlan:
 
     def _with_missing(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """Collective. The variables for which some rank has a gradient; of the others' this rank's becomes zero."""
-        with self._communicator.order.enter("missing_gradients", self._plan.number, None):
+        with self._communicator.order.enter(
+            "missing_gradients", self._plan.number, None, self._plan.arena.strategy_number
+        ):
             everyone = self._communicator.all_gather_object(numbers)
         wanted = tuple(sorted({number for one in everyone for number in one}))
         for number in set(wanted) - set(numbers):
