@@ -158,6 +158,7 @@ class Optimizer(FixedAttributes):
                 declared.
             MismatchError: The ranks pass gradients for other variables; under `CommunicationOptions(check=True)` also
                 other values with `skip_gradients_aggregation`.
+            OverflowError: State has become infinite; on every rank, and at each call until state is restored.
             RuntimeError: Inside the function of `Strategy.gradients`, where a rank has several replicas.
         """
         self._apply(grads_and_vars, None, is_summed=skip_gradients_aggregation)
@@ -210,7 +211,9 @@ class Optimizer(FixedAttributes):
             return None
         with self.uninterrupted():
             last = self.iterations - count + self._accumulated - 1
-            rate = self._rate(last) if count else 0.0
+            rate = self.rate_at(last) if count else 0.0
+            if not rate >= 0:
+                raise refused_rate(rate, self.learning_rate, last, self.name)
             settings = UpdateSettings(last // self._accumulated + 1, rate, must_be_finite=finite)
             was_applied = plan.flush(count, settings)
             if count:
@@ -270,7 +273,17 @@ class Optimizer(FixedAttributes):
                 plan.take_average(tuple(self._numbers.values()), 1)
             self.iterations += 1
             return None
-        rate = self._rate(self.iterations)
+        # Before any state changes: a schedule is the program's own, and may raise.
+        given: Any = self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate
+        # As `rates.rate_at`: a step pays for each function that it enters.
+        if isinstance(given, NO_RATES) or getattr(given, "ndim", 0) > 0:
+            raise no_rate(given, self.learning_rate, self.iterations, self.name)
+        try:
+            rate = float(given)
+        except (TypeError, ValueError):
+            raise no_rate(given, self.learning_rate, self.iterations, self.name) from None
+        if not rate >= 0:
+            raise refused_rate(rate, self.learning_rate, self.iterations, self.name)
         step = self.iterations // self._accumulated + 1
         if not plan.apply(gradients, UpdateSettings(step, rate, factor, is_summed, must_be_finite)):
             self.iterations -= self._accumulated - 1
@@ -278,20 +291,6 @@ class Optimizer(FixedAttributes):
         # Not by `__setattr__`, which every step would pay for.
         self.__dict__["iterations"] += 1
         return True
-
-    def _rate(self, iteration: int) -> float:
-        # Before any state changes: a schedule is the program's own, and may raise.
-        given: Any = self.learning_rate(iteration) if callable(self.learning_rate) else self.learning_rate
-        # As `rates.rate_at`: a step pays for each function that it enters.
-        if isinstance(given, NO_RATES) or getattr(given, "ndim", 0) > 0:
-            raise no_rate(given, self.learning_rate, iteration, self.name)
-        try:
-            rate = float(given)
-        except (TypeError, ValueError):
-            raise no_rate(given, self.learning_rate, iteration, self.name) from None
-        if not rate >= 0:
-            raise refused_rate(rate, self.learning_rate, iteration, self.name)
-        return rate
 
     def rate_at(self, iteration: int) -> float:
         """Local. The learning rate of a step, counted from 0; see `rates.rate_at`."""

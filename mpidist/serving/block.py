@@ -104,9 +104,11 @@ class Updates:
         Raises:
             OverflowError: State has become infinite. The program of this server ends with it, and so the job.
         """
-        with self._overflow.watched():
+        overflow = self._overflow
+        with np.errstate(over="call", call=overflow.note):
             self._apply(variable, gradient, step, factor)
-        if self._overflow.has_happened:
+        if overflow.counts.tobytes() != overflow.seen:
+            overflow.see()
             number = variable.place.number
             for name, slot in zip(self._arithmetic.kernel.slots, self._slots[number], strict=False):
                 count = infinite_count(slot.current)

@@ -126,18 +126,23 @@ FAULTS = (
     ),
     Fault(
         "compiled loops are not watched", "variables/update/overflow.py",
-        "        if self._look():\n            self._note()", "        self._look()",
+        "        if self._look():\n            self.note()", "        self._look()",
         f"{OVERFLOW}::test_compiled_loops_are_watched_on_their_own",
     ),
     Fault(
-        "NumPy's functions are not watched", "variables/update/overflow.py",
-        'np.errstate(over="call", call=self._called)', 'np.errstate(over="ignore")',
+        "NumPy's functions are not watched", "variables/step/arena_plan.py",
+        'np.errstate(over="call", call=overflow.note)', 'np.errstate(over="ignore")',
         f"{OVERFLOW}::test_squares_overflow_where_their_mean_does",
     ),
     Fault(
-        "an overflow that was caught is forgotten", "variables/step/alarm.py",
-        "        if self._text:\n            raise mark_shared(OverflowError(self._text))\n        with",
-        "        with", f"{OVERFLOW}::test_the_error_comes_again_until_state_is_restored",
+        "a node acts on a sum that overflows on it alone", "variables/step/sums.py",
+        'np.errstate(over="ignore")', "np.errstate()",
+        "parallel/optimizers/test_overflow.py", 3,
+    ),
+    Fault(
+        "an overflow that was caught is forgotten", "variables/step/arena_plan.py",
+        "                if alarm.text:\n                    alarm.hear(self._overflowed)\n", "",
+        f"{OVERFLOW}::test_the_error_comes_again_until_state_is_restored",
     ),
     Fault(
         "Nadam looks ahead by the weight of this step", "optimizers/nadam.py",

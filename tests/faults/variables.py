@@ -110,9 +110,8 @@ FAULTS = (
     ),
     Fault(
         "no average where a gradient is None", "variables/step/arena_plan.py",
-        "            if self._average is not None:\n                self._average.follow(",
-        "            if self._average is not None and len(numbers) == len(self.variables):\n"
-        "                self._average.follow(",
+        "            if was_applied and self._average is not None:\n",
+        "            if was_applied and self._average is not None and len(numbers) == len(self.variables):\n",
         OPTIONS + "average_of_the_weights", 2,
     ),
     Fault(
@@ -258,6 +257,12 @@ FAULTS = (
         "parallel/strategy/test_two_strategies.py", 2,
     ),
     Fault(
+        "a flush does not say of which strategy it is", "variables/step/arena_plan.py",
+        'order.enter("flush", self._plan.number, None, self._plan.arena.strategy_number)',
+        'order.enter("flush", self._plan.number, None)',
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
         "a write does not say of which strategy it is", "variables/arena_memory.py",
         "order.enter(name, detail, None, self.strategy_number, meets", "order.enter(name, detail, None, meets",
         "parallel/strategy/test_two_strategies.py", 2,
@@ -281,8 +286,8 @@ FAULTS = (
     ),
     Fault(
         "a copy of another thread has half of a step", "variables/step/arena_plan.py",
-        "        with self._plan.arena.guard:\n            if not (",
-        "        if True:\n            if not (",
+        "        with self._plan.arena.guard:\n            if alarm",
+        "        if True:\n            if alarm",
         "parallel/variables/test_copies.py", 2,
     ),
     Fault(

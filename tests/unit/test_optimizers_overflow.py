@@ -50,7 +50,8 @@ def test_squares_overflow_where_their_mean_does(name: str, size: int) -> None:
         optimizer.apply_gradients([(gradient, variable)])
 
 
-def test_the_error_comes_again_until_state_is_restored() -> None:
+@pytest.mark.parametrize("way", ["load_state", "assign"])
+def test_the_error_comes_again_until_state_is_restored(way: str) -> None:
     variable, optimizer = mpidist.Variable(np.ones(3, "f")), optimizers.Adam(0.1)
     optimizer.build([variable])
     fresh = {name: entry for name, entry in optimizer.state().items() if name == "iterations"}
@@ -58,7 +59,11 @@ def test_the_error_comes_again_until_state_is_restored() -> None:
         with pytest.raises(OverflowError, match=r"'velocity'.*Restore the last checkpoint, and clip the gradients"):
             optimizer.apply_gradients([(np.full(3, gradient, "f"), variable)])
     assert optimizer.iterations == 0
-    optimizer.load_state({name: np.asarray(entry).view(Stored) for name, entry in fresh.items()})
+    if way == "load_state":
+        optimizer.load_state({name: np.asarray(entry).view(Stored) for name, entry in fresh.items()})
+    else:
+        for state in optimizer.variables:
+            state.assign(np.zeros(3, "f"))
     optimizer.apply_gradients([(np.ones(3, "f"), variable)])
 
 
@@ -104,9 +109,14 @@ def test_compiled_loops_are_watched_on_their_own(number: float) -> None:
     update = arithmetic.surround(arithmetic.kernel.prepare(1, 0.1))  # type: ignore[call-arg]
     assert isinstance(update, CompiledUpdate)
     parameter, *slots = (np.zeros(1 << 16, "f") for _ in range(3))
-    with overflow.watched():
-        update(parameter, np.full(1 << 16, number, "f"), slots, [])
-    assert overflow.has_happened == (number > 1)
+    for _ in range(2):
+        with np.errstate(over="call", call=overflow.note):
+            update(parameter, np.full(1 << 16, number, "f"), slots, [])
+    # Of one step, however often it happens.
+    assert overflow.counts.tolist() == [number > 1]
+    assert (overflow.counts.tobytes() != overflow.seen) == (number > 1)
+    overflow.see()
+    assert overflow.counts.tobytes() == overflow.seen
     assert np.isinf(slots[1]).any() == (number > 1)
 
 

@@ -23,38 +23,29 @@ class Alarm:
         arena: Of the variables, in host memory.
 
     Attributes:
-        overflow: Watches the updates of this rank.
+        overflow: Watches the updates of this rank. Where memory is shared, a step begins and ends with a barrier, and
+            an overflow is noted between these.
+        text: Of the error, which each step raises that finds infinite state; empty before.
     """
 
     def __init__(self, arena: ArenaMemory) -> None:
-        # Of the error, which would keep what the frames of its traceback hold.
-        self._text = ""
+        # Not the error itself, which would keep what the frames of its traceback hold.
+        self.text = ""
         self.overflow = Overflow(_counts_of(arena), arena.communicator.node.rank if arena.shares_memory else 0)
 
-    def step(self, update: Callable[[], bool], look: Callable[[], str]) -> bool:
-        """Collective. Make a step whose updates are watched.
+    def hear(self, look: Callable[[], str]) -> None:
+        """Local, on each rank of a node alike. Look at the state after an overflow was noted, now or earlier.
 
         Args:
-            update: Where memory is shared, it begins and ends with a barrier. An overflow is noted between these.
-            look: After an overflow, gives the text of the error, the same on every rank; empty where no state is
-                infinite.
+            look: Gives the text of the error, the same on every rank; empty where no state is infinite.
 
         Raises:
-            OverflowError: State has become infinite, on every rank; then in each later step, too, until `clear`.
+            OverflowError: State has become infinite.
         """
-        if self._text:
-            raise mark_shared(OverflowError(self._text))
-        with self.overflow.watched():
-            result = update()
-        if self.overflow.has_happened:
-            self._text = look()
-            if self._text:
-                raise mark_shared(OverflowError(self._text))
-        return result
-
-    def clear(self) -> None:
-        """Local. The state is new."""
-        self._text = ""
+        self.overflow.see()
+        self.text = look()
+        if self.text:
+            raise mark_shared(OverflowError(self.text))
 
 
 def _counts_of(arena: ArenaMemory) -> AnyArray:

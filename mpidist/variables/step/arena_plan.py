@@ -117,19 +117,41 @@ class ArenaPlan:
         self._accumulator.add(gradients, factor, counts=counts)
         self._note_call(factor, is_summed=is_summed)
 
-    def apply(self, gradients: Mapping[int, Gradient], settings: UpdateSettings) -> bool:
-        """Collective. See `UpdatePlan.apply`."""
+    def apply(
+        self, gradients: Mapping[int, Gradient], settings: UpdateSettings, *, after: int | None = None
+    ) -> bool:
+        """Collective. See `UpdatePlan.apply`; `after` so many calls this is no further one, but `flush`."""
         if self._plan.arena.is_closed:
             self._plan.arena.require_open()
         if self._accumulator is not None:
-            # First: the call can be made again with another rate, and the sums are then what they were.
-            require_rate(self._kernel, settings.step, settings.learning_rate)
-            self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
-            return self._hand_over(self._accumulator, self._accumulated, settings)
-        if self._checks:
-            given = gradients if settings.is_summed else None
-            require_same_gradients(self._communicator, given, self.variables)
-        return self._apply(self._write(gradients, is_summed=settings.is_summed), settings)
+            numbers, settings = self._hand_over(self._accumulator, gradients, settings, after)
+        else:
+            if self._checks:
+                given = gradients if settings.is_summed else None
+                require_same_gradients(self._communicator, given, self.variables)
+            numbers = self._write(gradients, is_summed=settings.is_summed)
+        if self._counts_missing and not settings.is_summed and self._communicator.size > 1:
+            numbers = self._with_missing(numbers)
+        # A checkpoint has brought errors of gradients that are no longer compressed.
+        if self._errors.owed and not settings.is_summed:
+            self._errors.pay(numbers, self._plan.gradients)
+        update, alarm = self._finite_update if settings.must_be_finite else self._update, self._alarm
+        # For copies that other threads of this rank make: it holds until all ranks of the node have written.
+        with self._plan.arena.guard:
+            if alarm is None:
+                was_applied = update(numbers, settings)
+            else:
+                if alarm.text:
+                    alarm.hear(self._overflowed)
+                # Watched here: a step pays for each function that it enters.
+                overflow = alarm.overflow
+                with np.errstate(over="call", call=overflow.note):
+                    was_applied = update(numbers, settings)
+                if overflow.counts.tobytes() != overflow.seen:
+                    alarm.hear(self._overflowed)
+            if was_applied and self._average is not None:
+                self._average.follow(settings.step, numbers, settings.moves)
+        return was_applied
 
     def flush(self, count: int, settings: UpdateSettings) -> bool:
         """Collective. See `UpdatePlan.flush`."""
@@ -137,23 +159,27 @@ class ArenaPlan:
             return True
         if self._plan.arena.is_closed:
             self._plan.arena.require_open()
-        with self._communicator.order.enter("flush", self._plan.number, None):
+        with self._communicator.order.enter("flush", self._plan.number, None, self._plan.arena.strategy_number):
             same_on_all(
                 self._communicator, "the number of calls of apply_gradients since the last update, at `flush`,", count,
                 "Call apply_gradients equally often on every rank, with None where a rank has no gradient.",
             )
-        if not count:
-            return True
-        require_rate(self._kernel, settings.step, settings.learning_rate)
-        return self._hand_over(self._accumulator, count, settings)
+        return self.apply({}, settings, after=count) if count else True
 
-    def _hand_over(self, accumulator: Accumulator, count: int, settings: UpdateSettings) -> bool:
-        """Collective. Update by the mean of so many calls."""
+    def _hand_over(
+        self, accumulator: Accumulator, gradients: Mapping[int, Gradient], settings: UpdateSettings, after: int | None
+    ) -> tuple[tuple[int, ...], UpdateSettings]:
+        """Local, as `accumulate`. The variables, and the settings, of an update by the mean of several calls."""
+        # First: the call can be made again with another rate, and the sums are then what they were.
+        require_rate(self._kernel, settings.step, settings.learning_rate)
+        count = after or self._accumulated
+        if after is None:
+            self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
         numbers = accumulator.hand_over(self._plan.gradients)
         moves = 0 if self._average is None or settings.step == 1 else count - 1
         settings = settings._replace(factor=1 / count, is_summed=False, calls=self._calls, moves=moves)
         self._calls = ()
-        return self._apply(numbers, settings)
+        return numbers, settings
 
     def _note_call(self, factor: float, *, is_summed: bool) -> None:
         *before, last = self._calls or ((factor, is_summed, 0),)
@@ -164,32 +190,15 @@ class ArenaPlan:
 
     def _with_missing(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """Collective. The variables for which some rank has a gradient; of the others' this rank's becomes zero."""
-        with self._communicator.order.enter("missing_gradients", self._plan.number, None):
+        with self._communicator.order.enter(
+            "missing_gradients", self._plan.number, None, self._plan.arena.strategy_number
+        ):
             everyone = self._communicator.all_gather_object(numbers)
         wanted = tuple(sorted({number for one in everyone for number in one}))
         for number in set(wanted) - set(numbers):
             # A table has got no rows.
             self._plan.gradients[number][...] = 0
         return wanted
-
-    def _apply(self, numbers: tuple[int, ...], settings: UpdateSettings) -> bool:
-        """Collective. Update variables whose gradients lie in the plan."""
-        if self._counts_missing and not settings.is_summed and self._communicator.size > 1:
-            numbers = self._with_missing(numbers)
-        # A checkpoint has brought errors of gradients that are no longer compressed.
-        if self._errors.owed and not settings.is_summed:
-            self._errors.pay(numbers, self._plan.gradients)
-        update = self._finite_update if settings.must_be_finite else self._update
-        # For copies that other threads of this rank make: it holds until all ranks of the node have written.
-        with self._plan.arena.guard:
-            if not (
-                update(numbers, settings) if self._alarm is None else
-                self._alarm.step(lambda: update(numbers, settings), self._overflowed)
-            ):
-                return False
-            if self._average is not None:
-                self._average.follow(settings.step, numbers, settings.moves)
-        return True
 
     def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
         """Collective. See `UpdatePlan.take_average`."""
@@ -209,8 +218,6 @@ class ArenaPlan:
     def load(self, saved: Mapping[str, Any]) -> None:
         """Collective. See `UpdatePlan.load`."""
         self._errors.load(saved)
-        if self._alarm is not None:
-            self._alarm.clear()
         if self._accumulator is not None:
             flags = np.asarray(saved.get(ACCUMULATES, []))
             self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}

@@ -25,37 +25,35 @@ _FLAGS = {"x86_64": 8, "AMD64": 8, "aarch64": 4, "arm64": 4, "riscv64": 4, "ppc6
 class Overflow:
     """Whether a number of the updates was too large for its dtype; not each overflow makes state infinite.
 
+    NumPy's functions are watched in `np.errstate(over="call", call=overflow.note)`, and compiled ones in `run`. Then
+    `counts.tobytes() != seen` says that there is something new, and `see` makes it known.
+
     Args:
         counts: For each rank that updates the same state the number of its steps with overflows, modulo 256, of uint8.
             None: this process does it alone.
         own: The place of this rank.
+
+    Attributes:
+        counts: As given, or one number.
+        seen: The counts, as they were when `see` was called last.
     """
 
     def __init__(self, counts: AnyArray | None = None, own: int = 0) -> None:
-        self._counts = np.zeros(1, np.uint8) if counts is None else counts
+        self.counts = np.zeros(1, np.uint8) if counts is None else counts
         self._own = own
-        self._before = b""
-        self._is_noted = False
         self._clear, self._look = _flags()
+        self.see()
 
-    def watched(self) -> np.errstate:
-        """Local. A context of one step, in which NumPy's functions are watched."""
-        self._before, self._is_noted = self._counts.tobytes(), False
-        return np.errstate(over="call", call=self._called)
+    def see(self) -> None:
+        """Local. What has been noted so far is known."""
+        self.seen = self.counts.tobytes()
+        # Counts are never set back: a rank that comes late must see them, too. In one step one more is noted, however
+        # often it happens.
+        self._next = np.uint8((self.seen[self._own] + 1) % 256)
 
-    @property
-    def has_happened(self) -> bool:
-        """Local. Whether some rank has noted an overflow in the last step."""
-        return self._counts.tobytes() != self._before
-
-    def _called(self, _error: str, _flag: int) -> None:
-        self._note()
-
-    def _note(self) -> None:
-        # Counts are never set back: a rank that comes late must see them, too.
-        if not self._is_noted:
-            self._is_noted = True
-            self._counts[self._own] += np.uint8(1)
+    def note(self, *_error: object) -> None:
+        """Local. There was an overflow; NumPy calls it with two words about that."""
+        self.counts[self._own] = self._next
 
     def run(self, function: Callable[..., None], calls: Iterable[Sequence[Any]]) -> None:
         """Local. Call a compiled function with the arguments of several calls, and watch it."""
@@ -63,7 +61,7 @@ class Overflow:
         for arguments in calls:
             function(*arguments)
         if self._look():
-            self._note()
+            self.note()
 
 
 @functools.cache

@@ -42,6 +42,34 @@ def test_all_ranks_hear_of_it(communicator: Communicator, layout: str, options: 
     np.testing.assert_allclose(other.numpy(), -0.1, rtol=1e-6)
 
 
+@pytest.mark.parametrize("name", ["Adam", "RMSprop", "Adadelta", "Adamax"])
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_sums_that_overflow_have_one_outcome_on_all_ranks(communicator: Communicator, layout: str, name: str) -> None:
+    """Between nodes one rank adds, and the others are sent the result."""
+    strategy = make_strategy(communicator, layout)
+    with strategy.scope():
+        variable = mpidist.Variable(np.zeros(SIZE, "f"))
+    optimizer = getattr(optimizers, name)(0.1)
+    gradient = np.ones(SIZE, "f")
+    # The sum over the ranks of one node may be finite.
+    gradient[[0, SIZE - 1]] = 2.1e38
+
+    def outcome() -> str:
+        try:
+            # Here a warning would be an error, of the rank whose slice it is.
+            with np.errstate(invalid="ignore"):
+                strategy.run(lambda: optimizer.apply_gradients([(gradient, variable)]))
+        except OverflowError as error:
+            return str(error)
+        return "finite" if np.isfinite(variable.numpy()[[0, SIZE - 1]]).any() else "not finite"
+
+    for _ in range(2):
+        outcomes = communicator.all_gather_object(outcome())
+        assert len(set(outcomes)) == 1
+        # Adamax has no squares, and takes what is finite.
+        assert outcomes[0] != "finite" or (name == "Adamax" and communicator.size == 1)
+
+
 def test_tables(communicator: Communicator) -> None:
     for layout in ("node", "private", "pairs"):
         strategy = make_strategy(communicator, layout)

@@ -32,6 +32,10 @@ class Model:
             self.sums = mpidist.Variable(np.zeros(4, "float32"), synchronization="ON_READ", aggregation="SUM")
             self.metric = mpidist.metrics.Mean()
         self.optimizer = mpidist.optimizers.SGD(1.0)
+        self.lenient = mpidist.optimizers.SGD(1.0, missing_gradients="zero")
+        self.accumulating = mpidist.optimizers.SGD(1.0, gradient_accumulation_steps=2)
+        for optimizer in (self.lenient, self.accumulating):
+            optimizer.build([self.variable])
 
     def step(self) -> Any:
         """A step of the optimizer."""
@@ -43,6 +47,16 @@ class Model:
     def only_step(self) -> Any:
         """A step of the optimizer, and nothing else."""
         self.optimizer.apply_gradients([(np.zeros(4, "float32"), self.variable)])
+        return self.value
+
+    def step_that_may_lack_gradients(self) -> Any:
+        """A step that first asks which gradients there are."""
+        self.lenient.apply_gradients([(np.zeros(4, "float32"), self.variable)])
+        return self.value
+
+    def flush(self) -> Any:
+        """An update before the last call; here there were no calls."""
+        self.accumulating.flush()
         return self.value
 
     def assign(self) -> Any:
