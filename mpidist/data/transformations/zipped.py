@@ -139,7 +139,10 @@ def zip_datasets(*args: Any, datasets: Any = None) -> Any:
     # A plain tuple, the usual case, is rebuilt faster by `tuple` than by optree.
     is_plain = type(structure) is tuple and all(isinstance(one, BaseDataset) for one in structure)
     rebuild: Callable[[list[Any]], Any] = tuple if is_plain else partial(tree.unflatten, spec)
-    return type(given[0])(Pipeline(ZipSource(pipelines, rebuild), Zip(pipelines), is_loaded=is_batched), options)
+    is_assumed = not is_batched and all(pipeline.is_assumed for pipeline in pipelines)
+    source = ZipSource(pipelines, rebuild)
+    zipped = Pipeline(source, Zip(pipelines), is_loaded=is_batched, is_assumed=is_assumed)
+    return type(given[0])(zipped, options)
 
 
 def enumerate_elements(dataset: D, start: int = 0) -> D:
