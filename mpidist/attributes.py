@@ -136,7 +136,7 @@ class FixedAttributes:
         )
 
     def _way_out(self, name: str) -> str:
-        """Local. What to do instead of setting an attribute, for the error."""
+        """Local. The way out, for the error of an assignment that is refused."""
         near = get_close_matches(name, self._assignable, 1)
         if near:
             return f"did you mean {near[0]!r}?"

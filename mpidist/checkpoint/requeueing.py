@@ -13,7 +13,7 @@ logger = logging.getLogger("mpidist")
 
 
 class Requeueing:
-    """What speaks for queueing the job again, and against it.
+    """The conditions under which the job is queued again.
 
     Local. Args:
         manager: Saves the checkpoints; it has restored the latest one.
