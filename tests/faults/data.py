@@ -171,21 +171,21 @@ FAULTS = (
     Fault(
         "every rank gets all of an unbatched generator's batch", "data/distribution/share.py",
         "if size > 1 or pipeline.is_assumed", "if size > 9",
-        "parallel/data/test_data.py::test_elements_of_an_unbatched_generator", 2,
+        "parallel/data/test_data.py::test_elements_of_an_unbatched_generator_are_global_batches", 2,
     ),
     Fault(
         "zipped generators go to every rank whole", "data/pipeline/pipeline.py",
         "self.is_loaded and not self.is_assumed and", "self.is_loaded and",
-        "parallel/data/test_data.py::test_elements_of_an_unbatched_generator", 2,
+        "parallel/data/test_data.py::test_elements_of_an_unbatched_generator_are_global_batches", 2,
     ),
     Fault(
         "examples of a generator are cut as if they were batches", "data/pipeline/pipeline.py",
         "            if self.is_assumed:\n", "            if False:\n",
-        "parallel/data/test_data.py::test_an_unbatched_generator_of_examples", 2,
+        "parallel/data/test_data.py::test_an_unbatched_generator_of_examples_wants_a_batch_on_any_number_of_ranks", 2,
     ),
     Fault(
         "rows of arrays are rebatched whole", "data/transformations/rebatched.py",
         "    return pipeline.unbatch()", "    return pipeline.unbatch() if pipeline.is_batched else pipeline",
-        "unit/test_data_transformations.py::test_elements_of_any_first_dimension",
+        "unit/test_data_transformations.py::test_elements_of_any_first_dimension_are_unbatched_and_rebatched",
     ),
 )
