@@ -42,6 +42,7 @@ INSTEAD = {
     "get_global_step": "`iterations` of an optimizer",
     "keras": "a step that you write yourself, with `mpidist.optimizers` and `mpidist.metrics`",
     "legacy": "`mpidist.optimizers` itself, which has tf.keras's names and arguments",
+    "load_checkpoint": "`h5py.File(mpidist.latest_checkpoint(directory))`: a checkpoint is an HDF5 file",
     "make_dataset_iterator": "`strategy.experimental_distribute_dataset`",
     "make_experimental_numpy_dataset": _SLICES,
     "experimental_make_numpy_dataset": _SLICES,

@@ -218,7 +218,9 @@ class Dataset(BaseDataset):
             )
         options = options_of_all("concatenate", [self._options, dataset.options()])
         source = PlaceSource(lambda: (first, second))
-        return Dataset(Pipeline(source, Concatenate((first, second)), is_loaded=first.is_batched), options)
+        is_assumed = first.is_assumed and second.is_assumed
+        stream = Concatenate((first, second))
+        return Dataset(Pipeline(source, stream, is_loaded=first.is_batched, is_assumed=is_assumed), options)
 
     def shared(self) -> Dataset:
         """Collective. Keep one copy of the arrays per node, in memory that its ranks share.

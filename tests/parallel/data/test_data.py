@@ -370,6 +370,8 @@ UNBATCHED: dict[str, Any] = {
     "mapped": lambda f: Dataset.from_iterable(f).map(lambda x, y: (x, y)),
     "filtered": lambda f: Dataset.from_iterable(f).filter(lambda x, y: True),
     "kept": lambda f: Dataset.from_iterable(f).cache(),
+    "joined": lambda f: Dataset.from_iterable(f).take(2).concatenate(Dataset.from_generator(f).skip(2)),
+    "sampled": lambda f: Dataset.sample_from_datasets([Dataset.from_iterable(f)]),
     "zipped": lambda f: Dataset.zip(
         Dataset.from_iterable(f).map(lambda x, y: x), Dataset.from_iterable(f).map(lambda x, y: y)
     ),
