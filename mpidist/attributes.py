@@ -102,7 +102,7 @@ class FixedAttributes:
     _is_settled: bool = False
 
     def _settle(self, owner: type) -> None:
-        """Local. From now on assignments are refused: the last line of a constructor.
+        """Local. Refuse assignments from now on: the last line of a constructor.
 
         Args:
             owner: The class of the constructor. A constructor that extends it goes on afterwards, and settles itself.

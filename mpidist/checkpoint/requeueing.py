@@ -28,7 +28,7 @@ class Requeueing:
         self._started_from = self._latest()
 
     def requeue(self, saved: object) -> None:
-        """Local. Have Slurm queue the job again; what speaks against it is a warning.
+        """Local. Have Slurm queue the job again, or warn of the reason why not.
 
         Args:
             saved: The path of the checkpoint, or what the user's function returned.

@@ -53,7 +53,7 @@ class Alarm:
         return result
 
     def clear(self) -> None:
-        """Local. The state is new."""
+        """Local. Forget an overflow, since the state is new."""
         self._text = ""
 
 
