@@ -179,6 +179,11 @@ FAULTS = (
         "parallel/data/test_data.py::test_elements_of_an_unbatched_generator_are_global_batches", 2,
     ),
     Fault(
+        "a generator's batches beside others go to every rank whole", "data/transformations/zipped.py",
+        "            else partial(_piece, pipeline, readers, reader) if pipeline.is_assumed\n", "",
+        "parallel/data/test_data.py::test_batches_of_a_generator_beside_batches_are_cut_alike", 2,
+    ),
+    Fault(
         "examples of a generator are cut as if they were batches", "data/pipeline/pipeline.py",
         "            if self.is_assumed:\n", "            if False:\n",
         "parallel/data/test_data.py::test_an_unbatched_generator_of_examples_wants_a_batch_on_any_number_of_ranks", 2,

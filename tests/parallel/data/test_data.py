@@ -391,6 +391,16 @@ def test_elements_of_an_unbatched_generator_are_global_batches(communicator: Com
         assert all(max(sizes) - min(sizes) <= 1 for sizes in ([len(piece) for piece in step] for step in steps))
 
 
+def test_batches_of_a_generator_beside_batches_are_cut_alike(communicator: Communicator) -> None:
+    labels = Dataset.from_generator(lambda: (np.arange(k, min(k + 4, 10)) for k in range(0, 10, 4)))
+    rates = Dataset.from_iterable([0.5, 0.25, 0.125])
+    given = list(DistributedDataset(Dataset.zip((Dataset.range(10).batch(4), labels, rates)), communicator))
+    assert all(x.tolist() == y.tolist() for x, y, _ in given)
+    assert [float(rate) for *_, rate in given] == [0.5, 0.25, 0.125]
+    steps = [joined(step) for step in by_rank(communicator, [x for x, *_ in given])]
+    assert steps == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
 @pytest.mark.parametrize("is_endless", [False, True])
 def test_an_unbatched_generator_of_examples_wants_a_batch_on_any_number_of_ranks(
     communicator: Communicator, is_endless: bool
