@@ -193,4 +193,9 @@ FAULTS = (
         "    return pipeline.unbatch()", "    return pipeline.unbatch() if pipeline.is_batched else pipeline",
         "unit/test_data_transformations.py::test_elements_of_any_first_dimension_are_unbatched_and_rebatched",
     ),
+    Fault(
+        "a file of that very name is taken for a pattern", "data/reading/file_names.py",
+        " and not os.path.lexists(one)", "",
+        "unit/test_data_arguments.py::test_a_file_whose_name_looks_like_a_pattern_is_found",
+    ),
 )
