@@ -10,8 +10,8 @@ POSITIVES = "unit/test_metrics_positives.py::test_"
 FAULTS = (
     Fault(
         "a metric that is called forgets the batches before", "metrics/metric.py",
-        "        self.update_state(*values, sample_weight=sample_weight, **named)\n        return",
-        "        self.reset_state()\n        self.update_state(*values, sample_weight=sample_weight, **named)\n        return",
+        "        self.update_state(*values, sample_weight=",
+        "        self.reset_state()\n        self.update_state(*values, sample_weight=",
         METRICS + "a_metric_that_is_called_adds_the_batch_and_gives_the_result",
     ),
     Fault(
