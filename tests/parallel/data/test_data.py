@@ -409,6 +409,9 @@ def test_an_unbatched_generator_of_examples_wants_a_batch_on_any_number_of_ranks
     distributed = DistributedDataset(examples.repeat() if is_endless else examples, communicator)
     with pytest.raises(ValueError, match=r"the shape \(28,\) for \[0\], the shape \(\) for \[1\]\. Call the `batch`"):
         next(iter(distributed))
+    columns = (examples.map(lambda x, y: x), examples.map(lambda x, y: y))
+    with pytest.raises(ValueError, match=r"the shape \(28,\) for \[0\], the shape \(\) for \[1\]"):
+        next(iter(DistributedDataset(Dataset.zip(columns), communicator)))
     with pytest.raises(ValueError, match=r"got one without\. Call the `batch` method"):
         DistributedDataset(Dataset.from_iterable(batches_of, batched=False), communicator)
     # What a generator gives is read in the passes only.
