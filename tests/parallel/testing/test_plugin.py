@@ -238,7 +238,7 @@ def test_hangs(communicator):
     for once in ('E       AssertionError: told before', "E       RuntimeError: no set-up"):
         assert result.stdout.count(once) == 1, text
     assert "test_it.py::test_with_broken in setup __" in text
-    assert "\n___" in result.stdout.partition("test_it.py::test_fails __")[0], "letters of -q are on a line of their own"
+    assert "\n___" in result.stdout.partition("test_it.py::test_fails __")[0], text
 
 
 @pytest.mark.usefixtures("alone")
