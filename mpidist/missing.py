@@ -28,6 +28,7 @@ INSTEAD = {
     "TPUClusterResolver": _NO_TPU,
     "TPUStrategy": _NO_TPU,
     "Tensor": _ARRAY,
+    "TensorSpec": "`mpidist.data.ArraySpec`",
     "TextLineDataset": _FILES,
     "config": "nothing: drop the line, a strategy says where arrays are",
     "constant": _ARRAY,
@@ -42,6 +43,8 @@ INSTEAD = {
     "get_global_step": "`iterations` of an optimizer",
     "keras": "a step that you write yourself, with `mpidist.optimizers` and `mpidist.metrics`",
     "legacy": "`mpidist.optimizers` itself, which has tf.keras's names and arguments",
+    "load_checkpoint": "`h5py.File(mpidist.latest_checkpoint(directory))`: a checkpoint is an HDF5 file",
+    "losses": "losses of examples that you compute, and `mpidist.compute_average_loss`",
     "make_dataset_iterator": "`strategy.experimental_distribute_dataset`",
     "make_experimental_numpy_dataset": _SLICES,
     "experimental_make_numpy_dataset": _SLICES,
@@ -83,6 +86,7 @@ _ELSEWHERE = {
 # Not in this module, by its name and that of what a program looks for there.
 _INSTEAD_IN = {
     ("mpidist.data", "experimental"): "`mpidist.data` itself, for instance `mpidist.data.AutoShardPolicy`",
+    ("mpidist.optimizers", "experimental"): "`mpidist.optimizers` itself, which has tf.keras's names and arguments",
 }
 
 

@@ -60,7 +60,7 @@ class Deadline:
         return self._grace_ends is not None
 
     def reason(self, now: float, save: float) -> int:
-        """Local. Why the last checkpoint must be saved now: TIME_IS_UP or GRACE_IS_OVER; 0 if there is time.
+        """Local. The reason to save the last checkpoint now: TIME_IS_UP or GRACE_IS_OVER; 0 if there is time.
 
         Args:
             now: The time.

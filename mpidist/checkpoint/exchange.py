@@ -40,7 +40,9 @@ class Exchange:
         self.count += 1
 
     def shows_failure(self) -> bool:
-        """Collective over the ranks that know a reason. Wait for the search that has just begun: has a rank failed?
+        """Collective over the ranks that know a reason. Wait for the search that has just begun.
+
+        It shows whether a rank has failed.
 
         Returns:
             Whether one has, and all ranks know a reason, so that all of them wait here.

@@ -13,7 +13,7 @@ logger = logging.getLogger("mpidist")
 
 
 class Requeueing:
-    """What speaks for queueing the job again, and against it.
+    """The conditions under which the job is queued again.
 
     Local. Args:
         manager: Saves the checkpoints; it has restored the latest one.
@@ -28,7 +28,7 @@ class Requeueing:
         self._started_from = self._latest()
 
     def requeue(self, saved: object) -> None:
-        """Local. Have Slurm queue the job again; what speaks against it is a warning.
+        """Local. Have Slurm queue the job again, or warn of the reason why not.
 
         Args:
             saved: The path of the checkpoint, or what the user's function returned.

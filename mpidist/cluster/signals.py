@@ -25,7 +25,7 @@ _NEWS_SECONDS = 1.0
 
 
 def _nothing() -> None:
-    """Nobody is told."""
+    """Tell nobody."""
 
 
 class Notice:
@@ -172,7 +172,7 @@ class _Signals:
         os.kill(os.getpid(), number_)
 
     def raise_in_main_thread(self, error: Exception) -> None:
-        """Local. Raise an error where the main thread stands, outside calls; from another thread.
+        """Local. Raise an error in the main thread, outside calls; from another thread.
 
         It comes by a signal of which some notice is told, without which a wait would not end.
         """

@@ -373,7 +373,7 @@ def agree_on_exit() -> None:
 
 
 def stand_apart() -> None:
-    """Local. From now on an error or an exit code of this rank, an evaluator, ends no other one: it waits for them."""
+    """Local. Let no error or exit code of this rank, an evaluator, end the others from now on: it waits for them."""
     for ending in _installed:
         ending.stands_apart = True
 

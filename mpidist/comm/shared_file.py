@@ -90,7 +90,7 @@ class SharedFile:
 
 
 def descriptors_missing() -> str:
-    """Local. Why this process cannot open what a strategy needs; empty if it can."""
+    """Local. The reason why this process cannot open as many files as a strategy needs; empty if it can."""
     opened: list[int] = []
     try:
         while len(opened) < _LEAST_DESCRIPTORS:

@@ -39,7 +39,7 @@ def details_of(waiting: Sequence[Calls], missing: Sequence[tuple[Any, ...]], thr
 
 
 def _whole(calls: Calls) -> str:
-    """What the current call is besides its name, and whose: the first strategy is not named, which is the only one."""
+    """The rest of the current call besides its name, and its owner; the first strategy is not named."""
     call = calls.recent[-1] if calls.recent else ""
     owner = f" of strategy number {calls.owner}" if calls.owner > 1 else ""
     whole = describe(call) + owner

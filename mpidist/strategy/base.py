@@ -331,7 +331,8 @@ class Strategy(Resource, FixedAttributes):
         """Collective. This rank's part of a dataset that is batched by the global batch size.
 
         Args:
-            dataset: The same on every rank; its last batching step makes global batches.
+            dataset: The same on every rank; its last batching step makes global batches. Without such a step elements
+                of a generator or an iterable are global batches, if their arrays all have the same first dimension.
             options: Of the input.
 
         Returns:

@@ -155,7 +155,7 @@ class CollectiveContract:
 
     @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PROD])
     def test_integers_do_not_wrap(self, collective: Collective, op: ReduceOp) -> None:
-        """What fits is right to the last digit; what does not is an OverflowError on every rank, in every call."""
+        """Results that fit are exact; others are an OverflowError on every rank, in every call."""
         rank, size = collective.communicator.rank, collective.communicator.size
         if self.wraps_integers or size == 1:
             pytest.skip("this collective may let sums of integers wrap, or has one rank")

@@ -50,6 +50,7 @@ def test_names_of_submodules_say_what_to_use() -> None:
     module: Any
     for module, name, text in (
         (mpidist.data, "experimental", r"'mpidist\.data' has no attribute 'experimental': use `mpidist\.data`"),
+        (mpidist.optimizers, "experimental", r"has no attribute 'experimental': use `mpidist\.optimizers` itself"),
         (errors, "OutOfRangeError", r"'mpidist\.errors' has no attribute 'OutOfRangeError': use `StopIteration`"),
         (mpidist, "AUTOTUNE", r"has no attribute 'AUTOTUNE': use `mpidist\.data\.AUTOTUNE`"),
     ):

@@ -30,7 +30,8 @@ class DistributedDataset(FixedAttributes):
     Collective. Where lengths are known and equal, iterating does not communicate.
 
     Args:
-        dataset: Batched with the global batch size; the same on every rank.
+        dataset: Batched with the global batch size; the same on every rank. Elements of an iterable or a generator that
+            nobody has batched are global batches where their arrays all have the same first dimension, as in TF.
         communicator: The ranks that share the dataset.
         options: A thread reads `experimental_per_replica_buffer_size` batches ahead. Without options the number is
             that of the dataset's `prefetch`; without that, it is 0 where reading is only a copy in host memory, else 1.
@@ -40,7 +41,8 @@ class DistributedDataset(FixedAttributes):
 
     Raises:
         TypeError: `dataset` is not a `Dataset`, or `options` are no `InputOptions`.
-        ValueError: The dataset has no batches, or its auto-shard policy cannot be followed.
+        ValueError: The dataset has no batches, or its auto-shard policy cannot be followed. While iterating: an element
+            of an iterable has no rows.
         MismatchError: The ranks' datasets differ in length, batch size or seeds.
     """
 

@@ -277,7 +277,7 @@ class DistributedIterator(Iterator[Any]):
         # Nothing may leave this block by an exception: the other ranks already wait for this rank's state.
         try:
             batch = self._read()
-            if self._template is None and self._share.pipeline.is_batched:
+            if self._template is None and self._share.pipeline.may_be_empty(batch):
                 self._template = _template(batch)
             state = _READY
         except StopIteration:

@@ -17,7 +17,7 @@ from mpidist.variables.update.overflow import Overflow
 
 
 class Alarm:
-    """What the ranks of a node have noted of overflows in the steps of one plan.
+    """The overflows that the ranks of a node have noted in the steps of one plan.
 
     Collective. Args:
         arena: Of the variables, in host memory.
