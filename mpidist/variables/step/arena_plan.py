@@ -57,6 +57,11 @@ class ArenaPlan:
         self, variables: Sequence[MirroredVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
     ) -> None:
         arena = variables[0].arena
+        # First: what follows is collective, and depends on the kernel.
+        same_on_all(
+            arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",
+            "Each rank updates a part of the variables: make the optimizer the same way on every rank.",
+        )
         on_gpu = arena.namespace is not np
         node_size = arena.communicator.node.size
         updated_bytes = sum(
@@ -72,10 +77,6 @@ class ArenaPlan:
             overflow=None if self._alarm is None else self._alarm.overflow,
         )
         self.variables = tuple(variables)
-        same_on_all(
-            arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",
-            "Each rank updates a part of the variables: make the optimizer the same way on every rank.",
-        )
         self._plan = plan = Plan(
             variables, arithmetic.slots, arithmetic.scratch_count, has_directions=isinstance(kernel, LayerKernel),
             has_master=options.master_copy,
