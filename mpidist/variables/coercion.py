@@ -28,7 +28,12 @@ def coerced(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], value: npt.
         return array
     # A Python number takes the variable's dtype, as in NumPy's own arithmetic.
     if isinstance(value, (bool, int, float, complex)) and _weak_cast(array.dtype.kind, dtype.kind):
-        return np.asarray(value, dtype)
+        try:
+            return np.asarray(value, dtype)
+        except OverflowError:
+            if dtype.kind in "iu":
+                fitting(name, array, dtype)
+            raise
     if not np.can_cast(array.dtype, dtype, "same_kind"):
         raise TypeError(
             f"variable {name!r}: expected a value of dtype {dtype}, got {array.dtype}; convert it by "

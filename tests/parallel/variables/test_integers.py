@@ -89,6 +89,10 @@ def test_what_is_assigned_does_not_wrap(strategy: Strategy, options: dict[str, A
         with pytest.raises(OverflowError, match=r"int8: expected values from -128 to 127, got (200|-129)"):
             strategy.run(v.assign, (array,))
     assert v.numpy().tolist() == [0, 0]
+    number = create(strategy, np.int32(0), name="one", **options)
+    for method in (number.assign, number.assign_add):
+        with pytest.raises(OverflowError, match=f"'one' of dtype int32: expected values from .* got {2**40}"):
+            strategy.run(method, (2**40,))
 
 
 def test_a_sum_on_read_holds_more_than_its_components(strategy: Strategy) -> None:
