@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import cache
 
 from mpidist.checkpoint.directory import LOCK_FILE, replace_file, require_writable
 from mpidist.errors import CheckpointError
@@ -71,14 +72,15 @@ def this_process() -> Holder:
     """Local. Describe this process as a holder."""
     restart = os.environ.get("SLURM_RESTART_COUNT", "0")
     job, cluster = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_CLUSTER_NAME", "")
-    boot, namespace = _surroundings()
+    process = os.getpid()
+    started, boot, namespace = _facts_of(process)
     return Holder(
         # Several clusters that share a file system have jobs of the same number.
         job=f"{job} of {cluster}" if job and cluster else job,
         restart=int(restart) if restart.isdecimal() else 0,
         host=socket.gethostname(),
-        process=os.getpid(),
-        started=_start_of(os.getpid()) or 0,
+        process=process,
+        started=started,
         boot=boot,
         namespace=namespace,
     )
@@ -314,16 +316,21 @@ def _read(path: str) -> Holder | None:
         raise CheckpointError(f"{path!r} cannot be understood as a lock ({error}). Delete it") from None
 
 
-def _surroundings() -> tuple[str, str]:
-    """The start of this host, and the PID namespace of this process, by the kernel's names; empty where unknown."""
+@cache
+def _facts_of(process: int) -> tuple[int, str, str]:
+    """The start of this process, and that of its host and its PID namespace by the kernel's names; empty where unknown.
+
+    They stay as they are; a child after a fork has another number.
+    """
+    started = _start_of(process) or 0
     try:
         # Where /proc is that of another PID namespace, what it says of a number is about another process.
-        if os.readlink("/proc/self") != str(os.getpid()):
-            return "", ""
+        if os.readlink("/proc/self") != str(process):
+            return started, "", ""
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return file.read().strip(), os.readlink("/proc/self/ns/pid")
+            return started, file.read().strip(), os.readlink("/proc/self/ns/pid")
     except (OSError, ValueError):
-        return "", ""
+        return started, "", ""
 
 
 def _start_of(process: int) -> int | None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.checkpoint.objects import Found
+from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.saved import Saved, SavedArray, SavedFile
 from mpidist.checkpoint.states import State
 from mpidist.comm.arithmetic.combine import is_half

@@ -340,7 +340,7 @@ class Optimizer(FixedAttributes):
         """Local. The tree that a checkpoint stores, with what each rank has left out of compressed gradients."""
         tree: dict[str, Any] = {"iterations": self.iterations}
         if not callable(self.learning_rate):
-            tree[RATE] = self.rate_at(self.iterations)
+            tree[RATE] = rate_at(self.learning_rate, self.iterations, self.name)
         if self._plan is not None:
             tree.update(self._plan.slots)
             tree.update(self._plan.state())

@@ -153,7 +153,7 @@ FAULTS = (
     ),
     Fault(
         "the process table of the host is taken for that of the container", "checkpoint/lock.py",
-        'if os.readlink("/proc/self") != str(os.getpid()):', "if False:",
+        'if os.readlink("/proc/self") != str(process):', "if False:",
         LOCK + "a_process_table_of_another_namespace_tells_nothing",
     ),
     Fault(
@@ -264,7 +264,7 @@ FAULTS = (
     ),
     Fault(
         "a counter is left out in silence", "checkpoint/checkpoint.py",
-        "self._warn_of_counters(found, path)\n", "pass\n",
+        "self._saves.warn(found, path)\n", "pass\n",
         "unit/test_checkpoint_walk.py::test_plain_numbers_that_have_changed_are_one_warning_each",
     ),
     Fault(
