@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 import numpy as np
 
 from mpidist.arguments import described
-from mpidist.checkpoint.layout import SAVE_COUNTER, Record
 from mpidist.checkpoint.found import Found
+from mpidist.checkpoint.layout import SAVE_COUNTER, Record
 from mpidist.checkpoint.saved import SavedArray
 from mpidist.checkpoint.transfer import ArrayToWrite
 from mpidist.comm.agreement import exchange, name_ranks, require_same

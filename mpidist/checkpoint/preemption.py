@@ -16,9 +16,9 @@ from mpidist.attributes import FixedAttributes
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.deadline import Deadline
 from mpidist.checkpoint.exchange import Exchange
+from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.lock import require_savable
 from mpidist.checkpoint.manager import CheckpointManager
-from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.requeueing import Requeueing
 from mpidist.checkpoint.rescue import PATIENCE_SECONDS, PATIENCE_STEPS, Rescue
 from mpidist.checkpoint.termination import TIME_IS_UP, TerminationConfig, describe, watch

@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 
+from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.layout import SAVE_COUNTER
 from mpidist.checkpoint.listing import list_together, number_of
 from mpidist.checkpoint.matching import Match, match_objects, new_paths
-from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.objects import can_hold_variables, walk
 from mpidist.checkpoint.saved import Saved, SavedFile, arrays_in
 from mpidist.checkpoint.states import State

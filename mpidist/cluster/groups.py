@@ -15,6 +15,8 @@ from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.communicator import Channel, Communicator
 from mpidist.comm.deaths import WATCH, Process
 from mpidist.comm.ending import stand_apart
+from mpidist.comm.farewell import Farewell
+from mpidist.observe.output import say
 
 # The word of the end is a small message: it is on its way at once, or its receiver is gone.
 _SENT_SECONDS = 1.0
@@ -47,6 +49,11 @@ def enter_group(communicator: Communicator, placement: Placement) -> Communicato
         atexit.register(_tell_end, channel, evaluators, os.getpid())
         _FOLLOWERS.append(_Followers(channel, evaluators, os.getpid()))
     is_evaluator = placement.group == EVALUATOR_GROUP
+    if not is_evaluator:
+        # Without an evaluator that has died the others go on, and leave by themselves.
+        _FAREWELLS.append(Farewell(group.open_channel().mpi, group.processes))
+        tell = _tell_loss if communicator.rank == chief else _ignore
+        WATCH.spared.update((communicator.processes[rank], tell) for rank in evaluators)
     note_role(group.rank, _End(channel, chief) if is_evaluator else None)
     if is_evaluator:
         stand_apart()
@@ -126,7 +133,7 @@ class _Followers:
         if communicator.is_closed or os.getpid() != self._process or numbers == self._numbers:
             return
         self._numbers = numbers
-        alive = [rank for rank in self._evaluators if communicator.processes[rank] not in WATCH.dead]
+        alive = [rank for rank in self._evaluators if communicator.processes[rank] not in {*WATCH.dead, *WATCH.gone}]
         # One may have died on another host, where this rank has not heard of it.
         with contextlib.suppress(Exception):
             self._sent = [request for request in self._sent if not request.test()[0]]
@@ -134,6 +141,16 @@ class _Followers:
 
 
 _FOLLOWERS: list[_Followers] = []
+# As long as the program runs.
+_FAREWELLS: list[Farewell] = []
+
+
+def _tell_loss(name: str) -> None:
+    say(f"{name}, the evaluator, has died, the training goes on")
+
+
+def _ignore(_: str) -> None:
+    """One rank tells."""
 
 
 def tell_evaluators_of_signals() -> None:
@@ -155,7 +172,7 @@ def _tell_end(channel: Channel, evaluators: list[int], process: int) -> None:
     communicator, mpi, tag = channel
     if communicator.is_closed or os.getpid() != process:
         return
-    alive = [rank for rank in evaluators if communicator.processes[rank] not in WATCH.dead]
+    alive = [rank for rank in evaluators if communicator.processes[rank] not in {*WATCH.dead, *WATCH.gone}]
     dead = [(tuple(process), name) for process, name in WATCH.dead.copy().items() if isinstance(process, Process)]
     # An evaluator may have died on another host, where this rank has not heard of it.
     with contextlib.suppress(Exception):

@@ -9,7 +9,7 @@ import pytest
 
 from mpidist.comm import farewell
 from mpidist.comm.deaths import DISCOVERY_SECONDS, DeathWatch, this_process
-from mpidist.comm.farewell import leave_together
+from mpidist.comm.farewell import Farewell, leave_together
 from tests.unit.settable_clock import Clock
 
 OTHER = this_process("there")
@@ -55,7 +55,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeathWatch]:
 def leave(clock: Clock, *seconds: float, error: Exception | None = None) -> tuple[bool, list[float]]:
     """Leave with others that come after so many seconds; what comes of it, and the times of waiting that were told."""
     waited: list[float] = []
-    return leave_together([Others(clock, one, error) for one in seconds], waited.append), waited
+    return leave_together([Farewell(Others(clock, one, error), ()) for one in seconds], waited.append), waited
 
 
 def test_all_groups_are_waited_for(clock: Clock, watch: DeathWatch) -> None:
