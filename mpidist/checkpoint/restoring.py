@@ -11,7 +11,7 @@ from functools import partial
 from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.layout import SAVE_COUNTER
 from mpidist.checkpoint.listing import list_together, number_of
-from mpidist.checkpoint.matching import Match, match_objects, new_paths
+from mpidist.checkpoint.matching import Match, match_objects, new_paths, state_apart
 from mpidist.checkpoint.objects import can_hold_variables, walk
 from mpidist.checkpoint.saved import Saved, SavedFile, arrays_in
 from mpidist.checkpoint.states import State
@@ -54,8 +54,8 @@ class Status:
 
     # Without `__dict__`: modules and checkpoints keep a status, and a walk must not enter it.
     __slots__ = (
-        "_file", "_find", "_forget", "_has_ended", "_is_busy", "_missing", "_restored", "_used", "_with_counter",
-        "is_torn", "number",
+        "_file", "_find", "_forget", "_has_ended", "_is_busy", "_lacking", "_missing", "_restored", "_used",
+        "_with_counter", "is_torn", "number",
     )
 
     def __init__(
@@ -71,6 +71,8 @@ class Status:
         self._restored: set[str] = set()
         self._used: set[str] = {SAVE_COUNTER}
         self._missing: list[str] = []
+        # Of states of which the rest was restored.
+        self._lacking: list[str] = []
         self._is_busy = False
         self._has_ended = False
 
@@ -186,11 +188,20 @@ class Status:
             variable.restored_by = self.number
         self.is_torn = False
         _warn_of_other_replicas(communicator, match)
+        for path, (state, _) in match.states.items():
+            lacking, others = state_apart(found, file, path, state)
+            self._lacking += lacking
+            names.difference_update(others)
+            if (lacking or others) and communicator.rank == 0:
+                logger.warning(
+                    "%s is of other variables than %r: what it lacks begins anew (%s), what it has beside them is left "
+                    "(%s)", self._name(), path, listed(lacking), listed(others),
+                )
         self._restored.update(match.variables, match.states)
         self._used |= names
-        self._missing = match.missing
+        self._missing = [*match.missing, *self._lacking]
         if self._with_counter and SAVE_COUNTER not in file.arrays:
-            self._missing = [*match.missing, SAVE_COUNTER]
+            self._missing.append(SAVE_COUNTER)
         change = watch if self.waits() else unwatch
         for module in found.modules:
             change(module, self)

@@ -83,8 +83,7 @@ class _Ending:
         self.watched: weakref.ref[_Exit] | None = None
         self.tolerates_deaths = self.leads = self.is_agreed = self.launcher_lets_live = False
         # After a death: the program's own thread ends the process, or a thread of ours does.
-        self.ends_itself = False
-        self.survivor_ends = False
+        self.ends_itself = self.survivor_ends = False
         self.has_explained = self.has_failed = self.stands_apart = False
 
     def on_exception(
