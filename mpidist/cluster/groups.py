@@ -50,10 +50,7 @@ def enter_group(communicator: Communicator, placement: Placement) -> Communicato
         _FOLLOWERS.append(_Followers(channel, evaluators, os.getpid()))
     is_evaluator = placement.group == EVALUATOR_GROUP
     if not is_evaluator:
-        # Without an evaluator that has died the others go on, and leave by themselves.
-        _FAREWELLS.append(Farewell(group.open_channel().mpi, group.processes))
-        tell = _tell_loss if communicator.rank == chief else _ignore
-        WATCH.spared.update((communicator.processes[rank], tell) for rank in evaluators)
+        group.own(_Survival(group, [communicator.processes[rank] for rank in evaluators]))
     note_role(group.rank, _End(channel, chief) if is_evaluator else None)
     if is_evaluator:
         stand_apart()
@@ -140,17 +137,36 @@ class _Followers:
             self._sent += [mpi.isend((_LISTEN, numbers), rank, tag) for rank in alive]
 
 
-_FOLLOWERS: list[_Followers] = []
-# As long as the program runs.
-_FAREWELLS: list[Farewell] = []
+class _Survival:
+    """Lets the ranks that train go on after the death of an evaluator, and leave the program by themselves.
+
+    Collective. Args:
+        group: The ranks that train.
+        evaluators: The processes of the others.
+    """
+
+    def __init__(self, group: Communicator, evaluators: list[Process]) -> None:
+        mpi = group.open_channel().mpi
+        self._farewell = None if mpi is None else Farewell(mpi, group.processes)
+        self._evaluators = evaluators
+        WATCH.spared.update(dict.fromkeys(evaluators, _tell_loss if group.rank == 0 else _leave_it_to_the_chief))
+
+    def Free(self) -> None:
+        """Local. The group has come to its end."""
+        self._farewell = None
+        for process in self._evaluators:
+            WATCH.spared.pop(process, None)
 
 
 def _tell_loss(name: str) -> None:
     say(f"{name}, the evaluator, has died, the training goes on")
 
 
-def _ignore(_: str) -> None:
+def _leave_it_to_the_chief(_: str) -> None:
     """One rank tells."""
+
+
+_FOLLOWERS: list[_Followers] = []
 
 
 def tell_evaluators_of_signals() -> None:

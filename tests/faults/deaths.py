@@ -104,7 +104,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks of a large job hear of no deaths", "comm/deaths.py",
-        "                WATCHDOG.death_notes.add(process, name)\n", "                pass\n",
+        "            WATCHDOG.death_notes.add(process, name)\n", "                pass\n",
         f"{_SECOND}ranks_of_a_large_job_are_told_of_the_first_death_and_of_needed_ones",
     ),
     Fault(

@@ -67,6 +67,16 @@ def test_all_groups_are_waited_for(clock: Clock, watch: DeathWatch) -> None:
     assert leave(clock) == (True, [])
 
 
+def test_nobody_waits_for_one_without_whom_all_go_on(clock: Clock, watch: DeathWatch) -> None:
+    watch.spared[OTHER] = lambda _: None
+    clock.after(5, lambda: watch.note(OTHER, "rank 2 of 3"))
+    for _ in range(2):
+        # It dies while the others wait, and has died before.
+        all_ranks, training = (Others(clock, one) for one in (math.inf, 9))
+        assert leave_together([Farewell(all_ranks, [OTHER]), Farewell(training, ())], lambda _: None)
+    assert watch.dead == {}
+
+
 @pytest.mark.parametrize("then", [None, 1.0])
 def test_who_waits_for_a_dead_rank_does_not_wait_for_ever(clock: Clock, watch: DeathWatch, then: float | None) -> None:
     """Another one that dies meanwhile does not make it longer."""
