@@ -73,14 +73,14 @@ def this_process() -> Holder:
     restart = os.environ.get("SLURM_RESTART_COUNT", "0")
     job, cluster = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_CLUSTER_NAME", "")
     process = os.getpid()
-    started, boot, namespace = _facts_of(process)
+    boot, namespace = _surroundings(process)
     return Holder(
         # Several clusters that share a file system have jobs of the same number.
         job=f"{job} of {cluster}" if job and cluster else job,
         restart=int(restart) if restart.isdecimal() else 0,
         host=socket.gethostname(),
         process=process,
-        started=started,
+        started=_start_of(process) or 0,
         boot=boot,
         namespace=namespace,
     )
@@ -317,20 +317,19 @@ def _read(path: str) -> Holder | None:
 
 
 @cache
-def _facts_of(process: int) -> tuple[int, str, str]:
-    """The start of this process, and that of its host and its PID namespace by the kernel's names; empty where unknown.
+def _surroundings(process: int) -> tuple[str, str]:
+    """The start of this host, and the PID namespace of this process, by the kernel's names; empty where unknown.
 
-    They stay as they are; a child after a fork has another number.
+    They stay as they are; a child after a fork has another number, by which it finds out anew.
     """
-    started = _start_of(process) or 0
     try:
         # Where /proc is that of another PID namespace, what it says of a number is about another process.
         if os.readlink("/proc/self") != str(process):
-            return started, "", ""
+            return "", ""
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
-            return started, file.read().strip(), os.readlink("/proc/self/ns/pid")
+            return file.read().strip(), os.readlink("/proc/self/ns/pid")
     except (OSError, ValueError):
-        return started, "", ""
+        return "", ""
 
 
 def _start_of(process: int) -> int | None:

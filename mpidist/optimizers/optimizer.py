@@ -377,9 +377,8 @@ class Optimizer(FixedAttributes):
 
     def _load(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> None:
         """Collective."""
-        older, name = self._older, self.name
-        what = f"reading the state of {name}"
-        tree = together(plan.variables[0].group, what, lambda: read_slots(plan, saved, older, name))
+        group, older, owner = plan.variables[0].group, self._older, self.name
+        tree = together(group, f"reading the state of {owner}", lambda: read_slots(plan, saved, older, owner))
         plan.load(tree)
         for name, targets in plan.slots.items():
             load_slot(targets, tree.get(name), self._initial.get(name, 0.0))
