@@ -54,7 +54,7 @@ class Status:
 
     # Without `__dict__`: modules and checkpoints keep a status, and a walk must not enter it.
     __slots__ = (
-        "_file", "_find", "_forget", "_has_ended", "_is_busy", "_lacking", "_missing", "_restored", "_used",
+        "_file", "_find", "_forget", "_has_ended", "_is_busy", "_lacking", "_left", "_missing", "_restored", "_used",
         "_with_counter", "is_torn", "number",
     )
 
@@ -71,8 +71,9 @@ class Status:
         self._restored: set[str] = set()
         self._used: set[str] = {SAVE_COUNTER}
         self._missing: list[str] = []
-        # Of states of which the rest was restored.
+        # Of states of which the rest was restored: what the file has nothing for, and what it has besides.
         self._lacking: list[str] = []
+        self._left: set[str] = set()
         self._is_busy = False
         self._has_ended = False
 
@@ -191,7 +192,7 @@ class Status:
         for path, (state, _) in match.states.items():
             lacking, others = state_apart(found, file, path, state)
             self._lacking += lacking
-            names.difference_update(others)
+            self._left.update(others)
             if (lacking or others) and communicator.rank == 0:
                 logger.warning(
                     "%s is of other variables than %r: what it lacks begins anew (%s), what it has beside them is left "
@@ -285,7 +286,7 @@ class Status:
         return "no checkpoint" if self._file is None else f"checkpoint {self._file.contents.path!r}"
 
     def _unused(self) -> list[str]:
-        return [] if self._file is None else sorted(self._file.arrays.keys() - self._used)
+        return [] if self._file is None else sorted((self._file.arrays.keys() - self._used) | self._left)
 
 
 def _warn_of_other_replicas(communicator: Communicator, match: Match) -> None:

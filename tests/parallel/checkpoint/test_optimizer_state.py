@@ -226,8 +226,11 @@ def test_a_layer_less_is_left_and_the_others_go_on(
     with strategy.scope():
         again.build([less[name] for name in few])
     model = less if frozen else {name: less[name] for name in few}
-    status = Checkpoint(model=model, o=again).read(path)
+    checkpoint = Checkpoint(model=model, o=again)
+    status = checkpoint.read(path)
     status.assert_existing_objects_matched()
+    # The state waits for nobody; the variable does where it is not there.
+    assert (checkpoint.pending is None) == frozen
     with pytest.raises(AssertionError, match=r"what no object has taken: .*'o/.*model%2Fa'"):
         status.assert_consumed()
     for _ in range(3):
