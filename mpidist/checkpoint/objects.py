@@ -157,7 +157,7 @@ def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bo
     if not is_storable(dtype):
         raise CheckpointError(
             f"{path!r}: expected a boolean, integer, floating or complex dtype, got {dtype}, which HDF5 cannot "
-            "hold. Store it as another dtype, bfloat16 as float32 for instance"
+            "hold. Store it as another dtype, as float32 for instance"
         )
     shape = (replicas, *value.shape) if replicas and isinstance(value, Variable) else value.shape
     record = Record(path, shape, dtype.newbyteorder("="), replicas)
