@@ -8,13 +8,16 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.checkpoint.objects import Found
+from mpidist.checkpoint.found import Found
+from mpidist.checkpoint.layout import unescape
 from mpidist.checkpoint.saved import Saved, SavedArray, SavedFile
 from mpidist.checkpoint.states import State
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.errors import CheckpointError
 from mpidist.options import VariableAggregation
 from mpidist.variables.on_read import OnReadVariable
+from mpidist.variables.update.halves import MASTER_COPY
+from mpidist.variables.update.options import COMPRESSION
 from mpidist.variables.variable import Variable
 
 
@@ -79,6 +82,39 @@ def match_objects(found: Found, file: SavedFile, done: set[str], number: int) ->
             "Build the objects as they were when it was saved, or leave out those that differ"
         )
     return match
+
+
+def state_apart(found: Found, file: SavedFile, path: str, state: State) -> tuple[list[str], list[str]]:
+    """Local. What an object whose state is by variables has not taken over, since it has other variables.
+
+    Args:
+        found: The objects.
+        file: The checkpoint file.
+        path: Of the object.
+        state: The object, whose variables have their paths in the file.
+
+    Returns:
+        The paths of what the checkpoint has nothing for, and of what it holds of other variables.
+    """
+    own = {variable.saved_as for variable in getattr(state, "built_on", ())}
+    named: dict[str, list[tuple[str, str]]] = {}
+    for leaf_path, leaf in found.leaves.items():
+        parent, _, last = leaf_path.rpartition("/")
+        variable = found.leaves.get(unescape(last))
+        if leaf.is_named and leaf_path.startswith(f"{path}/") and variable is not None:
+            named.setdefault(parent, []).append((leaf_path, getattr(variable.value, "saved_as", "")))
+    lacking: list[str] = []
+    others: list[str] = []
+    for parent, its in named.items():
+        entries = _find(found, file, parent)
+        # What is held by number is taken by number.
+        if not isinstance(entries, dict) or any(map(str.isdecimal, entries)):
+            continue
+        # Without these two a variable is as whole as with them.
+        if not parent.rpartition("/")[2].startswith((COMPRESSION, MASTER_COPY)):
+            lacking += [leaf_path for leaf_path, saved_as in its if saved_as not in entries]
+        others += [array.name for key, array in entries.items() if key not in own]
+    return lacking, others
 
 
 def new_paths(found: Found, file: SavedFile, done: set[str], number: int) -> list[str]:

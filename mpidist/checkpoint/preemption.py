@@ -16,9 +16,9 @@ from mpidist.attributes import FixedAttributes
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.deadline import Deadline
 from mpidist.checkpoint.exchange import Exchange
+from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.lock import require_savable
 from mpidist.checkpoint.manager import CheckpointManager
-from mpidist.checkpoint.objects import Found
 from mpidist.checkpoint.requeueing import Requeueing
 from mpidist.checkpoint.rescue import PATIENCE_SECONDS, PATIENCE_STEPS, Rescue
 from mpidist.checkpoint.termination import TIME_IS_UP, TerminationConfig, describe, watch
@@ -131,7 +131,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         self._requeueing = Requeueing(self._manager, config.max_requeues, lambda: runs.count > runs.restored)
         if config.save_fn is None:
             # When the job is about to end it is too late to find out.
-            directory, is_written_here = self._manager.directory, checkpoint.is_written_here(found)
+            directory, is_written_here = self._manager.directory, found.is_written_here(self._group)
             on_first_rank(
                 self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
             )

@@ -62,7 +62,7 @@ def open_duplicate(user: MPI.Intracomm | None, purpose: str) -> Communicator:
         with start.during("opening a communicator"):
             communicator = _open(user.Dup())
         if duplicates.farewell is None:
-            duplicates.farewell = Farewell(communicator.open_channel().mpi)
+            duplicates.farewell = Farewell(communicator.open_channel().mpi, communicator.processes)
         duplicates.by_purpose[purpose] = communicator
     return duplicates.by_purpose[purpose]
 

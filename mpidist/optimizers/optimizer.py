@@ -339,7 +339,7 @@ class Optimizer(FixedAttributes):
         """Local. The tree that a checkpoint stores, with what each rank has left out of compressed gradients."""
         tree: dict[str, Any] = {"iterations": self.iterations}
         if not callable(self.learning_rate):
-            tree[RATE] = self.rate_at(self.iterations)
+            tree[RATE] = rate_at(self.learning_rate, self.iterations, self.name)
         if self._plan is not None:
             tree.update(self._plan.slots)
             tree.update(self._plan.state())
@@ -376,9 +376,8 @@ class Optimizer(FixedAttributes):
 
     def _load(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> None:
         """Collective."""
-        older, name = self._older, self.name
-        what = f"reading the state of {name}"
-        tree = together(plan.variables[0].group, what, lambda: read_slots(plan, saved, older, name))
+        group, older, owner = plan.variables[0].group, self._older, self.name
+        tree = together(group, f"reading the state of {owner}", lambda: read_slots(plan, saved, older, owner))
         plan.load(tree)
         for name, targets in plan.slots.items():
             load_slot(targets, tree.get(name), self._initial.get(name, 0.0))

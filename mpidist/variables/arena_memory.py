@@ -119,7 +119,7 @@ class ArenaMemory(Home, ABC):
         self.options = selection.agreed(communicator, replace(options, check=checks))
         self.communicator = communicator
         self.strategy_number = owner = communicator.order.deal("strategy")
-        self._calls = communicator.calls.limited(options.timeout_seconds, owner)
+        self.calls: Calls = communicator.calls.limited(options.timeout_seconds, owner)
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None
         self.plan_count = 0
@@ -157,11 +157,6 @@ class ArenaMemory(Home, ABC):
         self._released: deque[int] = deque()
         self._releases: dict[int, int] = {}
         self._serial = 0
-
-    @property
-    def calls(self) -> Calls:
-        """Local. Notes what its ranks do together, with the time limit of the options."""
-        return self._calls
 
     def _is_whole(self) -> bool:
         is_late = self.arrival is not None and self.arrival.is_broken
