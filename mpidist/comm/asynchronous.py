@@ -158,6 +158,7 @@ class AsyncCollective(Resource):
             try:
                 if self.has_thread:
                     arrays.use_device(arrays.device_index(lent))
+                self._collective.log.meet("all_reduce", op, lent)
                 total = self._collective.all_reduce(lent, op, in_place=in_place)
                 arrays.wait_for_device(total)
                 result = finish(total)
