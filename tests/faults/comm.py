@@ -394,4 +394,9 @@ FAULTS = (
         "return sign + taken if self._calls.thread == get_ident() else sign", "return sign + taken",
         "unit/test_signed_batches.py",
     ),
+    Fault(
+        "who finds that a sum does not fit shows other calls to those that compare it", "comm/call_order.py",
+        "                if not isinstance(error, OverflowError):\n                    self.restart()",
+        "                self.restart()", "unit/test_shared_errors.py",
+    ),
 )
