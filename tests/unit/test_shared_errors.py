@@ -29,7 +29,10 @@ def test_a_late_rank_compares_a_call_that_another_one_has_left(error: Exception)
         order.enter("all_reduce", ReduceOp.SUM, np.ones(3))
         order.show_call()
     fast.fail(mark_shared(error))
-    slow.leave() if isinstance(error, OverflowError) else slow.fail(error)
+    if isinstance(error, OverflowError):
+        slow.leave()
+    else:
+        slow.fail(error)
     assert fast.mark == slow.mark
     assert (fast.mark == 0) == isinstance(error, MismatchError)
     for order in (fast, slow):
