@@ -106,7 +106,10 @@ class AsyncCollective(Resource):
         Args:
             error: In this rank's arguments.
         """
-        self._put(Handle("refused", functools.partial(self._refuse, error), self._finish))
+        handle = Handle("refused", functools.partial(self._refuse, error), self._finish)
+        # The program never gets it.
+        handle.is_waited = True
+        self._put(handle)
         if self.has_thread:
             # Others do so at `wait`, where they hear of it.
             self.communicator.order.mark = 0

@@ -340,7 +340,7 @@ FAULTS = (
     ),
     Fault(
         "others wait for a rank that refuses a reduction in the background", "comm/asynchronous.py",
-        "        self._put(Handle(\"refused\", functools.partial(self._refuse, error), self._finish))\n", "",
+        "        self._put(handle)\n", "",
         "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
     ),
     Fault(
