@@ -350,11 +350,6 @@ FAULTS = (
         "parallel/comm/test_descriptors.py::test_a_strategy_is_made_on_no_rank", 2,
     ),
     Fault(
-        "an error of MPI between nodes ends the job in MPI's own words", "comm/mpi_communicator.py",
-        "            handle.Set_errhandler(MPI.ERRORS_RETURN)\n", "            pass\n",
-        "parallel/comm/test_call_order.py::test_errors_of_mpi_are_exceptions_on_every_communicator", 2,
-    ),
-    Fault(
         "a message of MPI that is too long names no other rank", "comm/call_order.py",
         "is_other = is_of_other_size(error)", "is_other = False",
         "parallel/comm/test_call_order.py::test_a_message_that_is_too_long_names_the_calls_of_all_ranks", 2,
