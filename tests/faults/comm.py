@@ -394,4 +394,9 @@ FAULTS = (
         "                if not isinstance(error, OverflowError):\n                    self.restart()",
         "                self.restart()", "unit/test_shared_errors.py",
     ),
+    Fault(
+        "ranks open collectives of several strategies together", "comm/choice/selection.py",
+        "    if owner:\n", "    if False:\n",
+        "parallel/strategy/test_two_strategies.py::test_on_one_node_an_error_comes_before_any_number", 3,
+    ),
 )
