@@ -106,7 +106,10 @@ class AsyncCollective(Resource):
         Args:
             error: In this rank's arguments.
         """
-        self._put(Handle("refused", functools.partial(self._refuse, error), self._finish))
+        handle = Handle("refused", functools.partial(self._refuse, error), self._finish)
+        # The program never gets it.
+        handle.is_waited = True
+        self._put(handle)
         if self.has_thread:
             # Others do so at `wait`, where they hear of it.
             self.communicator.order.mark = 0
@@ -158,6 +161,7 @@ class AsyncCollective(Resource):
             try:
                 if self.has_thread:
                     arrays.use_device(arrays.device_index(lent))
+                self._collective.log.meet("all_reduce", op, lent)
                 total = self._collective.all_reduce(lent, op, in_place=in_place)
                 arrays.wait_for_device(total)
                 result = finish(total)

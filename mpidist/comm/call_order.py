@@ -263,8 +263,10 @@ class CallOrder(CallComparison):
         """
         try:
             if is_shared(error):
-                # The ranks have made different calls, and know it.
-                self.restart()
+                # The ranks have made different calls, and know it. Not where integers do not fit: each rank finds that
+                # in its numbers, while others may still compare this call.
+                if not isinstance(error, OverflowError):
+                    self.restart()
             elif self.is_under_way and not self.broken:
                 what = f"{type(error).__name__}: {error}".rstrip(": ")
                 # An error of MPI may come from different calls.

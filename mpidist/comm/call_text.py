@@ -17,7 +17,7 @@ from mpidist.observe.calls import THREADS, Calls, describe
 _KEPT = 1024
 HINT = "Give `axis=0` to reduce a batch whose size differs between ranks, and make the same calls on all ranks."
 
-_OWNERS_HINT = (
+OWNERS_HINT = (
     "Strategies are numbered in the order in which they were made. Use them in one order on all ranks: keep them in a "
     "list or a dictionary, since a `set` has another order in each process."
 )
@@ -135,7 +135,7 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
     subject = getattr(key[1], "subject", "the collective call, its shape and dtype")
     return MismatchError(
         f"{subject} must be the same on all ranks, got {listed} (call {number} of these ranks; they differ in {what}). "
-        f"{_OWNERS_HINT if has_owners else _TAKEN_HINT if has_taken else HINT}"
+        f"{OWNERS_HINT if has_owners else _TAKEN_HINT if has_taken else HINT}"
     )
 
 

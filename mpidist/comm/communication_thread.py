@@ -102,6 +102,7 @@ class CommunicationThread:
     def put(self, handle: Handle) -> None:
         """Local. Hand over a reduction. Called by the program's thread only."""
         self._begun_count += 1
+        self._waited_count += handle.is_waited
         self._queue.put(handle)
 
     def wait_for(self, handle: Handle) -> None:

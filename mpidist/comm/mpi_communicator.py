@@ -86,9 +86,6 @@ class MpiCommunicator(Communicator):
             this_process(self.host), identity, offered(), pages.show(), "" if is_part else job_directory.wanted(),
             own_cores(),
         ))
-        for handle in (mpi, node):
-            # MPICH's Split makes communicators whose errors end the process without a word of who called what.
-            handle.Set_errhandler(MPI.ERRORS_RETURN)
         give_back_offered([one.offered for one in told])
         leaders = [one.leader for one in told]
         order = sorted(set(leaders))

@@ -26,7 +26,8 @@ _NOT_HERE = "others have left its call without coming to this part of it: its me
 _DIFFERENT = "the ranks are in different calls"
 # What is seen in so many looks counts. On another host a file may be a second old. A rank whose messages went to
 # another call may need time to come out of its own. An error on another rank tells more, and is printed first.
-_LOOKS, _MANY_LOOKS, _ERROR_LOOKS = 2, 5, 8
+# Ranks in calls of one name may be about to find out by themselves, where all of them have come.
+_LOOKS, _NAMESAKE_LOOKS, _MANY_LOOKS, _ERROR_LOOKS = 2, 4, 5, 8
 # A rank that waits in a barrier of its node notes that again and again. This is less than the time between two looks:
 # if both find it there, it has waited all the time.
 _IN_BARRIER_SECONDS = 0.5 * TICK_SECONDS
@@ -115,12 +116,14 @@ def _reasons(view: View, calls: Calls) -> Iterator[Reason]:
     others = view.others(calls)
     have_all_come = not missing(state, others, identity)
     wrong = elsewhere(state, others, identity)
+    others_named = [peer for peer in wrong if not may_have_one_name(state % NEXT, (peer.state(identity) or 0) % NEXT)]
     if not have_all_come:
         # Calls of one name: where the last rank has come, all may find out by themselves that they differ.
-        wrong = [peer for peer in wrong if not may_have_one_name(state % NEXT, (peer.state(identity) or 0) % NEXT)]
+        wrong = others_named
     if wrong:
         number = hash((state, *(peer.state(identity) for peer in wrong)))
-        yield Reason(_DIFFERENT, tuple(peer.key for peer in wrong), number, _LOOKS)
+        looks = _LOOKS if others_named else _NAMESAKE_LOOKS
+        yield Reason(_DIFFERENT, tuple(peer.key for peer in wrong), number, looks)
     yield from _inside(calls, state, others, view.now, have_all_come=have_all_come)
     # Of deaths `ending` takes care, if it may.
     gone = [
@@ -149,8 +152,9 @@ def _inside(
         # It has come out meanwhile, and the words may be of another call.
         return
     different, gone_on = elsewhere_inside(state, mine, others, calls.identity)
+    few = _LOOKS
     if have_all_come and not different:
-        different = unlike_inside(state, mine, others, calls.identity)
+        different, few = unlike_inside(state, mine, others, calls.identity), _NAMESAKE_LOOKS
     if now - calls.in_barrier < _IN_BARRIER_SECONDS:
         near = [peer for peer in others if not peer.is_far]
         if all(has_left(peer.state(calls.identity), state) for peer in near):
@@ -165,7 +169,7 @@ def _inside(
             )
             yield Reason(
                 why, tuple(peer.key for peer in wrong), hash((state, *mine, *states)),
-                _ERROR_LOOKS if has_failed else _LOOKS,
+                _ERROR_LOOKS if has_failed else few if wrong is different else _LOOKS,
                 seen_by_all=all(other // NEXT == state // NEXT for other in states),
             )
 

@@ -237,6 +237,11 @@ FAULTS = (
         _VAIN + "::test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come",
     ),
     Fault(
+        "ranks in calls of one name have no time to say themselves that they differ", "observe/in_vain.py",
+        "looks = _LOOKS if others_named else _NAMESAKE_LOOKS", "looks = _LOOKS",
+        _VAIN + "::test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come",
+    ),
+    Fault(
         "inside a call only names are compared", "observe/in_vain.py",
         "if have_all_come and not different:", "if False:",
         _VAIN + "::test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come",

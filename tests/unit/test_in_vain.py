@@ -11,7 +11,7 @@ from mpidist.options import ReduceOp
 from tests.watching import IDENTITY, MakeWorld, World
 
 # After the look that notes the call.
-AT_ONCE, MANY_LOOKS, ERROR_LOOKS = 1 + 2, 1 + 5, 1 + 8
+AT_ONCE, NAMESAKE_LOOKS, MANY_LOOKS, ERROR_LOOKS = 1 + 2, 1 + 4, 1 + 5, 1 + 8
 
 
 def test_ranks_that_wait_for_one_another_on_two_communicators_end_the_job(make_world: MakeWorld) -> None:
@@ -177,7 +177,7 @@ def test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come(
     looks = world.ranks[0].ticks
     calls_of_one_name(world, 2, inside=inside)
     world.run(20)
-    assert (world.ended_by, world.ranks[0].ticks) == ([0], looks + AT_ONCE - 1)
+    assert (world.ended_by, world.ranks[0].ticks) == ([0], looks + NAMESAKE_LOOKS - 1)
     assert "the ranks are in different calls" in world.first_lines[0]
     for rank in range(3) if not inside else ():
         assert f"(all_reduce SUM of float64 ({1 + rank},))" in world.said[0][1]

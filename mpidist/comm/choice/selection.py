@@ -9,12 +9,13 @@ import os
 from dataclasses import replace
 from typing import Any, cast
 
-from mpidist.comm.agreement import exchange, name_ranks, require_same
+from mpidist.comm.agreement import exchange, name_ranks, require_same, same_on_all
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.backends.large_ring import LargeRing
 from mpidist.comm.backends.solo import SoloBackend
 from mpidist.comm.backends.tree import TreeBackend
+from mpidist.comm.call_text import OWNERS_HINT
 from mpidist.comm.choice import capabilities
 from mpidist.comm.choice.measuring import find_tuning
 from mpidist.comm.choice.tuning import NEVER, Tuning
@@ -88,7 +89,13 @@ def choose(communicator: Communicator, options: CommunicationOptions, owner: int
     Raises:
         UnavailableError: The backend that was asked for is not available; on every rank. The text lists the available
             backends, and the reasons why the others are not.
+        MismatchError: Ranks open that of another strategy; on every rank.
     """
+    if owner:
+        # Else ranks would share the memory of two strategies crosswise.
+        same_on_all(
+            communicator, "the strategy whose collective is opened", f"strategy number {owner}", OWNERS_HINT
+        )
     return CollectiveFront(_choose(asked_for(options), communicator, options), options, owner)
 
 

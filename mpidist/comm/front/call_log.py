@@ -116,14 +116,35 @@ class CallLog:
         order = self.begin(name, _Refusal(str(error)), None)
         order.show_refusal()
         try:
-            if order.barrier is not None and not order.is_across:
-                # Others come there in their call. A rank that went on would be a barrier behind them.
-                order.barrier()
+            # Others come there in their call. A rank that went on would be a barrier behind them.
+            self._meet()
         except BaseException as caught:
             order.fail(caught)
             raise caught from error
         order.fail(error)
         raise error
+
+    def meet(self, name: str, op: ReduceOp, array: AnyArray) -> None:
+        """Collective. Meet the ranks of the node before a call, where that takes no message: one of them may refuse it.
+
+        In a call of MPI a rank would not hear that.
+
+        Args:
+            name: Of the call; `refuse` has the same.
+            op: Of the call.
+            array: Of the call.
+
+        Raises:
+            MismatchError: Ranks are about to make other calls, or refuse this one; on every rank.
+        """
+        if self._communicator.size > 1:
+            with self.begin(name, op, array):
+                self._meet()
+
+    def _meet(self) -> None:
+        order = self._order
+        if order.barrier is not None and not order.is_across:
+            order.barrier()
 
     def refuse_calls(self) -> None:
         """Local. From now on every call raises RuntimeError: the collective is closed."""
