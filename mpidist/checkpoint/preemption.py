@@ -316,6 +316,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
     def _save(self, reason: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Collective. Save, and say why; the path, or what the user's function returned."""
         begin = time.monotonic()
+        self._rescue.meet()
         if self._config.save_fn is not None:
             saved = self._config.save_fn(*args, **kwargs)
         else:

@@ -200,6 +200,36 @@ class CallComparison:
         if self.is_across:
             self._messages.forget()
 
+    def listen(self, look: Callable[[], None] | None) -> None:
+        """Collective. Call a function while this rank waits for a comparison between nodes.
+
+        Args:
+            look: May raise an error that all ranks share. None: call nothing.
+        """
+        if self.is_across:
+            self._messages.look = look
+
+    def meet_across(self) -> None:
+        """Collective where ranks share no memory, else Local. Wait for all ranks, where somebody listens meanwhile."""
+        if self.is_across and self._messages.look is not None:
+            self._complete()
+            self._messages.begin(0, is_asked=False)
+            self._complete()
+
+    @property
+    def comparisons(self) -> int:
+        """Local. The number of comparisons between nodes that this rank has begun."""
+        return self._messages.count if self.is_across else 0
+
+    def catch_up(self, comparisons: int) -> None:
+        """Collective. End all comparisons between nodes, of which ranks have begun different numbers.
+
+        Args:
+            comparisons: The largest number.
+        """
+        if self.is_across:
+            self._messages.catch_up(comparisons)
+
     def go_on_at(self, number: int) -> None:
         """Local. Go on as if so many calls had been made; all ranks do so where some have given up one.
 

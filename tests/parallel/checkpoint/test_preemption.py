@@ -112,10 +112,11 @@ def test_an_end_that_is_no_time_is_an_error_of_every_rank(
 
 
 @pytest.mark.parametrize("layout", ["node", "pairs", "each"])
-def test_a_rank_that_fails_between_steps_loses_nothing(
-    communicator: Communicator, mpi_tmp_path: Path, layout: str
+@pytest.mark.parametrize("place", ["between", "inside"])
+def test_a_rank_that_fails_loses_nothing(
+    communicator: Communicator, mpi_tmp_path: Path, layout: str, place: str
 ) -> None:
-    """Where all ranks have a notice: they look for one another before the next step."""
+    """Where all ranks have a notice they look for one another before the next step; else they come out of that."""
     strategy = Strategy(lay_out(communicator, layout))
     with strategy.scope():
         variable: Any = mpidist.Variable(np.zeros(500, np.float32))
@@ -124,13 +125,20 @@ def test_a_rank_that_fails_between_steps_loses_nothing(
     checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
     handler = PreemptionCheckpointHandler(strategy.cluster_resolver, checkpoint, str(mpi_tmp_path))
 
+    is_last = communicator.rank == communicator.size - 1
+
+    def step(number: int) -> None:
+        if place == "inside" and number == 5 and is_last:
+            raise OSError("a worker has died")
+        optimizer.apply_gradients([(np.ones(500, np.float32), variable)])
+
     def train() -> None:
         for number in range(12):
             if number == 4:
                 os.kill(os.getpid(), signal.SIGTERM)
-            if number == 5 and communicator.rank == communicator.size - 1:
+            if place == "between" and number == 5 and is_last:
                 raise OSError("a worker has died")
-            handler.run(lambda: optimizer.apply_gradients([(np.ones(500, np.float32), variable)]))
+            handler.run(step, number)
 
     # The exit code of a program, which the test must not agree on.
     with pytest.MonkeyPatch.context() as patch:
