@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from mpidist.checkpoint.exchange import Exchange
 from mpidist.checkpoint.lock import require_savable
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.checkpoint.objects import Found
-from mpidist.checkpoint.requeueing import Requeueing
+from mpidist.checkpoint.requeueing import Requeueing, Runs
 from mpidist.checkpoint.rescue import PATIENCE_SECONDS, PATIENCE_STEPS, Rescue
 from mpidist.checkpoint.termination import TIME_IS_UP, TerminationConfig, describe, watch
 from mpidist.cluster import slurm_job
@@ -40,26 +41,6 @@ EXIT_SECONDS = 20.0
 
 logger = logging.getLogger("mpidist")
 T = TypeVar("T")
-
-
-class _Runs:
-    """The number of steps, in this program and in those before it; a checkpoint saves it.
-
-    Attributes:
-        count: The number.
-        restored: The number that the last checkpoint had.
-    """
-
-    def __init__(self) -> None:
-        self.count = self.restored = 0
-
-    def state(self) -> dict[str, Any]:
-        """Local. The number."""
-        return {"count": self.count}
-
-    def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Local. Take the saved number."""
-        self.count = self.restored = int(saved["count"])
 
 
 class PreemptionCheckpointHandler(FixedAttributes):
@@ -123,18 +104,14 @@ class PreemptionCheckpointHandler(FixedAttributes):
         self._group: Communicator = found.group()
         self._others = _others(found)
         runs = vars(checkpoint).get("checkpointed_runs")
-        if not isinstance(runs, _Runs):
-            runs = _Runs()
+        if not isinstance(runs, Runs):
+            runs = Runs()
             checkpoint.checkpointed_runs = runs
         self._runs = runs
         self._manager.restore_or_initialize(fallback=True)
         self._requeueing = Requeueing(self._manager, config.max_requeues, lambda: runs.count > runs.restored)
         if config.save_fn is None:
-            # When the job is about to end it is too late to find out.
-            directory, is_written_here = self._manager.directory, checkpoint.is_written_here(found)
-            on_first_rank(
-                self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
-            )
+            self._look_at_directory(checkpoint.is_written_here(found))
         self._clock = clock
         self._notice = Notice(clock)
         # Apart from the group's own searches: ranks that came here differently often would meet those.
@@ -144,15 +121,24 @@ class PreemptionCheckpointHandler(FixedAttributes):
         self._sent_at = 0.0
         self._deadline = Deadline(on_first_rank(self._group, "reading when the job ends", self._end_of_job))
         self._is_done = False
-        # On servers the other ranks serve: what was scheduled is theirs.
-        if self._others is None:
-            self._rescue.begin(runs.count)
+        # On servers a function may take its time.
+        self._rescue.begin(runs.count, watches=self._others is None)
         SIGNALS.tell(self._notice, config.signals)
         tell_evaluators_of_signals()
         if self._others is not None:
             self._others.listen()
         if config.termination_watcher_fn is not None:
             watch(config.termination_watcher_fn, self._notice)
+
+    def _look_at_directory(self, is_written_here: bool) -> None:
+        """Collective. When the job is about to end it is too late to find out."""
+        directory = self._manager.directory
+        on_first_rank(
+            self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
+        )
+        if self._others is None:
+            # A rank that has failed sees whether the others wait for it in the save.
+            self._group.share_directory(os.path.abspath(directory))
 
     @property
     def total_run_calls(self) -> int:
@@ -222,7 +208,11 @@ class PreemptionCheckpointHandler(FixedAttributes):
             return
         if self._others is not None:
             # What was scheduled counts: the next program goes on behind it.
-            self._others.join()
+            try:
+                self._others.join()
+            except Exception as error:
+                self._rescue.after(error, waits=False)
+                raise
         if self._config.grace_period and reason < TIME_IS_UP:
             # Rank 0's clock decides when it is over.
             self._deadline.begin_grace(sent_at - milliseconds / 1e3, self._config.grace_period)
@@ -297,6 +287,10 @@ class PreemptionCheckpointHandler(FixedAttributes):
         """Collective. Save what so many steps have left, and end the program; for `rescue`."""
         self._rescue.go_back(steps)
         self._runs.count = steps
+        if self._others is not None:
+            # Where one function has failed others have ended, and some were never begun.
+            with contextlib.suppress(Exception):
+                self._others.join()
         self._end(reason, (), {})
 
     def _own_reason(self) -> int:

@@ -172,17 +172,19 @@ class Rescue:
         self._is_on = self._is_under_way = False
         self._hook: Callable[..., object] | None = None
 
-    def begin(self, complete: int) -> None:
+    def begin(self, complete: int, *, watches: bool) -> None:
         """Local. Be ready from now on.
 
         Args:
             complete: The number of steps that are complete.
+            watches: Whether a program that comes to no further step after a notice gets an error.
         """
         self._is_on = True
         self.note_step(complete)
         self._previous_hook = sys.excepthook
         self._hook = sys.excepthook = functools.partial(_on_exception, weakref.ref(self), sys.excepthook)
-        self._notice.on_first = self._watch
+        if watches:
+            self._notice.on_first = self._watch
 
     def close(self) -> None:
         """Local. Rescue nothing any more."""
@@ -234,7 +236,10 @@ class Rescue:
             return
         self._is_under_way = True
         try:
-            if not self._knows_notice(NOTICE_SECONDS if waits else 0.0) or WATCH.dead or self._group.order.broken:
+            if not self._knows_notice(NOTICE_SECONDS if waits else 0.0) or self._group.order.broken:
+                return
+            # On servers the training goes on without a dead worker.
+            if WATCH.dead and self._group.size > 1:
                 return
             is_called = self._calling.is_called
             if not is_called:

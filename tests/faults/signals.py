@@ -120,4 +120,9 @@ FAULTS: tuple[Fault, ...] = (
         "launch.read() is None or ", "",
         f"{_EARLY}only_ranks_that_want_it_handle_signals_at_the_import",
     ),
+    Fault(
+        "on servers an exception after a notice loses the checkpoint", "checkpoint/preemption.py",
+        "        self._rescue.begin(", "        if self._others is None: self._rescue.begin(",
+        "unit/test_preemption.py::test_an_error_on_servers_after_a_signal_loses_no_checkpoint",
+    ),
 )
