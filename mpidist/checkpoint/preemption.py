@@ -31,6 +31,7 @@ from mpidist.comm.agreement import on_first_rank
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.ending import agree_on_exit
 from mpidist.comm.program_end import leave_later, number_of
+from mpidist.errors import RankError
 from mpidist.serving.chief import Chief
 from mpidist.serving.signals import Others, others_of
 
@@ -167,8 +168,9 @@ class PreemptionCheckpointHandler(FixedAttributes):
             raise TypeError(
                 f"`distributed_train_function` must be a function, got {described(distributed_train_function)}"
             )
-        self._rescue.is_between = False
+        self._rescue.is_between = self._rescue.is_inside = False
         self._look((), {})
+        self._rescue.is_inside = True
         try:
             result = distributed_train_function(*args, **kwargs)
         except Exception as error:
@@ -176,7 +178,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             raise
         self._runs.count += 1
         self._rescue.note_step(self._runs.count)
-        self._rescue.is_between = True
+        self._rescue.is_between, self._rescue.is_inside = True, False
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -192,8 +194,8 @@ class PreemptionCheckpointHandler(FixedAttributes):
         Raises:
             SystemExit, OSError, CheckpointError: As `run`.
         """
-        self._look(args, kwargs)
         self._rescue.note_step(self._runs.count)
+        self._look(args, kwargs)
         self._runs.count += 1
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -202,8 +204,12 @@ class PreemptionCheckpointHandler(FixedAttributes):
             return
         if self._notice.error is not None:
             raise self._notice.error
-        self._rescue.come_out()
-        reason, milliseconds, sent_at = self._exchange()
+        try:
+            self._rescue.look()
+            reason, milliseconds, sent_at = self._exchange()
+        except RankError as error:
+            self._rescue.after(error, waits=False)
+            raise
         if not reason or (self._deadline.in_grace and reason < TIME_IS_UP):
             return
         if self._others is not None:
@@ -270,13 +276,14 @@ class PreemptionCheckpointHandler(FixedAttributes):
             self._notices.tell(own, self._notice.passed_milliseconds(), has_failed=self._rescue.has_failed)
             # In the last two steps: who knows may learn at once that a rank comes no more.
             may_wait = own > 0 and self._group.size > 1 and not self._config.grace_period
-            is_last = may_wait and self._notices.shows_failure()
+            is_last = may_wait and self._notices.shows_failure(self._rescue.look)
         if is_last:
             self.end_after(self._rescue.complete, own)
         return reason, milliseconds, sent_at
 
-    def look_again(self) -> None:
-        """Collective. As at the beginning of a step; for `rescue`."""
+    def look_again(self, steps: int) -> None:
+        """Collective. As at the beginning of a step, after so many more than were counted; for `rescue`."""
+        self._runs.count += steps
         self._look((), {})
 
     def patience_seconds(self) -> float:

@@ -28,7 +28,7 @@ from mpidist.comm.calling_out import CallingOut
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.deaths import WATCH
 from mpidist.comm.memory.node_barrier import NodeBarrier
-from mpidist.errors import MpidistError, RankError
+from mpidist.errors import MpidistError
 from mpidist.observe.calls import CODES, NEXT, may_have_one_name
 from mpidist.observe.watchdog import WATCHDOG
 
@@ -122,8 +122,8 @@ def _is_light(state: State) -> bool:
 class Handler(Protocol):
     """What a rescue asks of a handler."""
 
-    def look_again(self) -> None:
-        """Collective. As at the beginning of a step."""
+    def look_again(self, steps: int) -> None:
+        """Collective. As at the beginning of a step, after so many more than this rank has counted."""
         ...
 
     def patience_seconds(self) -> float:
@@ -150,6 +150,7 @@ class Rescue:
         complete: The number of complete steps.
         has_failed: Whether this rank makes no further step.
         is_between: Whether the last step has returned, and all its calls were made, and the next has not begun.
+        is_inside: Whether a step has begun, and has not returned.
     """
 
     def __init__(
@@ -166,7 +167,7 @@ class Rescue:
         self._handler = weakref.ref(handler)
         self._process = os.getpid()
         self.complete = 0
-        self.has_failed = self.is_between = False
+        self.has_failed = self.is_between = self.is_inside = False
         # Of the steps in this program.
         self._count = 0
         self._is_on = self._is_under_way = False
@@ -208,18 +209,14 @@ class Rescue:
         """Local. Put light objects back to the end of so many steps, as far as they are further on this rank."""
         self._states.go_back(steps)
 
-    def come_out(self) -> None:
-        """Collective, where a rank has failed. At the beginning of a step: save with the others, and end the program.
+    def look(self) -> None:
+        """Local. Come out of what leads to the next step, where a rank makes that no more.
 
         Raises:
-            RankError: They did not come together; on every rank that has come.
+            RankError: Another rank has failed, and calls; on every rank.
         """
         if self._is_on and not self._is_under_way:
-            try:
-                self._calling.look()
-            except RankError as error:
-                self.after(error, waits=False)
-                raise
+            self._calling.look()
 
     def after(self, error: BaseException, *, waits: bool) -> None:
         """Collective, where the ranks can meet. Save the last step that all have made, and end the program.
@@ -249,7 +246,7 @@ class Rescue:
             elif self.is_between and not is_called:
                 # The others come to the beginning of the next step.
                 self.has_failed = True
-                handler.look_again()
+                handler.look_again(0)
             if self._calling.is_possible:
                 self._meet(handler)
         finally:
@@ -268,7 +265,8 @@ class Rescue:
             self._end_together(handler)
         calling.take_back()
         if self._are_saving():
-            handler.look_again()
+            # They have ended the step in which this rank has failed.
+            handler.look_again(int(self.is_inside))
 
     def _knows_notice(self, seconds: float) -> bool:
         end = time.monotonic() + seconds
