@@ -133,10 +133,13 @@ class CallComparison:
         elif self.page is not None and not self.is_across:
             self._refuse(self.page, MEETINGS + count)
 
-    def look(self) -> None:
+    def look(self, has_met: Callable[[], bool]) -> None:
         """Local. Compare this call with those of the node's ranks, again and again in a rank that waits.
 
         A rank in another call may never come, nor may one that has left a call in the middle, or has failed.
+
+        Args:
+            has_met: Whether all ranks have come: one may have gone on since, and failed behind this call.
 
         Raises:
             MismatchError, InterruptedCallError: As `meet`.
@@ -144,7 +147,7 @@ class CallComparison:
         """
         page, number = self.page, self.number
         self._calls.in_barrier = time.monotonic()
-        if page is not None and page.is_called_out:
+        if page is not None and page.is_called_out and not has_met():
             raise mark_shared(RankError(f"{self._text()} is given up: another rank has failed, and makes it no more"))
         if page is not None and page.differs_for_long(number, self.mark if self._depth else page.shown(number)):
             self._refuse(page, number)

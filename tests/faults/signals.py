@@ -6,6 +6,7 @@ from tests.faults.fault import Fault
 
 _CHILDREN = "unit/test_children.py::test_"
 _EARLY = "unit/test_early_signals.py::test_"
+_LOSES_NOTHING = "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_loses_nothing"
 _RESCUE = "system/test_rescue.py::test_all_ranks_save_the_last_complete_step"
 
 FAULTS: tuple[Fault, ...] = (
@@ -83,17 +84,17 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "between nodes a rank that fails between steps loses the checkpoint", "checkpoint/exchange.py",
         "return has_failed > 0 and -least > 0", "return False",
-        "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_loses_nothing", 3,
+        _LOSES_NOTHING, 3,
     ),
     Fault(
         "between nodes a rank that waits for a failed one never comes out", "comm/mpi_communicator.py",
         "                    if looks % _LOOKS == 0:\n", "                    if False:\n",
-        "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_loses_nothing", 3,
+        _LOSES_NOTHING, 3,
     ),
     Fault(
         "between nodes ranks go on one comparison apart after a failed step", "checkpoint/rescue.py",
         "        order.catch_up(max(one.comparisons for one in everyone))\n", "",
-        "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_loses_nothing", 3,
+        _LOSES_NOTHING, 3,
     ),
     Fault(
         "a signal that came early stays noted where no handler comes", "cluster/early_signals.py",
@@ -124,5 +125,20 @@ FAULTS: tuple[Fault, ...] = (
         "on servers an exception after a notice loses the checkpoint", "checkpoint/preemption.py",
         "        self._rescue.begin(", "        if self._others is None: self._rescue.begin(",
         "unit/test_preemption.py::test_an_error_on_servers_after_a_signal_loses_no_checkpoint",
+    ),
+    Fault(
+        "a rank gives up a step that is complete, as another one fails behind it", "comm/memory/node_barrier.py",
+        "        return all(self._words[other] >= self._least for other in self._others)\n", "        return False\n",
+        "unit/test_node_barrier.py::test_who_waits_for_nobody_any_more_goes_on",
+    ),
+    Fault(
+        "who looks for a failed rank waits for it for ever", "checkpoint/exchange.py",
+        "pending is None else pending(look)", "pending is None else pending()",
+        _LOSES_NOTHING, 3,
+    ),
+    Fault(
+        "a step that others have ended is saved under the number before", "checkpoint/rescue.py",
+        "handler.look_again(int(self.is_inside))", "handler.look_again(0)",
+        _LOSES_NOTHING, 3,
     ),
 )
