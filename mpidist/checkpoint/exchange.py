@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mpidist.comm.call_messages import BeginMax
+from mpidist.comm.call_messages import BeginMax, Wait
 
 
 class Exchange:
@@ -19,7 +19,7 @@ class Exchange:
 
     def __init__(self, begin: BeginMax) -> None:
         self._begin = begin
-        self._pending: Callable[[], list[int]] | None = None
+        self._pending: Wait | None = None
         self.count = 0
 
     def hear(self) -> tuple[int, int]:
@@ -39,22 +39,25 @@ class Exchange:
         self._pending = self._begin([reason, milliseconds, int(has_failed), -reason])
         self.count += 1
 
-    def shows_failure(self) -> bool:
+    def shows_failure(self, look: Callable[[], None]) -> bool:
         """Collective over the ranks that know a reason. Wait for the search that has just begun.
 
         It shows whether a rank has failed.
 
+        Args:
+            look: Called meanwhile: a rank that has failed in its step begins none. It may raise.
+
         Returns:
             Whether one has, and all ranks know a reason, so that all of them wait here.
         """
-        _, _, has_failed, least = self._wait()
+        _, _, has_failed, least = self._wait(look)
         return has_failed > 0 and -least > 0
 
-    def _wait(self) -> list[int]:
+    def _wait(self, look: Callable[[], None] | None = None) -> list[int]:
         pending = self._pending
-        numbers = [0, 0, 0, 0] if pending is None else pending()
+        numbers = [0, 0, 0, 0] if pending is None else pending(look)
         if pending is not None:
-            self._pending = lambda: numbers
+            self._pending = lambda _=None: numbers
         return numbers
 
     def end(self, count: int) -> None:

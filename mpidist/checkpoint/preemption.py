@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -19,7 +20,7 @@ from mpidist.checkpoint.exchange import Exchange
 from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.lock import require_savable
 from mpidist.checkpoint.manager import CheckpointManager
-from mpidist.checkpoint.requeueing import Requeueing
+from mpidist.checkpoint.requeueing import Requeueing, Runs
 from mpidist.checkpoint.rescue import PATIENCE_SECONDS, PATIENCE_STEPS, Rescue
 from mpidist.checkpoint.termination import TIME_IS_UP, TerminationConfig, describe, watch
 from mpidist.cluster import slurm_job
@@ -30,6 +31,7 @@ from mpidist.comm.agreement import on_first_rank
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.ending import agree_on_exit
 from mpidist.comm.program_end import leave_later, number_of
+from mpidist.errors import RankError
 from mpidist.serving.chief import Chief
 from mpidist.serving.signals import Others, others_of
 
@@ -40,26 +42,6 @@ EXIT_SECONDS = 20.0
 
 logger = logging.getLogger("mpidist")
 T = TypeVar("T")
-
-
-class _Runs:
-    """The number of steps, in this program and in those before it; a checkpoint saves it.
-
-    Attributes:
-        count: The number.
-        restored: The number that the last checkpoint had.
-    """
-
-    def __init__(self) -> None:
-        self.count = self.restored = 0
-
-    def state(self) -> dict[str, Any]:
-        """Local. The number."""
-        return {"count": self.count}
-
-    def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Local. Take the saved number."""
-        self.count = self.restored = int(saved["count"])
 
 
 class PreemptionCheckpointHandler(FixedAttributes):
@@ -123,18 +105,14 @@ class PreemptionCheckpointHandler(FixedAttributes):
         self._group: Communicator = found.group()
         self._others = _others(found)
         runs = vars(checkpoint).get("checkpointed_runs")
-        if not isinstance(runs, _Runs):
-            runs = _Runs()
+        if not isinstance(runs, Runs):
+            runs = Runs()
             checkpoint.checkpointed_runs = runs
         self._runs = runs
         self._manager.restore_or_initialize(fallback=True)
         self._requeueing = Requeueing(self._manager, config.max_requeues, lambda: runs.count > runs.restored)
         if config.save_fn is None:
-            # When the job is about to end it is too late to find out.
-            directory, is_written_here = self._manager.directory, found.is_written_here(self._group)
-            on_first_rank(
-                self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
-            )
+            self._look_at_directory(found.is_written_here(self._group))
         self._clock = clock
         self._notice = Notice(clock)
         # Apart from the group's own searches: ranks that came here differently often would meet those.
@@ -144,15 +122,24 @@ class PreemptionCheckpointHandler(FixedAttributes):
         self._sent_at = 0.0
         self._deadline = Deadline(on_first_rank(self._group, "reading when the job ends", self._end_of_job))
         self._is_done = False
-        # On servers the other ranks serve: what was scheduled is theirs.
-        if self._others is None:
-            self._rescue.begin(runs.count)
+        # On servers a function may take its time.
+        self._rescue.begin(runs.count, watches=self._others is None)
         SIGNALS.tell(self._notice, config.signals)
         tell_evaluators_of_signals()
         if self._others is not None:
             self._others.listen()
         if config.termination_watcher_fn is not None:
             watch(config.termination_watcher_fn, self._notice)
+
+    def _look_at_directory(self, is_written_here: bool) -> None:
+        """Collective. When the job is about to end it is too late to find out."""
+        directory = self._manager.directory
+        on_first_rank(
+            self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
+        )
+        if self._others is None:
+            # A rank that has failed sees whether the others wait for it in the save.
+            self._group.share_directory(os.path.abspath(directory))
 
     @property
     def total_run_calls(self) -> int:
@@ -181,8 +168,9 @@ class PreemptionCheckpointHandler(FixedAttributes):
             raise TypeError(
                 f"`distributed_train_function` must be a function, got {described(distributed_train_function)}"
             )
-        self._rescue.is_between = False
+        self._rescue.is_between = self._rescue.is_inside = False
         self._look((), {})
+        self._rescue.is_inside = True
         try:
             result = distributed_train_function(*args, **kwargs)
         except Exception as error:
@@ -190,7 +178,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
             raise
         self._runs.count += 1
         self._rescue.note_step(self._runs.count)
-        self._rescue.is_between = True
+        self._rescue.is_between, self._rescue.is_inside = True, False
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -206,8 +194,8 @@ class PreemptionCheckpointHandler(FixedAttributes):
         Raises:
             SystemExit, OSError, CheckpointError: As `run`.
         """
-        self._look(args, kwargs)
         self._rescue.note_step(self._runs.count)
+        self._look(args, kwargs)
         self._runs.count += 1
 
     def _look(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -216,13 +204,21 @@ class PreemptionCheckpointHandler(FixedAttributes):
             return
         if self._notice.error is not None:
             raise self._notice.error
-        self._rescue.come_out()
-        reason, milliseconds, sent_at = self._exchange()
+        try:
+            self._rescue.look()
+            reason, milliseconds, sent_at = self._exchange()
+        except RankError as error:
+            self._rescue.after(error, waits=False)
+            raise
         if not reason or (self._deadline.in_grace and reason < TIME_IS_UP):
             return
         if self._others is not None:
             # What was scheduled counts: the next program goes on behind it.
-            self._others.join()
+            try:
+                self._others.join()
+            except Exception as error:
+                self._rescue.after(error, waits=False)
+                raise
         if self._config.grace_period and reason < TIME_IS_UP:
             # Rank 0's clock decides when it is over.
             self._deadline.begin_grace(sent_at - milliseconds / 1e3, self._config.grace_period)
@@ -280,13 +276,14 @@ class PreemptionCheckpointHandler(FixedAttributes):
             self._notices.tell(own, self._notice.passed_milliseconds(), has_failed=self._rescue.has_failed)
             # In the last two steps: who knows may learn at once that a rank comes no more.
             may_wait = own > 0 and self._group.size > 1 and not self._config.grace_period
-            is_last = may_wait and self._notices.shows_failure()
+            is_last = may_wait and self._notices.shows_failure(self._rescue.look)
         if is_last:
             self.end_after(self._rescue.complete, own)
         return reason, milliseconds, sent_at
 
-    def look_again(self) -> None:
-        """Collective. As at the beginning of a step; for `rescue`."""
+    def look_again(self, steps: int) -> None:
+        """Collective. As at the beginning of a step, after so many more than were counted; for `rescue`."""
+        self._runs.count += steps
         self._look((), {})
 
     def patience_seconds(self) -> float:
@@ -297,6 +294,10 @@ class PreemptionCheckpointHandler(FixedAttributes):
         """Collective. Save what so many steps have left, and end the program; for `rescue`."""
         self._rescue.go_back(steps)
         self._runs.count = steps
+        if self._others is not None:
+            # Where one function has failed others have ended, and some were never begun.
+            with contextlib.suppress(Exception):
+                self._others.join()
         self._end(reason, (), {})
 
     def _own_reason(self) -> int:
@@ -316,6 +317,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
     def _save(self, reason: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Collective. Save, and say why; the path, or what the user's function returned."""
         begin = time.monotonic()
+        self._rescue.meet()
         if self._config.save_fn is not None:
             saved = self._config.save_fn(*args, **kwargs)
         else:

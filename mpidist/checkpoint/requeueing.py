@@ -1,15 +1,36 @@
-"""The decision whether a job that has saved its last checkpoint is queued again."""
+"""The decision whether a job that has saved its last checkpoint is queued again, and the steps by which it goes."""
 
 from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from mpidist.checkpoint.manager import CheckpointManager
 from mpidist.cluster import slurm_job
 
 logger = logging.getLogger("mpidist")
+
+
+class Runs:
+    """The number of steps, in this program and in those before it; a checkpoint saves it.
+
+    Attributes:
+        count: The number.
+        restored: The number that the last checkpoint had.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.restored = 0
+
+    def state(self) -> dict[str, Any]:
+        """Local. The number."""
+        return {"count": self.count}
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Local. Take the saved number."""
+        self.count = self.restored = int(saved["count"])
 
 
 class Requeueing:

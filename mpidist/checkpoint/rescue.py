@@ -24,12 +24,12 @@ from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.exchange import Exchange
 from mpidist.checkpoint.states import GeneratorState, State
 from mpidist.cluster.signals import SIGNALS, Notice
-from mpidist.comm.call_page import CallPage
+from mpidist.comm.calling_out import CallingOut
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.deaths import WATCH
 from mpidist.comm.memory.node_barrier import NodeBarrier
-from mpidist.errors import MpidistError, RankError, mark_shared
-from mpidist.observe.calls import CODES, NEXT
+from mpidist.errors import MpidistError
+from mpidist.observe.calls import CODES, NEXT, may_have_one_name
 from mpidist.observe.watchdog import WATCHDOG
 
 # The signal that has ended a child may reach this rank so much later.
@@ -53,6 +53,7 @@ class Facts(NamedTuple):
         steps: The complete steps.
         calls: The number of calls on their communicator.
         barriers: The number of barriers of their node.
+        comparisons: The number of comparisons between nodes that they have begun.
         exchanges: How often the rank has told of notices.
         reason: Its notice; 0 if it has none.
         broken: The call that it has left in the middle; empty if there is none.
@@ -61,6 +62,7 @@ class Facts(NamedTuple):
     steps: int
     calls: int
     barriers: int
+    comparisons: int
     exchanges: int
     reason: int
     broken: str
@@ -120,8 +122,8 @@ def _is_light(state: State) -> bool:
 class Handler(Protocol):
     """What a rescue asks of a handler."""
 
-    def look_again(self) -> None:
-        """Collective. As at the beginning of a step."""
+    def look_again(self, steps: int) -> None:
+        """Collective. As at the beginning of a step, after so many more than this rank has counted."""
         ...
 
     def patience_seconds(self) -> float:
@@ -148,6 +150,7 @@ class Rescue:
         complete: The number of complete steps.
         has_failed: Whether this rank makes no further step.
         is_between: Whether the last step has returned, and all its calls were made, and the next has not begun.
+        is_inside: Whether a step has begun, and has not returned.
     """
 
     def __init__(
@@ -155,6 +158,7 @@ class Rescue:
         handler: Handler,
     ) -> None:
         self._states = LightStates(checkpoint)
+        self._calling = CallingOut(group, sibling)
         self._group = group
         self._sibling = sibling
         self._notice = notice
@@ -163,27 +167,30 @@ class Rescue:
         self._handler = weakref.ref(handler)
         self._process = os.getpid()
         self.complete = 0
-        self.has_failed = self.is_between = False
+        self.has_failed = self.is_between = self.is_inside = False
         # Of the steps in this program.
         self._count = 0
         self._is_on = self._is_under_way = False
         self._hook: Callable[..., object] | None = None
 
-    def begin(self, complete: int) -> None:
+    def begin(self, complete: int, *, watches: bool) -> None:
         """Local. Be ready from now on.
 
         Args:
             complete: The number of steps that are complete.
+            watches: Whether a program that comes to no further step after a notice gets an error.
         """
         self._is_on = True
         self.note_step(complete)
         self._previous_hook = sys.excepthook
         self._hook = sys.excepthook = functools.partial(_on_exception, weakref.ref(self), sys.excepthook)
-        self._notice.on_first = self._watch
+        if watches:
+            self._notice.on_first = self._watch
 
     def close(self) -> None:
         """Local. Rescue nothing any more."""
         self._is_on = False
+        self._group.order.listen(None)
         if sys.excepthook is self._hook:
             sys.excepthook = self._previous_hook
 
@@ -202,17 +209,14 @@ class Rescue:
         """Local. Put light objects back to the end of so many steps, as far as they are further on this rank."""
         self._states.go_back(steps)
 
-    def come_out(self) -> None:
-        """Collective, where a rank has failed. At the beginning of a step: save with the others, and end the program.
+    def look(self) -> None:
+        """Local. Come out of what leads to the next step, where a rank makes that no more.
 
         Raises:
-            RankError: They did not come together; on every rank that has come.
+            RankError: Another rank has failed, and calls; on every rank.
         """
-        page = self._group.order.page
-        if self._is_on and not self._is_under_way and page is not None and page.is_called_out:
-            error = RankError("the next step is given up: another rank has failed, and makes it no more")
-            self.after(error, waits=False)
-            raise mark_shared(error)
+        if self._is_on and not self._is_under_way:
+            self._calling.look()
 
     def after(self, error: BaseException, *, waits: bool) -> None:
         """Collective, where the ranks can meet. Save the last step that all have made, and end the program.
@@ -223,15 +227,18 @@ class Rescue:
             error: What has ended the step here.
             waits: Whether the notice may still be on its way: the error has left the program, which would end.
         """
-        handler, page = self._handler(), self._group.order.page
+        handler = self._handler()
         is_own = self._is_on and not self._is_under_way and os.getpid() == self._process
         if not is_own or not isinstance(error, Exception) or handler is None:
             return
         self._is_under_way = True
         try:
-            if not self._knows_notice(NOTICE_SECONDS if waits else 0.0) or WATCH.dead or self._group.order.broken:
+            if not self._knows_notice(NOTICE_SECONDS if waits else 0.0) or self._group.order.broken:
                 return
-            is_called = page is not None and page.is_called_out
+            # On servers the training goes on without a dead worker.
+            if WATCH.dead and self._group.size > 1:
+                return
+            is_called = self._calling.is_called
             if not is_called:
                 self._tell(error)
             if self._group.size == 1:
@@ -239,28 +246,31 @@ class Rescue:
             elif self.is_between and not is_called:
                 # The others come to the beginning of the next step.
                 self.has_failed = True
-                handler.look_again()
-            if page is not None and len(self._group.node_sizes) == 1:
-                self._meet(page, handler)
+                handler.look_again(0)
+            if self._calling.is_possible:
+                self._meet(handler)
         finally:
             self._is_under_way = False
 
-    def _meet(self, page: CallPage, handler: Handler) -> None:
+    def _meet(self, handler: Handler) -> None:
         """Collective over the ranks that come. Call the others out, and save with them."""
-        page.call_out()
+        calling = self._calling
+        calling.call()
         end = time.monotonic() + handler.patience_seconds()
-        while not (are_out := page.are_out()) and time.monotonic() < end and not WATCH.dead and not self._are_saving():
+        while not (are_out := calling.are_out()) and time.monotonic() < end:
+            if WATCH.dead or self._are_saving():
+                break
             time.sleep(_LOOK_SECONDS)
         if are_out:
             self._end_together(handler)
-        page.end_call()
+        calling.take_back()
         if self._are_saving():
-            handler.look_again()
+            # They have ended the step in which this rank has failed.
+            handler.look_again(int(self.is_inside))
 
     def _knows_notice(self, seconds: float) -> bool:
-        page = self._group.order.page
         end = time.monotonic() + seconds
-        while not (is_known := self._notice.reason > 0 or (page is not None and page.is_called_out)):
+        while not (is_known := self._notice.reason > 0 or self._calling.is_called):
             if time.monotonic() > end or self._notice.is_closed:
                 break
             time.sleep(_LOOK_SECONDS)
@@ -276,14 +286,15 @@ class Rescue:
         """Whether a rank has come to its end of the step, and waits in the save for this one."""
         identity, own = self._group.order.identity, self._group.calls.number
         states = [peer.state(identity) or 0 for peer in WATCHDOG.peers()]
-        return any(state % NEXT == CODES["save"] and state // NEXT > own for state in states)
+        return any(may_have_one_name(state % NEXT, CODES["save"]) and state // NEXT > own for state in states)
 
     def _end_together(self, handler: Handler) -> None:
         order, barrier = self._group.order, self._group.order.barrier
         barriers = barrier.count if isinstance(barrier, NodeBarrier) else 0
         everyone = self._sibling.all_gather_object(
             Facts(
-                self.complete, order.number, barriers, self._exchange.count, self._notice.reason, order.broken,
+                self.complete, order.number, barriers, order.comparisons, self._exchange.count, self._notice.reason,
+                order.broken,
             )
         )
         if any(one.broken for one in everyone):
@@ -291,13 +302,16 @@ class Rescue:
         order.go_on_at(max(one.calls for one in everyone))
         if isinstance(barrier, NodeBarrier):
             barrier.go_on_at(max(one.barriers for one in everyone))
-        if order.page is not None:
-            order.page.end_call()
+        self._calling.take_back()
         # Nobody uses the page before all have gone on.
         self._sibling.barrier()
+        order.catch_up(max(one.comparisons for one in everyone))
         self._exchange.end(max(one.exchanges for one in everyone))
         handler.end_after(max(one.steps for one in everyone), max(one.reason for one in everyone))
 
+    def meet(self) -> None:
+        """Collective. All ranks are about to save: nobody is called out any more."""
+        self._calling.end()
 
     def _watch(self) -> None:
         """Look, from a notice on, whether the program comes to its next step.

@@ -8,6 +8,7 @@ that it would have had: what was there before is put back, and the signal is rai
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -27,6 +28,7 @@ VARIABLE = "MPIDIST_SIGNALS"
 _DEFAULT = (signal.SIGTERM, signal.SIGUSR1)
 # A program that makes no such call, and no handler, is as any other after this time.
 MOST_SECONDS = 600.0
+_LOOK_SECONDS = 0.1
 # The calls of a training; variables are made, and take their first values, before there is a handler.
 _CALLS = re.compile("apply_gradients|all_|reduce|arrays reduced|barrier|save")
 
@@ -39,7 +41,7 @@ class EarlySignals:
         self._began = 0.0
         self._previous: dict[int, Any] = {}
         self._came: list[int] = []
-        self._asks = self._lets_go = False
+        self._asks = self._waits = self._lets_go = False
         self._mask: set[Any] | None = None
 
     def begin(self, numbers: tuple[signal.Signals, ...], *, asks: bool) -> None:
@@ -67,18 +69,26 @@ class EarlySignals:
             return
         if number not in self._came:
             self._came.append(number)
-        if self._asks:
-            self._asks = False
+        if not self._waits:
+            self._waits = True
             # Slurm's control daemon may take seconds to answer.
-            threading.Thread(target=self._ask, args=(number,), name="mpidist-early-signal", daemon=True).start()
+            threading.Thread(target=self._wait, name="mpidist-early-signal", daemon=True).start()
 
-    def _ask(self, number: int) -> None:
-        try:
-            self._lets_go = not slurm_job.can_be_requeued()
-        except LauncherError:
-            # It does not say: most jobs can.
-            return
-        if self._lets_go and self._previous:
+    def _wait(self) -> None:
+        """Give up what has come where nobody has taken it in time, or the job cannot be queued again."""
+        # Where Slurm does not say: most jobs can.
+        can_be_requeued = True
+        if self._asks:
+            with contextlib.suppress(LauncherError):
+                can_be_requeued = slurm_job.can_be_requeued()
+        # No event: a signal's handler may not wait for the lock of one.
+        while can_be_requeued and self._previous and time.monotonic() < self._began + MOST_SECONDS:
+            time.sleep(_LOOK_SECONDS)
+        self._lets_go = True
+        # A handler of the program's own gets each of them once.
+        for number in [one for one in self._came if one in self._previous]:
+            if signal.getsignal(number) != self.take:
+                self._came.remove(number)
             signal.pthread_kill(threading.main_thread().ident or 0, number)
 
     def hand_over(self, number: int) -> bool:

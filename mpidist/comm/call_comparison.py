@@ -131,10 +131,13 @@ class CallComparison:
         elif self.page is not None and not self.is_across:
             self._refuse(self.page, MEETINGS + count)
 
-    def look(self) -> None:
+    def look(self, has_met: Callable[[], bool]) -> None:
         """Local. Compare this call with those of the node's ranks, again and again in a rank that waits.
 
         A rank in another call may never come, nor may one that has left a call in the middle, or has failed.
+
+        Args:
+            has_met: Whether all ranks have come: one may have gone on since, and failed behind this call.
 
         Raises:
             MismatchError, InterruptedCallError: As `meet`.
@@ -142,7 +145,7 @@ class CallComparison:
         """
         page, number = self.page, self.number
         self._calls.in_barrier = time.monotonic()
-        if page is not None and page.is_called_out:
+        if page is not None and page.is_called_out and not has_met():
             text = told(self._text())
             raise mark_shared(RankError(f"{text} is given up: another rank has failed, and makes it no more"))
         if page is not None and page.differs_for_long(number, self.mark if self._depth else page.shown(number)):
@@ -198,6 +201,36 @@ class CallComparison:
             self._words[self._own[self.number & 1]] = self.number * NUMBER
         if self.is_across:
             self._messages.forget()
+
+    def listen(self, look: Callable[[], None] | None) -> None:
+        """Collective. Call a function while this rank waits for a comparison between nodes.
+
+        Args:
+            look: May raise an error that all ranks share. None: call nothing.
+        """
+        if self.is_across:
+            self._messages.look = look
+
+    def meet_across(self) -> None:
+        """Collective where ranks share no memory, else Local. Wait for all ranks, where somebody listens meanwhile."""
+        if self.is_across and self._messages.look is not None:
+            self._complete()
+            self._messages.begin(0, is_asked=False)
+            self._complete()
+
+    @property
+    def comparisons(self) -> int:
+        """Local. The number of comparisons between nodes that this rank has begun."""
+        return self._messages.count if self.is_across else 0
+
+    def catch_up(self, comparisons: int) -> None:
+        """Collective. End all comparisons between nodes, of which ranks have begun different numbers.
+
+        Args:
+            comparisons: The largest number.
+        """
+        if self.is_across:
+            self._messages.catch_up(comparisons)
 
     def go_on_at(self, number: int) -> None:
         """Local. Go on as if so many calls had been made; all ranks do so where some have given up one.

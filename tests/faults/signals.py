@@ -5,6 +5,8 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 _CHILDREN = "unit/test_children.py::test_"
+_EARLY = "unit/test_early_signals.py::test_"
+_LOSES_NOTHING = "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_loses_nothing"
 _RESCUE = "system/test_rescue.py::test_all_ranks_save_the_last_complete_step"
 
 FAULTS: tuple[Fault, ...] = (
@@ -40,7 +42,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "an exception after a notice loses the checkpoint", "checkpoint/rescue.py",
-        "                self._meet(page, handler)\n", "                pass\n", _RESCUE,
+        "                self._meet(handler)\n", "                pass\n", _RESCUE,
     ),
     Fault(
         "what the failed step has read is skipped", "checkpoint/rescue.py",
@@ -82,6 +84,61 @@ FAULTS: tuple[Fault, ...] = (
     Fault(
         "between nodes a rank that fails between steps loses the checkpoint", "checkpoint/exchange.py",
         "return has_failed > 0 and -least > 0", "return False",
-        "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_between_steps_loses_nothing", 3,
+        _LOSES_NOTHING, 3,
+    ),
+    Fault(
+        "between nodes a rank that waits for a failed one never comes out", "comm/mpi_communicator.py",
+        "                    if looks % _LOOKS == 0:\n", "                    if False:\n",
+        _LOSES_NOTHING, 3,
+    ),
+    Fault(
+        "between nodes ranks go on one comparison apart after a failed step", "checkpoint/rescue.py",
+        "        order.catch_up(max(one.comparisons for one in everyone))\n", "",
+        _LOSES_NOTHING, 3,
+    ),
+    Fault(
+        "a signal that came early stays noted where no handler comes", "cluster/early_signals.py",
+        "            self.release()\n        return not self._previous\n", "            pass\n        return True\n",
+        f"{_EARLY}a_handler_of_the_program_gets_it_once_at_the_first_call",
+    ),
+    Fault(
+        "a signal that came early reaches the program's handler twice", "cluster/early_signals.py",
+        "                self._came.remove(number)\n", "                pass\n",
+        f"{_EARLY}nobody_waits_for_a_handler_in_vain",
+    ),
+    Fault(
+        "a job that is not queued again waits for a handler", "cluster/early_signals.py",
+        "can_be_requeued = slurm_job.can_be_requeued()", "slurm_job.can_be_requeued()",
+        f"{_EARLY}nobody_waits_for_a_handler_in_vain",
+    ),
+    Fault(
+        "a handler that the program has set before the import is replaced", "cluster/early_signals.py",
+        "            if signal.getsignal(number) == signal.SIG_DFL:\n", "            if True:\n",
+        f"{_EARLY}what_the_program_handles_already_is_not_touched",
+    ),
+    Fault(
+        "programs that are no ranks handle signals at the import", "cluster/early_signals.py",
+        "launch.read() is None or ", "",
+        f"{_EARLY}only_ranks_that_want_it_handle_signals_at_the_import",
+    ),
+    Fault(
+        "on servers an exception after a notice loses the checkpoint", "checkpoint/preemption.py",
+        "        self._rescue.begin(", "        if self._others is None: self._rescue.begin(",
+        "unit/test_preemption.py::test_an_error_on_servers_after_a_signal_loses_no_checkpoint",
+    ),
+    Fault(
+        "a rank gives up a step that is complete, as another one fails behind it", "comm/memory/node_barrier.py",
+        "        return all(self._words[other] >= self._least for other in self._others)\n", "        return False\n",
+        "unit/test_node_barrier.py::test_who_waits_for_nobody_any_more_goes_on",
+    ),
+    Fault(
+        "who looks for a failed rank waits for it for ever", "checkpoint/exchange.py",
+        "pending is None else pending(look)", "pending is None else pending()",
+        _LOSES_NOTHING, 3,
+    ),
+    Fault(
+        "a step that others have ended is saved under the number before", "checkpoint/rescue.py",
+        "handler.look_again(int(self.is_inside))", "handler.look_again(0)",
+        _LOSES_NOTHING, 3,
     ),
 )

@@ -16,16 +16,20 @@ import atexit, os, signal, sys, threading
 import numpy as np
 import mpidist
 from mpidist.checkpoint import preemption
+from mpidist.comm.communicator import open_communicator
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
+from mpidist.testing import fake_nodes
 from tests.waiting import until
 
-folder, when, told = sys.argv[1:4]
+folder, when, told, layout, number = sys.argv[1:6]
 preemption.PATIENCE_SECONDS = 1.0 if when == "stuck" else 60.0
 if when == "left":
     # As that of a Pool whose worker has died with a lock.
     preemption.EXIT_SECONDS = 1.0
     atexit.register(threading.Event().wait)
-strategy = mpidist.MultiWorkerMirroredStrategy()
+# Each rank a node of its own: what they wait in is MPI's.
+is_across = layout == "each"
+strategy = mpidist.Strategy(fake_nodes(open_communicator(), 1)) if is_across else mpidist.MultiWorkerMirroredStrategy()
 rank, size = strategy.communicator.rank, strategy.num_replicas_in_sync
 random_numbers = np.random.default_rng(3)
 dataset = mpidist.data.Dataset.range(1000).shuffle(1000, seed=1).batch(8).repeat()
@@ -46,12 +50,12 @@ handler = PreemptionCheckpointHandler(
 start = handler.total_run_calls
 
 def note():
-    if start == 0 and handler.total_run_calls == 10 and (told == "all" or (told == "one" and rank == 1)):
+    if start == 0 and handler.total_run_calls == int(number) and (told == "all" or (told == "one" and rank == 1)):
         os.kill(os.getpid(), signal.SIGUSR1)
         until(lambda: handler._notice.reason)
 
 def fails(place):
-    if start == 0 and rank == 1 and handler.total_run_calls == 10 + (place == "between") and place == when:
+    if start == 0 and rank == 1 and place == when and handler.total_run_calls == int(number) + (place == "between"):
         if place == "stuck":
             threading.Event().wait()
         raise OSError("a worker has died")
@@ -78,10 +82,10 @@ print("done", flush=True)
 """
 
 
-def train(folder: Path, when: str, told: str) -> tuple[int, str]:
+def train(folder: Path, when: str, told: str, layout: str = "node", number: int = 10) -> tuple[int, str]:
     program = folder / "program.py"
     program.write_text(TRAINING)
-    result = run_program(2, program, folder, when, told, timeout_seconds=100)
+    result = run_program(2, program, folder, when, told, layout, number, timeout_seconds=100)
     return result.returncode, result.stdout + result.stderr
 
 
@@ -95,16 +99,23 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("when", "told"),
-    [("begin", "all"), ("before", "one"), ("after", "all"), ("between", "one"), ("stuck", "all")],
+    ("when", "told", "layout", "number"),
+    [
+        ("begin", "all", "node", 10), ("before", "one", "node", 10), ("after", "all", "node", 10),
+        ("between", "one", "node", 10), ("stuck", "all", "node", 10),
+        # The first 16 steps are compared in another way.
+        ("before", "all", "each", 10), ("after", "one", "each", 20),
+    ],
 )
-def test_all_ranks_save_the_last_complete_step(tmp_path: Path, expected: bytes, when: str, told: str) -> None:
-    code, text = train(tmp_path, when, told)
+def test_all_ranks_save_the_last_complete_step(
+    tmp_path: Path, expected: bytes, when: str, told: str, layout: str, number: int
+) -> None:
+    code, text = train(tmp_path, when, told, layout, number)
     assert code == 75, text
     assert "after a notice that the job is about to end, rank 1 has failed" in text, text
     assert ("StuckError: " if when == "stuck" else "OSError: a worker has died") in text, text
     assert "(SIGUSR1): saved" in text, text
-    code, text = train(tmp_path, when, told)
+    code, text = train(tmp_path, when, told, layout)
     assert code == 0, text
     assert (tmp_path / "result").read_bytes() == expected
 

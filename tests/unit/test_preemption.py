@@ -585,6 +585,36 @@ def test_functions_that_were_scheduled_are_in_the_checkpoint(tmp_path: Path) -> 
     assert int(count) == 8
 
 
+def fail() -> None:
+    raise OSError("a worker's child has died")
+
+
+@pytest.mark.parametrize("where", ["function", "chief"])
+def test_an_error_on_servers_after_a_signal_loses_no_checkpoint(tmp_path: Path, where: str) -> None:
+    """What has ended is saved; what has failed, and what was never begun, is not in it."""
+    ended: list[int] = []
+    with mpidist.ParameterServerStrategy(options=mpidist.ServerOptions(heap_bytes=1 << 20)) as strategy:
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            count: Any = mpidist.Variable(0)
+        config = TerminationConfig(exit_fn=lambda: ended.append(handler.total_run_calls))
+        handler = PreemptionCheckpointHandler(None, mpidist.Checkpoint(count=count), tmp_path, config)
+
+        def train() -> None:
+            for _ in range(5):
+                handler.run(coordinator.schedule, lambda: count.assign_add(1))
+            os.kill(os.getpid(), signal.SIGTERM)
+            handler.run(coordinator.schedule if where == "function" else lambda function: function(), fail)
+            handler.run(coordinator.join)
+
+        with pytest.raises(OSError, match="a worker's child has died"), handler:
+            train()
+    assert ended == [6 if where == "function" else 5]
+    saved: Any = mpidist.Variable(0)
+    mpidist.Checkpoint(count=saved).restore(mpidist.latest_checkpoint(tmp_path))
+    assert int(saved) == 5
+
+
 def test_there_is_time_for_the_functions_in_the_queue(tmp_path: Path) -> None:
     """None of 100 has ended since the first was seen, at 1 s: they may take 100 times as long."""
     # At t, with two steps: t + 2 + 100 (t - 1). That is 20,102 at 200 and 20,203 at 201; all ranks know a step later.

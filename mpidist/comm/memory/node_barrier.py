@@ -81,11 +81,14 @@ class NodeBarrier:
                     if looks % _PROGRESS_LOOKS == 0:
                         self._progress()
                         # A rank in another call may never come.
-                        order.look()
+                        order.look(self._has_met)
                         if WATCH.dead:
                             self._node.require_whole("a barrier of the node")
         if not is_same:
             self._look_closely(least, word)
+
+    def _has_met(self) -> bool:
+        return all(self._words[other] >= self._least for other in self._others)
 
     def _look_closely(self, least: int, word: int) -> None:
         """Look why marks are not the same. All ranks are in this barrier, or in the next one."""

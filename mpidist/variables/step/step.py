@@ -147,6 +147,7 @@ class StepHeader:
     def _compare(self, meeting: Meeting) -> None:
         self._count += 1
         if self._count <= self._compared:
+            self._order.meet_across()
             same_on_all(
                 self._communicator, meeting.subject, (self._count, str(meeting)),
                 "Every rank must apply gradients for the same variables, in the same order of calls.",

@@ -6,6 +6,7 @@ import importlib
 import math
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +241,9 @@ def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(
     else:
         look, since = CallOrder.look, math.inf
 
-        def look_long(order: CallOrder) -> None:
+        def look_long(order: CallOrder, has_met: Callable[[], bool]) -> None:
             nonlocal since
-            look(order)
+            look(order, has_met)
             since = min(since, time.monotonic())
             if time.monotonic() > since + 2 * call_page._DIFFERENCE_SECONDS:
                 (mpi_tmp_path / str(communicator.rank)).touch()
