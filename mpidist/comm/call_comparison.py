@@ -193,11 +193,15 @@ class CallComparison:
         if self.broken:
             raise call_text.left_in_the_middle(name, self.broken, self.last_checkpoint)
 
-    def restart(self) -> None:
-        """Local. From now on checksums are the same on all ranks again: all of them know that they differed."""
+    def restart(self, *, keeps_call: bool = False) -> None:
+        """Local. From now on checksums are the same on all ranks again: all of them know that they differed.
+
+        Args:
+            keeps_call: The last call was the same on all ranks, and some of them may still compare it.
+        """
         self.mark = self._taken = 0
         self._awaits = False
-        if self._words is not None:
+        if self._words is not None and not keeps_call:
             self._words[self._own[self.number & 1]] = self.number * NUMBER
         if self.is_across:
             self._messages.forget()

@@ -19,7 +19,7 @@ from mpidist.comm.call_page import FLAG, HASH
 from mpidist.comm.call_text import AT_ONCE, HINT, Checksums, is_of_other_size, refuse_inside, told
 from mpidist.comm.deaths import WATCH, Process
 from mpidist.comm.interrupts import INTERRUPTS
-from mpidist.errors import MismatchError, is_shared
+from mpidist.errors import MismatchError, MpidistError, is_shared
 from mpidist.observe.calls import NEXT, STATE, Calls, code_of, sign_of_owner
 from mpidist.observe.watchdog import WATCHDOG
 
@@ -263,10 +263,10 @@ class CallOrder(CallComparison):
         """
         try:
             if is_shared(error):
-                # The ranks have made different calls, and know it. Not where integers do not fit: each rank finds that
-                # in its numbers, while others may still compare this call.
+                # The ranks have made different calls, and know it. Not where numbers do not fit: each rank finds that
+                # in its own, while others may still compare this call. So it is with wrong arguments.
                 if not isinstance(error, OverflowError):
-                    self.restart()
+                    self.restart(keeps_call=not isinstance(error, MpidistError))
             elif self.is_under_way and not self.broken:
                 what = f"{type(error).__name__}: {error}".rstrip(": ")
                 # An error of MPI may come from different calls.

@@ -391,8 +391,13 @@ FAULTS = (
     ),
     Fault(
         "who finds that a sum does not fit shows other calls to those that compare it", "comm/call_order.py",
-        "                if not isinstance(error, OverflowError):\n                    self.restart()",
-        "                self.restart()", "unit/test_shared_errors.py",
+        "                if not isinstance(error, OverflowError):\n                    self.restart(",
+        "                self.restart(",
+        "unit/test_shared_errors.py",
+    ),
+    Fault(
+        "who finds arguments wrong shows other calls to those that compare the last one", "comm/call_order.py",
+        "keeps_call=not isinstance(error, MpidistError)", "", "unit/test_shared_errors.py",
     ),
     Fault(
         "ranks open collectives of several strategies together", "comm/choice/selection.py",

@@ -40,3 +40,23 @@ def test_a_late_rank_compares_a_call_that_another_one_has_left(error: Exception)
         order.show_call()
     for order in (fast, slow):
         order.leave()
+
+
+@pytest.mark.parametrize("error", [OverflowError("infinite state"), ValueError("no")], ids=["state", "argument"])
+def test_a_late_rank_compares_the_last_call_of_a_step_that_has_failed_elsewhere(error: Exception) -> None:
+    """Each rank finds by itself, behind a call, that the step fails: one may be before the end of that call."""
+    fast, slow = make_ranks()
+    for order in (fast, slow):
+        order.during("apply_gradients")
+        order.enter("all_reduce", ReduceOp.SUM, np.ones(3))
+        order.show_call()
+    fast.leave()
+    fast.fail(mark_shared(error))
+    slow.leave()
+    slow.fail(error)
+    assert fast.mark == slow.mark
+    for order in (fast, slow):
+        order.enter("barrier", None, None)
+        order.show_call()
+    for order in (fast, slow):
+        order.leave()
