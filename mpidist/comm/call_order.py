@@ -20,7 +20,7 @@ from mpidist.comm.call_text import AT_ONCE, HINT, Checksums, is_of_other_size, r
 from mpidist.comm.deaths import WATCH, Process
 from mpidist.comm.interrupts import INTERRUPTS
 from mpidist.errors import MismatchError, MpidistError, is_shared
-from mpidist.observe.calls import NEXT, STATE, Calls, code_of, sign_of_owner
+from mpidist.observe.calls import CODES, NEXT, SPREAD, STATE, WHICH, Calls
 from mpidist.observe.watchdog import WATCHDOG
 
 if TYPE_CHECKING:
@@ -136,12 +136,15 @@ class CallOrder(CallComparison):
             self.key = key
         else:
             if sign is not None:
-                self._step = key
-                sign = self._sign_as(name, key, sign, owner)
+                # `_sign_as`, in place: each step has another sign.
+                sign += owner * SPREAD
+                self._step = self.key = key
+                self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
+                sign, self._taken = sign + self._taken * (calls.thread == get_ident()), 0
             elif key == self.key and owner == self.owner and not self._taken:
                 sign = self._sign
             else:
-                sign = self._sign_as(name, key, self._signs[key], owner)
+                sign = self._sign_as(name, key, owner)
             key = self.key
             self.number = number = self.number + 1
             self._mark_before = before = self.mark
@@ -165,15 +168,16 @@ class CallOrder(CallComparison):
         self._state[STATE] = state + self._code
         return self
 
-    def _sign_as(self, name: str, key: tuple[Any, ...], sign: int, owner: int) -> int:
+    def _sign_as(self, name: str, key: tuple[Any, ...], owner: int) -> int:
         """Note another call than the last one; returns its sign, with whose it is and which batches came before it."""
-        sign += sign_of_owner(owner)
-        self._sign, self.owner, self._code = sign, owner, code_of(name, sign)
+        sign = self._signs[key] + owner * SPREAD
+        # `code_of`, in place.
+        self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
         if key != self.key:
             # Else the same object remains, by which the front of each strategy knows the call.
             self.key = key
         taken, self._taken = self._taken, 0
-        return sign + taken if self._calls.thread == get_ident() else sign
+        return sign + taken * (self._calls.thread == get_ident())
 
     def surround(self) -> CallOrder:
         """Local. Name this call in errors of the calls inside it, and return it."""
@@ -189,7 +193,7 @@ class CallOrder(CallComparison):
             array: As of `enter`.
             owner: As of `enter`.
         """
-        sign = self._signs[name, detail, array.dtype, array.shape] + sign_of_owner(owner)
+        sign = self._signs[name, detail, array.dtype, array.shape] + owner * SPREAD
         self.mark = self.mark * 31 + sign & HASH
 
     def _require_ready(self, name: str) -> None:

@@ -64,9 +64,10 @@ class _Codes(dict[str, int]):
 
 CODES = _Codes()
 # So many low bits of a call's code say which one of its name it is.
-_WHICH = 0xFFFF
-# Strategies on the same ranks are numbered from 1; this makes numbers of several digits of theirs.
-_SPREAD = 0x9E3779B1
+WHICH = 0xFFFF
+# Strategies on the same ranks are numbered from 1: this makes numbers of several digits of theirs, which are added to
+# the signs of their calls.
+SPREAD = 0x9E3779B1
 
 
 def code_of(name: str, sign: int) -> int:
@@ -76,12 +77,7 @@ def code_of(name: str, sign: int) -> int:
         name: Of the call.
         sign: Says which one it is: a checksum of what must be the same on all ranks, and whose it is.
     """
-    return CODES[name] ^ (sign & _WHICH) or 1
-
-
-def sign_of_owner(owner: int) -> int:
-    """Local. The part of a call's sign that says whose it is; see `CallOrder.deal`."""
-    return owner * _SPREAD
+    return CODES[name] ^ (sign & WHICH) or 1
 
 
 def names_of(code: int) -> list[str]:
@@ -91,7 +87,7 @@ def names_of(code: int) -> list[str]:
 
 def may_have_one_name(code: int, other: int) -> bool:
     """Local. Whether calls of these codes may have one name."""
-    return code & ~_WHICH == other & ~_WHICH
+    return code & ~WHICH == other & ~WHICH
 
 
 class Calls:
@@ -168,7 +164,7 @@ class Calls:
                 self.words[INNER] = self._outer = self._inner_state = self.state
                 self._inner_sign = 0
             self._inner_state = state = self._inner_state + 1
-            code = code or code_of(name, sign_of_owner(owner))
+            code = code or CODES[name] ^ owner * SPREAD & WHICH or 1
             before = self._inner_sign
             names, whole = (before >> _HALF_BITS) * 31 + CODES[name] & _HALF, (before & _HALF) * 31 + code & _HALF
             self._inner_sign = sign = names << _HALF_BITS | whole
@@ -182,8 +178,8 @@ class Calls:
         self.thread = get_ident()
         self.note(call or name)
         self.state = state = self.state + NEXT
-        # One aligned word, which is written in one piece.
-        self.words[STATE] = state + (code or code_of(name, sign_of_owner(owner)))
+        # `code_of`, in place. One aligned word, which is written in one piece.
+        self.words[STATE] = state + (code or CODES[name] ^ owner * SPREAD & WHICH or 1)
 
     def leave(self) -> None:
         """Local. Note that the call has ended, well or not."""
@@ -218,7 +214,7 @@ class Calls:
     @property
     def code(self) -> int:
         """Local. The name of the last call and whose it is, as a number that is the same on every rank."""
-        return code_of(self.name, sign_of_owner(self.owner))
+        return code_of(self.name, self.owner * SPREAD)
 
     @property
     def is_exchange(self) -> bool:

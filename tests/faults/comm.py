@@ -386,7 +386,7 @@ FAULTS = (
     ),
     Fault(
         "a batch is signed with the call of another thread", "comm/call_order.py",
-        "return sign + taken if self._calls.thread == get_ident() else sign", "return sign + taken",
+        "return sign + taken * (self._calls.thread == get_ident())", "return sign + taken",
         "unit/test_signed_batches.py",
     ),
     Fault(

@@ -249,12 +249,12 @@ FAULTS = (
     ),
     Fault(
         "a state is that of the call's name alone", "observe/calls.py",
-        "return CODES[name] ^ (sign & _WHICH) or 1", "return CODES[name]",
+        "return CODES[name] ^ (sign & WHICH) or 1", "return CODES[name]",
         "unit/test_recorder.py::test_another_call_of_one_name_has_another_state",
     ),
     Fault(
         "what a rank waits in does not say of which strategy it is", "observe/calls.py",
-        "state + (code or code_of(name, sign_of_owner(owner)))", "state + (code or CODES[name])",
+        "state + (code or CODES[name] ^ owner * SPREAD & WHICH or 1)", "state + (code or CODES[name])",
         _VAIN + "::test_the_same_call_of_another_strategy_ends_the_job",
     ),
     Fault(

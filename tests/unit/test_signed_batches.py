@@ -9,7 +9,7 @@ from tests.unit.test_recorder import open_recorder
 
 
 def mark_after(*events: str) -> int:
-    """The checksum of a rank after events: the thread, and "call", "other call", or the number of a batch."""
+    """The checksum of a rank after events: the thread, and "call", "other call", "step", or the number of a batch."""
     order = CallOrder(open_recorder(1).open(7, ["a", "b"], 0), ())
     with ThreadPoolExecutor(1) as one, ThreadPoolExecutor(1) as other:
         for event in events:
@@ -23,7 +23,7 @@ def happen(order: CallOrder, what: str) -> None:
     if what.isdigit():
         order.note_batch(1, 0, int(what))
     else:
-        order.enter(what, None, None).leave()
+        order.enter(what, None, None, sign=1 if what == "step" else None).leave()
 
 
 def test_a_batch_changes_the_next_call_and_all_behind_it() -> None:
@@ -43,6 +43,8 @@ def test_of_two_threads_it_does_not_matter_who_comes_first() -> None:
     assert mark_after("one call", "one 1", "other call", "one call") == mark_after(
         "one call", "other call", "one 1", "one call"
     )
+    assert mark_after("one call", "one 1", "other step") == mark_after("one call", "other step", "one 1")
+    assert mark_after("one call", "one 1", "one step") != mark_after("one call", "one step")
     assert mark_after("one call", "one 1", "other call", "other 2", "other call") != mark_after(
         "one call", "one 1", "other call", "other call"
     )
