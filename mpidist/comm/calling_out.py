@@ -25,6 +25,8 @@ class CallingOut:
         order = group.order
         self._page = order.page
         self._rank, self._size = group.rank, group.size
+        # Ranks that are still to come out may wait in MPI until this one lets it go on; any call of MPI does.
+        self._progress = (lambda: False) if sibling.mpi is None else sibling.mpi.Iprobe
         self._mpi: Any = None
         self._tag = self._turn = 0
         self._out: set[int] = set()
@@ -68,7 +70,8 @@ class CallingOut:
                 self._sent.append((self._mpi.Isend(words, other, self._tag), words))
 
     def are_out(self) -> bool:
-        """Local. Whether all ranks have come out."""
+        """Local. Whether all ranks have come out; who asks again and again keeps nobody waiting in MPI."""
+        self._progress()
         if self._mpi is None:
             return self._page is not None and self._page.are_out()
         self._receive()

@@ -92,6 +92,11 @@ FAULTS: tuple[Fault, ...] = (
         _LOSES_NOTHING, 3,
     ),
     Fault(
+        "who waits for others to come out keeps their messages waiting", "comm/calling_out.py",
+        "        self._progress()\n", "",
+        "parallel/comm/test_calling_out.py::test_a_rank_that_waits_for_others_to_come_out_lets_their_messages_go_on",
+    ),
+    Fault(
         "between nodes ranks go on one comparison apart after a failed step", "checkpoint/rescue.py",
         "        order.catch_up(max(one.comparisons for one in everyone))\n", "",
         _LOSES_NOTHING, 3,
