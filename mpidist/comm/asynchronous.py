@@ -137,6 +137,8 @@ class AsyncCollective(Resource):
             self._collective.close()
         while self._pending:
             self._pending.popleft().run()
+        # `wait` has raised it: it holds the program's frames, and with them variables, which hold this strategy.
+        self._error = None
 
     def _finish(self, handle: Handle) -> None:
         if self.has_thread:
