@@ -42,6 +42,13 @@ def as_floats(name: str, value: npt.ArrayLike) -> AnyArray:
     return as_numbers(name, value).astype(np.float64, copy=False)
 
 
+def highest(scores: AnyArray) -> AnyArray:
+    """Local. The highest score of each example, over its classes, which are the last dimension and remain as one."""
+    # CuPy's maximum takes no initial value, without which there is none of no classes.
+    found: AnyArray = scores.max(-1, keepdims=True) if scores.shape[-1] else scores.sum(-1, keepdims=True)
+    return found
+
+
 def as_float_dtype(dtype: npt.DTypeLike) -> np.dtype[Any]:
     """Local. A floating dtype, of NumPy or ml_dtypes.
 

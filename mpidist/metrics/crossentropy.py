@@ -12,7 +12,7 @@ import numpy.typing as npt
 from mpidist import arrays
 from mpidist.arguments import described, flag, number, whole
 from mpidist.arrays import AnyArray
-from mpidist.metrics.argument import as_classes, as_floats, as_numbers, as_pair
+from mpidist.metrics.argument import as_classes, as_floats, as_numbers, as_pair, highest
 from mpidist.metrics.mean import ratio, weighted_sums
 from mpidist.metrics.metric import Metric
 
@@ -107,7 +107,7 @@ class CrossentropyMeasure:
         """The logarithms of the probabilities, with the classes in the last dimension."""
         scores = self._classes_last("y_pred", predictions)
         if self.from_logits:
-            shifted = scores - scores.max(-1, keepdims=True, initial=-np.inf)
+            shifted = scores - highest(scores)
             found: AnyArray = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
         else:
             found = np.log((scores / scores.sum(-1, keepdims=True)).clip(_EPSILON, 1 - _EPSILON))

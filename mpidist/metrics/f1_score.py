@@ -11,7 +11,7 @@ import numpy.typing as npt
 from mpidist import arrays
 from mpidist.arguments import number
 from mpidist.arrays import AnyArray
-from mpidist.metrics.argument import as_floats, positive, spread_weights
+from mpidist.metrics.argument import as_floats, highest, positive, spread_weights
 from mpidist.metrics.metric import Metric
 
 Average = Literal["micro", "macro", "weighted"]
@@ -50,9 +50,8 @@ class F1Measure:
                 f"{labels.shape} and y_pred {predictions.shape}. Class numbers are made one-hot by np.eye(classes)[y]"
             )
         if self.threshold is None:
-            highest = predictions.max(1, keepdims=True, initial=-np.inf)
             # An example whose predictions are all 0 has no positive, as in tf.keras.
-            chosen = (predictions >= highest) & (np.abs(predictions) > 1e-9)
+            chosen = (predictions >= highest(predictions)) & (np.abs(predictions) > 1e-9)
         else:
             chosen = predictions > self.threshold
         found = chosen.astype(np.float64)
