@@ -1,6 +1,6 @@
 """Put deliberate faults into a copy of the package, one at a time, and see whether the tests notice.
 
-    python tests/mutation.py [NAME ...] [--list] [--sample N] [--jobs N] [--sound]
+    python tests/mutation.py [NAME ...] [--list] [--sample N] [--jobs N]
 
 The faults are in `tests/faults/`. A test that fails has found a fault, and so has a run that does not end. Exit code
 0: at least 95 % were found, of a small sample all but one. Its seed is that of `tests/run_all.py`.
@@ -48,7 +48,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--list", action="store_true", help="print the faults and run nothing")
     parser.add_argument("--sample", type=int, default=None, metavar="N", help="so many of them, chosen by the commit")
     parser.add_argument("--jobs", type=int, default=1, metavar="N", help="look for so many faults at a time")
-    parser.add_argument("--sound", action="store_true", help="the tests are known to pass without a fault")
     options = parser.parse_args(arguments)
     unknown = set(options.names) - {fault.name for fault in FAULTS}
     if unknown:
@@ -65,7 +64,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         # The working tree may change while this runs.
         sound = Path(folder, "sound")
         copy(ROOT, sound)
-        failed = "" if options.sound else check_sound(sound, faults)
+        failed = check_sound(sound, faults)
         if failed:
             print(f"mutation: without a fault the tests must pass, got {failed}", file=sys.stderr)
             return 1
