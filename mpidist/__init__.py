@@ -93,6 +93,7 @@ from __future__ import annotations
 
 import atexit
 import importlib
+import os
 import sys
 from typing import TYPE_CHECKING, Any
 
@@ -298,3 +299,7 @@ def _leave() -> None:
 # Exit functions run in reverse order. Those that the program registers after its imports run before its ranks leave
 # each other: they may communicate, and after a death they run at all.
 atexit.register(_leave)
+
+# A job that is signalled while it starts shall be queued again. Elsewhere no handler is set, and nothing loaded.
+if {"SLURM_JOB_ID", "MPIDIST_SIGNALS"} & set(os.environ):
+    importlib.import_module("mpidist.cluster.early_signals").begin()

@@ -102,7 +102,7 @@ class FixedAttributes:
     _is_settled: bool = False
 
     def _settle(self, owner: type) -> None:
-        """Local. From now on assignments are refused: the last line of a constructor.
+        """Local. Refuse assignments from now on: the last line of a constructor.
 
         Args:
             owner: The class of the constructor. A constructor that extends it goes on afterwards, and settles itself.
@@ -136,7 +136,7 @@ class FixedAttributes:
         )
 
     def _way_out(self, name: str) -> str:
-        """Local. What to do instead of setting an attribute, for the error."""
+        """Local. The way out, for the error of an assignment that is refused."""
         near = get_close_matches(name, self._assignable, 1)
         if near:
             return f"did you mean {near[0]!r}?"

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.arrays import AnyArray, as_array
+from mpidist.arrays import AnyArray, as_array, move, namespace, to_host
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,6 +66,7 @@ class IndexedSlices:
 
         Raises:
             ValueError: There is no `dense_shape`.
+            OverflowError: A sum of integers does not fit their dtype.
         """
         if self.dense_shape is None:
             raise ValueError(
@@ -73,8 +74,49 @@ class IndexedSlices:
                 "array"
             )
         dense = np.zeros(self.dense_shape, self.dtype)
+        found = first_misfit(np.add, dense, self.values, self.indices) if self.dtype.kind in "iu" else None
+        if found is not None:
+            limits = np.iinfo(self.dtype)
+            raise OverflowError(
+                f"a sum of rows of {self.dtype.name} does not fit its dtype: expected {limits.min} to {limits.max}, "
+                f"got {found}. Make them of a wider dtype: values.astype(np.int64), or np.float64"
+            )
         np.add.at(dense, self.indices, self.values)
         return dense
+
+
+def first_misfit(change: np.ufunc, target: AnyArray, values: AnyArray, indices: AnyArray) -> int | None:
+    """Local. A number that a change of rows of integers would make, and that their dtype does not hold.
+
+    Args:
+        change: `np.add`, `np.subtract` or `np.multiply`; a row that occurs several times is changed by each of them.
+        target: The array of which rows would be changed, in host memory or on a GPU.
+        values: Of the rows, in host memory, of the same dtype.
+        indices: Of the rows, in host memory.
+
+    Returns:
+        None if all of them fit.
+    """
+    if not values.size:
+        return None
+    rows, places, counts = np.unique(indices, return_inverse=True, return_counts=True)
+    before = to_host(target[move(rows, namespace(target))])
+    limits, most = np.iinfo(before.dtype), int(counts.max())
+    largest, factor = _magnitude(before), _magnitude(values)
+    multiplies = change is np.multiply
+    bound = largest * factor**min(most, 64) if multiplies and factor > 1 else largest + factor * most
+    is_positive = change is not np.subtract or limits.min < 0 or int(before.min()) >= factor * most
+    if bound <= limits.max and is_positive:
+        return None
+    # Python's integers have no end; they are as slow as rare.
+    after = before.astype(object)
+    change.at(after, places.reshape(-1), values.astype(object))
+    wrong = (after < limits.min) | (after > limits.max)
+    return int(after[wrong][0]) if wrong.any() else None
+
+
+def _magnitude(values: AnyArray) -> int:
+    return max(int(values.max()), -int(values.min()))
 
 
 def _on_host(array: Any) -> AnyArray:

@@ -167,6 +167,14 @@ def hydra_lets_live() -> bool | None:
     return None if words is None else any(word.lstrip("-") == "disable-auto-cleanup" for word in words)
 
 
+def is_under_hydra() -> bool:
+    """Local. Whether MPICH's launcher has started this process itself."""
+    try:
+        return Path(f"/proc/{os.getppid()}/comm").read_text().startswith("hydra")
+    except OSError:
+        return False
+
+
 def is_multiprocessing_child() -> bool:
     """Local. Whether `multiprocessing` started this process: such a child must never start MPI.
 

@@ -13,6 +13,10 @@ _ARRAY = "`numpy.asarray`: values are plain arrays"
 
 # Not here, in whichever module or object a program looks for it.
 INSTEAD = {
+    "Adafactor": (
+        "`mpidist.optimizers.Adam`, or a `mpidist.optimizers.Kernel` of your own: Adafactor keeps sums of rows and "
+        "columns, and state here is of elements, which ranks share out"
+    ),
     "CentralStorageStrategy": "any strategy: variables are stored once per node",
     "CollectiveAllReduceStrategy": _SYNCHRONOUS,
     "FixedLengthRecordDataset": _FILES,
@@ -24,6 +28,7 @@ INSTEAD = {
     "TPUClusterResolver": _NO_TPU,
     "TPUStrategy": _NO_TPU,
     "Tensor": _ARRAY,
+    "TensorSpec": "`mpidist.data.ArraySpec`",
     "TextLineDataset": _FILES,
     "config": "nothing: drop the line, a strategy says where arrays are",
     "constant": _ARRAY,
@@ -37,10 +42,16 @@ INSTEAD = {
     "function": "nothing: drop the line, nothing is compiled",
     "get_global_step": "`iterations` of an optimizer",
     "keras": "a step that you write yourself, with `mpidist.optimizers` and `mpidist.metrics`",
+    "legacy": "`mpidist.optimizers` itself, which has tf.keras's names and arguments",
+    "load_checkpoint": "`h5py.File(mpidist.latest_checkpoint(directory))`: a checkpoint is an HDF5 file",
+    "losses": "losses of examples that you compute, and `mpidist.compute_average_loss`",
     "make_dataset_iterator": "`strategy.experimental_distribute_dataset`",
     "make_experimental_numpy_dataset": _SLICES,
     "experimental_make_numpy_dataset": _SLICES,
     "make_input_fn_iterator": "`strategy.distribute_datasets_from_function`",
+    "minimize": (
+        "`apply_gradients` with gradients that you compute: optimizer.apply_gradients(zip(gradients, variables))"
+    ),
     "nn": "`mpidist.embedding_lookup`, `mpidist.compute_average_loss` and `mpidist.scale_regularization_loss`",
     "saved_model": "`mpidist.Checkpoint`",
     "train": "`mpidist.Checkpoint`, `mpidist.CheckpointManager` and `mpidist.ClusterSpec`",
@@ -64,7 +75,7 @@ _ELSEWHERE = {
         "TFConfigClusterResolver", "UnionResolver",
     ),
     "mpidist.initializers": ("Constant", "RandomNormal", "RandomUniform"),
-    "mpidist.optimizers": ("SGD", "Adam", "AdamW", "LossScaleOptimizer", "Optimizer"),
+    "mpidist.optimizers": ("SGD", "Adam", "AdamW", "Adamax", "LossScaleOptimizer", "Nadam", "Optimizer"),
     "mpidist": (
         "AutoShardPolicy", "ClusterSpec", "DistributedDataset", "DistributedIterator", "DistributedValues",
         "InputContext", "InputOptions", "MirroredStrategy", "OneDeviceStrategy", "ParameterServerStrategy",
@@ -75,6 +86,7 @@ _ELSEWHERE = {
 # Not in this module, by its name and that of what a program looks for there.
 _INSTEAD_IN = {
     ("mpidist.data", "experimental"): "`mpidist.data` itself, for instance `mpidist.data.AutoShardPolicy`",
+    ("mpidist.optimizers", "experimental"): "`mpidist.optimizers` itself, which has tf.keras's names and arguments",
 }
 
 

@@ -5,10 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
-from functools import cache, partial
+from functools import partial
 from typing import Any
 
-from mpidist import launch
 from mpidist.checkpoint import hdf5
 from mpidist.checkpoint.cut import write_cut
 from mpidist.checkpoint.directory import (
@@ -20,27 +19,26 @@ from mpidist.checkpoint.directory import (
     make_latest,
     require_file,
 )
+from mpidist.checkpoint.found import Found, Holder, Parts
 from mpidist.checkpoint.layout import SAVE_COUNTER
 from mpidist.checkpoint.leftovers import remove_leftovers, remove_temporaries
 from mpidist.checkpoint.listing import arrays_to_write, list_together
 from mpidist.checkpoint.lock import DirectoryLock
-from mpidist.checkpoint.objects import Found, Holder, Parts, can_hold_variables, walk
-from mpidist.checkpoint.restoring import Status, listed
+from mpidist.checkpoint.objects import can_hold_variables, walk
+from mpidist.checkpoint.restoring import Status
 from mpidist.checkpoint.saved import SavedArray, SavedFile
+from mpidist.checkpoint.saves import Saves
 from mpidist.checkpoint.transfer import write_checkpoint
-from mpidist.chief import is_chief, role_rank
 from mpidist.comm.agreement import on_first_rank, together
 from mpidist.comm.call_text import AT_ONCE, refuse_inside
-from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.errors import CheckpointError, MismatchError, mark_shared
 from mpidist.variables.module import WATCHER
-from mpidist.variables.served import ServedHome
 
 logger = logging.getLogger("mpidist")
 
 Path = str | os.PathLike[str]
 
-_OWN_ATTRIBUTES = {"_numbers", "_pending", "_root", "_save_counter", "_save_seconds", "_told_caches", WATCHER}
+_OWN_ATTRIBUTES = {"_pending", "_root", "_saves", WATCHER}
 _NO_WORK = DirectoryWork()
 
 
@@ -80,13 +78,9 @@ class Checkpoint(Holder):
             raise ValueError(f"`Checkpoint` was expecting root to be an object with variables, got {root!r}")
         self._pending: Status | None = None
         self._root = root
-        self._save_counter = 0
-        self._save_seconds: float | None = None
-        # By path, as they were when the walk first found them; None where a warning has named them.
-        self._numbers: dict[str, tuple[object, ...] | None] = {}
-        self._told_caches = False
+        self._saves = Saves()
         if root is not None:
-            self._numbers.update(walk([((), root)], into_states=False).numbers)
+            self._saves.begin_with(walk([((), root)], into_states=False))
         for name, value in objects.items():
             if name in dir(self):
                 raise ValueError(f"{name!r} is a name of Checkpoint itself; give the object another one")
@@ -107,7 +101,7 @@ class Checkpoint(Holder):
         super().__setattr__(name, value)
         if name in _OWN_ATTRIBUTES:
             return
-        self._numbers.update(walk([((name,), value)], into_states=False).numbers)
+        self._saves.begin_with(walk([((name,), value)], into_states=False))
         if self._pending is not None:
             self._pending.attribute_set(value)
         # Of a checkpoint that holds this one.
@@ -118,12 +112,12 @@ class Checkpoint(Holder):
     @property
     def save_counter(self) -> int:
         """Local. Number of saves, in this program and before the restored checkpoint."""
-        return self._save_counter
+        return self._saves.count
 
     @property
     def save_seconds(self) -> float | None:
         """Local. The seconds that the last save in this program took on this rank; None before the first one."""
-        return self._save_seconds
+        return self._saves.seconds
 
     @property
     def pending(self) -> Status | None:
@@ -145,11 +139,6 @@ class Checkpoint(Holder):
                 objects.append(((name,), value))
         return objects
 
-    def is_written_here(self, found: Found) -> bool:
-        """Local. Whether this rank takes part in saves of the objects; else another one saves what is its own."""
-        group = found.group()
-        return group.mpi is not None or _served(found, group) is not None or _writes_what_is_its_own(role_rank())
-
     def save(self, file_prefix: Path) -> str:
         """Collective. Save to the next numbered file and make it the directory's latest; a failed save does not count.
 
@@ -167,7 +156,7 @@ class Checkpoint(Holder):
             ValueError: Variables of several strategies, a state that cannot be stored, or a plain array or number that
                 would be lost.
         """
-        count = self._save_counter + 1
+        count = self._saves.count + 1
         prefix = as_path("file_prefix", file_prefix)
         path = f"{prefix}-{count}{SUFFIX}"
         directory, name = os.path.split(prefix)
@@ -204,8 +193,9 @@ class Checkpoint(Holder):
         saved_at, begin = time.time(), time.monotonic()
         if communicator.order.is_under_way == AT_ONCE:
             refuse_inside("save", communicator.calls.thread)
-        servers = _served(found, communicator)
-        if self.is_written_here(found):
+        if found.is_written_here(communicator):
+            # Of a chief alone.
+            servers = found.servers() if communicator.size == 1 else None
             with found.calls(communicator).during("save"):
                 if servers is not None:
                     saved_at = write_cut(servers, path, self.find_objects, count, work)
@@ -215,11 +205,10 @@ class Checkpoint(Holder):
                     saved_at = write_checkpoint(communicator, path, arrays, found.shared, work)
                 communicator.order.last_checkpoint = path
             if communicator.rank == 0:
-                self._warn_of_caches(found, path)
-                self._warn_of_counters(found, path)
+                self._saves.warn(found, path)
         if count is not None:
-            self._save_counter = count
-        self._save_seconds = time.monotonic() - begin
+            self._saves.count = count
+        self._saves.seconds = time.monotonic() - begin
         return saved_at
 
     def write(self, path: Path) -> str:
@@ -269,7 +258,7 @@ class Checkpoint(Holder):
         """Collective. Restore the objects that a walk has found; for a manager of a directory. See `restore`."""
         status, counter = self._restore(found, path, with_counter=True)
         if counter is not None:
-            self._save_counter = counter
+            self._saves.count = counter
         return status
 
     def read(self, path: Path) -> Status:
@@ -303,27 +292,6 @@ class Checkpoint(Holder):
         self._pending = status if status.waits() else None
         return status, count
 
-    def _warn_of_caches(self, found: Found, path: str) -> None:
-        if found.caches and not self._told_caches:
-            self._told_caches = True
-            logger.warning(
-                "checkpoint %r does not hold %s: arrays in attributes of modules that begin with `_` count as caches",
-                path, listed(found.caches),
-            )
-
-    def _warn_of_counters(self, found: Found, path: str) -> None:
-        changed = []
-        for name, numbers in found.numbers.items():
-            if self._numbers.setdefault(name, numbers) not in (numbers, None):
-                self._numbers[name] = None
-                changed.append(name)
-        if changed:
-            logger.warning(
-                "checkpoint %r does not hold %s: plain numbers, which have changed since the Checkpoint was made. Make "
-                "a number that shall be restored a mpidist.Variable, or give the object that has it `state` and "
-                "`load_state`", path, listed(sorted(changed)),
-            )
-
     def _end_waiting(self) -> None:
         if self._pending is not None:
             self._pending.end_waiting()
@@ -331,31 +299,6 @@ class Checkpoint(Holder):
     def _forget(self, status: Status) -> None:
         if self._pending is status:
             self._pending = None
-
-
-def _served(found: Found, group: Communicator) -> ServedHome | None:
-    """The home of the objects that lie on parameter servers; only a chief alone writes those."""
-    return found.servers() if group.size == 1 else None
-
-
-@cache
-def _writes_what_is_its_own(_role: int | None) -> bool:
-    """Whether this process writes objects that every rank of the job has for itself; the first call logs a warning.
-
-    Only one process of a group may write: all of them would write the same files.
-
-    Args:
-        _role: What the answer depends on, besides the launcher's environment.
-    """
-    if not is_chief(SoloCommunicator()):
-        return False
-    size = launch.world_size()
-    if size > 1:
-        logger.warning(
-            "each of the %d ranks has variables of its own, so only rank %d writes checkpoints. To train one model on "
-            "all ranks, create the variables in the scope of a distributed strategy", size, launch.world_rank(),
-        )
-    return True
 
 
 def _look_into(path: str) -> hdf5.Contents:

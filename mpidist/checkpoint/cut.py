@@ -16,10 +16,10 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from mpidist.checkpoint.directory import DirectoryWork
+from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.hdf5 import Blank
 from mpidist.checkpoint.layout import PAGE_BYTES, Bounds, Piece, Record, deal
 from mpidist.checkpoint.listing import arrays_to_write
-from mpidist.checkpoint.objects import Found
 from mpidist.checkpoint.positional import write_at
 from mpidist.checkpoint.transfer import (
     ArrayToWrite,

@@ -40,6 +40,11 @@ class Deadline:
             self._gaps.append(now - self._called_at)
         self._called_at = now
 
+    @property
+    def longest_step(self) -> float:
+        """Local. The seconds of the longest step so far; 0 before the second one."""
+        return max(self._gaps, default=0.0)
+
     def begin_grace(self, known_at: float, seconds: float) -> None:
         """Local. Begin the grace period.
 
@@ -55,14 +60,14 @@ class Deadline:
         return self._grace_ends is not None
 
     def reason(self, now: float, save: float) -> int:
-        """Local. Why the last checkpoint must be saved now: TIME_IS_UP or GRACE_IS_OVER; 0 if there is time.
+        """Local. The reason to save the last checkpoint now: TIME_IS_UP or GRACE_IS_OVER; 0 if there is time.
 
         Args:
             now: The time.
             save: The seconds to leave for the save.
         """
         if self._ends_at is not None:
-            steps = _STEPS_BEFORE_END * max(self._gaps, default=0.0)
+            steps = _STEPS_BEFORE_END * self.longest_step
             if now + steps + save >= self._ends_at:
                 return TIME_IS_UP
         if self._grace_ends is not None:

@@ -21,7 +21,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import starmap
 from operator import attrgetter
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, overload
 
 from mpidist.checkpoint.positional import sync_directory, write_at
 from mpidist.errors import CheckpointError, DamagedCheckpointError
@@ -60,9 +60,9 @@ class DirectoryState:
         latest: Name of the checkpoint that was saved last, by a manager or not; None if there is none.
     """
 
-    entries: tuple[CheckpointEntry, ...]
-    last_preserved: float
-    latest: str | None
+    entries: tuple[CheckpointEntry, ...] = ()
+    last_preserved: float = 0.0
+    latest: str | None = None
 
 
 class DirectoryWork(NamedTuple):
@@ -96,14 +96,23 @@ def file_of(path: str | os.PathLike[str]) -> str:
     return text if text.endswith(SUFFIX) else text + SUFFIX
 
 
-def read_state(directory: str) -> DirectoryState | None:
+@overload
+def read_state(directory: str, otherwise: None = None) -> DirectoryState | None: ...
+@overload
+def read_state(directory: str, otherwise: DirectoryState) -> DirectoryState: ...
+def read_state(directory: str, otherwise: DirectoryState | None = None) -> DirectoryState | None:
     """Local. Read the state file.
 
+    Args:
+        directory: Where it is.
+        otherwise: What counts where the file is lost, or damaged, which is then a warning.
+
     Returns:
-        Its content, or None where there is no such file.
+        Its content, or `otherwise`: None by default, where there is no such file.
 
     Raises:
-        DamagedCheckpointError: It is empty, makes no sense, or names files outside the directory.
+        DamagedCheckpointError: It is empty, makes no sense, or names files outside the directory, and there is no
+            `otherwise`.
         CheckpointError: It is no regular file.
         OSError: It cannot be read.
     """
@@ -115,17 +124,21 @@ def read_state(directory: str) -> DirectoryState | None:
         with open(path, encoding="utf-8") as file:
             text = file.read()
     except (FileNotFoundError, NotADirectoryError):
-        return None
+        return otherwise
     except UnicodeDecodeError:
         text = "not UTF-8"
     try:
         return _decode_state(text)
     except (ValueError, KeyError, TypeError, ArithmeticError, RecursionError) as error:
         why = f"it cannot be understood as a checkpoint state file: {error}" if text.strip() else "it is empty"
-        raise DamagedCheckpointError(
+        damage = (
             f"Invalid checkpoint state loaded from {directory!r}: {path!r} does not tell the latest checkpoint, since "
             f"{why}. {_FALLBACK}"
-        ) from None
+        )
+        if otherwise is None:
+            raise DamagedCheckpointError(damage) from None
+        logger.warning("%s", damage)
+        return otherwise
 
 
 def _decode_state(text: str) -> DirectoryState:
@@ -144,20 +157,6 @@ def _decode_state(text: str) -> DirectoryState:
             raise ValueError(f"expected seconds since 1970, got {repr(seconds)[:200]}")
     entries = tuple(starmap(CheckpointEntry, zip(names, map(float, times), strict=True)))
     return DirectoryState(entries, float(preserved), latest or None)
-
-
-def readable_state(directory: str) -> DirectoryState | None:
-    """Local. Read the state file; one that is damaged counts as lost, with a warning.
-
-    Raises:
-        CheckpointError, OSError: As `read_state`.
-    """
-    try:
-        return read_state(directory)
-    except DamagedCheckpointError as error:
-        # As a text: who keeps the record would keep the frames, and the files that they have open.
-        logger.warning("%s", str(error))
-        return None
 
 
 def unnamed(directory: str, names: Iterable[str]) -> DamagedCheckpointError:
@@ -185,16 +184,6 @@ def write_state(directory: str, state: DirectoryState) -> None:
     replace_file(path, json.dumps(content, indent=1).encode() + b"\n")
 
 
-def present_state(directory: str, now: float) -> DirectoryState:
-    """Local. Read the state file that is about to be replaced; one that is missing or damaged counts as empty.
-
-    Args:
-        directory: The directory; hold its lock.
-        now: Seconds since 1970.
-    """
-    return readable_state(directory) or DirectoryState((), now, None)
-
-
 def begin_state(directory: str) -> None:
     """Local. Make a state file that names nothing where there is none: without one, checkpoints look like a loss.
 
@@ -202,7 +191,7 @@ def begin_state(directory: str) -> None:
         OSError: It cannot be written.
     """
     if not os.path.lexists(os.path.join(directory, STATE_FILE)):
-        write_state(directory, DirectoryState((), time.time(), None))
+        write_state(directory, DirectoryState(last_preserved=time.time()))
 
 
 def make_latest(path: str, now: float) -> None:
@@ -212,7 +201,7 @@ def make_latest(path: str, now: float) -> None:
         OSError: The state file cannot be written.
     """
     directory, name = os.path.split(path)
-    state = present_state(directory, now)
+    state = read_state(directory, DirectoryState(last_preserved=now))
     entries = tuple(entry for entry in state.entries if entry.name != name)
     write_state(directory, replace(state, entries=entries, latest=name))
 

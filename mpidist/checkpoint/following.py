@@ -153,7 +153,7 @@ def _look(directory: str) -> tuple[str | None, object]:
 
 
 def _mark(path: str) -> object:
-    """What tells a file from others, of its name, too; None where it is gone."""
+    """Path, inode and time of a file, which tell it from others of its name, too; None where it is gone."""
     try:
         status = os.stat(path)
     except FileNotFoundError:

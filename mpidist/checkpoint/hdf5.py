@@ -21,7 +21,7 @@ from typing import Any
 import h5py
 import numpy as np
 
-from mpidist.checkpoint.layout import OWN_GROUP, PAGE_BYTES, Record, decode_index, encode_index
+from mpidist.checkpoint.layout import OWN_GROUP, PAGE_BYTES, Record, decode_index, encode_index, stored_dtype
 from mpidist.checkpoint.positional import read_at, write_at
 from mpidist.errors import CheckpointError, DamagedCheckpointError
 
@@ -80,7 +80,8 @@ class Blank:
 
 @functools.cache
 def is_storable(dtype: np.dtype[Any]) -> bool:
-    """Local. Whether HDF5 has a type that keeps `dtype` as it is."""
+    """Local. Whether HDF5 has a type that keeps `dtype` as it is, or its bits."""
+    dtype = stored_dtype(dtype)
     try:
         return dtype.kind in "biufcS" and bool(h5py.h5t.py_create(dtype, logical=True).dtype == dtype)
     except TypeError:
@@ -206,7 +207,7 @@ def _add_dataset(file: h5py.File, record: Record) -> int:
     storage.set_fill_time(h5py.h5d.FILL_TIME_NEVER)
     # Without times, equal content makes equal files.
     storage.set_obj_track_times(False)
-    dtype = record.dtype
+    dtype = stored_dtype(record.dtype)
     if dtype.kind == "S":
         dtype = h5py.string_dtype("utf-8", dtype.itemsize)
     kind = h5py.h5t.py_create(dtype, logical=True)
@@ -240,7 +241,7 @@ def _contents(path: str, file: h5py.File, descriptor: int) -> Contents:
     offsets = []
     for record in records:
         dataset = _dataset(file, record.path, checked)
-        if dataset.shape != record.shape or dataset.dtype != record.dtype:
+        if dataset.shape != record.shape or dataset.dtype != stored_dtype(record.dtype):
             raise DamagedCheckpointError(
                 f"expected dataset {record.path!r} of shape {record.shape} and dtype {record.dtype}, got "
                 f"{dataset.shape} and {dataset.dtype}"

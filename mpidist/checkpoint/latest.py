@@ -7,7 +7,7 @@ import os
 import re
 
 from mpidist.arguments import flag
-from mpidist.checkpoint.directory import SUFFIX, as_path, candidates, read_state, readable_state, unnamed
+from mpidist.checkpoint.directory import SUFFIX, DirectoryState, as_path, candidates, read_state, unnamed
 from mpidist.checkpoint.hdf5 import read_contents
 from mpidist.checkpoint.saved import SavedFile
 from mpidist.checkpoint.transfer import verify
@@ -47,9 +47,9 @@ def latest_checkpoint(directory: str | os.PathLike[str], fallback: bool = False)
             raise unnamed(directory, lost)
         path = None if state is None or state.latest is None else os.path.join(directory, state.latest)
         return path if path is not None and os.path.isfile(path) else None
-    state = readable_state(directory)
+    state = read_state(directory, DirectoryState())
     names = candidates(directory, state)
-    if names and (state is None or state.latest != names[0]):
+    if names and state.latest != names[0]:
         logger.warning("%s: the latest checkpoint is gone or not named; going on with %s", directory, names[0])
     for name in names:
         path = os.path.join(directory, name)

@@ -21,11 +21,13 @@ import re
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, NamedTuple
 from urllib.parse import unquote_to_bytes
 
 import numpy as np
 
+from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.errors import CheckpointError, DamagedCheckpointError
 
 FORMAT = 1
@@ -36,6 +38,7 @@ PAGE_BYTES = 4096
 # The group of the library's own datasets.
 OWN_GROUP = "_mpidist"
 SAVE_COUNTER = "save_counter"
+BFLOAT16 = "bfloat16"
 
 # The parts of a dataset that the ranks can read: rank r the bytes [bounds[r], bounds[r + 1]). It begins with 0 and ends
 # with the number of bytes.
@@ -213,6 +216,12 @@ def joined_checksum(first: int, second: int, count: int) -> int:
     return zlib.crc32(zeros, first) ^ zlib.crc32(zeros) ^ second
 
 
+@cache
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Local. The dtype of a dataset in the file: of bfloat16, which HDF5 does not have, it holds the bits."""
+    return np.dtype("<u2") if dtype.name == BFLOAT16 else dtype
+
+
 def encode_index(records: Sequence[Record], shared: Mapping[str, str]) -> bytes:
     """Local. Make the text that a checkpoint keeps about its datasets.
 
@@ -225,7 +234,8 @@ def encode_index(records: Sequence[Record], shared: Mapping[str, str]) -> bytes:
     """
     arrays = []
     for record in records:
-        array = {"path": record.path, "shape": list(record.shape), "dtype": record.dtype.str}
+        dtype = BFLOAT16 if record.dtype.name == BFLOAT16 else record.dtype.str
+        array = {"path": record.path, "shape": list(record.shape), "dtype": dtype}
         arrays.append({**array, "replicas": record.replicas} if record.replicas else array)
     return json.dumps({"format": FORMAT, "arrays": arrays, "shared": dict(shared)}).encode("ascii")
 
@@ -257,12 +267,12 @@ def _record(array: Any) -> Record:
     path, shape, dtype, replicas = array["path"], array["shape"], array["dtype"], array.get("replicas", 0)
     is_possible = (
         _is_path(path) and isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
-        and isinstance(dtype, str) and np.dtype(dtype).kind in "biufcS"
+        and isinstance(dtype, str) and stored_dtype(named_dtype(dtype)).kind in "biufcS"
         and type(replicas) is int and (replicas == 0 or [replicas] == shape[:1])
     )
     if not is_possible:
         raise DamagedCheckpointError(f"its index has an impossible entry {_shown(array)}")
-    return Record(path, tuple(shape), np.dtype(dtype), replicas)
+    return Record(path, tuple(shape), named_dtype(dtype), replicas)
 
 
 def _is_path(path: object) -> bool:

@@ -1,4 +1,4 @@
-"""Files that go: old checkpoints, and what saves and writes that were killed have left behind."""
+"""Files to delete: old checkpoints, and temporary files of saves and writes that were killed."""
 
 from __future__ import annotations
 

@@ -10,8 +10,8 @@ from typing import TypeVar, cast
 import numpy as np
 
 from mpidist.arguments import described
+from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.layout import SAVE_COUNTER, Record
-from mpidist.checkpoint.objects import Found
 from mpidist.checkpoint.saved import SavedArray
 from mpidist.checkpoint.transfer import ArrayToWrite
 from mpidist.comm.agreement import exchange, name_ranks, require_same
@@ -48,8 +48,8 @@ def list_together(
     except Exception as caught:
         error = caught
     digests = exchange(communicator, step, (path, len(lines), zlib.crc32("\n".join(lines).encode())), error)
-    require_same(list(map(itemgetter(0), digests)), "the path of a checkpoint", "Pass the same path on every rank.")
     if digests.count(digests[0]) < len(digests):
+        require_same(list(map(itemgetter(0), digests)), "the path of a checkpoint", "Pass the same path on every rank.")
         raise mark_shared(MismatchError(_difference(communicator.all_gather_object(lines))))
     return cast(T, result)
 
@@ -86,7 +86,7 @@ def arrays_to_write(
         line = f"{record.path!r} of shape {record.shape} and dtype {record.dtype}"
         if isinstance(value, Variable) and group is not None and group.size == communicator.size:
             # Each rank writes a part.
-            line += f", variable number {value.number}"
+            line += f", strategy number {value.home.strategy_number}, variable number {value.number}"
             edges = range(0, record.size + 1, value.size) if value.is_per_replica and value.size else value.bounds
             bounds = None if edges is None else tuple(edge * record.dtype.itemsize for edge in edges)
             arrays.append(ArrayToWrite(record, value.reader, bounds))

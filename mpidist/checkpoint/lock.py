@@ -19,6 +19,7 @@ import threading
 import time
 from collections import Counter
 from dataclasses import asdict, dataclass
+from functools import cache
 
 from mpidist.checkpoint.directory import LOCK_FILE, replace_file, require_writable
 from mpidist.errors import CheckpointError
@@ -71,14 +72,15 @@ def this_process() -> Holder:
     """Local. Describe this process as a holder."""
     restart = os.environ.get("SLURM_RESTART_COUNT", "0")
     job, cluster = os.environ.get("SLURM_JOB_ID", ""), os.environ.get("SLURM_CLUSTER_NAME", "")
-    boot, namespace = _surroundings()
+    process = os.getpid()
+    boot, namespace = _surroundings(process)
     return Holder(
         # Several clusters that share a file system have jobs of the same number.
         job=f"{job} of {cluster}" if job and cluster else job,
         restart=int(restart) if restart.isdecimal() else 0,
         host=socket.gethostname(),
-        process=os.getpid(),
-        started=_start_of(os.getpid()) or 0,
+        process=process,
+        started=_start_of(process) or 0,
         boot=boot,
         namespace=namespace,
     )
@@ -314,11 +316,15 @@ def _read(path: str) -> Holder | None:
         raise CheckpointError(f"{path!r} cannot be understood as a lock ({error}). Delete it") from None
 
 
-def _surroundings() -> tuple[str, str]:
-    """The start of this host, and the PID namespace of this process, by the kernel's names; empty where unknown."""
+@cache
+def _surroundings(process: int) -> tuple[str, str]:
+    """The start of this host, and the PID namespace of this process, by the kernel's names; empty where unknown.
+
+    They stay as they are; a child after a fork has another number, by which it finds out anew.
+    """
     try:
         # Where /proc is that of another PID namespace, what it says of a number is about another process.
-        if os.readlink("/proc/self") != str(os.getpid()):
+        if os.readlink("/proc/self") != str(process):
             return "", ""
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip(), os.readlink("/proc/self/ns/pid")

@@ -22,9 +22,7 @@ from mpidist.checkpoint.directory import (
     candidates,
     file_of,
     numbers_of,
-    present_state,
     read_state,
-    readable_state,
     retire,
     unnamed,
     write_state,
@@ -119,7 +117,7 @@ class CheckpointManager(FixedAttributes):
         self._last_step = None if last_checkpoint_step is None else whole("last_checkpoint_step", last_checkpoint_step)
         self._lock = DirectoryLock(self._directory)
         # What is damaged or lost is an error of those who ask for the latest; a program may have others to restore.
-        self._state = self._present(readable_state(self._directory) or DirectoryState((), time.time(), None))
+        self._state = self._present(read_state(self._directory, DirectoryState(last_preserved=time.time())))
         self._unnamed = [] if self._state.latest else [*self._numbers_of(candidates(self._directory, None))]
 
     @property
@@ -319,7 +317,7 @@ class CheckpointManager(FixedAttributes):
     def _take_directory(self) -> None:
         # What to write and to delete was decided before. While this rank waited for the lock, its holder may have saved
         # and ended.
-        if self._lock.acquire() and self._present(readable_state(self._directory) or self._state) != self._state:
+        if self._lock.acquire() and self._present(read_state(self._directory, self._state)) != self._state:
             raise CheckpointError(
                 f"another job has saved its checkpoints to {self._directory!r} while this one waited for the lock, and "
                 "has ended: nothing was saved. Save again to go on behind them, or save to another directory"
@@ -334,14 +332,13 @@ class CheckpointManager(FixedAttributes):
         if any(other >= number and name not in known for name, other in there.items()):
             number = max(there.values()) + 1
         # Another manager of this name, of this program or of a job that has ended, may have saved since.
-        return True, number, self._present(readable_state(self._directory) or state)
+        return True, number, self._present(read_state(self._directory, state))
 
     def _candidates(self, *, fallback: bool) -> list[str]:
         state = self._state
         if state.latest is None:
             # Another manager may have saved since.
-            read = readable_state if fallback else read_state
-            state = self._present(read(self._directory) or state)
+            state = self._present(read_state(self._directory, state if fallback else None) or state)
         there = candidates(self._directory, state)
         own = self._numbers_of(there)
         if fallback:
@@ -373,7 +370,7 @@ class CheckpointManager(FixedAttributes):
 
     def _write(self, state: DirectoryState) -> None:
         """Write the state file; the entries of managers of other names stay in it."""
-        present = present_state(self._directory, state.last_preserved).entries
+        present = read_state(self._directory, state).entries
         own = self._numbers_of(entry.name for entry in present)
         others = tuple(entry for entry in present if entry.name not in own)
         write_state(self._directory, replace(state, entries=(*others, *state.entries)))

@@ -4,11 +4,20 @@ from __future__ import annotations
 
 import itertools
 from dataclasses import dataclass, field
+from typing import Any
 
-from mpidist.checkpoint.objects import Found
+import numpy as np
+
+from mpidist.checkpoint.found import Found
+from mpidist.checkpoint.layout import unescape
 from mpidist.checkpoint.saved import Saved, SavedArray, SavedFile
 from mpidist.checkpoint.states import State
+from mpidist.comm.arithmetic.combine import is_half
 from mpidist.errors import CheckpointError
+from mpidist.options import VariableAggregation
+from mpidist.variables.on_read import OnReadVariable
+from mpidist.variables.update.halves import MASTER_COPY
+from mpidist.variables.update.options import COMPRESSION
 from mpidist.variables.variable import Variable
 
 
@@ -58,8 +67,8 @@ def match_objects(found: Found, file: SavedFile, done: set[str], number: int) ->
         if isinstance(saved, SavedArray) and leaf.value.restored_by <= number:
             match.paths.append((leaf.value, saved.name))
         if (
-            _fits(path, leaf.value, saved, wrong) and not leaf.in_state and leaf.value.restored_by <= number
-            and done.isdisjoint(found.names_of(path))
+            _fits(path, leaf.value, saved, wrong, in_state=leaf.in_state)
+            and not leaf.in_state and leaf.value.restored_by <= number and done.isdisjoint(found.names_of(path))
         ):
             match.variables[path] = leaf.value, saved
     for path, state in found.states.items():
@@ -73,6 +82,39 @@ def match_objects(found: Found, file: SavedFile, done: set[str], number: int) ->
             "Build the objects as they were when it was saved, or leave out those that differ"
         )
     return match
+
+
+def state_apart(found: Found, file: SavedFile, path: str, state: State) -> tuple[list[str], list[str]]:
+    """Local. What an object whose state is by variables has not taken over, since it has other variables.
+
+    Args:
+        found: The objects.
+        file: The checkpoint file.
+        path: Of the object.
+        state: The object, whose variables have their paths in the file.
+
+    Returns:
+        The paths of what the checkpoint has nothing for, and of what it holds of other variables.
+    """
+    own = {variable.saved_as for variable in getattr(state, "built_on", ())}
+    named: dict[str, list[tuple[str, str]]] = {}
+    for leaf_path, leaf in found.leaves.items():
+        parent, _, last = leaf_path.rpartition("/")
+        variable = found.leaves.get(unescape(last))
+        if leaf.is_named and leaf_path.startswith(f"{path}/") and variable is not None:
+            named.setdefault(parent, []).append((leaf_path, getattr(variable.value, "saved_as", "")))
+    lacking: list[str] = []
+    others: list[str] = []
+    for parent, its in named.items():
+        entries = _find(found, file, parent)
+        # What is held by number is taken by number.
+        if not isinstance(entries, dict) or any(map(str.isdecimal, entries)):
+            continue
+        # Without these two a variable is as whole as with them.
+        if not parent.rpartition("/")[2].startswith((COMPRESSION, MASTER_COPY)):
+            lacking += [leaf_path for leaf_path, saved_as in its if saved_as not in entries]
+        others += [array.name for key, array in entries.items() if key not in own]
+    return lacking, others
 
 
 def new_paths(found: Found, file: SavedFile, done: set[str], number: int) -> list[str]:
@@ -97,11 +139,15 @@ def _find(found: Found, file: SavedFile, path: str) -> Saved | None:
 
 def _lacking(found: Found, path: str) -> list[str]:
     """The path of a leaf of which nothing was saved, unless it is part of a state that goes on without it."""
-    parent, _, name = path.rpartition("/")
-    return [] if name in getattr(found.states.get(parent), "may_lack", ()) else [path]
+    parts = path.split("/")
+    for count in range(1, len(parts)):
+        may_lack = getattr(found.states.get("/".join(parts[:count])), "may_lack", ())
+        if parts[count] in may_lack or "/".join(parts[count : count + 2]) in may_lack:
+            return []
+    return [path]
 
 
-def _fits(path: str, variable: Variable, saved: Saved, wrong: list[str]) -> bool:
+def _fits(path: str, variable: Variable, saved: Saved, wrong: list[str], *, in_state: bool) -> bool:
     if not isinstance(saved, SavedArray):
         wrong.append(f"{path!r} is a variable of shape {variable.shape}, but several arrays were saved below that path")
     elif variable.is_per_replica and not saved.replicas:
@@ -121,8 +167,21 @@ def _fits(path: str, variable: Variable, saved: Saved, wrong: list[str]) -> bool
         )
     elif not saved.replicas and saved.shape != variable.shape:
         wrong.append(f"{path!r} has shape {variable.shape}, but {saved.shape} was saved")
-    elif saved.dtype != variable.dtype.newbyteorder("="):
+    elif saved.dtype not in _loaded_dtypes(variable) and not (
+        # Earlier versions kept it so.
+        in_state and is_half(saved.dtype) and variable.dtype == np.float32
+    ):
         wrong.append(f"{path!r} has dtype {variable.dtype}, but {saved.dtype} was saved")
     else:
         return True
     return False
+
+
+def _loaded_dtypes(variable: Variable) -> set[np.dtype[Any]]:
+    """The dtypes of which a variable takes saved values."""
+    own, wide = variable.dtype.newbyteorder("="), np.dtype(np.int64)
+    is_sum = isinstance(variable, OnReadVariable) and variable.aggregation is VariableAggregation.SUM
+    if not is_sum or own.kind not in "iu" or own == np.uint64:
+        return {own}
+    # A sum of integers is saved as int64; by earlier versions in the variable's dtype.
+    return {np.dtype(one) for one in "bBhHiIq"} if own == wide else {own, wide}

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from enum import Enum, auto
-from functools import cached_property
 from types import SimpleNamespace
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import numpy as np
 
@@ -22,19 +20,15 @@ from mpidist.attributes import (
     is_array,
     is_number,
 )
+from mpidist.checkpoint.found import Found, Holder, Leaf, Parts
 from mpidist.checkpoint.hdf5 import is_storable
 from mpidist.checkpoint.layout import Record, join
 from mpidist.checkpoint.saved import SavedArray
 from mpidist.checkpoint.states import State, state_of
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.communicator import Communicator
 from mpidist.errors import CheckpointError
-from mpidist.observe.calls import Calls
 from mpidist.variables.module import Module
-from mpidist.variables.served import ServedHome, ServedVariable
-from mpidist.variables.sharded import ShardedVariable
 from mpidist.variables.variable import Variable
-
-Parts = tuple[object, ...]
 
 
 class _Place(Enum):
@@ -51,14 +45,6 @@ class _Place(Enum):
     STATE = auto()
 
 
-class Holder:
-    """A checkpoint, whose objects another one may hold."""
-
-    def held_objects(self) -> list[tuple[Parts, object]]:
-        """Local. The objects with their paths, in the order of names."""
-        raise NotImplementedError
-
-
 class _Member:
     """A part of a path that goes through a set."""
 
@@ -72,124 +58,11 @@ class _VariablePath(str):
     __slots__ = ()
 
 
-class Leaf(NamedTuple):
-    """One array that a checkpoint holds.
-
-    Attributes:
-        record: Its dataset.
-        value: The variable, or the array; one of another checkpoint where it still waits there to be taken back.
-        group: The ranks over which the variable spans; None for an array.
-        in_state: Whether an object with `state` gave it, and takes it back.
-        is_named: Whether it belongs to a variable of the object's `built_on`, whose path is part of its own.
-    """
-
-    record: Record
-    value: Variable | AnyArray | SavedArray
-    group: Communicator | None
-    in_state: bool
-    is_named: bool
-
-
-@dataclass
-class Found:
-    """The result of one walk over objects.
-
-    Attributes:
-        leaves: Variables and arrays by path, in the order in which they are saved.
-        states: Objects with `state` by path.
-        shared: Of objects that several paths lead to, the further paths, each with the first one.
-        modules: The modules, and checkpoints, on the way.
-        lost: Values that the program may change and that would not be saved, by path.
-        caches: Paths of arrays that are not saved either, since they are in attributes of modules that begin with `_`.
-        numbers: What objects have as plain numbers, by path; the numbers of a list, dictionary or set together.
-    """
-
-    leaves: dict[str, Leaf] = field(default_factory=dict)
-    states: dict[str, State] = field(default_factory=dict)
-    shared: dict[str, str] = field(default_factory=dict)
-    modules: list[Module | Holder] = field(default_factory=list)
-    lost: dict[str, object] = field(default_factory=dict)
-    caches: list[str] = field(default_factory=list)
-    numbers: dict[str, tuple[object, ...]] = field(default_factory=dict)
-
-    def group(self) -> Communicator:
-        """Local. Find the ranks over which the variables span; variables of one rank may be among them.
-
-        Where no variable spans several ranks, the objects with state decide: a distributed iterator for instance.
-
-        Raises:
-            ValueError: Variables, or such objects, of different groups.
-        """
-        alone: Communicator | None = None
-        variables: dict[str, Communicator] = {}
-        for path, leaf in self.leaves.items():
-            if leaf.group is not None and leaf.group.size > 1:
-                variables[path] = leaf.group
-            alone = leaf.group or alone
-        states: dict[str, Communicator] = {}
-        for path, state in self.states.items():
-            # A user's own object may call anything its group.
-            group: Any = getattr(state, "group", None)
-            if hasattr(group, "all_gather_object") and group.size > 1:
-                states[path] = group
-        members = variables or states
-        for path, group in members.items():
-            first, expected = next(iter(members.items()))
-            if group is not expected:
-                raise ValueError(
-                    f"all that one checkpoint holds must span the same ranks, got {first!r} over {expected!r} and "
-                    f"{path!r} over {group!r}. Make one checkpoint per strategy"
-                )
-        return next(iter(members.values()), None) or alone or SoloCommunicator()
-
-    def servers(self) -> ServedHome | None:
-        """Local. Find the home of the variables that lie on parameter servers; None where there are none.
-
-        Raises:
-            ValueError: Variables of several strategies.
-        """
-        homes = {id(leaf.value.served): leaf.value.served for leaf in self.leaves.values()
-                 if isinstance(leaf.value, (ServedVariable, ShardedVariable))}
-        if len(homes) > 1:
-            raise ValueError(
-                "what one checkpoint holds on parameter servers must be of one strategy, got variables of "
-                f"{len(homes)}. Make one checkpoint per strategy"
-            )
-        return next(iter(homes.values()), None)
-
-    def calls(self, group: Communicator) -> Calls:
-        """Local. Notes what the ranks of `group`, which is the objects' own, do together."""
-        for leaf in self.leaves.values():
-            if leaf.group is group and isinstance(leaf.value, Variable):
-                return leaf.value.calls
-        return group.calls
-
-    def names_of(self, path: str) -> Iterator[str]:
-        """Local. Give `path` and the other paths that lead to the same object."""
-        yield path
-        ends = [at for at, letter in enumerate(path) if letter == "/"] if self.shared else []
-        for end in [*ends, len(path)]:
-            for alias in self._aliases.get(path[:end], ()):
-                yield alias + path[end:]
-
-    @cached_property
-    def _aliases(self) -> dict[str, list[str]]:
-        """The other way round: the further paths by the first one. To be asked for when the walk is at its end."""
-        aliases: dict[str, list[str]] = {}
-        for alias, first in self.shared.items():
-            aliases.setdefault(first, []).append(alias)
-        return aliases
-
-
 def can_hold_variables(value: object) -> bool:
     """Local. Whether a checkpoint can hold `value`: a variable, a container, or an object with state or attributes."""
     if isinstance(value, SETS):
         return False
-    return isinstance(value, Variable) or state_of(value) is not None or _is_entered(value)
-
-
-def _is_entered(value: object) -> bool:
-    return isinstance(value, Holder) or has_children(value)
+    return isinstance(value, (Variable, Holder)) or state_of(value) is not None or has_children(value)
 
 
 def walk(roots: Iterable[tuple[Parts, object]], *, into_states: bool = True) -> Found:
@@ -217,14 +90,16 @@ def walk(roots: Iterable[tuple[Parts, object]], *, into_states: bool = True) -> 
     # What is walked after all else: sets, whose members may have a path elsewhere; then states; then states by the
     # paths of variables.
     later: tuple[list[tuple[Parts, object]], ...] = ([], [], [])
+    # In the state that is walked, paths of variables take the place of these numbers.
+    names: dict[int, object] = {}
     while waiting or (into_states and any(later)):
         if not waiting:
-            waiting = _entries_of(*next(filter(None, later)).pop(0), seen)
+            waiting, names = _entries_of(*next(filter(None, later)).pop(0), seen)
             continue
         parts, value, place = waiting.pop()
         is_leaf = isinstance(value, Variable) or (place is _Place.STATE and not isinstance(value, CONTAINERS))
         state = None if is_leaf or place is _Place.STATE else state_of(value)
-        if not (is_leaf or state or _is_entered(value)):
+        if not (is_leaf or state or isinstance(value, Holder) or has_children(value)):
             _note_unsaved(found, parts, value, place)
             continue
         path = join(parts)
@@ -242,7 +117,7 @@ def walk(roots: Iterable[tuple[Parts, object]], *, into_states: bool = True) -> 
         elif isinstance(value, Holder):
             waiting.extend([((*parts, *more), child, _Place.OBJECT) for more, child in reversed(value.held_objects())])
         else:
-            _push_children(waiting, found, parts, value, place)
+            _push_children(waiting, found, parts, value, place, names)
     return found
 
 
@@ -270,43 +145,37 @@ def _add_leaf(found: Found, parts: Parts, path: str, value: object, in_state: bo
         )
     group: Communicator | None = None
     replicas = 0
+    dtype: np.dtype[Any] | None = None
     if isinstance(value, Variable):
-        group = value.group
+        group, dtype = value.group, value.saved_dtype
         replicas = group.size if value.is_per_replica else 0
     elif isinstance(value, SavedArray):
         replicas = value.replicas
     else:
         value = _as_array(path, value)
-    if not is_storable(value.dtype):
+    dtype = dtype or value.dtype
+    if not is_storable(dtype):
         raise CheckpointError(
-            f"{path!r}: expected a boolean, integer, floating or complex dtype, got {value.dtype}, which HDF5 cannot "
-            "hold. Store it as another dtype, bfloat16 as float32 for instance"
+            f"{path!r}: expected a boolean, integer, floating or complex dtype, got {dtype}, which HDF5 cannot "
+            "hold. Store it as another dtype, as float32 for instance"
         )
     shape = (replicas, *value.shape) if replicas and isinstance(value, Variable) else value.shape
-    record = Record(path, shape, value.dtype.newbyteorder("="), replicas)
+    record = Record(path, shape, dtype.newbyteorder("="), replicas)
     found.leaves[path] = Leaf(record, value, group, in_state, _VariablePath in map(type, parts))
 
 
-def _entries_of(parts: Parts, value: object, paths: dict[int, str]) -> list[tuple[Parts, object, _Place]]:
-    """The members of a set; or what an object with state gives, with paths of variables in the place of numbers."""
+def _entries_of(
+    parts: Parts, value: object, paths: dict[int, str]
+) -> tuple[list[tuple[Parts, object, _Place]], dict[int, object]]:
+    """The members of a set; or what an object with state gives, and the names of the numbers in it."""
     if isinstance(value, SETS):
-        return [((*parts, _Member()), member, _Place.OBJECT) for member in value]
+        return [((*parts, _Member()), member, _Place.OBJECT) for member in value], {}
     tree = cast(State, value).state()
-    if not hasattr(type(value), "built_on"):
-        return [(parts, tree, _Place.STATE)]
-    names: list[object] = [
-        _VariablePath(paths[id(variable)]) if id(variable) in paths else number
-        for number, variable in enumerate(cast(Any, value).built_on)
-    ]
-    return [(parts, _renamed(tree, names) if names else tree, _Place.STATE)]
-
-
-def _renamed(tree: Any, names: Sequence[object]) -> Any:
-    if not isinstance(tree, CONTAINERS):
-        return tree
-    # Whoever walks through it puts it in order.
-    items = tree.items() if isinstance(tree, Mapping) else enumerate(tree)
-    return {names[key] if type(key) is int else key: _renamed(value, names) for key, value in items}
+    names: dict[int, object] = {}
+    for number, variable in enumerate(getattr(value, "built_on", ())):
+        if id(variable) in paths:
+            names[number] = _VariablePath(paths[id(variable)])
+    return [(parts, tree, _Place.STATE)], names
 
 
 def _require_path(parts: Parts, path: str) -> None:
@@ -327,14 +196,16 @@ def _require_path(parts: Parts, path: str) -> None:
 
 def _push_children(
     waiting: list[tuple[Parts, object, _Place]], found: Found, parts: Parts, value: object, place: _Place,
-    *, in_module: bool = False,
+    names: dict[int, object], *, in_module: bool = False,
 ) -> None:
     """Put what an object holds on the stack, so that the first child is popped first; note the numbers among it."""
     children, is_container = children_of(value), isinstance(value, CONTAINERS)
+    if names and place is _Place.STATE:
+        children = [(names.get(name, name) if type(name) is int else name, child) for name, child in children]
     if is_container and type(value) not in CONTAINERS:
         # Of a class of the user's, which may have attributes, too. Pushed first, they come behind the items.
         attributes = SimpleNamespace(**attributes_of(value))
-        _push_children(waiting, found, parts, attributes, place, in_module=isinstance(value, Module))
+        _push_children(waiting, found, parts, attributes, place, names, in_module=isinstance(value, Module))
     hidden = place
     if not is_container:
         place = _Place.OURS if type(value).__module__.startswith("mpidist.") else _Place.OBJECT

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import TracebackType
 from typing import Any, TypeVar
 
@@ -15,9 +16,12 @@ from mpidist.arguments import described
 from mpidist.attributes import FixedAttributes
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.deadline import Deadline
+from mpidist.checkpoint.exchange import Exchange
+from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.lock import require_savable
 from mpidist.checkpoint.manager import CheckpointManager
-from mpidist.checkpoint.objects import Found
+from mpidist.checkpoint.requeueing import Requeueing, Runs
+from mpidist.checkpoint.rescue import PATIENCE_SECONDS, PATIENCE_STEPS, Rescue
 from mpidist.checkpoint.termination import TIME_IS_UP, TerminationConfig, describe, watch
 from mpidist.cluster import slurm_job
 from mpidist.cluster.groups import tell_evaluators_of_signals
@@ -26,34 +30,18 @@ from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.agreement import on_first_rank
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.ending import agree_on_exit
+from mpidist.comm.program_end import leave_later, number_of
+from mpidist.errors import RankError
 from mpidist.serving.chief import Chief
 from mpidist.serving.signals import Others, others_of
 
 # Of the communicator on which ranks tell each other what they know.
 PURPOSE = "preemption"
+# After the last save a program's exit functions may take so long.
+EXIT_SECONDS = 20.0
 
 logger = logging.getLogger("mpidist")
 T = TypeVar("T")
-
-
-class _Runs:
-    """The number of steps, in this program and in those before it; a checkpoint saves it.
-
-    Attributes:
-        count: The number.
-        restored: The number that the last checkpoint had.
-    """
-
-    def __init__(self) -> None:
-        self.count = self.restored = 0
-
-    def state(self) -> dict[str, Any]:
-        """Local. The number."""
-        return {"count": self.count}
-
-    def load_state(self, saved: Mapping[str, Any]) -> None:
-        """Local. Take the saved number."""
-        self.count = self.restored = int(saved["count"])
 
 
 class PreemptionCheckpointHandler(FixedAttributes):
@@ -117,32 +105,41 @@ class PreemptionCheckpointHandler(FixedAttributes):
         self._group: Communicator = found.group()
         self._others = _others(found)
         runs = vars(checkpoint).get("checkpointed_runs")
-        if not isinstance(runs, _Runs):
-            runs = _Runs()
+        if not isinstance(runs, Runs):
+            runs = Runs()
             checkpoint.checkpointed_runs = runs
         self._runs = runs
         self._manager.restore_or_initialize(fallback=True)
-        self._started_from = self._latest()
+        self._requeueing = Requeueing(self._manager, config.max_requeues, lambda: runs.count > runs.restored)
         if config.save_fn is None:
-            # When the job is about to end it is too late to find out.
-            directory, is_written_here = self._manager.directory, checkpoint.is_written_here(found)
-            on_first_rank(
-                self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
-            )
+            self._look_at_directory(found.is_written_here(self._group))
         self._clock = clock
         self._notice = Notice(clock)
         # Apart from the group's own searches: ranks that came here differently often would meet those.
-        self._begin = self._group.open_sibling(PURPOSE).open_max()
-        self._pending: Callable[[], list[int]] | None = None
+        sibling = self._group.open_sibling(PURPOSE)
+        self._notices = Exchange(sibling.open_max())
+        self._rescue = Rescue(checkpoint, self._group, sibling, self._notice, self._notices, self)
         self._sent_at = 0.0
         self._deadline = Deadline(on_first_rank(self._group, "reading when the job ends", self._end_of_job))
         self._is_done = False
+        # On servers a function may take its time.
+        self._rescue.begin(runs.count, watches=self._others is None)
         SIGNALS.tell(self._notice, config.signals)
         tell_evaluators_of_signals()
         if self._others is not None:
             self._others.listen()
         if config.termination_watcher_fn is not None:
             watch(config.termination_watcher_fn, self._notice)
+
+    def _look_at_directory(self, is_written_here: bool) -> None:
+        """Collective. When the job is about to end it is too late to find out."""
+        directory = self._manager.directory
+        on_first_rank(
+            self._group, "looking at the directory", lambda: require_savable(directory) if is_written_here else None
+        )
+        if self._others is None:
+            # A rank that has failed sees whether the others wait for it in the save.
+            self._group.share_directory(os.path.abspath(directory))
 
     @property
     def total_run_calls(self) -> int:
@@ -171,9 +168,17 @@ class PreemptionCheckpointHandler(FixedAttributes):
             raise TypeError(
                 f"`distributed_train_function` must be a function, got {described(distributed_train_function)}"
             )
+        self._rescue.is_between = self._rescue.is_inside = False
         self._look((), {})
-        result = distributed_train_function(*args, **kwargs)
+        self._rescue.is_inside = True
+        try:
+            result = distributed_train_function(*args, **kwargs)
+        except Exception as error:
+            self._rescue.after(error, waits=False)
+            raise
         self._runs.count += 1
+        self._rescue.note_step(self._runs.count)
+        self._rescue.is_between, self._rescue.is_inside = True, False
         return result
 
     def save_checkpoint_if_preempted(self, *args: Any, **kwargs: Any) -> None:
@@ -189,6 +194,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         Raises:
             SystemExit, OSError, CheckpointError: As `run`.
         """
+        self._rescue.note_step(self._runs.count)
         self._look(args, kwargs)
         self._runs.count += 1
 
@@ -198,18 +204,30 @@ class PreemptionCheckpointHandler(FixedAttributes):
             return
         if self._notice.error is not None:
             raise self._notice.error
-        reason, milliseconds, sent_at = self._exchange()
+        try:
+            self._rescue.look()
+            reason, milliseconds, sent_at = self._exchange()
+        except RankError as error:
+            self._rescue.after(error, waits=False)
+            raise
         if not reason or (self._deadline.in_grace and reason < TIME_IS_UP):
             return
         if self._others is not None:
             # What was scheduled counts: the next program goes on behind it.
-            self._others.join()
+            try:
+                self._others.join()
+            except Exception as error:
+                self._rescue.after(error, waits=False)
+                raise
         if self._config.grace_period and reason < TIME_IS_UP:
             # Rank 0's clock decides when it is over.
             self._deadline.begin_grace(sent_at - milliseconds / 1e3, self._config.grace_period)
             self._save(reason, args, kwargs)
             return
         # Where it fails the next call tries again: an operator may have made room.
+        self._end(reason, args, kwargs)
+
+    def _end(self, reason: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         saved = self._save(reason, args, kwargs)
         self._is_done = True
         self._requeue(saved)
@@ -221,6 +239,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         Where it was given a `Checkpoint`, another job may save to the directory from now on.
         """
         self._notice.is_closed = True
+        self._rescue.close()
         SIGNALS.silence(self._notice)
         tell_evaluators_of_signals()
         if self._others is not None:
@@ -235,7 +254,11 @@ class PreemptionCheckpointHandler(FixedAttributes):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        try:
+            if error is not None:
+                self._rescue.after(error, waits=True)
+        finally:
+            self.close()
 
     def _exchange(self) -> tuple[int, int, float]:
         """Collective. Tell all ranks what this one knows, and hear what they told in the last call.
@@ -247,12 +270,35 @@ class PreemptionCheckpointHandler(FixedAttributes):
         order = self._group.order
         with order.enter("looking for preemption", None, None, meets=False) as call:
             call.surround().is_under_way = True
-            pending, self._pending = self._pending, None
-            reason, milliseconds = (0, 0) if pending is None else pending()
+            reason, milliseconds = self._notices.hear()
             sent_at, self._sent_at = self._sent_at, self._clock()
             own = self._own_reason()
-            self._pending = self._begin([own, self._notice.passed_milliseconds()])
+            self._notices.tell(own, self._notice.passed_milliseconds(), has_failed=self._rescue.has_failed)
+            # In the last two steps: who knows may learn at once that a rank comes no more.
+            may_wait = own > 0 and self._group.size > 1 and not self._config.grace_period
+            is_last = may_wait and self._notices.shows_failure(self._rescue.look)
+        if is_last:
+            self.end_after(self._rescue.complete, own)
         return reason, milliseconds, sent_at
+
+    def look_again(self, steps: int) -> None:
+        """Collective. As at the beginning of a step, after so many more than were counted; for `rescue`."""
+        self._runs.count += steps
+        self._look((), {})
+
+    def patience_seconds(self) -> float:
+        """Local. How long a step, and what comes behind it, may take after a notice; for `rescue`."""
+        return max(PATIENCE_SECONDS, PATIENCE_STEPS * self._deadline.longest_step, self._config.grace_period)
+
+    def end_after(self, steps: int, reason: int) -> None:
+        """Collective. Save what so many steps have left, and end the program; for `rescue`."""
+        self._rescue.go_back(steps)
+        self._runs.count = steps
+        if self._others is not None:
+            # Where one function has failed others have ended, and some were never begun.
+            with contextlib.suppress(Exception):
+                self._others.join()
+        self._end(reason, (), {})
 
     def _own_reason(self) -> int:
         # Rank 0's clock decides when the time is over.
@@ -271,6 +317,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
     def _save(self, reason: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> object:
         """Collective. Save, and say why; the path, or what the user's function returned."""
         begin = time.monotonic()
+        self._rescue.meet()
         if self._config.save_fn is not None:
             saved = self._config.save_fn(*args, **kwargs)
         else:
@@ -288,40 +335,7 @@ class PreemptionCheckpointHandler(FixedAttributes):
         """Collective. Have the job queued again, if that is wanted; what speaks against it is a warning of rank 0."""
         if not self._config.requeue:
             return
-        on_first_rank(self._group, "queueing the job again", lambda: self._requeue_once(saved))
-
-    def _requeue_once(self, saved: object) -> None:
-        most, count = self._config.max_requeues, slurm_job.restart_count()
-        if most is not None and count >= most:
-            logger.warning("the job is not queued again: it was %d time(s), and `max_requeues` is %d", count, most)
-        elif self._is_new(saved):
-            try:
-                logger.warning("the job %s is queued again", slurm_job.requeue())
-            except Exception as error:
-                # Whatever it is: the checkpoint is there, and the program ends with the code that was asked for.
-                logger.warning("the job is not queued again: %s", str(error) or repr(error))
-        else:
-            logger.warning(
-                "the job is not queued again: since its start no newer checkpoint was saved (the last one is %s), so "
-                "that it would never come to its end. Give it more time, or shorten its steps",
-                self._started_from[0] or "none",
-            )
-
-    def _is_new(self, saved: object) -> bool:
-        """Whether there is a checkpoint that is newer than the start of this program, and further."""
-        is_own = isinstance(saved, (str, os.PathLike)) and os.path.exists(saved)
-        latest = self._latest()
-        return self._runs.count > self._runs.restored and (is_own or (bool(latest[0]) and latest != self._started_from))
-
-    def _latest(self) -> tuple[str, int]:
-        """The latest checkpoint, and when it was written."""
-        path = self._manager.latest_checkpoint
-        if path is None:
-            return "", 0
-        try:
-            return path, os.stat(path).st_mtime_ns
-        except OSError:
-            return "", 0
+        on_first_rank(self._group, "queueing the job again", lambda: self._requeueing.requeue(saved))
 
     def _exit(self) -> None:
         """Collective. End the program with the same code on all ranks, or let the user's function do it."""
@@ -329,8 +343,10 @@ class PreemptionCheckpointHandler(FixedAttributes):
             if self._config.exit_fn is None:
                 sys.exit(self._config.exit_code)
             self._config.exit_fn()
-        except SystemExit:
+        except SystemExit as error:
             SIGNALS.ignore()
+            # Of a Pool whose worker the signal has ended the exit function never returns.
+            leave_later(EXIT_SECONDS, number_of(error.code))
             if self._others is not None:
                 self._others.end_together()
             elif self._group.size > 1:

@@ -8,10 +8,11 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 
+from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.layout import SAVE_COUNTER
 from mpidist.checkpoint.listing import list_together, number_of
-from mpidist.checkpoint.matching import Match, match_objects, new_paths
-from mpidist.checkpoint.objects import Found, can_hold_variables, walk
+from mpidist.checkpoint.matching import Match, match_objects, new_paths, state_apart
+from mpidist.checkpoint.objects import can_hold_variables, walk
 from mpidist.checkpoint.saved import Saved, SavedFile, arrays_in
 from mpidist.checkpoint.states import State
 from mpidist.checkpoint.transfer import verify
@@ -53,8 +54,8 @@ class Status:
 
     # Without `__dict__`: modules and checkpoints keep a status, and a walk must not enter it.
     __slots__ = (
-        "_file", "_find", "_forget", "_has_ended", "_is_busy", "_missing", "_restored", "_used", "_with_counter",
-        "is_torn", "number",
+        "_file", "_find", "_forget", "_has_ended", "_is_busy", "_lacking", "_left", "_missing", "_restored", "_used",
+        "_with_counter", "is_torn", "number",
     )
 
     def __init__(
@@ -70,6 +71,9 @@ class Status:
         self._restored: set[str] = set()
         self._used: set[str] = {SAVE_COUNTER}
         self._missing: list[str] = []
+        # Of states of which the rest was restored: what the file has nothing for, and what it has besides.
+        self._lacking: list[str] = []
+        self._left: set[str] = set()
         self._is_busy = False
         self._has_ended = False
 
@@ -185,11 +189,20 @@ class Status:
             variable.restored_by = self.number
         self.is_torn = False
         _warn_of_other_replicas(communicator, match)
+        for path, (state, _) in match.states.items():
+            lacking, others = state_apart(found, file, path, state)
+            self._lacking += lacking
+            self._left.update(others)
+            if (lacking or others) and communicator.rank == 0:
+                logger.warning(
+                    "%s is of other variables than %r: what it lacks begins anew (%s), what it has beside them is left "
+                    "(%s)", self._name(), path, listed(lacking), listed(others),
+                )
         self._restored.update(match.variables, match.states)
         self._used |= names
-        self._missing = match.missing
+        self._missing = [*match.missing, *self._lacking]
         if self._with_counter and SAVE_COUNTER not in file.arrays:
-            self._missing = [*match.missing, SAVE_COUNTER]
+            self._missing.append(SAVE_COUNTER)
         change = watch if self.waits() else unwatch
         for module in found.modules:
             change(module, self)
@@ -273,7 +286,7 @@ class Status:
         return "no checkpoint" if self._file is None else f"checkpoint {self._file.contents.path!r}"
 
     def _unused(self) -> list[str]:
-        return [] if self._file is None else sorted(self._file.arrays.keys() - self._used)
+        return [] if self._file is None else sorted((self._file.arrays.keys() - self._used) | self._left)
 
 
 def _warn_of_other_replicas(communicator: Communicator, match: Match) -> None:

@@ -26,7 +26,7 @@ class State(Protocol):
     program that makes its variables in another order gives each its own state back.
 
     An object that takes back a state without some of its entries, such as those of later versions, has their names as
-    its attribute `may_lack`.
+    its attribute `may_lack`; of an object inside, as "inner/name".
     """
 
     def state(self) -> Any:
@@ -76,6 +76,19 @@ class GeneratorState:
         kind, content = self._read()
         return {"generator": kind, "content": json.dumps(content, default=_as_list)}
 
+    def raw(self) -> Any:
+        """Local. The state as the generator has it, for `put_back`; in a tenth of the time of `state`."""
+        return self._read()[1]
+
+    def put_back(self, content: Any) -> None:
+        """Local. Bring the generator to a state that `raw` gave."""
+        if isinstance(self._generator, random.Random):
+            self._generator.setstate(content)
+        elif isinstance(self._generator, np.random.RandomState):
+            self._generator.set_state(content)
+        else:
+            self._generator.bit_generator.state = content
+
     def load_state(self, saved: Mapping[str, Any]) -> None:
         """Local. Bring the generator to the saved state.
 
@@ -92,11 +105,8 @@ class GeneratorState:
         content = json.loads(text)
         if isinstance(self._generator, random.Random):
             version, words, gauss = content
-            self._generator.setstate((version, tuple(words), gauss))
-        elif isinstance(self._generator, np.random.RandomState):
-            self._generator.set_state(content)
-        else:
-            self._generator.bit_generator.state = content
+            content = version, tuple(words), gauss
+        self.put_back(content)
 
     def _read(self) -> tuple[str, Any]:
         if isinstance(self._generator, random.Random):

@@ -9,11 +9,13 @@ import os
 import platform
 import sys
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 from mpidist import launch
 from mpidist.cli.child import NoAnswerError, ask
 from mpidist.cli.doctor_cluster import look_at_cluster
+from mpidist.cli.doctor_leftovers import look_at_leftovers
 from mpidist.cli.doctor_packages import look_at_modules, look_at_packages
 from mpidist.cli.doctor_settings import look_at_settings, look_at_times
 from mpidist.cli.finding import Finding
@@ -42,9 +44,16 @@ SHARED_FROM = 1 << 28
 _NODE_RANKS = ("OMPI_COMM_WORLD_LOCAL_SIZE", "MPI_LOCALNRANKS", "SLURM_NTASKS_PER_NODE")
 
 
-def look() -> list[Finding]:
-    """Local. Look at this machine; no MPI is started in this process."""
-    parts = (_python, _mpi, _cores, _shared_memory, _gpus, _extras, look_at_settings, look_at_cluster)
+def look(*, clean: bool = False) -> list[Finding]:
+    """Local. Look at this machine; no MPI is started in this process.
+
+    Args:
+        clean: Whether to remove what killed jobs have left.
+    """
+    parts = (
+        _python, _mpi, _cores, _shared_memory, partial(look_at_leftovers, clean=clean), _gpus, _extras,
+        look_at_settings, look_at_cluster,
+    )
     return [finding for part in parts for finding in part()]
 
 

@@ -182,7 +182,7 @@ def _versions() -> dict[str, str]:
 
 
 def _number(threads: str, most: int) -> int:
-    """What a library takes: the first of several numbers, as in "4,2", and all cores where it is none."""
+    """The number that a library takes: the first of several numbers, as in "4,2", and all cores where it is none."""
     first = launch.number(threads.split(",")[0].strip())
     return most if first is None else first
 

@@ -13,6 +13,7 @@ from mpidist.observe.patience import LIMIT_VARIABLE, WARN_VARIABLE, limit_second
 _PREFIX = "MPIDIST_"
 _TIMES = {LIMIT_VARIABLE: limit_seconds, WARN_VARIABLE: warn_seconds}
 _PLACES = ("MPIDIST_JOB_DIR", "MPIDIST_SHARED_MEMORY", "MPIDIST_TRACE")
+_LISTS = ("MPIDIST_SIGNALS",)
 # With another value a program ends at its start. Texts: the modules that read these load NumPy.
 CHOICES = {
     "MPIDIST_COLLECTIVE": ("AUTO", "MPI", "RING", "NODE", "STAGED", "NCCL"),
@@ -27,7 +28,7 @@ SWITCHES = {
     "MPIDIST_PEER_MEMORY": ("0", "1"), "MPIDIST_PROTECT": ("0", "1"), "MPIDIST_SHARE_GPU": _WORDS,
     "MPIDIST_TUNE": _WORDS,
 }
-VARIABLES = tuple(sorted((*_TIMES, *_PLACES, *CHOICES, *SWITCHES)))
+VARIABLES = tuple(sorted((*_TIMES, *_PLACES, *_LISTS, *CHOICES, *SWITCHES)))
 
 
 def look_at_settings() -> Iterator[Finding]:

@@ -59,7 +59,7 @@ def print_launch_line(ranks: int, fault_tolerant: bool, hosts: str, command: tup
 
 
 def _warn_of_own_options(words: Sequence[str]) -> None:
-    """Options of the running command behind the program's name are the program's, which may not be meant."""
+    """Warn of options of the running command behind the program's name: they go to the program."""
     context = click.get_current_context()
     own = {name for option in context.command.params for name in option.opts if name.startswith("--")}
     found = [word for word in words if word.partition("=")[0] in own]
@@ -165,7 +165,8 @@ def join_job(directory: str) -> None:
 @click.option("--json", "as_json", is_flag=True, help="For programs, and for tickets.")
 @click.option("--measure/--no-measure", default=True, show_default=True, help="Measure sums and messages.")
 @click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0), help="... for so long.")
-def print_diagnosis(as_json: bool, measure: bool, seconds: float) -> None:
+@click.option("--clean", is_flag=True, help="Remove what killed jobs of MPICH have left in /dev/shm.")
+def print_diagnosis(as_json: bool, measure: bool, seconds: float, clean: bool) -> None:
     """Look at this machine, and under mpirun or srun at the ranks; say what is wrong, and the line that mends it.
 
     The exit code is 1 where something is wrong.
@@ -173,7 +174,7 @@ def print_diagnosis(as_json: bool, measure: bool, seconds: float) -> None:
     place, is_first = launch.read(), launch.is_first_rank()
     page = Page(as_json=as_json, is_shown=is_first)
     # Before MPI starts, which may end this process where something is wrong: on the first rank of each host.
-    own = look() if is_first or (place is not None and place.node_rank == 0) else []
+    own = look(clean=clean) if is_first or (place is not None and place.node_rank == 0) else []
     page.add(own if is_first else [])
     if launch.world_size() > 1:
         _add_ranks(page, own, seconds if measure else None)

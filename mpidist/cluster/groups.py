@@ -15,6 +15,8 @@ from mpidist.cluster.signals import SIGNALS, Notice
 from mpidist.comm.communicator import Channel, Communicator
 from mpidist.comm.deaths import WATCH, Process
 from mpidist.comm.ending import stand_apart
+from mpidist.comm.farewell import Farewell
+from mpidist.observe.output import say
 
 # The word of the end is a small message: it is on its way at once, or its receiver is gone.
 _SENT_SECONDS = 1.0
@@ -47,6 +49,8 @@ def enter_group(communicator: Communicator, placement: Placement) -> Communicato
         atexit.register(_tell_end, channel, evaluators, os.getpid())
         _FOLLOWERS.append(_Followers(channel, evaluators, os.getpid()))
     is_evaluator = placement.group == EVALUATOR_GROUP
+    if not is_evaluator:
+        group.own(_Survival(group, [communicator.processes[rank] for rank in evaluators]))
     note_role(group.rank, _End(channel, chief) if is_evaluator else None)
     if is_evaluator:
         stand_apart()
@@ -126,11 +130,40 @@ class _Followers:
         if communicator.is_closed or os.getpid() != self._process or numbers == self._numbers:
             return
         self._numbers = numbers
-        alive = [rank for rank in self._evaluators if communicator.processes[rank] not in WATCH.dead]
+        alive = [rank for rank in self._evaluators if communicator.processes[rank] not in {*WATCH.dead, *WATCH.gone}]
         # One may have died on another host, where this rank has not heard of it.
         with contextlib.suppress(Exception):
             self._sent = [request for request in self._sent if not request.test()[0]]
             self._sent += [mpi.isend((_LISTEN, numbers), rank, tag) for rank in alive]
+
+
+class _Survival:
+    """Lets the ranks that train go on after the death of an evaluator, and leave the program by themselves.
+
+    Collective. Args:
+        group: The ranks that train.
+        evaluators: The processes of the others.
+    """
+
+    def __init__(self, group: Communicator, evaluators: list[Process]) -> None:
+        mpi = group.open_channel().mpi
+        self._farewell = None if mpi is None else Farewell(mpi, group.processes)
+        self._evaluators = evaluators
+        WATCH.spared.update(dict.fromkeys(evaluators, _tell_loss if group.rank == 0 else _leave_it_to_the_chief))
+
+    def Free(self) -> None:
+        """Local. The group has come to its end."""
+        self._farewell = None
+        for process in self._evaluators:
+            WATCH.spared.pop(process, None)
+
+
+def _tell_loss(name: str) -> None:
+    say(f"{name}, the evaluator, has died, the training goes on")
+
+
+def _leave_it_to_the_chief(_: str) -> None:
+    """One rank tells."""
 
 
 _FOLLOWERS: list[_Followers] = []
@@ -155,7 +188,7 @@ def _tell_end(channel: Channel, evaluators: list[int], process: int) -> None:
     communicator, mpi, tag = channel
     if communicator.is_closed or os.getpid() != process:
         return
-    alive = [rank for rank in evaluators if communicator.processes[rank] not in WATCH.dead]
+    alive = [rank for rank in evaluators if communicator.processes[rank] not in {*WATCH.dead, *WATCH.gone}]
     dead = [(tuple(process), name) for process, name in WATCH.dead.copy().items() if isinstance(process, Process)]
     # An evaluator may have died on another host, where this rank has not heard of it.
     with contextlib.suppress(Exception):

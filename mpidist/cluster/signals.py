@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
+from mpidist.cluster.children import CHILDREN
+from mpidist.cluster.early_signals import EARLY
 from mpidist.comm.deaths import WATCH
 from mpidist.comm.interrupts import INTERRUPTS
 
@@ -20,6 +22,10 @@ SIGNALLED = 100
 SUSPECT_SECONDS = 60.0
 # A launcher's signal may come so long before the news of the death of which it tells.
 _NEWS_SECONDS = 1.0
+
+
+def _nothing() -> None:
+    """Tell nobody."""
 
 
 class Notice:
@@ -33,6 +39,7 @@ class Notice:
         since: When that was known first, by the clock.
         error: Of the user's function.
         is_closed: Whether nobody wants to know any more.
+        on_first: Called after the first reason, at any moment and in any thread.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
@@ -41,12 +48,14 @@ class Notice:
         self.since = 0.0
         self.error: BaseException | None = None
         self.is_closed = False
+        self.on_first: Callable[[], None] = _nothing
 
     def note(self, reason: int) -> None:
         """Local. Take note of a reason; the first one counts."""
         if not self.reason:
             self.since = self._clock()
             self.reason = reason
+            self.on_first()
 
     def passed_milliseconds(self) -> int:
         """Local. The time since then."""
@@ -62,6 +71,7 @@ class _Signals:
         self._previous: dict[int, Any] = {}
         self._mask: set[Any] | None = None
         self._has_hooks = False
+        self._error: Exception | None = None
         # So many deaths there were at the last signal that told of one.
         self._deaths = 0
 
@@ -79,11 +89,15 @@ class _Signals:
         if not self._has_hooks:
             self._has_hooks = True
             os.register_at_fork(
-                before=self._block, after_in_parent=self._unblock, after_in_child=self._be_child
+                before=self._block, after_in_parent=self._be_parent, after_in_child=self._be_child
             )
+        if numbers:
+            CHILDREN.begin()
         for number_ in numbers:
             heard = [one for one in self._notices.get(number_, []) if one() is not None]
             self._notices[number_] = [*heard, weakref.ref(notice)]
+            if EARLY.hand_over(number_):
+                notice.note(SIGNALLED + number_)
             if number_ == signal.SIGUSR1 and WATCH.give_notices(self._take_notice):
                 continue
             present = signal.getsignal(number_)
@@ -102,11 +116,18 @@ class _Signals:
         if self._mask is not None:
             signal.pthread_sigmask(signal.SIG_SETMASK, self._mask)
 
+    def _be_parent(self) -> None:
+        self._unblock()
+        CHILDREN.take()
+
     def _be_child(self) -> None:
-        # As those that `multiprocessing` starts, and ends by SIGTERM.
+        # A worker of the rank's. `multiprocessing` ends its own by SIGTERM.
+        heard = [number_ for number_ in self._notices if self._listening(number_)]
         for number_ in self._notices:
             self._restore(number_)
         self._notices = {}
+        if heard:
+            CHILDREN.separate([number_ for number_ in heard if number_ != signal.SIGTERM])
         self._unblock()
 
     def silence(self, notice: Notice) -> None:
@@ -138,12 +159,28 @@ class _Signals:
 
     def take(self, number_: int, _: FrameType | None = None) -> None:
         """Local. Handle a signal."""
+        error, self._error = self._error, None
+        if error is not None:
+            if INTERRUPTS.place() is None:
+                raise error
+            return
         if self._listening(number_):
             self.note(number_)
             return
         # Nobody listens any more.
         self._restore(number_)
         os.kill(os.getpid(), number_)
+
+    def raise_in_main_thread(self, error: Exception) -> None:
+        """Local. Raise an error in the main thread, outside calls; from another thread.
+
+        It comes by a signal of which some notice is told, without which a wait would not end.
+        """
+        for number_ in self.numbers():
+            if signal.getsignal(number_) == self.take:
+                self._error = error
+                signal.pthread_kill(threading.main_thread().ident or 0, number_)
+                return
 
     def _take_doubtful(self, number_: int, _: FrameType | None = None) -> None:
         """Handle a signal by which the launcher tells of deaths, too, which end nothing here."""

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import re
 import signal
-import subprocess
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from mpidist.errors import LauncherError
 
@@ -101,6 +102,22 @@ def requeue(environment: Mapping[str, str] | None = None) -> str:
     return job
 
 
+def can_be_requeued(environment: Mapping[str, str] | None = None) -> bool:
+    """Local. Whether Slurm may queue this job again; it is asked.
+
+    Args:
+        environment: Defaults to `os.environ`.
+
+    Raises:
+        LauncherError: It does not say.
+    """
+    job = job_name(environment)
+    found = _seen(job).get("Requeue") if job else None
+    if found is None:
+        raise LauncherError(f"Slurm does not say whether job {job!r} can be queued again")
+    return found == "1"
+
+
 def _count(text: str) -> int:
     """The number of restarts; 0 where Slurm does not say."""
     return int(text) if re.fullmatch("[0-9]{1,9}", text) else 0
@@ -119,6 +136,8 @@ def _seen(job: str) -> dict[str, str]:
 
 def _ask(*command: str) -> str:
     line = " ".join(command)
+    # Loaded by name: a rank of Slurm that is not asked about does without.
+    subprocess: Any = importlib.import_module("subprocess")
     # Slurm's signals go to every process of a step: this one's commands inherit that they wait.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
     try:
@@ -140,4 +159,4 @@ def _ask(*command: str) -> str:
             f"`{line}` failed with code {result.returncode}: {result.stderr.strip() or 'no text'}. A job that may be "
             "queued again has `#SBATCH --requeue`"
         )
-    return result.stdout
+    return str(result.stdout)

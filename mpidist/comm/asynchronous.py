@@ -26,6 +26,7 @@ from mpidist.comm.collective import check_in_place, check_reducible
 from mpidist.comm.communication_thread import Handle, communication_thread
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.user_backend import UserBackend
+from mpidist.comm.front.call_log import is_refusal
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.resource import Resource
 from mpidist.errors import is_shared
@@ -78,14 +79,18 @@ class AsyncCollective(Resource):
         if self.is_closed:
             raise RuntimeError("all_reduce_async: the strategy is closed. Call it before `close()`")
         self.communicator.require_whole("an asynchronous reduction")
-        lent: AnyArray = array if type(array) is np.ndarray else arrays.lend(array)
-        check_reducible(lent, op)
-        if in_place:
-            check_in_place(lent, op)
+        try:
+            lent: AnyArray = array if type(array) is np.ndarray else arrays.lend(array)
+            check_reducible(lent, op)
+            if in_place:
+                check_in_place(lent, op)
+        except (TypeError, ValueError) as error:
+            self.refuse(error)
+            raise
         finish = (lambda _: array) if in_place else functools.partial(arrays.give_back, like=array)
         # The thread may be late to find out that ranks have begun different reductions: their next call shows it.
         if self.has_thread:
-            self.communicator.order.sign("all_reduce_async", op, lent)
+            self.communicator.order.sign("all_reduce_async", op, lent, self._collective.log.owner)
             if arrays.is_cupy(lent) and not in_place:
                 # Made for this stream: what the thread makes is for its own, and the pool would give it to the next
                 # result as soon as the program drops it, while kernels on this stream still read it.
@@ -93,7 +98,23 @@ class AsyncCollective(Resource):
         # The work may be done on another CUDA stream, which does not wait for the kernels that fill the array.
         arrays.wait_for_device(lent)
         work = functools.partial(self._reduce, lent, op, in_place, finish)
-        handle = Handle(op.name, work, self._finish)
+        return self._put(Handle(op.name, work, self._finish))
+
+    def refuse(self, error: Exception) -> None:
+        """Collective. Refuse a reduction that others begin: they would wait for this rank until its program ends.
+
+        Args:
+            error: In this rank's arguments.
+        """
+        handle = Handle("refused", functools.partial(self._refuse, error), self._finish)
+        # The program never gets it.
+        handle.is_waited = True
+        self._put(handle)
+        if self.has_thread:
+            # Others do so at `wait`, where they hear of it.
+            self.communicator.order.mark = 0
+
+    def _put(self, handle: Handle) -> Handle:
         if self.has_thread:
             # Reductions of all AsyncCollective objects pass through one queue, in the order in which the program
             # begins them. Ranks must begin them in one order: MPI matches collective calls on a communicator by their
@@ -116,11 +137,14 @@ class AsyncCollective(Resource):
             self._collective.close()
         while self._pending:
             self._pending.popleft().run()
+        # `wait` has raised it: it holds the program's frames, and with them variables, which hold this strategy.
+        self._error = None
 
     def _finish(self, handle: Handle) -> None:
         if self.has_thread:
+            is_first = not handle.is_waited
             communication_thread().wait_for(handle)
-            if self._error is not None and is_shared(self._error):
+            if is_first and is_shared(handle.error) and not isinstance(handle.error, OverflowError):
                 self.communicator.order.restart()
             return
         while not handle.done():
@@ -129,19 +153,37 @@ class AsyncCollective(Resource):
     def _reduce(
         self, lent: AnyArray, op: ReduceOp, in_place: bool, finish: Callable[[AnyArray], Any]
     ) -> tuple[Any, BaseException | None]:
-        """Reduce, unless an earlier reduction has failed. Returns the result and the first error so far."""
+        """Reduce, unless an earlier reduction has failed. Returns the result and the first error so far.
+
+        Integers that do not fit are an error of this reduction alone, and so is what another rank refuses: every rank
+        has an error, and nothing is in the middle.
+        """
         result = None
         if self._error is None:
             try:
                 if self.has_thread:
                     arrays.use_device(arrays.device_index(lent))
+                self._collective.log.meet("all_reduce", op, lent)
                 total = self._collective.all_reduce(lent, op, in_place=in_place)
                 arrays.wait_for_device(total)
                 result = finish(total)
             # `wait` raises it. Raised here it would end the thread, and every later `wait` would hang.
             except BaseException as error:
+                if is_shared(error) and (isinstance(error, OverflowError) or is_refusal(error)):
+                    return None, error
                 self._error = error
         return result, self._error
+
+    def _refuse(self, error: Exception) -> tuple[Any, BaseException | None]:
+        """Show the other ranks that this one refuses the reduction, and why. Returns the first error so far."""
+        if self._error is not None:
+            return None, self._error
+        try:
+            self._collective.log.refuse("all_reduce", error)
+        except BaseException as caught:
+            # The program has had the error. Others hear of it, or refuse alike.
+            self._error = None if caught is error or (is_shared(caught) and is_refusal(caught)) else caught
+        return None, self._error
 
     def __repr__(self) -> str:
         return f"AsyncCollective({self._collective!r}, has_thread={self.has_thread})"
@@ -175,7 +217,8 @@ def open_asynchronous(collective: CollectiveFront, options: CommunicationOptions
         return AsyncCollective(communicator, collective, has_thread=False)
     # The thread must not be in a call on that communicator while this one creates something on it.
     communication_thread().wait_until_idle()
-    own = selection.choose(communicator.open_sibling(PURPOSE), options or CommunicationOptions())
+    sibling = communicator.open_sibling(PURPOSE)
+    own = selection.choose(sibling, options or CommunicationOptions(), collective.log.owner)
     return AsyncCollective(communicator, own, has_thread=True)
 
 

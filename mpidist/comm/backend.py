@@ -29,8 +29,8 @@ class Backend(Resource, Protocol):
         communicator: The ranks.
         combines_halves: Whether the backend combines float16 and bfloat16, and booleans under MIN and MAX, as they are,
             with sums of halves added in float32. Otherwise the front converts them to float32 and uint8.
-        adds_by_mpi: Whether MPI adds. Open MPI's sums of small integers are not those modulo 2**n: the front converts
-            these.
+        wraps_integers: Whether SUM and PROD of integers are left to the backend, where they may wrap: a user's own way
+            may be another operation. Otherwise the front lets none wrap; see `front.integer_sums`.
         takes_device_arrays: Whether the backend takes CuPy arrays as well as NumPy's.
         divides_means: Whether the backend divides by the number of ranks under MEAN. Otherwise MEAN is a SUM here, and
             the front divides.
@@ -41,7 +41,7 @@ class Backend(Resource, Protocol):
 
     communicator: Communicator
     combines_halves: bool = False
-    adds_by_mpi: bool = True
+    wraps_integers: bool = False
     takes_device_arrays: bool = False
     divides_means: bool = False
     compares_calls: bool = False

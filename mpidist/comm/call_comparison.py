@@ -13,9 +13,10 @@ from typing import Any, NoReturn
 from mpidist.comm import call_text
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
-from mpidist.comm.call_text import HINT, mismatch, where_called
-from mpidist.errors import mark_shared
+from mpidist.comm.call_text import HINT, UNKNOWN, mismatch, owned_by, taken, told, where_called
+from mpidist.errors import RankError, mark_shared
 from mpidist.observe.calls import Calls, describe
+from mpidist.observe.stacks import line_of_call
 
 
 class CallComparison:
@@ -29,15 +30,16 @@ class CallComparison:
         is_across: Whether there are ranks with which this one shares no memory.
         is_asked: Whether this rank was interrupted, and not all ranks know it yet.
         last_checkpoint: The last checkpoint that these ranks have saved, for the text.
+        owner: The number of the strategy whose call the last one is; 0: no strategy's.
         mark: The checksum of this call and all before it, and a flag for an interrupt; a barrier shows it.
         is_shown, page, barrier: Whether `show` was called, and what it got.
     """
 
     # More than 30 attributes would be looked up in a dictionary, which takes a tenth of the time of a call.
     __slots__ = (
-        "_awaits", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
-        "_own", "_shown", "_step", "_word", "_words", "barrier", "broken", "is_across", "is_asked", "is_shown",
-        "key", "last_checkpoint", "mark", "number", "page",
+        "_awaits", "_batch", "_calls", "_depth", "_is_interrupted", "_mark_before", "_meets", "_messages", "_others",
+        "_own", "_shown", "_step", "_taken", "_word", "_words", "barrier", "broken", "is_across", "is_asked",
+        "is_shown", "key", "last_checkpoint", "mark", "number", "owner", "page",
     )
 
     def __init__(self, calls: Calls) -> None:
@@ -45,9 +47,11 @@ class CallComparison:
         self.is_across = self.is_shown = self.is_asked = self._is_interrupted = self._meets = self._awaits = False
         self.broken = self.last_checkpoint = ""
         # The last call that was shown, and its word.
-        self.number = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
+        self.number = self.owner = self.mark = self._mark_before = self._depth = self._shown = self._word = 0
         self.key: tuple[Any, ...] = ("a call",)
         self._step: tuple[Any, ...] = ()
+        # The batch that the program took last, and a checksum over those that it took since the last call.
+        self._batch, self._taken = (0, 0, 0), 0
         self.page: CallPage | None = None
         self.barrier: Callable[[], None] | None = None
         self._words: memoryview | None = None
@@ -81,6 +85,13 @@ class CallComparison:
             self._shown = number
             words[self._own[number & 1]] = self._word = number * NUMBER + self.mark
             self._awaits = self._meets
+
+    def show_refusal(self) -> None:
+        """Local. Show that this rank refuses its call, and why: ranks that wait in it hear that, and come out."""
+        self.show_call()
+        self._awaits = False
+        if self.page is not None:
+            self.page.write(self.number, self.number, self._text())
 
     def look_ahead(self) -> None:
         """Local. Show this call, and compare it with those of the node's ranks that have done so, before MPI is called.
@@ -120,16 +131,23 @@ class CallComparison:
         elif self.page is not None and not self.is_across:
             self._refuse(self.page, MEETINGS + count)
 
-    def look(self) -> None:
+    def look(self, has_met: Callable[[], bool]) -> None:
         """Local. Compare this call with those of the node's ranks, again and again in a rank that waits.
 
-        A rank in another call may never come, nor may one that has left a call in the middle.
+        A rank in another call may never come, nor may one that has left a call in the middle, or has failed.
+
+        Args:
+            has_met: Whether all ranks have come: one may have gone on since, and failed behind this call.
 
         Raises:
             MismatchError, InterruptedCallError: As `meet`.
+            RankError: A rank that this one waits for has failed, and comes no more; on every rank of the node.
         """
         page, number = self.page, self.number
         self._calls.in_barrier = time.monotonic()
+        if page is not None and page.is_called_out and not has_met():
+            text = told(self._text())
+            raise mark_shared(RankError(f"{text} is given up: another rank has failed, and makes it no more"))
         if page is not None and page.differs_for_long(number, self.mark if self._depth else page.shown(number)):
             self._refuse(page, number)
 
@@ -137,19 +155,24 @@ class CallComparison:
         """Local. The difference of the ranks' last calls, as far as this rank sees it; empty if there is none."""
         if self.page is None or not self.page.differs(self.number, self.mark):
             return ""
-        return f"ranks have made other calls than {self._text()}, or before it. {HINT}"
+        return f"ranks have made other calls than {told(self._text())}, or before it. {HINT}"
 
     def differing(self) -> tuple[Sequence[int], str]:
         """Local. The ranks that have shown another call than this rank, or left one in the middle; and why, if any.
 
-        Any thread may call this: a rank that waits in MPI does not look.
+        Any thread may call this: a rank that waits in MPI does not look. Nor does it say in which call it is, as
+        another rank may ask that has seen the difference: this does.
         """
         page = self.page
         if page is None:
             return (), ""
         if ranks := page.broken_ranks():
-            return ranks, f"on rank {ranks[0]}, {page.text(ranks[0]) or 'a call was left in the middle'}"
-        return page.differing_ranks(self.number), "ranks have made other calls, and one of them has gone on"
+            return ranks, f"on rank {ranks[0]}, {told(page.text(ranks[0])) or 'a call was left in the middle'}"
+        ranks = page.differing_ranks(number := self.number)
+        if ranks and not page.has_written(number):
+            page.write(number, number, self._text(f" at {line_of_call(self._calls.thread)}"))
+        why = next((f"on rank {rank}, {told(text)}" for rank in ranks if (text := page.text_about(rank, number))), "")
+        return ranks, why or "ranks have made other calls, and one of them has gone on"
 
     def compare_across(self) -> None:
         """Collective where ranks share no memory, else Local. Compare this call, and all before it, between nodes.
@@ -170,14 +193,60 @@ class CallComparison:
         if self.broken:
             raise call_text.left_in_the_middle(name, self.broken, self.last_checkpoint)
 
-    def restart(self) -> None:
-        """Local. From now on checksums are the same on all ranks again: all of them know that they differed."""
-        self.mark = 0
+    def restart(self, *, keeps_call: bool = False) -> None:
+        """Local. From now on checksums are the same on all ranks again: all of them know that they differed.
+
+        Args:
+            keeps_call: The last call was the same on all ranks, and some of them may still compare it.
+        """
+        self.mark = self._taken = 0
         self._awaits = False
-        if self._words is not None:
+        if self._words is not None and not keeps_call:
             self._words[self._own[self.number & 1]] = self.number * NUMBER
         if self.is_across:
             self._messages.forget()
+
+    def listen(self, look: Callable[[], None] | None) -> None:
+        """Collective. Call a function while this rank waits for a comparison between nodes.
+
+        Args:
+            look: May raise an error that all ranks share. None: call nothing.
+        """
+        if self.is_across:
+            self._messages.look = look
+
+    def meet_across(self) -> None:
+        """Collective where ranks share no memory, else Local. Wait for all ranks, where somebody listens meanwhile."""
+        if self.is_across and self._messages.look is not None:
+            self._complete()
+            self._messages.begin(0, is_asked=False)
+            self._complete()
+
+    @property
+    def comparisons(self) -> int:
+        """Local. The number of comparisons between nodes that this rank has begun."""
+        return self._messages.count if self.is_across else 0
+
+    def catch_up(self, comparisons: int) -> None:
+        """Collective. End all comparisons between nodes, of which ranks have begun different numbers.
+
+        Args:
+            comparisons: The largest number.
+        """
+        if self.is_across:
+            self._messages.catch_up(comparisons)
+
+    def go_on_at(self, number: int) -> None:
+        """Local. Go on as if so many calls had been made; all ranks do so where some have given up one.
+
+        Args:
+            number: Of calls, not smaller than that of any rank.
+        """
+        self.number = self._shown = number
+        self.restart()
+        if self._words is not None:
+            self._words[self._own[1 - (number & 1)]] = max(0, number - 1) * NUMBER
+        self._calls.go_on_at(number)
 
     def _compare(self) -> None:
         """Collective with ranks that make another call. Compare calls that were shown."""
@@ -223,16 +292,20 @@ class CallComparison:
         self.restart()
         texts, is_in_step = page.texts(place, self.number)
         for rank in page.broken_ranks():
-            self.broken = self.broken or f"on rank {rank}, {texts.get(rank, 'a call was left in the middle')}"
+            self.broken = self.broken or f"on rank {rank}, {told(texts.get(rank, 'a call was left in the middle'))}"
         self.require_whole("going on")
-        missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), "another call")
+        missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), UNKNOWN)
         error = mismatch(self.key, self.number, {**texts, **missing}, "this call, or one before it")
         if is_in_step and not missing and not self.is_across:
             raise mark_shared(error)
         self.broken = f"ranks have made other calls: {error}"
         raise error
 
-    def _text(self) -> str:
-        """This rank's call, for the other ranks."""
+    def _text(self, where: str | None = None) -> str:
+        """This rank's call, for the other ranks; `where` it was made: by default by this thread."""
+        where = where_called() if where is None else where
         step = f", after {describe(self._step)}" if self._step and self._step != self.key else ""
-        return f"{describe(self.key)}{where_called()}{step}"
+        # It is no part of the signature: ranks may refuse a call for several reasons.
+        reason = getattr(self.key[1], "reason", "") if len(self.key) > 1 else ""
+        why = f": {reason}" if reason else ""
+        return f"{describe(self.key)}{owned_by(self.owner)}{why}{where}{step}{taken(*self._batch)}"

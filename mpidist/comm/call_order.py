@@ -1,25 +1,27 @@
 """The order of calls on a communicator: one at a time, the same on all ranks, each one to its end.
 
 All ranks must make the same calls in the same order, or results are wrong in silence. Each call is signed: a checksum
-goes over its name, operation, dtype and shape, and over all calls before it, and `CallComparison` compares it.
+goes over its name, operation, dtype and shape, over the strategy whose it is, and over all calls before it, and
+`CallComparison` compares it.
 
 An interrupt travels with the checksums: all ranks raise it at the end of the same call.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from threading import get_ident
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 from mpidist.comm.call_comparison import CallComparison
 from mpidist.comm.call_page import FLAG, HASH
-from mpidist.comm.call_text import AT_ONCE, Checksums, refuse_inside
+from mpidist.comm.call_text import AT_ONCE, HINT, Checksums, is_of_other_size, refuse_inside, told
 from mpidist.comm.deaths import WATCH, Process
 from mpidist.comm.interrupts import INTERRUPTS
-from mpidist.errors import is_shared
-from mpidist.observe.calls import CODES, NEXT, STATE, Calls
+from mpidist.errors import MismatchError, MpidistError, is_shared
+from mpidist.observe.calls import CODES, NEXT, SPREAD, STATE, WHICH, Calls
+from mpidist.observe.watchdog import WATCHDOG
 
 if TYPE_CHECKING:
     from mpidist.arrays import AnyArray
@@ -45,7 +47,7 @@ class CallOrder(CallComparison):
     """
 
     __slots__ = (
-        "__weakref__", "_code", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
+        "__weakref__", "_code", "_dealt", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
         "is_alone", "is_part", "is_under_way", "left",
     )
 
@@ -59,6 +61,7 @@ class CallOrder(CallComparison):
         self._is_plain = type(calls) is Calls and not is_alone
         self._note, self._state = calls.note, calls.words
         self._sign = self._code = 0
+        self._dealt: dict[str, int] = {}
         self._signs = Checksums()
         INTERRUPTS.add(self)
 
@@ -67,11 +70,39 @@ class CallOrder(CallComparison):
         """Local. Whether this rank is in a call."""
         return self._depth > 0
 
+    def deal(self, kind: str) -> int:
+        """Collective. A number for a strategy or a dataset on these ranks, the same on all of them; they begin at 1.
+
+        Strategies on the same ranks share their calls' order, and their calls may look alike. The number in each call's
+        signature says whose it is.
+
+        Args:
+            kind: What is numbered, "strategy" or "dataset".
+        """
+        self._dealt[kind] = number = self._dealt.get(kind, 0) + 1
+        return number
+
+    def note_batch(self, dataset: int, iteration: int, position: int) -> None:
+        """Local. Sign, with the next call, that the program has taken a batch; all ranks must do so between two calls.
+
+        That is so only where one thread takes the batch and makes the calls before and behind it: of two threads nobody
+        knows which one came first.
+
+        Args:
+            dataset: The number of the dataset; see `deal`.
+            iteration: The number of the pass.
+            position: How many batches it has taken in this pass; -1 at the end.
+        """
+        if self._calls.thread == get_ident():
+            self._batch = batch = dataset, iteration, position
+            self._taken = self._taken * 31 + hash(batch) & HASH
+
     def enter(
         self,
         name: str,
         detail: object,
         array: AnyArray | None,
+        owner: int = 0,
         *,
         meets: bool = True,
         only_dtype: bool = False,
@@ -84,6 +115,7 @@ class CallOrder(CallComparison):
             detail: What must be the same on all ranks: an operation, a root; hashable, with a `str` that is the same on
                 all ranks. Its attribute `subject`, if there is one, names it in errors.
             array: Its dtype and shape must be the same on all ranks; None where there is none.
+            owner: The number of the strategy whose call it is, see `deal`; 0: no strategy's.
             meets: No rank leaves this call before all have entered it.
             only_dtype: The shape may differ between ranks.
             sign: A checksum of the detail; by default one is made and kept.
@@ -104,12 +136,16 @@ class CallOrder(CallComparison):
             self.key = key
         else:
             if sign is not None:
-                self.key, self._sign, self._code, self._step = key, sign, CODES[name], key
-            elif key == self.key:
-                key, sign = self.key, self._sign
+                # `_sign_as`, in place: each step has another sign.
+                sign += owner * SPREAD
+                self._step = self.key = key
+                self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
+                sign, self._taken = sign + self._taken * (calls.thread == get_ident()), 0
+            elif key == self.key and owner == self.owner and not self._taken:
+                sign = self._sign
             else:
-                sign = self._signs[key]
-                self.key, self._sign, self._code = key, sign, CODES[name]
+                sign = self._sign_as(name, key, owner)
+            key = self.key
             self.number = number = self.number + 1
             self._mark_before = before = self.mark
             self.mark = before * 31 + sign & HASH
@@ -120,31 +156,45 @@ class CallOrder(CallComparison):
             elif self.is_asked:
                 self.mark += FLAG
         if calls.depth or not self._is_plain:
-            calls.enter(name, key)
+            calls.enter(name, key, self._code, owner)
             self._depth += 1
             return self
         # `Calls.enter`, in place: a call of a method takes a tenth of the time of all this.
         self._depth = calls.depth = 1
+        calls.owner = owner
         calls.thread = get_ident()
         self._note(key)
         calls.state = state = calls.state + NEXT
         self._state[STATE] = state + self._code
         return self
 
+    def _sign_as(self, name: str, key: tuple[Any, ...], owner: int) -> int:
+        """Note another call than the last one; returns its sign, with whose it is and which batches came before it."""
+        sign = self._signs[key] + owner * SPREAD
+        # `code_of`, in place.
+        self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
+        if key != self.key:
+            # Else the same object remains, by which the front of each strategy knows the call.
+            self.key = key
+        taken, self._taken = self._taken, 0
+        return sign + taken * (self._calls.thread == get_ident())
+
     def surround(self) -> CallOrder:
         """Local. Name this call in errors of the calls inside it, and return it."""
         self._step = self.key
         return self
 
-    def sign(self, name: str, detail: object, array: AnyArray) -> None:
+    def sign(self, name: str, detail: object, array: AnyArray, owner: int) -> None:
         """Local. Sign what another thread does later: ranks that begin something else differ from now on.
 
         Args:
             name: Of what is done. It gets no number: a rank that leaves it out is not one call behind.
             detail: As of `enter`.
             array: As of `enter`.
+            owner: As of `enter`.
         """
-        self.mark = self.mark * 31 + self._signs[name, detail, array.dtype, array.shape] & HASH
+        sign = self._signs[name, detail, array.dtype, array.shape] + owner * SPREAD
+        self.mark = self.mark * 31 + sign & HASH
 
     def _require_ready(self, name: str) -> None:
         if self._depth and (self._calls.thread != get_ident() or self.is_under_way == AT_ONCE):
@@ -154,18 +204,19 @@ class CallOrder(CallComparison):
         if WATCH.dead:
             WATCH.require_alive(self._processes, name)
 
-    def during(self, name: str) -> CallOrder:
+    def during(self, name: str, owner: int = 0) -> CallOrder:
         """Local. Begin what all ranks do in several calls, or in none: an interrupt waits for its end.
 
         Args:
             name: Of all this.
+            owner: As of `enter`.
 
         Raises:
             InterruptedCallError, RuntimeError: As `enter`.
         """
         if self._depth or self.broken:
             self._require_ready(name)
-        self._calls.enter(name)
+        self._calls.enter(name, owner=owner)
         self._depth += 1
         return self
 
@@ -212,20 +263,27 @@ class CallOrder(CallComparison):
         """Local, and Collective with ranks that make another call. End the call that an exception leaves.
 
         Raises:
-            MismatchError: Ranks of this node make another call, which explains the error.
+            MismatchError: Ranks make another call, which explains the error.
         """
         try:
             if is_shared(error):
-                # The ranks have made different calls, and know it.
-                self.restart()
+                # The ranks have made different calls, and know it. Not where numbers do not fit: each rank finds that
+                # in its own, while others may still compare this call. So it is with wrong arguments.
+                if not isinstance(error, OverflowError):
+                    self.restart(keeps_call=not isinstance(error, MpidistError))
             elif self.is_under_way and not self.broken:
                 what = f"{type(error).__name__}: {error}".rstrip(": ")
                 # An error of MPI may come from different calls.
                 if isinstance(error, Exception):
                     self._compare()
+                is_other = is_of_other_size(error)
+                # While this rank still shows its own call.
+                others = WATCHDOG.tell_late() if is_other else ""
                 self.broken = f"{self.key[0]} was left in the middle by {what}"
                 if self.page is not None:
                     self.page.break_off(self.number, self.mark, self.broken)
+                if is_other:
+                    raise MismatchError(f"ranks are in different calls, got {told(self._text())}. {HINT}{others}")
             else:
                 self.left = self.number, f"{self.key[0]} was left by {type(error).__name__}: {error}"
         finally:
@@ -248,3 +306,22 @@ class CallOrder(CallComparison):
         """Local. Raise KeyboardInterrupt at the end of the outermost call; False if that was asked for already."""
         was_interrupted, self._is_interrupted = self._is_interrupted, True
         return not was_interrupted
+
+
+def call_before(function: Callable[[str], bool]) -> None:
+    """Local. Call a function before each call that begins, until it returns True; later calls cost nothing.
+
+    Args:
+        function: Gets the name of the call.
+    """
+    original: Any = CallOrder.enter
+    waiting = [function]
+
+    def enter(order: CallOrder, name: str, *args: Any, **named: Any) -> Any:
+        # Some keep this function.
+        if waiting and function(name):
+            waiting.clear()
+            setattr(CallOrder, "enter", original)  # noqa: B010 - a method, which a type checker refuses
+        return original(order, name, *args, **named)
+
+    setattr(CallOrder, "enter", enter)  # noqa: B010 - likewise

@@ -6,12 +6,14 @@ import math
 import time
 from collections.abc import Sequence
 
-# The bytes of a rank in the page: a cache line of words, and a text. No two ranks write to one cache line.
+# The bytes of a rank in the page: words and a text. No two ranks write to one cache line in a call.
 PAGE_BYTES = 512
 _WORDS = PAGE_BYTES // 8
 # The words: two for calls, with even and with odd numbers; two for barriers; what the text is about, and the number of
-# the call that it tells of; and whether the rank has left a call in the middle.
-_CALL_WORDS, _BARRIER_WORD, FLAGGED, _TEXT_WORD, _NUMBER_WORD, _BROKEN_WORD, _TEXT_BEGIN = 0, 2, 1, 4, 5, 6, 64
+# the call that it tells of; whether the rank has left a call in the middle; whether a rank calls all others out of
+# what they wait in (of the first rank; all write there); and whether this rank has come out.
+_CALL_WORDS, _BARRIER_WORD, FLAGGED, _TEXT_WORD, _NUMBER_WORD, _BROKEN_WORD = 0, 2, 1, 4, 5, 6
+_CALLED_WORD, _OUT_WORD, _TEXT_BEGIN = 7, 8, 72
 # A word is the number of a call, in 41 bits; a flag for an interrupt; and the checksum of this call and all before it.
 # So few bits are enough: if checksums of different calls happen to be equal, the next ones are not.
 _HASH_BITS = 22
@@ -101,6 +103,10 @@ class CallPage:
         words = [self.words[place] for place in self.others[number & 1]]
         return [word % NUMBER for word in words if word // NUMBER == number]
 
+    def has_written(self, about: int) -> bool:
+        """Local. Whether this rank has shown a text about this; see `write`."""
+        return self.words[self._place * _WORDS + _TEXT_WORD] == about
+
     def write(self, about: int, number: int, text: str) -> None:
         """Local. Show a text about this rank's last call.
 
@@ -145,11 +151,34 @@ class CallPage:
             # Ranks that wait for this one see that it is not in their call.
             self.words[self.own[number & 1]] = number * NUMBER + (mark ^ 1)
 
+    @property
+    def is_called_out(self) -> bool:
+        """Local. Whether a rank has failed that makes no further call, and all are to come out of what they wait in."""
+        return self.words[_CALLED_WORD] > 0
+
+    def call_out(self) -> None:
+        """Local. Call all ranks out of what they wait in, and show that this one has come out."""
+        self.words[self._place * _WORDS + _OUT_WORD] = 1
+        self.words[_CALLED_WORD] = 1
+
+    def are_out(self) -> bool:
+        """Local. Whether all ranks have come out."""
+        return all(self.words[place * _WORDS + _OUT_WORD] for place in range(len(self.ranks)))
+
+    def end_call(self) -> None:
+        """Local. Take the call back; this rank is in no hurry any more."""
+        self.words[self._place * _WORDS + _OUT_WORD] = 0
+        self.words[_CALLED_WORD] = 0
+
     def text(self, rank: int) -> str:
         """Local. The last text of a rank; empty if there is none."""
         place = self.ranks.index(rank)
         content = bytes(self.memory[place * PAGE_BYTES + _TEXT_BEGIN : (place + 1) * PAGE_BYTES])
         return content.split(b"\0")[0].decode(errors="replace")
+
+    def text_about(self, rank: int, number: int) -> str:
+        """Local. What a rank has shown about the call of this number; empty if there is nothing."""
+        return self.text(rank) if self._has_text(self.ranks.index(rank), number) else ""
 
     def _has_text(self, place: int, about: int) -> bool:
         """Whether a rank has shown a text about this, or its last one."""

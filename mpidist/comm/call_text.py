@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import pickle
+import re
 import zlib
 from collections.abc import Callable, Mapping, Sequence
 from threading import get_ident
@@ -15,6 +16,21 @@ from mpidist.observe.calls import THREADS, Calls, describe
 # Checksums of so many different calls are kept.
 _KEPT = 1024
 HINT = "Give `axis=0` to reduce a batch whose size differs between ranks, and make the same calls on all ranks."
+
+OWNERS_HINT = (
+    "Strategies are numbered in the order in which they were made. Use them in one order on all ranks: keep them in a "
+    "list or a dictionary, since a `set` has another order in each process."
+)
+_TAKEN_HINT = (
+    "Examples would be repeated or skipped: call `next(iterator)` equally often on every rank, also to look at a batch "
+    "(`element_spec` tells shapes and dtypes without one)."
+)
+# Stand around the number of a strategy, and what has been taken of a dataset, in the text of a call. They are told
+# where ranks differ in that.
+_OWNER, _TAKEN = re.compile("\x1f([^\x1f]*)\x1f?"), re.compile("\x1e([^\x1e]*)\x1e?")
+
+# The text of a rank whose call is not known.
+UNKNOWN = "another call"
 
 # `CallOrder.is_under_way` in a call that makes no others.
 AT_ONCE = 2
@@ -74,6 +90,30 @@ def _is_of_library(module: str) -> bool:
     return module in ("mpidist", "threading") or module.startswith("mpidist.")
 
 
+def owned_by(owner: int) -> str:
+    """Local. The words of a call's text that say whose it is; `mismatch` reads them."""
+    return f"\x1f{owner}\x1f"
+
+
+def taken(dataset: int, iteration: int, position: int) -> str:
+    """Local. The words of a call's text for the batch that the program took last; see `CallOrder.note_batch`."""
+    if not dataset:
+        return ""
+    place = "the end" if position < 0 else f"batch {position}"
+    return f"\x1e, after {place} of pass {iteration + 1} of distributed dataset number {dataset}\x1e"
+
+
+def told(text: str, *, has_owners: bool = True, has_taken: bool = True) -> str:
+    """Local. The text of a call for people.
+
+    Args:
+        text: With what `owned_by` and `taken` have put in.
+        has_owners: Say whose it is.
+        has_taken: Say which batch was taken before it.
+    """
+    return _TAKEN.sub(r"\1" if has_taken else "", _OWNER.sub(_named_owner if has_owners else "", text))
+
+
 def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: str) -> MismatchError:
     """Local. The error of ranks whose calls differ.
 
@@ -83,8 +123,10 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
         texts: Of the ranks' calls.
         what: Where they differ.
     """
+    has_owners, has_taken = _differ(_OWNER, texts), _differ(_TAKEN, texts)
     by_text: dict[str, list[int]] = {}
-    for rank, text in texts.items():
+    for rank, shown in texts.items():
+        text = told(shown, has_owners=has_owners, has_taken=has_taken)
         by_text.setdefault(text, []).append(rank)
     listed = "; ".join(
         f"{text} on {'rank' if len(ranks) == 1 else 'ranks'} {', '.join(map(str, ranks))}"
@@ -93,8 +135,24 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
     subject = getattr(key[1], "subject", "the collective call, its shape and dtype")
     return MismatchError(
         f"{subject} must be the same on all ranks, got {listed} (call {number} of these ranks; they differ in {what}). "
-        f"{HINT}"
+        f"{OWNERS_HINT if has_owners else _TAKEN_HINT if has_taken else HINT}"
     )
+
+
+def _differ(part: re.Pattern[str], texts: Mapping[int, str]) -> bool:
+    """Whether ranks differ in a part of their texts. Another rank's may not be known."""
+    found = [part.search(text) for text in texts.values() if text != UNKNOWN]
+    return len({one.group(1) if one else "" for one in found}) > 1
+
+
+def is_of_other_size(error: BaseException) -> bool:
+    """Local. Whether an error of MPI says that a message was longer than what this rank's call takes."""
+    # Its class is known where MPI is; the texts of MPICH and Open MPI are their own.
+    return type(error).__module__.startswith("mpi4py") and "truncate" in str(error).lower()
+
+
+def _named_owner(found: re.Match[str]) -> str:
+    return "" if found.group(1) in ("", "0") else f" of strategy number {found.group(1)}"
 
 
 def differing_calls(calls: Calls, gather: Callable[[str], Sequence[str]]) -> MismatchError:
@@ -113,7 +171,7 @@ def differing_calls(calls: Calls, gather: Callable[[str], Sequence[str]]) -> Mis
 
 def other_call(calls: Calls) -> MismatchError:
     """Local. The error of a rank that got, as MPI matches messages by their order, those of a call it did not make."""
-    texts = {rank: _text(calls) if rank == calls.rank else "another call" for rank in range(len(calls.members))}
+    texts = {rank: _text(calls) if rank == calls.rank else UNKNOWN for rank in range(len(calls.members))}
     return _mismatch(calls, texts, "this call, or one before it")
 
 
@@ -122,4 +180,4 @@ def _mismatch(calls: Calls, texts: Mapping[int, str], what: str) -> MismatchErro
 
 
 def _text(calls: Calls) -> str:
-    return f"{calls.name}{where_called()}"
+    return f"{calls.name}{owned_by(calls.owner)}{where_called()}"

@@ -46,6 +46,8 @@ class Collective(Protocol):
             `in_place`. It has the same bits on every rank.
 
         Raises:
+            OverflowError: A sum or a product of integers does not fit their dtype; on every rank, and then the array of
+                a call in place is undefined. A user's own collective may wrap instead.
             MismatchError: Shapes, dtypes or operations differ between ranks. They are compared in the first calls and
                 then more and more rarely, or in each call under `CommunicationOptions(check=True)`.
             TypeError: The operation is not defined for the dtype: booleans under SUM, MEAN or PROD, or objects.
@@ -66,6 +68,7 @@ class Collective(Protocol):
 
         Raises:
             MismatchError, TypeError: As `all_reduce`.
+            OverflowError: As `all_reduce`; on every rank, though the root alone has the result.
             ValueError: `root` is not a rank.
         """
         ...
@@ -117,6 +120,7 @@ class Collective(Protocol):
 
         Raises:
             MismatchError, TypeError: As `all_reduce`.
+            OverflowError: As `all_reduce`; on every rank, whosever slice it is.
             ValueError: `array` is a scalar.
         """
         ...

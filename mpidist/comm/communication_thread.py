@@ -33,9 +33,10 @@ class Handle:
 
     Attributes:
         is_waited: Whether `wait` was called.
+        error: What `wait` raises; None before it is done.
     """
 
-    __slots__ = ("_error", "_finish", "_is_done", "_name", "_reduce", "_result", "is_waited")
+    __slots__ = ("_finish", "_is_done", "_name", "_reduce", "_result", "error", "is_waited")
 
     def __init__(
         self, name: str, reduce: Callable[[], tuple[Any, BaseException | None]], finish: Callable[[Handle], None]
@@ -45,12 +46,12 @@ class Handle:
         self._reduce = reduce
         self._finish = finish
         self._result: Any = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self._is_done = False
 
     def run(self) -> None:
         """Collective. Do the work and keep its result or its error for `wait`. Called once; raises nothing."""
-        self._result, self._error = self._reduce()
+        self._result, self.error = self._reduce()
         # Set last: `wait` in another thread reads this flag without a lock, and then the result.
         self._is_done = True
 
@@ -65,11 +66,13 @@ class Handle:
             The given array if `in_place`, otherwise a new one.
 
         Raises:
+            OverflowError: A sum or product of integers does not fit its dtype; on every rank. The array of a reduction
+                in place is then undefined, and further reductions are made.
             Exception: The error of this reduction or of an earlier one: after a failure no further reduction is made.
         """
         self._finish(self)
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._result
 
     def __repr__(self) -> str:
@@ -99,6 +102,7 @@ class CommunicationThread:
     def put(self, handle: Handle) -> None:
         """Local. Hand over a reduction. Called by the program's thread only."""
         self._begun_count += 1
+        self._waited_count += handle.is_waited
         self._queue.put(handle)
 
     def wait_for(self, handle: Handle) -> None:

@@ -222,7 +222,7 @@ class SoloCommunicator(Communicator):
 
     def open_max(self) -> BeginMax:
         """Local. See `Communicator.open_max`: the numbers are the largest."""
-        return lambda numbers: lambda: numbers
+        return lambda numbers: lambda _=None: numbers
 
     def open_lane(self) -> Communicator | None:
         """Local. None: there is one node."""

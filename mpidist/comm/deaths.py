@@ -17,12 +17,12 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from pathlib import Path
 from types import FrameType
 from typing import NamedTuple
 
 from mpidist.comm.lives import Lives
 from mpidist.errors import DeadRankError
+from mpidist.launch import is_under_hydra as _is_under_hydra
 from mpidist.observe.job_directory import deaths_seen
 from mpidist.observe.watchdog import WATCHDOG
 
@@ -82,6 +82,8 @@ class DeathWatch:
     Attributes:
         dead: The names of the dead, such as "rank 2 of 4 (process 77 on n3)"; empty as long as all are alive.
         needed: The processes whose deaths are told even if they are not the first.
+        spared: Those without whom all go on, such as an evaluator: what is called with a name after their death.
+        gone: The names of the dead among these, who are not in `dead`.
         was_raised: Whether the program's own thread was told by an error.
         is_over: Whether the program has come to its end, after which processes end one after another.
     """
@@ -89,6 +91,8 @@ class DeathWatch:
     def __init__(self) -> None:
         self.dead: dict[Process | str, str] = {}
         self.needed: frozenset[Process] = frozenset()
+        self.spared: dict[Process, Callable[[str], None]] = {}
+        self.gone: dict[Process, str] = {}
         self.was_raised = self.is_over = False
         self._on_death: Callable[[], None] | None = None
         self._ask_mpi: Callable[[BaseException], Sequence[str]] = lambda _: ()
@@ -98,10 +102,9 @@ class DeathWatch:
         self._poll: select.epoll | None = None
         self._handler: Callable[[int, FrameType | None], None] | None = None
         self._take_other: Callable[[bool], None] | None = None
-        self._is_taking = False
+        self._is_taking = self._has_hook = False
         self._bell = -1
-        self._heard: dict[int, Callable[[], None]] = {}
-        self._has_hook = False
+        self._heard: dict[int, list[Callable[[], None]]] = {}
 
     def start(self, on_death: Callable[[], None], ask_mpi: Callable[[BaseException], Sequence[str]]) -> None:
         """Local. Begin to care.
@@ -130,11 +133,14 @@ class DeathWatch:
     def _be_child(self) -> None:
         self._on_death = None
         self.dead = {_APART: _FORKED}
+        self._be_deaf()
+        if self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+    def _be_deaf(self) -> None:
         # Signals of the child are not its parent's.
         if self._bell != -1:
             signal.set_wakeup_fd(-1)
-        if self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler:
-            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
 
     def watch(self, processes: Sequence[Process], rank: int) -> None:
         """Local. Watch the processes of a group that are on this host; each is watched once.
@@ -153,6 +159,7 @@ class DeathWatch:
             self._known.add(process)
             name = f"rank {other} of {len(processes)} (process {process.number} on {process.host})"
             try:
+                poll = self._open_poll()
                 descriptor = os.pidfd_open(process.number)
             except ProcessLookupError:
                 # It was alive a moment ago, when it told its number.
@@ -163,7 +170,7 @@ class DeathWatch:
                 self._lives.add(process.number, functools.partial(self._note, process, name))
                 continue
             self._watched[descriptor] = (process, name)
-            self._open_poll().register(descriptor, select.EPOLLIN)
+            poll.register(descriptor, select.EPOLLIN)
 
     def watches(self, process: Process) -> bool:
         """Local. Whether the kernel tells of the end of a process."""
@@ -273,24 +280,27 @@ class DeathWatch:
 
         Args:
             number: Of a signal that has a handler.
-            function: Called in a thread of its own.
+            function: Called in a thread of its own, beside those of earlier calls.
         """
-        self._heard[number] = function
+        self._heard.setdefault(number, []).append(function)
         if self._bell == -1:
             self._open_bell()
 
     def _open_bell(self) -> None:
-        """Let signals wake our thread."""
-        bell, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
-        if previous == -1:
-            self._bell = bell
-            self._open_poll().register(bell, select.EPOLLIN)
-        else:
-            # Somebody else is woken, asyncio for instance.
-            signal.set_wakeup_fd(previous)
-            os.close(bell)
-            os.close(writer)
+        """Let signals wake our thread; where no descriptor is left, they are heard outside calls of MPI only."""
+        with contextlib.suppress(OSError):
+            poll = self._open_poll()
+            bell, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            if previous == -1:
+                self._bell = bell
+                os.register_at_fork(after_in_child=self._be_deaf)
+                poll.register(bell, select.EPOLLIN)
+            else:
+                # Somebody else is woken, asyncio for instance.
+                signal.set_wakeup_fd(previous)
+                os.close(bell)
+                os.close(writer)
 
     def _take_notice(self) -> None:
         if signal.getsignal(signal.SIGUSR1) is not self._handler or self._wait_for_news():
@@ -324,7 +334,8 @@ class DeathWatch:
         return is_known
 
     def _knows(self, rank: str) -> bool:
-        return any(not rank or f"{name} ".startswith(f"{rank} ") for name in list(self.dead.values()))
+        names = [*self.dead.copy().values(), *self.gone.copy().values()]
+        return any(not rank or f"{name} ".startswith(f"{rank} ") for name in names)
 
     def ignore_notices(self, *, at_end: bool = True) -> None:
         """Local. Ignore Hydra's notices from now on.
@@ -354,8 +365,8 @@ class DeathWatch:
             for descriptor, _ in poll.poll():
                 if descriptor == self._bell:
                     for number in os.read(descriptor, 4096):
-                        if number in self._heard:
-                            threading.Thread(target=self._heard[number], name="mpidist-notice", daemon=True).start()
+                        for function in self._heard.get(number, []):
+                            threading.Thread(target=function, name="mpidist-notice", daemon=True).start()
                     continue
                 process, name = self._watched.pop(descriptor)
                 poll.unregister(descriptor)
@@ -363,13 +374,16 @@ class DeathWatch:
                 self._note(process, name)
 
     def _note(self, process: Process | str, name: str) -> None:
-        is_told = not self.dead or process in self.needed
-        if self._on_death is None:
+        is_spared = process in self.spared
+        is_told = not self.dead or process in self.needed or is_spared
+        if self._on_death is None or process in self.gone:
             return
-        self.dead[process] = name
-        if is_told:
-            if isinstance(process, Process) and WATCHDOG.death_notes is not None:
-                WATCHDOG.death_notes.add(process, name)
+        (self.gone if is_spared else self.dead)[process] = name  # type: ignore[index]  # the spared are processes
+        if is_told and isinstance(process, Process) and WATCHDOG.death_notes is not None:
+            WATCHDOG.death_notes.add(process, name)
+        if is_spared:
+            self.spared[process](name)  # type: ignore[index]
+        elif is_told:
             threading.Thread(target=self._on_death, name="mpidist-survivor", daemon=True).start()
 
 
@@ -381,13 +395,6 @@ def describe(names: Iterable[str]) -> str:
     listed = sorted(names)
     ended = ", ".join(name for name in listed if not name.endswith(IS_SILENT))
     silent = ", ".join(name.removesuffix(IS_SILENT) for name in listed if name.endswith(IS_SILENT))
-    told = [f"{ended} ended without taking leave of the others, for instance by a kill or `os._exit`"] * bool(ended)
+    told = [f"{ended} ended without telling the others, for instance by a kill or `os._exit`"] * bool(ended)
     told += [f"{silent} cannot be reached: the host says nothing any more, as where a cable is cut"] * bool(silent)
     return f"{'; '.join(told)}. Start the job again: a program that saves checkpoints goes on from the last one"
-
-
-def _is_under_hydra() -> bool:
-    try:
-        return Path(f"/proc/{os.getppid()}/comm").read_text().startswith("hydra")
-    except OSError:
-        return False

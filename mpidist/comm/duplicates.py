@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 from dataclasses import dataclass
 from typing import cast
 
@@ -12,6 +13,8 @@ from mpidist.comm.farewell import Farewell
 from mpidist.comm.mpi_communicator import MPI, MpiCommunicator
 from mpidist.comm.mpi_library import check_launcher
 from mpidist.comm.object_exchange import gather_objects
+from mpidist.comm.shared_file import descriptors_missing
+from mpidist.errors import mark_shared
 
 # The user's communicator carries our duplicates of it, one per purpose, as an MPI attribute (MPI 4.1, section 7.7). A
 # table keyed by handles would be wrong: MPI may use the handle of a freed communicator again. When the user frees the
@@ -59,7 +62,7 @@ def open_duplicate(user: MPI.Intracomm | None, purpose: str) -> Communicator:
         with start.during("opening a communicator"):
             communicator = _open(user.Dup())
         if duplicates.farewell is None:
-            duplicates.farewell = Farewell(communicator.open_channel().mpi)
+            duplicates.farewell = Farewell(communicator.open_channel().mpi, communicator.processes)
         duplicates.by_purpose[purpose] = communicator
     return duplicates.by_purpose[purpose]
 
@@ -84,12 +87,15 @@ def _open(mpi: MPI.Intracomm) -> MpiCommunicator:
     # Messages between processes that share no communicator of ours are reported there: a death must not end us.
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     here = this_process(MPI.Get_processor_name())
-    _, told = gather_objects(mpi, (here, ending.is_switched_off()))
-    processes = [process for process, _ in told]
+    _, told = gather_objects(mpi, (here, ending.is_switched_off(), descriptors_missing()))
+    processes = [process for process, _, _ in told]
     # Before more is done: what fails on one rank from here on ends the job.
     # One rank's environment counts for all: a rank without hooks takes no leave, and others would wait for it.
-    if not any(is_off for _, is_off in told):
+    if not any(is_off for _, is_off, _ in told):
         prepare_end(mpi)
+    for rank, (process, _, why) in enumerate(told):
+        if why:
+            raise mark_shared(OSError(errno.EMFILE, f"opening a communicator: rank {rank} ({process.host}): {why}"))
     WATCH.refuse_children()
     WATCH.watch(processes, mpi.rank)
     WATCH.take_notices(has_other_hosts=len({process.host for process in processes}) > 1)

@@ -72,8 +72,7 @@ class _Ending:
         is_finalized: Callable[[], bool],
     ) -> None:
         self.place = f"rank {rank} of {size} on {host}"
-        self.rank = rank
-        self.size = size
+        self.rank, self.size = rank, size
         self.abort = abort
         self.is_finalized = is_finalized
         # A forked child inherits the hooks but must not call MPI.
@@ -84,8 +83,7 @@ class _Ending:
         self.watched: weakref.ref[_Exit] | None = None
         self.tolerates_deaths = self.leads = self.is_agreed = self.launcher_lets_live = False
         # After a death: the program's own thread ends the process, or a thread of ours does.
-        self.ends_itself = False
-        self.survivor_ends = False
+        self.ends_itself = self.survivor_ends = False
         self.has_explained = self.has_failed = self.stands_apart = False
 
     def on_exception(
@@ -180,7 +178,7 @@ class _Ending:
             if self.code and not self.is_agreed and not self.stands_apart:
                 self._end(self.code, "" if self.has_failed else f"{self.place} exited with {self.code}, the job ends")
             INTERRUPTS.show_calls()
-            if leave_together([one.mpi for one in list(FAREWELLS.values())], self.wait_at_end):
+            if leave_together(list(FAREWELLS.values()), self.wait_at_end):
                 for difference in INTERRUPTS.differences():
                     self._end(1, f"{self.place} has come to its end, and results are wrong: {difference}")
                 # Whoever ends from now on has taken leave.
@@ -202,6 +200,8 @@ class _Ending:
 
     def end_mpi(self) -> None:
         """End MPI, and this process alone if a rank dies meanwhile: MPI_Finalize would wait for it for ever."""
+        if WATCH.gone:
+            self.end_process(self.known_code())
         if any(thread.daemon and not thread.name.startswith("mpidist") for thread in threading.enumerate()):
             # It may call MPI until the interpreter has stopped it; mpi4py ends MPI after that.
             return
@@ -265,7 +265,7 @@ class _Ending:
         """End this process without MPI_Finalize, which would wait for the dead for ever."""
         logging.shutdown()
         flush()
-        if WATCH.dead and self.tolerates_deaths and os.getpid() == self.process:
+        if (WATCH.gone or (WATCH.dead and self.tolerates_deaths)) and os.getpid() == self.process:
             # Several ranks may end now. None of them takes the launcher's signal for a death.
             self.launcher_socket.close(lets_live=True)
         time.sleep(FORWARD_SECONDS)
@@ -373,7 +373,7 @@ def agree_on_exit() -> None:
 
 
 def stand_apart() -> None:
-    """Local. From now on an error or an exit code of this rank, an evaluator, ends no other one: it waits for them."""
+    """Local. Let no error or exit code of this rank, an evaluator, end the others from now on: it waits for them."""
     for ending in _installed:
         ending.stands_apart = True
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import itertools
 import time
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
-from mpidist.comm.deaths import DISCOVERY_SECONDS, WATCH
+from mpidist.comm.deaths import DISCOVERY_SECONDS, WATCH, Process
 
 _numbers = itertools.count()
 
@@ -21,22 +21,28 @@ class Farewell:
 
     Args:
         mpi: An MPI communicator that is used for no other collective operation.
+        processes: Of its ranks. Where one of them is dead, without whom the others go on, nobody waits for it.
     """
 
-    def __init__(self, mpi: Any) -> None:
+    def __init__(self, mpi: Any, processes: Iterable[Process]) -> None:
         self.mpi = mpi
+        self._processes = frozenset(processes)
         FAREWELLS[next(_numbers)] = self
+
+    def can_be_kept(self) -> bool:
+        """Local. Whether no rank of it is dead without whom the others go on."""
+        return self._processes.isdisjoint(WATCH.gone.copy())
 
 
 # By number, and not in a set: all ranks must go through the farewells in the order of their creation.
 FAREWELLS: weakref.WeakValueDictionary[int, Farewell] = weakref.WeakValueDictionary()
 
 
-def leave_together(communicators: Sequence[Any], wait: Callable[[float], None]) -> bool:
+def leave_together(farewells: Sequence[Farewell], wait: Callable[[float], None]) -> bool:
     """Collective. Wait for the other ranks before MPI is finalized, without spinning.
 
     Args:
-        communicators: MPI communicators that are used for no other collective operation.
+        farewells: What this rank has promised.
         wait: Called again and again, with the seconds that this rank has waited.
 
     Returns:
@@ -47,8 +53,8 @@ def leave_together(communicators: Sequence[Any], wait: Callable[[float], None]) 
     pause = 1e-4
     died = None
     try:
-        waiting = [communicator.Ibarrier() for communicator in communicators]
-        while waiting := [request for request in waiting if not request.Test()]:
+        waiting = [(one, one.mpi.Ibarrier()) for one in farewells if one.can_be_kept()]
+        while waiting := [(one, request) for one, request in waiting if one.can_be_kept() and not request.Test()]:
             time.sleep(pause)
             pause = min(pause * 2, 0.05)
             now = time.monotonic()

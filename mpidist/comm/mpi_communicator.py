@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import os
 import pickle
 from array import array
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import Any, NamedTuple, TypeVar, cast
 from mpi4py import MPI
 
 from mpidist.comm import pages
-from mpidist.comm.call_messages import BeginMax
+from mpidist.comm.call_messages import BeginMax, Wait
 from mpidist.comm.call_order import CallOrder
 from mpidist.comm.call_text import differing_calls, other_call
 from mpidist.comm.communicator import Channel, Communicator
@@ -34,6 +35,8 @@ T = TypeVar("T")
 _COLLECTED_EVERY = 64
 # Tags of a channel. MPI promises no more than 32,767 (MPI 4.1, section 9.1.2); a tag is used again after so many calls.
 _TAGS = 1 << 14
+# Who waits, and looks after something meanwhile, does so once in so many tests of its request.
+_LOOKS = 64
 
 
 class _Introduction(NamedTuple):
@@ -197,13 +200,19 @@ class MpiCommunicator(Communicator):
         numbers = array("q")
         requests = self._handles.requests
 
-        def begin(given: list[int]) -> Callable[[], list[int]]:
+        def begin(given: list[int]) -> Wait:
             numbers[:] = array("q", given)
             request = mpi.Iallreduce(MPI.IN_PLACE, [numbers, len(given), MPI.INT64_T], MPI.MAX)
             # mpi4py's request does not keep its buffer. Others may have a search of their own under way.
             requests[id(request)] = request, numbers
 
-            def wait() -> list[int]:
+            def wait(look: Callable[[], None] | None = None) -> list[int]:
+                looks = 0
+                while look is not None and not request.Test():
+                    looks += 1
+                    os.sched_yield()
+                    if looks % _LOOKS == 0:
+                        look()
                 request.Wait()
                 del requests[id(request)]
                 return numbers.tolist()

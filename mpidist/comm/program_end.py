@@ -36,6 +36,23 @@ def was_left() -> bool:
     return not dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith("RETURN")
 
 
+def leave_later(seconds: float, code: int) -> None:
+    """Local. After a time end this process if its program was left: an exit function may never return.
+
+    Args:
+        seconds: The time.
+        code: The exit code.
+    """
+    def leave() -> None:
+        if was_left():
+            os._exit(code)
+
+    timer = threading.Timer(seconds, leave)
+    timer.name = "mpidist-leave"
+    timer.daemon = True
+    timer.start()
+
+
 _codes: list[object] = []
 
 

@@ -13,6 +13,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 DIRECTORY_VARIABLE = "MPIDIST_SHARED_MEMORY"
+# A strategy has fewer open at a time: memory, pages, modules and settings that are read.
+_LEAST_DESCRIPTORS = 16
 
 # The answers of file systems and kernels that have no files without a name.
 _UNSUPPORTED = (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL)
@@ -85,6 +87,23 @@ class SharedFile:
         if self._path is not None:
             with contextlib.suppress(OSError):
                 self._path.unlink()
+
+
+def descriptors_missing() -> str:
+    """Local. The reason why this process cannot open as many files as a strategy needs; empty if it can."""
+    opened: list[int] = []
+    try:
+        while len(opened) < _LEAST_DESCRIPTORS:
+            opened.append(os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC))
+    except OSError as error:
+        return (
+            f"expected {_LEAST_DESCRIPTORS} descriptors for files, got {len(opened)}: {error.strerror}. Close files, "
+            "or raise the limit (ulimit -n)"
+        )
+    finally:
+        for descriptor in opened:
+            os.close(descriptor)
+    return ""
 
 
 def open_shared(shown: Shown, folder: Path | None) -> int:

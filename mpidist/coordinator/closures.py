@@ -332,7 +332,7 @@ class Closures(Book):
 
     def _applied(self, server: int, message: Applied) -> list[Action]:
         if message.attempt == OWN_WRITE:
-            self.commits.written(server, message.closure)
+            self.commits.written(server, message.closure, message.error)
             return []
         closure = self._closures.get(message.closure)
         if closure is None or closure.attempt != message.attempt or server not in closure.unapplied:
@@ -340,6 +340,8 @@ class Closures(Book):
                 f"the server of rank {server} sends {message!r}: expected one of each server for each commit"
             )
         closure.unapplied -= {server}
+        if message.error:
+            closure.refusal = message.error, ""
         return self._finish(message.closure, closure)
 
     def _finish(self, number: int, closure: Closure) -> list[Action]:

@@ -164,9 +164,11 @@ class End(Enum):
 class ClosureEnd(NamedTuple):
     """A closure has ended: its update is applied on all its servers, or on none.
 
+    Where a server could not change one variable, the end is an ERROR, and the rest of the update is applied.
+
     Attributes:
         closure: The closure.
-        end: Only a RESULT has changed anything.
+        end: Only a RESULT has changed anything, but for such an ERROR.
         payload: The pickled result, or exception; empty for a cancelled one.
         traceback: The text of the exception.
     """

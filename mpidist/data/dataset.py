@@ -178,17 +178,15 @@ class Dataset(BaseDataset):
         return self.with_pipeline(self._pipeline.batch((size,), is_full, padding))
 
     def unbatch(self) -> Dataset:
-        """Local. Split batches into their rows.
+        """Local. Split elements into their rows, along the first dimension of all their arrays: batches into examples.
+
+        Over arrays the rows of batches are row numbers. Elsewhere every rank reads all elements.
 
         Raises:
-            ValueError: The dataset is not known to have batches.
+            ValueError: An array has no dimension, or another number of rows than others. While reading, where elements
+                are not rows of arrays in memory.
         """
-        if not self._pipeline.is_batched:
-            raise ValueError(
-                "unbatch: expected a dataset with batches, made by `batch`, got one without. Use interleave to split "
-                "elements into rows"
-            )
-        return self.with_pipeline(self._pipeline.unbatch())
+        return self.with_pipeline(rebatched.rows_of("unbatch", self._pipeline))
 
     def cache(self) -> Dataset:
         """Local. Keep elements in memory once they are read; each rank keeps those that it reads itself.
@@ -220,7 +218,9 @@ class Dataset(BaseDataset):
             )
         options = options_of_all("concatenate", [self._options, dataset.options()])
         source = PlaceSource(lambda: (first, second))
-        return Dataset(Pipeline(source, Concatenate((first, second)), is_loaded=first.is_batched), options)
+        is_assumed = first.is_assumed and second.is_assumed
+        stream = Concatenate((first, second))
+        return Dataset(Pipeline(source, stream, is_loaded=first.is_batched, is_assumed=is_assumed), options)
 
     def shared(self) -> Dataset:
         """Collective. Keep one copy of the arrays per node, in memory that its ranks share.

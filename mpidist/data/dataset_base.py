@@ -86,7 +86,7 @@ class BaseDataset(FixedAttributes):
 
     @classmethod
     def from_iterable(
-        cls: type[D], iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, batched: bool = False
+        cls: type[D], iterable: Iterable[Any] | Callable[[], Iterable[Any]], *, batched: bool | None = None
     ) -> D:
         """Local. A dataset of the elements of an iterable; its length is unknown.
 
@@ -97,15 +97,18 @@ class BaseDataset(FixedAttributes):
             iterable: An object that can be iterated many times (a PyTorch `DataLoader`, a list), or a function that
                 returns an iterable each time (a generator function). It must give the same elements in the same order
                 on every rank.
-            batched: Whether each element is a global batch already.
+            batched: Whether each element is a global batch already. None: `experimental_distribute_dataset` takes
+                elements for global batches, as TF does, where their arrays all have the same first dimension.
 
         Raises:
             TypeError: `iterable` is neither of these, or is an iterator, which can be read only once.
         """
-        is_loaded = flag("batched", batched, owner="from_iterable: ")
+        is_assumed = batched is None
+        is_loaded = not is_assumed and flag("batched", batched, owner="from_iterable: ")
         if isinstance(iterable, BaseDataset):
             # Not by iterating: its order would depend on how often it was begun, on each rank and after a resume.
-            return cls(replace(iterable.pipeline.in_whole(), is_loaded=is_loaded), iterable.options())
+            pipeline = replace(iterable.pipeline.in_whole(), is_loaded=is_loaded, is_assumed=is_assumed)
+            return cls(pipeline, iterable.options())
         if not isinstance(iterable, Iterable):
             if not callable(iterable):
                 raise TypeError(
@@ -121,7 +124,7 @@ class BaseDataset(FixedAttributes):
         else:
             opened = partial(iter, iterable)
         source = ElementSource(elements.convert_loaded, partial(_first, opened))
-        return cls(Pipeline(source, Elements(opened), is_loaded=is_loaded), Options())
+        return cls(Pipeline(source, Elements(opened), is_loaded=is_loaded, is_assumed=is_assumed), Options())
 
     @classmethod
     def from_indexable(cls: type[D], items: Any) -> D:

@@ -29,7 +29,8 @@ NEXT = inner_calls.NEXT
 # calls.
 IDENTITY, STATE, INNER = 0, 1, 2
 PLACE_WORDS = INNER + inner_calls.WORDS
-_RING, _KEPT, _SIGN = INNER + inner_calls.RING, inner_calls.KEPT, inner_calls.SIGN
+_RING, _KEPT = INNER + inner_calls.RING, inner_calls.KEPT
+_HALF, _HALF_BITS = inner_calls.HALF, inner_calls.HALF_BITS
 # The identity of the calls that open a communicator: its own is not known yet.
 START = 1
 
@@ -62,6 +63,31 @@ class _Codes(dict[str, int]):
 
 
 CODES = _Codes()
+# So many low bits of a call's code say which one of its name it is.
+WHICH = 0xFFFF
+# Strategies on the same ranks are numbered from 1: this makes numbers of several digits of theirs, which are added to
+# the signs of their calls.
+SPREAD = 0x9E3779B1
+
+
+def code_of(name: str, sign: int) -> int:
+    """Local. A number for a whole call, the same on every rank; never 0.
+
+    Args:
+        name: Of the call.
+        sign: Says which one it is: a checksum of what must be the same on all ranks, and whose it is.
+    """
+    return CODES[name] ^ (sign & WHICH) or 1
+
+
+def names_of(code: int) -> list[str]:
+    """Local. The names that calls of this code may have."""
+    return [name for name, known in CODES.items() if may_have_one_name(known, code)]
+
+
+def may_have_one_name(code: int, other: int) -> bool:
+    """Local. Whether calls of these codes may have one name."""
+    return code & ~WHICH == other & ~WHICH
 
 
 class Calls:
@@ -88,6 +114,7 @@ class Calls:
         depth: How many calls inside each other this rank is in.
         state: The number of the last call, times `NEXT`.
         note: Keeps a call.
+        owner: The number of the strategy whose call this rank is in; 0: no strategy's.
         limit_seconds: How long the current call may wait; None: for ever.
         is_timed: Whether the current call watches the time itself.
     """
@@ -109,17 +136,19 @@ class Calls:
         self.in_barrier = -math.inf
         self.note = self.recent.append
         self.depth = 0
-        self.state = 0
+        self.state = self.owner = 0
         words[STATE] = 0
         words[INNER:PLACE_WORDS] = inner_calls.NOTHING
         words[IDENTITY] = identity
 
-    def enter(self, name: str, call: Call = "") -> None:
+    def enter(self, name: str, call: Call = "", code: int = 0, owner: int = 0) -> None:
         """Local. Note that a call begins.
 
         Args:
             name: What the program called, the same on all ranks.
             call: The call, if there is more to say. It is kept: the same object again takes no memory.
+            code: Of the whole call; by default that of its name and its owner.
+            owner: The number of the strategy whose call it is; 0: no strategy's.
 
         Raises:
             RuntimeError: Another thread is in a call.
@@ -135,18 +164,22 @@ class Calls:
                 self.words[INNER] = self._outer = self._inner_state = self.state
                 self._inner_sign = 0
             self._inner_state = state = self._inner_state + 1
-            self._inner_sign = sign = self._inner_sign * 31 + CODES[name] & _SIGN
+            code = code or CODES[name] ^ owner * SPREAD & WHICH or 1
+            before = self._inner_sign
+            names, whole = (before >> _HALF_BITS) * 31 + CODES[name] & _HALF, (before & _HALF) * 31 + code & _HALF
+            self._inner_sign = sign = names << _HALF_BITS | whole
             words = self.words
             # First: where the count says that it is there, it is.
             words[_RING + state % _KEPT] = sign
             words[INNER] = state
             return
         self.depth = 1
+        self.owner = owner
         self.thread = get_ident()
         self.note(call or name)
         self.state = state = self.state + NEXT
-        # One aligned word, which is written in one piece.
-        self.words[STATE] = state + CODES[name]
+        # `code_of`, in place. One aligned word, which is written in one piece.
+        self.words[STATE] = state + (code or CODES[name] ^ owner * SPREAD & WHICH or 1)
 
     def leave(self) -> None:
         """Local. Note that the call has ended, well or not."""
@@ -160,8 +193,12 @@ class Calls:
     def fail(self) -> None:
         """Local. Note that the call ends with an exception: no rank in another one can meet this rank in it."""
         if self.depth == 1:
-            self.words[INNER + inner_calls.FAILED] = self.state + self.code
+            self.words[INNER + inner_calls.FAILED] = self.words[STATE]
         self.leave()
+
+    def go_on_at(self, number: int) -> None:
+        """Local. Outside calls: count so many from now on, as all ranks do; not fewer than any rank had."""
+        self.words[STATE] = self.state = max(self.number, number) * NEXT
 
     @property
     def name(self) -> str:
@@ -176,8 +213,8 @@ class Calls:
 
     @property
     def code(self) -> int:
-        """Local. The name of the last call, as a number that is the same on every rank."""
-        return CODES[self.name]
+        """Local. The name of the last call and whose it is, as a number that is the same on every rank."""
+        return code_of(self.name, self.owner * SPREAD)
 
     @property
     def is_exchange(self) -> bool:
@@ -197,9 +234,15 @@ class Calls:
         # By index: another thread may append meanwhile.
         return [describe(self.recent[place]) for place in range(max(0, kept - 1 - count), kept - 1)]
 
-    def limited(self, seconds: float | None) -> Calls:
-        """Local. The same calls, of somebody who waits no longer than this; None: for ever."""
-        return self if seconds is None or isinstance(self, LoneCalls) else _LimitedCalls(self, seconds)
+    def limited(self, seconds: float | None, owner: int = 0) -> Calls:
+        """Local. The same calls, of somebody who waits no longer than this.
+
+        Args:
+            seconds: None: for ever.
+            owner: See `enter`.
+        """
+        is_same = (seconds is None and not owner) or isinstance(self, LoneCalls)
+        return self if is_same else _OwnCalls(self, seconds, owner)
 
     @contextlib.contextmanager
     def during(self, name: str) -> Iterator[None]:
@@ -222,9 +265,9 @@ class LoneCalls(Calls):
     def __init__(self) -> None:
         super().__init__(0, (), 0, new_words(PLACE_WORDS))
 
-    def enter(self, name: str, call: Call = "") -> None:
+    def enter(self, name: str, call: Call = "", code: int = 0, owner: int = 0) -> None:
         """Local. Note who calls."""
-        del name, call  # nobody asks for them
+        del name, call, code, owner  # nobody asks for them
         self.thread = get_ident()
 
     def leave(self) -> None:
@@ -234,19 +277,20 @@ class LoneCalls(Calls):
         """Local. Note nothing."""
 
 
-class _LimitedCalls(Calls):
-    """Calls whose outermost ones have a time limit."""
+class _OwnCalls(Calls):
+    """Calls of one strategy, whose outermost ones may have a time limit."""
 
-    def __init__(self, calls: Calls, seconds: float) -> None:
+    def __init__(self, calls: Calls, seconds: float | None, owner: int) -> None:
         self._calls = calls
         self._seconds = seconds
+        self._owner = owner
 
-    def enter(self, name: str, call: Call = "") -> None:
-        """Local. See `Calls.enter`."""
+    def enter(self, name: str, call: Call = "", code: int = 0, owner: int = 0) -> None:
+        """Local. See `Calls.enter`; the owner is always the same."""
         calls = self._calls
         if not calls.depth:
             calls.limit_seconds = self._seconds
-        calls.enter(name, call)
+        calls.enter(name, call, code, owner or self._owner)
 
     def leave(self) -> None:
         """Local. See `Calls.leave`."""

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
-from mpidist.observe.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls, byte_count
+from mpidist.observe.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls, byte_count, may_have_one_name
 from mpidist.observe.inner_calls import FAILED
 from mpidist.observe.patience import TICK_SECONDS, warn_seconds
-from mpidist.observe.peers import Key, Peer, circle, elsewhere, elsewhere_inside, has_left, is_left_behind, missing
+from mpidist.observe.peers import (
+    Key,
+    Peer,
+    circle,
+    elsewhere,
+    elsewhere_inside,
+    has_left,
+    is_left_behind,
+    missing,
+    unlike_inside,
+)
 from mpidist.observe.waiting import Wait
 
 _LOST = "others have left its call and gone on, and wait for this rank: its messages went to another call"
@@ -16,7 +26,8 @@ _NOT_HERE = "others have left its call without coming to this part of it: its me
 _DIFFERENT = "the ranks are in different calls"
 # What is seen in so many looks counts. On another host a file may be a second old. A rank whose messages went to
 # another call may need time to come out of its own. An error on another rank tells more, and is printed first.
-_LOOKS, _MANY_LOOKS, _ERROR_LOOKS = 2, 5, 8
+# Ranks in calls of one name may be about to find out by themselves, where all of them have come.
+_LOOKS, _NAMESAKE_LOOKS, _MANY_LOOKS, _ERROR_LOOKS = 2, 4, 5, 8
 # A rank that waits in a barrier of its node notes that again and again. This is less than the time between two looks:
 # if both find it there, it has waited all the time.
 _IN_BARRIER_SECONDS = 0.5 * TICK_SECONDS
@@ -103,11 +114,17 @@ def _reasons(view: View, calls: Calls) -> Iterator[Reason]:
     identity = calls.identity
     state, since, _ = view.waits[identity]
     others = view.others(calls)
+    have_all_come = not missing(state, others, identity)
     wrong = elsewhere(state, others, identity)
+    others_named = [peer for peer in wrong if not may_have_one_name(state % NEXT, (peer.state(identity) or 0) % NEXT)]
+    if not have_all_come:
+        # Calls of one name: where the last rank has come, all may find out by themselves that they differ.
+        wrong = others_named
     if wrong:
         number = hash((state, *(peer.state(identity) for peer in wrong)))
-        yield Reason(_DIFFERENT, tuple(peer.key for peer in wrong), number, _LOOKS)
-    yield from _inside(calls, state, others, view.now)
+        looks = _LOOKS if others_named else _NAMESAKE_LOOKS
+        yield Reason(_DIFFERENT, tuple(peer.key for peer in wrong), number, looks)
+    yield from _inside(calls, state, others, view.now, have_all_come=have_all_come)
     # Of deaths `ending` takes care, if it may.
     gone = [
         peer for peer in missing(state, others, identity)
@@ -126,13 +143,18 @@ def _reasons(view: View, calls: Calls) -> Iterator[Reason]:
         yield Reason(_LOST, tuple(peer.key for peer in gone_on), state, _MANY_LOOKS, seen_by_all=False)
 
 
-def _inside(calls: Calls, state: int, others: Sequence[Peer], now: float) -> Iterator[Reason]:
+def _inside(
+    calls: Calls, state: int, others: Sequence[Peer], now: float, *, have_all_come: bool
+) -> Iterator[Reason]:
     """The reasons in the calls inside the one in which this rank waits."""
     mine = calls.words[INNER:PLACE_WORDS].tolist()
     if calls.words[STATE] != state:
         # It has come out meanwhile, and the words may be of another call.
         return
     different, gone_on = elsewhere_inside(state, mine, others, calls.identity)
+    few = _LOOKS
+    if have_all_come and not different:
+        different, few = unlike_inside(state, mine, others, calls.identity), _NAMESAKE_LOOKS
     if now - calls.in_barrier < _IN_BARRIER_SECONDS:
         near = [peer for peer in others if not peer.is_far]
         if all(has_left(peer.state(calls.identity), state) for peer in near):
@@ -147,7 +169,7 @@ def _inside(calls: Calls, state: int, others: Sequence[Peer], now: float) -> Ite
             )
             yield Reason(
                 why, tuple(peer.key for peer in wrong), hash((state, *mine, *states)),
-                _ERROR_LOOKS if has_failed else _LOOKS,
+                _ERROR_LOOKS if has_failed else few if wrong is different else _LOOKS,
                 seen_by_all=all(other // NEXT == state // NEXT for other in states),
             )
 

@@ -2,7 +2,7 @@
 
 A call of the program contains others: `assign` inside `run` adds values up first, outside it does not. Ranks that
 differ there are in one call of one number, and can never meet. Each shows the signs of its last inner calls. A sign
-goes over the names of an inner call and of all before it in the same outer one.
+goes over an inner call and all before it in the same outer one: its upper half over their names alone.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ KEPT = 4
 # last call that this rank has left by an exception, and its code; and the signs of inner calls, by their count.
 OF, FAILED, RING = 0, 1, 2
 WORDS = RING + KEPT
-SIGN = (1 << 61) - 1
+# The bits of half a sign, and how many they are.
+HALF, HALF_BITS = (1 << 30) - 1, 30
 NOTHING = memoryview(bytes(8 * WORDS)).cast("q")
 
 
@@ -33,6 +34,12 @@ def differ(mine: Sequence[int], number: int, code: int, theirs: Sequence[int]) -
     """
     if theirs[FAILED] // NEXT == number and theirs[FAILED] % NEXT != code:
         return True
+    own = _signs(mine, number)
+    return any((own.get(count, sign) ^ sign) >> HALF_BITS for count, sign in _signs(theirs, number).items())
+
+
+def are_unlike(mine: Sequence[int], number: int, theirs: Sequence[int]) -> bool:
+    """Local. Whether another rank was in inner calls that differ, if not by their names; arguments as for `differ`."""
     own = _signs(mine, number)
     return any(own.get(count, sign) != sign for count, sign in _signs(theirs, number).items())
 

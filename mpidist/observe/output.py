@@ -12,7 +12,7 @@ _STDERR = 2
 
 
 class Beside(NamedTuple):
-    """Where texts go beside stderr, which somebody has taken away.
+    """A second place for texts, beside a stderr that somebody has redirected.
 
     Attributes:
         descriptor: Of what stderr was before.

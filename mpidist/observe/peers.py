@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mpidist.observe import inner_calls
-from mpidist.observe.calls import CODES, NEXT
+from mpidist.observe.calls import NEXT, names_of
 from mpidist.observe.clock import CLOCK, Clock
 from mpidist.observe.details import tell
 from mpidist.observe.page import Page
@@ -127,7 +127,7 @@ class Peer:
             return f"{self.name} holds the interpreter, or gets no core\n{text}".rstrip()
         state = self.call_untold(identities)
         if state:
-            names = [name for name, code in CODES.items() if code == state % NEXT]
+            names = names_of(state % NEXT)
             return f"{self.name} is in {names[0] if names else 'another call'}, call {state // NEXT}"
         return f"{self.name} {tell(self.details())}"
 
@@ -187,6 +187,14 @@ def elsewhere(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
         if other is not None and other // NEXT == state // NEXT and other % NEXT not in (0, state % NEXT):
             found.append(peer)
     return found
+
+
+def unlike_inside(state: int, mine: Sequence[int], others: Sequence[Peer], identity: int) -> list[Peer]:
+    """Local. Those that were in inner calls of the same names, and of another kind; arguments as `elsewhere_inside`."""
+    number = state // NEXT
+    return [
+        peer for peer in others if (theirs := peer.inner(identity)) and inner_calls.are_unlike(mine, number, theirs)
+    ]
 
 
 def has_left(other: int | None, state: int) -> bool:

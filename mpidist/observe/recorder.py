@@ -32,9 +32,9 @@ class _TracedCalls(Calls):
         super().__init__(identity, members, rank, words)
         self._begun: list[tuple[str, int, int, str]] = []
 
-    def enter(self, name: str, call: Call = "") -> None:
+    def enter(self, name: str, call: Call = "", code: int = 0, owner: int = 0) -> None:
         """Local. See `Calls.enter`."""
-        super().enter(name, call)
+        super().enter(name, call, code, owner)
         where = "" if self._begun else line_of_call(get_ident())
         self._begun.append((name, byte_count(call), TRACE.now(), where))
 

@@ -12,7 +12,7 @@ from mpidist.observe.peers import STALE_SECONDS
 
 
 def limit_of(calls: Calls) -> float:
-    """Local. How long the current call on a communicator may wait: its own limit and the job's both hold."""
+    """Local. The time limit of the current call on a communicator: its own limit and the job's both hold."""
     own = None if calls.is_timed else calls.limit_seconds
     return min((one for one in (limit_seconds(), own) if one), default=math.inf)
 
@@ -32,7 +32,7 @@ class Wait(NamedTuple):
 
 
 class Waits:
-    """What a rank waits in, as its watchdog sees it from look to look.
+    """The calls in which a rank waits, as its watchdog sees them from look to look.
 
     Attributes:
         by_identity: The waits by communicator.

@@ -211,7 +211,7 @@ class Watchdog:
             self.tick(self._page)
 
     def tick(self, page: Page) -> None:
-        """Local. Look once; once in `TICK_SECONDS`.
+        """Local. Look once; called every `TICK_SECONDS`.
 
         Args:
             page: This rank's.

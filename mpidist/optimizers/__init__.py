@@ -6,11 +6,13 @@ from mpidist.missing import no_attribute
 from mpidist.optimizers.adadelta import Adadelta
 from mpidist.optimizers.adagrad import Adagrad
 from mpidist.optimizers.adam import Adam, AdamW
+from mpidist.optimizers.adamax import Adamax
 from mpidist.optimizers.ftrl import Ftrl
 from mpidist.optimizers.lamb import LAMB
 from mpidist.optimizers.lars import LARS
 from mpidist.optimizers.lion import Lion
 from mpidist.optimizers.loss_scale import LossScaleOptimizer
+from mpidist.optimizers.nadam import Nadam
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.optimizers.rmsprop import RMSprop
 from mpidist.optimizers.schedules import (
@@ -27,9 +29,10 @@ from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
 
 __all__ = [
-    "LAMB", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "CosineDecay", "CosineDecayRestarts",
-    "ExponentialDecay", "Ftrl", "InverseTimeDecay", "Kernel", "LayerKernel", "LinearWarmup", "Lion",
-    "LossScaleOptimizer", "Optimizer", "OptimizerOptions", "PiecewiseConstantDecay", "PolynomialDecay", "RMSprop",
+    "LAMB", "LARS", "SGD", "Adadelta", "Adagrad", "Adam", "AdamW", "Adamax", "CosineDecay",
+    "CosineDecayRestarts", "ExponentialDecay", "Ftrl", "InverseTimeDecay", "Kernel", "LayerKernel", "LinearWarmup",
+    "Lion", "LossScaleOptimizer", "Nadam", "Optimizer", "OptimizerOptions", "PiecewiseConstantDecay",
+    "PolynomialDecay", "RMSprop",
 ]
 
 

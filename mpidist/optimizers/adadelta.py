@@ -53,8 +53,9 @@ class AdadeltaKernel:
         ) -> None:
             squares, steps, block = slots[0], slots[1], scratch[0]
             np.multiply(squares, self.rho, out=squares)
-            np.multiply(gradient, gradient, out=block)
-            np.multiply(block, 1 - self.rho, out=block)
+            # In this order, which overflows as late as the mean itself.
+            np.multiply(gradient, 1 - self.rho, out=block)
+            np.multiply(block, gradient, out=block)
             np.add(squares, block, out=squares)
             np.add(squares, self.epsilon, out=block)
             np.sqrt(block, out=block)

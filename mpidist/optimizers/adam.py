@@ -28,8 +28,9 @@ if TYPE_CHECKING:
 class AdamKernel:
     """First and second moments with bias correction.
 
-    The slots hold each moment divided by its `1 - beta`, that is the plain sum over `beta**k` times older gradients:
-    the same arithmetic in fewer passes over memory.
+    The first slot holds the first moment divided by `1 - beta_1`, that is the plain sum over `beta_1**k` times older
+    gradients: the same arithmetic in fewer passes over memory. The second moment is held as it is, and gradients are
+    scaled before they are squared: the sum of squares would overflow at gradients of a thirtieth of the size.
 
     Attributes:
         beta_1: Decay of the first moment.
@@ -47,8 +48,15 @@ class AdamKernel:
 
     @property
     def slots(self) -> Mapping[str, float]:
-        """Local. The decayed sums of gradients and of their squares, and with `amsgrad` the largest of the latter."""
-        return {"gradient_sum": 0.0, "square_sum": 0.0, **({"largest_square_sum": 0.0} if self.amsgrad else {})}
+        """Local. The decayed sum of gradients, the mean of squares, and with `amsgrad` the largest of the latter."""
+        return {"gradient_sum": 0.0, "velocity": 0.0, **({"largest_velocity": 0.0} if self.amsgrad else {})}
+
+    @property
+    def older_slots(self) -> Mapping[str, tuple[str, float]]:
+        """Local. See `saving.renewed`: checkpoints once held the sum of squares."""
+        return {
+            "velocity": ("square_sum", 1 - self.beta_2), "largest_velocity": ("largest_square_sum", 1 - self.beta_2)
+        }
 
     @property
     def scratch_count(self) -> int:
@@ -57,11 +65,12 @@ class AdamKernel:
 
     def prepare(self, step: int, learning_rate: float) -> Update:
         """Local. See `Kernel.prepare`."""
-        # p -= rate * m^ / (sqrt(v^) + epsilon), with both corrections and the scale of the slots moved out of the loop.
-        root = math.sqrt((1 - self.beta_2) / (1 - self.beta_2**step))
+        # p -= rate * m^ / (sqrt(v^) + epsilon), with both corrections and the scale of a slot moved out of the loop.
+        root = math.sqrt(1 / (1 - self.beta_2**step))
         rate = learning_rate * (1 - self.beta_1) / (1 - self.beta_1**step) / root
         epsilon = self.epsilon / root
         keep = 1 - learning_rate * self.weight_decay
+        scale = math.sqrt(1 - self.beta_2)
 
         def update(
             parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], _scratch: Sequence[AnyArray]
@@ -70,6 +79,7 @@ class AdamKernel:
             np.multiply(gradients, self.beta_1, out=gradients)
             np.add(gradients, gradient, out=gradients)
             np.multiply(squares, self.beta_2, out=squares)
+            np.multiply(gradient, scale, out=gradient)
             np.multiply(gradient, gradient, out=gradient)
             np.add(squares, gradient, out=squares)
             if self.amsgrad:

@@ -57,8 +57,9 @@ class LAMBKernel(LayerKernel):
             momentum, squares = slots
             root = scratch[0]
             np.multiply(squares, self.beta_2, out=squares)
-            np.multiply(gradient, gradient, out=root)
-            np.multiply(root, 1 - self.beta_2, out=root)
+            # In this order, which overflows as late as the mean itself.
+            np.multiply(gradient, 1 - self.beta_2, out=root)
+            np.multiply(root, gradient, out=root)
             np.add(squares, root, out=squares)
             np.multiply(momentum, self.beta_1, out=momentum)
             np.multiply(gradient, 1 - self.beta_1, out=gradient)

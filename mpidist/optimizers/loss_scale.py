@@ -12,6 +12,7 @@ from mpidist.arguments import described, whole
 from mpidist.arrays import AnyArray
 from mpidist.attributes import FixedAttributes
 from mpidist.errors import CheckpointError
+from mpidist.missing import Missing
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.update.kernel import Schedule
 from mpidist.variables.variable import Gradient, Variable
@@ -24,8 +25,7 @@ class LossScaleOptimizer(FixedAttributes):
     """An optimizer for the gradients of a loss that was multiplied by `scale_loss`.
 
     A step in which the sum of a gradient over all replicas is not finite is skipped on every rank and halves the scale;
-    `dynamic_growth_steps` updates in a row double it. Use parameters of float32 or wider: `apply_gradients` unscales
-    float16 gradients in the parameter's dtype.
+    `dynamic_growth_steps` updates in a row double it. Gradients of half precision are unscaled in float32.
 
     Args:
         inner_optimizer: The optimizer that applies the unscaled gradients.
@@ -42,6 +42,7 @@ class LossScaleOptimizer(FixedAttributes):
             anything else is an AttributeError.
     """
 
+    minimize = Missing()
     _assignable = frozenset({"dynamic_scale", "learning_rate", "name"})
     _fixed = frozenset({"dynamic_growth_steps", "inner_optimizer"})
 
@@ -121,6 +122,13 @@ class LossScaleOptimizer(FixedAttributes):
             if was_applied is not None:
                 self._adjust(was_applied=was_applied)
 
+    def flush(self) -> None:
+        """Collective. Apply what was accumulated, or skip it; see `Optimizer.flush`."""
+        with self.inner_optimizer.uninterrupted():
+            was_applied = self.inner_optimizer.flush_scaled()
+            if was_applied is not None:
+                self._adjust(was_applied=was_applied)
+
     def _adjust(self, *, was_applied: bool) -> None:
         if not was_applied:
             self.dynamic_scale = max(self.dynamic_scale / 2, self._smallest)
@@ -139,6 +147,11 @@ class LossScaleOptimizer(FixedAttributes):
     def built_on(self) -> Sequence[Variable]:
         """Local. See `Optimizer.built_on`."""
         return self.inner_optimizer.built_on
+
+    @property
+    def may_lack(self) -> frozenset[str]:
+        """Local. See `Optimizer.may_lack`."""
+        return frozenset(f"inner/{name}" for name in self.inner_optimizer.may_lack)
 
     def state(self) -> dict[str, Any]:
         """Local. The tree that a checkpoint stores."""

@@ -2,34 +2,39 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from mpidist import context
-from mpidist.arguments import described, flag, number, python_numbers
+from mpidist.arguments import flag, number, python_numbers
 from mpidist.arrays import AnyArray
 from mpidist.attributes import FixedAttributes
 from mpidist.comm.agreement import together
-from mpidist.optimizers.requirements import instead_of_setting, listed, refuse_unknown, require_pairs, require_updatable
-from mpidist.optimizers.saving import RATE, load_slot, numbered, require_names, require_slots
+from mpidist.missing import Missing
+from mpidist.optimizers.rates import NO_RATES, no_rate, rate_at, refused_rate, require_rate
+from mpidist.optimizers.requirements import (
+    instead_of_setting,
+    listed,
+    refuse_unknown,
+    require_dense,
+    require_kernel,
+    require_pairs,
+    require_updatable,
+)
+from mpidist.optimizers.saving import RATE, load_slot, read_slots, renewed, require_names
 from mpidist.variables.sharded import wholes
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
-from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule, positive
+from mpidist.variables.update.halves import MASTER_COPY
+from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule
 from mpidist.variables.update.options import ACCUMULATES, COMPRESSION, OptimizerOptions
 from mpidist.variables.update.parts import by_parts
-from mpidist.variables.variable import Gradient, UpdatePlan, Variable, common_home
+from mpidist.variables.variable import Gradient, UpdatePlan, Variable, by_number, common_home
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
 
     from mpidist.variables.update.options import OptionKeywords
-
-# `float` reads texts, and takes True for 1.
-_NO_RATES = (bool, str, bytes)
 
 
 class Optimizer(FixedAttributes):
@@ -41,8 +46,7 @@ class Optimizer(FixedAttributes):
         name: Shown in errors.
         options: Clipping, weight decay, accumulation and averaging; see `OptimizerOptions`.
 
-    Only these attributes, and `name`, may be set: other settings are fixed when the optimizer is made. To set one of
-    them, or one that does not exist, is an AttributeError.
+    Only these attributes, and `name`, may be set. To set another one, or one that does not exist, is an AttributeError.
 
     Attributes:
         iterations: Number of calls of `apply_gradients` so far, with gradient accumulation also of those between
@@ -50,7 +54,7 @@ class Optimizer(FixedAttributes):
         learning_rate: As given, and may be set. Checkpoints hold a number, and not a schedule.
     """
 
-    may_lack = frozenset({RATE})
+    minimize = Missing()
     _assignable = frozenset({"iterations", "learning_rate", "name"})
     _fixed = frozenset({"kernel", "options"})
 
@@ -58,16 +62,9 @@ class Optimizer(FixedAttributes):
         self, kernel: Kernel | LayerKernel, learning_rate: float | Schedule, *, name: str,
         **options: Unpack[OptionKeywords],
     ) -> None:
-        if not callable(learning_rate):
-            if isinstance(learning_rate, bool) or not isinstance(learning_rate, (int, float, np.number)):
-                raise TypeError(f"`learning_rate` must be a number or a schedule, got {described(learning_rate)}")
-            positive(learning_rate=float(learning_rate))
+        require_rate(learning_rate)
         refuse_unknown(options, name)
-        if not hasattr(kernel, "prepare"):
-            raise TypeError(
-                f"`kernel` must be the arithmetic of an optimizer (mpidist.optimizers.Kernel), got {kernel!r} of type "
-                f"{type(kernel).__name__}. Use mpidist.optimizers.SGD() or another optimizer that is there"
-            )
+        require_kernel(kernel)
         python_numbers(kernel)
         self.kernel = kernel
         self.learning_rate: float | Schedule = learning_rate
@@ -76,9 +73,11 @@ class Optimizer(FixedAttributes):
         self.iterations = 0
         self._initial = slots_of(kernel, self.options)
         self._accumulated = self.options.accumulated
+        self._overwrites = self.options.ema_overwrite_frequency
         self._plan: UpdatePlan | None = None
         self._numbers: dict[int, int] = {}
         self._pending: Mapping[str, Any] | None = None
+        self._older: Mapping[str, tuple[str, float]] = getattr(kernel, "older_slots", {})
         self._settle(Optimizer)
 
     def build(self, variables: Iterable[Variable]) -> None:
@@ -110,7 +109,7 @@ class Optimizer(FixedAttributes):
         kernel = by_parts(self.kernel) if is_complex else self.kernel
         self._initial = slots_of(kernel, self.options)
         self._plan = common_home(chosen).plan(chosen, kernel, self.options)
-        # By identity: hashing a variable is a call of Python, and the plan keeps its variables alive.
+        # By identity: hashing a variable is a call of Python. The plan keeps them alive.
         self._numbers = {id(variable): number for number, variable in enumerate(chosen)}
         if self._pending is not None:
             self._load(self._plan, self._pending)
@@ -133,12 +132,7 @@ class Optimizer(FixedAttributes):
         wanted = listed(variables, "variables", self.name)
         plan = self._plan or self._build(wanted)
         numbers = [self._number(variable) for variable in wanted]
-        for variable in wanted:
-            if variable.sparse_gradient:
-                raise ValueError(
-                    f"{self.name}: variable {variable.name!r} was made with sparse_gradient=True and has no dense "
-                    "gradient to write to: pass its IndexedSlices to `apply_gradients`"
-                )
+        require_dense(wanted, self.name)
         return tuple(plan.gradient(number) for number in numbers)
 
     def apply_gradients(
@@ -164,6 +158,7 @@ class Optimizer(FixedAttributes):
                 declared.
             MismatchError: The ranks pass gradients for other variables; under `CommunicationOptions(check=True)` also
                 other values with `skip_gradients_aggregation`.
+            OverflowError: State has become infinite; on every rank, and at each call until state is restored.
             RuntimeError: Inside the function of `Strategy.gradients`, where a rank has several replicas.
         """
         self._apply(grads_and_vars, None, is_summed=skip_gradients_aggregation)
@@ -197,6 +192,34 @@ class Optimizer(FixedAttributes):
             raise ValueError("`scale` must not be 0: gradients are divided by it")
         return self._apply(grads_and_vars, float(scale), is_summed=skip_gradients_aggregation)
 
+    def flush(self) -> None:
+        """Collective. With gradient accumulation, update by the mean over the calls made since the last update.
+
+        It counts as one update: `iterations` then is what it would be after all calls. Without calls nothing happens.
+
+        Raises:
+            MismatchError: The ranks have made other numbers of calls, or have gradients for other variables.
+            ValueError: None of the calls had a gradient.
+        """
+        self.flush_scaled(must_be_finite=False)
+
+    def flush_scaled(self, *, must_be_finite: bool = True) -> bool | None:
+        """Collective. As `flush`, and as `apply_scaled_gradients`; returns None where there were no calls."""
+        context.require_collectives()
+        plan, count, finite = self._plan, self.iterations % self._accumulated, flag("must_be_finite", must_be_finite)
+        if plan is None or self._accumulated == 1:
+            return None
+        with self.uninterrupted():
+            last = self.iterations - count + self._accumulated - 1
+            rate = self.rate_at(last) if count else 0.0
+            if not rate >= 0:
+                raise refused_rate(rate, self.learning_rate, last, self.name)
+            settings = UpdateSettings(last // self._accumulated + 1, rate, must_be_finite=finite)
+            was_applied = plan.flush(count, settings)
+            if count:
+                self.iterations = last + 1 if was_applied else self.iterations - count
+        return was_applied if count else None
+
     def finalize_variable_values(self, variables: Iterable[Variable] | None = None) -> None:
         """Collective. Set variables to their moving average; nothing without `use_ema` or before the first update.
 
@@ -206,8 +229,9 @@ class Optimizer(FixedAttributes):
         chosen: Iterable[int] = self._numbers.values()
         if variables is not None:
             chosen = {self._number(variable) for variable in listed(variables, "variables", self.name)}
-        if self._plan is not None and self.options.use_ema and self.iterations >= self._accumulated and chosen:
-            self._plan.take_average(tuple(sorted(chosen)))
+        updates, calls = divmod(self.iterations, self._accumulated)
+        if self._plan is not None and self.options.use_ema and updates and chosen:
+            self._plan.take_average(tuple(sorted(chosen)), calls)
 
     def _apply(
         self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], scale: float | None, *, is_summed: bool
@@ -243,21 +267,23 @@ class Optimizer(FixedAttributes):
     ) -> bool | None:
         if (self.iterations + 1) % self._accumulated:
             plan.accumulate(gradients, factor, is_summed=is_summed)
+            updates, calls = divmod(self.iterations, self._accumulated)
+            if self._overwrites and updates and not calls and (updates + 1) % self._overwrites == 0:
+                # As in Keras: the gradients of the calls that follow are taken at the average.
+                plan.take_average(tuple(self._numbers.values()), 1)
             self.iterations += 1
             return None
         # Before any state changes: a schedule is the program's own, and may raise.
         given: Any = self.learning_rate(self.iterations) if callable(self.learning_rate) else self.learning_rate
-        # As `rate_at`: a step pays for each function that it enters.
-        if isinstance(given, _NO_RATES) or getattr(given, "ndim", 0) > 0:
-            raise self._no_rate(given, self.iterations)
+        # As `rates.rate_at`: a step pays for each function that it enters.
+        if isinstance(given, NO_RATES) or getattr(given, "ndim", 0) > 0:
+            raise no_rate(given, self.learning_rate, self.iterations, self.name)
         try:
             rate = float(given)
         except (TypeError, ValueError):
-            raise self._no_rate(given, self.iterations) from None
+            raise no_rate(given, self.learning_rate, self.iterations, self.name) from None
         if not rate >= 0:
-            way_out = "look at what the schedule divides by" if math.isnan(rate) else "it must not be negative"
-            raise ValueError(f"{self.name}: expected a learning rate, got {rate} from {self.learning_rate!r} at step "
-                             f"{self.iterations}: {way_out}")
+            raise refused_rate(rate, self.learning_rate, self.iterations, self.name)
         step = self.iterations // self._accumulated + 1
         if not plan.apply(gradients, UpdateSettings(step, rate, factor, is_summed, must_be_finite)):
             self.iterations -= self._accumulated - 1
@@ -267,30 +293,15 @@ class Optimizer(FixedAttributes):
         return True
 
     def rate_at(self, iteration: int) -> float:
-        """Local. The learning rate of a step, counted from 0.
-
-        Raises:
-            TypeError: It is no number; texts are not read as numbers.
-        """
-        given: Any = self.learning_rate(iteration) if callable(self.learning_rate) else self.learning_rate
-        # Older versions of NumPy take an array of one number for a number, with a warning.
-        if isinstance(given, _NO_RATES) or getattr(given, "ndim", 0) > 0:
-            raise self._no_rate(given, iteration)
-        try:
-            return float(given)
-        except (TypeError, ValueError):
-            raise self._no_rate(given, iteration) from None
-
-    def _no_rate(self, given: object, iteration: int) -> TypeError:
-        is_schedule = callable(self.learning_rate)
-        source = f"its schedule {self.learning_rate!r} at step {iteration}" if is_schedule else "`learning_rate`"
-        return TypeError(f"{self.name}: the learning rate must be a number, got {described(given)} from {source}")
+        """Local. The learning rate of a step, counted from 0; see `rates.rate_at`."""
+        return rate_at(self.learning_rate, iteration, self.name)
 
     def uninterrupted(self) -> AbstractContextManager[object]:
         """Local. Surrounds work in several calls: an interrupt waits for its end, on all ranks."""
         if self._plan is None:
             return nullcontext()
-        return self._plan.variables[0].home.communicator.order.during("apply_gradients")
+        home = self._plan.variables[0].home
+        return home.communicator.order.during("apply_gradients", home.strategy_number)
 
     def _by_number(self, pairs: Iterable[tuple[Gradient | None, Variable]]) -> dict[int, Gradient]:
         gradients: dict[int, Gradient] = {}
@@ -307,7 +318,12 @@ class Optimizer(FixedAttributes):
     def variables(self) -> list[Variable]:
         """Local. The state, slot by slot; each slot variable has the shape of its variable."""
         slots = {} if self._plan is None else self._plan.slots
-        return [variable for slot in slots.values() for variable in slot]
+        return [variable for slot in slots.values() for variable in by_number(slot).values()]
+
+    @property
+    def may_lack(self) -> frozenset[str]:
+        """Local. Entries of the state that checkpoints of earlier versions, and of other options, do not have."""
+        return frozenset({RATE, MASTER_COPY, *self._older})
 
     @property
     def plan(self) -> UpdatePlan | None:
@@ -323,9 +339,7 @@ class Optimizer(FixedAttributes):
         """Local. The tree that a checkpoint stores, with what each rank has left out of compressed gradients."""
         tree: dict[str, Any] = {"iterations": self.iterations}
         if not callable(self.learning_rate):
-            if isinstance(self.learning_rate, _NO_RATES):
-                raise self._no_rate(self.learning_rate, self.iterations)
-            tree[RATE] = float(self.learning_rate)
+            tree[RATE] = rate_at(self.learning_rate, self.iterations, self.name)
         if self._plan is not None:
             tree.update(self._plan.slots)
             tree.update(self._plan.state())
@@ -347,7 +361,7 @@ class Optimizer(FixedAttributes):
             CheckpointError: The state of another kind of optimizer, of other variables, or of other shapes.
         """
         def look() -> tuple[int, float | Schedule]:
-            names = {name for name in saved if name != RATE and not name.startswith(COMPRESSION)}
+            names = {name for name in renewed(saved, self._older) if name != RATE and not name.startswith(COMPRESSION)}
             require_names(names, self._initial, self.name, accumulates=self._accumulated > 1)
             # Files of before it was saved have none.
             takes = RATE in saved and not callable(self.learning_rate)
@@ -356,28 +370,17 @@ class Optimizer(FixedAttributes):
         if self._plan is None:
             (self.iterations, self.learning_rate), self._pending = look(), saved
             return
-        iterations, rate = together(self._plan.variables[0].group, self._reading(), look)
+        iterations, rate = together(self._plan.variables[0].group, f"reading the state of {self.name}", look)
         self._load(self._plan, saved)
         self.iterations, self.learning_rate = iterations, rate
 
-    def _reading(self) -> str:
-        return f"reading the state of {self.name}"
-
     def _load(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> None:
         """Collective."""
-        tree = together(plan.variables[0].group, self._reading(), lambda: self._read(plan, saved))
+        group, older, owner = plan.variables[0].group, self._older, self.name
+        tree = together(group, f"reading the state of {owner}", lambda: read_slots(plan, saved, older, owner))
         plan.load(tree)
         for name, targets in plan.slots.items():
             load_slot(targets, tree.get(name), self._initial.get(name, 0.0))
-
-    def _read(self, plan: UpdatePlan, saved: Mapping[str, Any]) -> dict[str, Any]:
-        tree = numbered(saved, plan.variables, self.name)
-        require_slots(plan.slots, tree, self.name)
-        if isinstance(tree.get(ACCUMULATES), Mapping):
-            tree[ACCUMULATES] = np.array(
-                [tree[ACCUMULATES][str(number)].numpy() for number in range(len(plan.variables))], np.uint8
-            )
-        return tree
 
     def _number(self, variable: Variable) -> int:
         number = self._numbers.get(id(variable))

@@ -39,6 +39,15 @@ def refuse_unknown(given: Mapping[str, object], owner: str) -> None:
             raise TypeError(f"{owner} has no argument {name!r}. {way_out}")
 
 
+def require_kernel(kernel: object) -> None:
+    """Local. Raise TypeError for something that is no kernel."""
+    if not hasattr(kernel, "prepare"):
+        raise TypeError(
+            f"`kernel` must be the arithmetic of an optimizer (mpidist.optimizers.Kernel), got {kernel!r} of type "
+            f"{type(kernel).__name__}. Use mpidist.optimizers.SGD() or another optimizer that is there"
+        )
+
+
 def instead_of_setting(name: str, owner: str, kernel: object) -> str:
     """Local. What to do instead of setting an attribute of an optimizer; empty if that is none of its settings.
 
@@ -57,6 +66,16 @@ def instead_of_setting(name: str, owner: str, kernel: object) -> str:
             return ""
         real = near[0]
     return f"`learning_rate` may be set at any time, and `{real}` is an argument of {owner}: make another optimizer"
+
+
+def require_dense(variables: Iterable[Variable], owner: str) -> None:
+    """Local. Raise ValueError for a variable whose gradients are `IndexedSlices`."""
+    for variable in variables:
+        if variable.sparse_gradient:
+            raise ValueError(
+                f"{owner}: variable {variable.name!r} was made with sparse_gradient=True and has no dense gradient to "
+                "write to: pass its IndexedSlices to `apply_gradients`"
+            )
 
 
 def listed(given: Iterable[T], what: str, owner: str) -> list[T]:

@@ -63,8 +63,9 @@ class RMSpropKernel:
         ) -> None:
             square, root = slots[0], scratch[0]
             np.multiply(square, self.rho, out=square)
-            np.multiply(gradient, gradient, out=root)
-            np.multiply(root, 1 - self.rho, out=root)
+            # In this order, which overflows as late as the mean itself.
+            np.multiply(gradient, 1 - self.rho, out=root)
+            np.multiply(root, gradient, out=root)
             np.add(square, root, out=square)
             if self.centered:
                 mean = slots[-1]

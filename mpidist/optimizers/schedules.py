@@ -112,30 +112,47 @@ class PolynomialDecay:
 
 @dataclass(frozen=True)
 class CosineDecay:
-    """Half a cosine from `initial_learning_rate` to `alpha` times it, then constant.
+    """Half a cosine from `initial_learning_rate` to `alpha` times it, then constant; with a line upwards before it.
 
     Loshchilov and Hutter, "SGDR: stochastic gradient descent with warm restarts", 2017.
 
     Attributes:
         initial_learning_rate: At step 0.
-        decay_steps: Number of steps until the decay ends.
-        alpha: The final rate as a fraction of the initial one.
+        decay_steps: Number of steps from the beginning of the decay to its end.
+        alpha: The final rate as a fraction of that at which the decay begins.
+        warmup_target: The rate reaches it on a straight line, and the decay begins there; None: there is no such line.
+        warmup_steps: Number of steps of the line.
     """
 
     initial_learning_rate: float
     decay_steps: float
     alpha: float = 0.0
+    warmup_target: float | None = None
+    warmup_steps: float = 0
 
     def __post_init__(self) -> None:
         with named("CosineDecay"):
             number("initial_learning_rate", self.initial_learning_rate, least=0)
             _check_length("decay_steps", self.decay_steps)
             number("alpha", self.alpha, least=0)
+            if self.warmup_target is not None:
+                number("warmup_target", self.warmup_target, least=0)
+            number("warmup_steps", self.warmup_steps, least=0)
+            if self.warmup_steps and self.warmup_target is None:
+                raise ValueError(
+                    "`warmup_steps` needs a `warmup_target`, the rate at which they end, got "
+                    f"{self.warmup_steps} steps and no rate"
+                )
         python_numbers(self)
 
     def __call__(self, step: int) -> float:
         """Local. The rate at a step."""
-        return self.initial_learning_rate * _cosine(min(step, self.decay_steps) / self.decay_steps, 1, self.alpha)
+        first, begin = self.initial_learning_rate, self.initial_learning_rate
+        if self.warmup_target is not None:
+            begin = self.warmup_target
+        if step < self.warmup_steps:
+            return first + (begin - first) * step / self.warmup_steps
+        return begin * _cosine(min(step - self.warmup_steps, self.decay_steps) / self.decay_steps, 1, self.alpha)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -11,8 +12,10 @@ from mpidist.serving.messages import Step
 from mpidist.variables.served import Place
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings, widened
 from mpidist.variables.update.compiled import CompiledUpdate, is_wanted
+from mpidist.variables.update.halves import scratch_blocks, state_dtype
 from mpidist.variables.update.kernel import BLOCK_BYTES, Kernel, LayerKernel, Update
 from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.update.overflow import Overflow, infinite_count, overflow_text
 
 VERSION, BEGUN = 0, 1
 
@@ -26,10 +29,15 @@ class HeapVariable:
     Args:
         memory: The heap.
         place: Of the variable.
+        name: For people.
+
+    Attributes:
+        place, name: As given.
     """
 
-    def __init__(self, memory: AnyArray, place: Place) -> None:
+    def __init__(self, memory: AnyArray, place: Place, name: str = "") -> None:
         self.place = place
+        self.name = name
         # Aligned words of eight bytes, each of which is written in one piece.
         self.words = memory[place.header : place.header + 16].view(np.uint64)
         self.buffers = [
@@ -71,6 +79,7 @@ class Updates:
         options: For the work around it.
         slots: For each variable number its state, in the order of `UpdateArithmetic.slots`.
         byte_count: That an update changes. Where it is large enough, updates are compiled.
+        has_halves: Whether some variables are of half precision.
     """
 
     def __init__(
@@ -79,12 +88,34 @@ class Updates:
         options: OptimizerOptions,
         slots: Mapping[int, Sequence[HeapVariable]],
         byte_count: int = 0,
+        *,
+        has_halves: bool = False,
     ) -> None:
-        self._arithmetic = UpdateArithmetic(kernel, options, compiles=is_wanted(byte_count))
+        self._overflow = Overflow()
+        self._arithmetic = UpdateArithmetic(
+            kernel, options, compiles=is_wanted(byte_count), has_halves=has_halves, overflow=self._overflow
+        )
         self._slots = slots
         self._follows = options.use_ema
 
     def apply(self, variable: HeapVariable, gradient: AnyArray, step: Step, factor: float) -> None:
+        """Local. Update a variable; see `_apply`.
+
+        Raises:
+            OverflowError: State has become infinite. The program of this server ends with it, and so the job.
+        """
+        overflow = self._overflow
+        with np.errstate(over="call", call=overflow.note):
+            self._apply(variable, gradient, step, factor)
+        if overflow.counts.tobytes() != overflow.seen:
+            overflow.see()
+            number = variable.place.number
+            for name, slot in zip(self._arithmetic.kernel.slots, self._slots[number], strict=False):
+                count = infinite_count(slot.current)
+                if count:
+                    raise OverflowError(overflow_text(f"number {number}", name, count, slot.current.dtype))
+
+    def _apply(self, variable: HeapVariable, gradient: AnyArray, step: Step, factor: float) -> None:
         """Local. Update a variable.
 
         Args:
@@ -94,18 +125,21 @@ class Updates:
             factor: The gradient is multiplied with it.
         """
         states = [slot.current for slot in self._slots[variable.place.number]]
+        if isinstance(self._arithmetic.kernel, LayerKernel):
+            # The first of two passes leaves something there for the second one.
+            gradient = gradient.astype(state_dtype(gradient.dtype), copy=False)
 
         def make(current: AnyArray, new: AnyArray) -> None:
             update = self._prepare(current, gradient, step, factor, states)
             # Compiled, it reads one version and writes the next.
             if not isinstance(update, CompiledUpdate) or not update.aside(current, new, gradient, states):
-                for low, high, pieces, scratch in self._blocks(gradient, states):
+                for low, high, pieces, scratch in self._blocks(current.dtype, gradient, states):
                     # Copied while it is in the cache.
                     np.copyto(new[low:high], current[low:high])
                     update(new[low:high], gradient[low:high], pieces, scratch)
             if self._follows:
                 follow = self._arithmetic.follow(step.iteration + 1)
-                for low, high, pieces, scratch in self._blocks(gradient, states):
+                for low, high, pieces, scratch in self._blocks(current.dtype, gradient, states):
                     follow(new[low:high], gradient[low:high], pieces, scratch)
 
         variable.change(make)
@@ -114,9 +148,9 @@ class Updates:
         """Local. The numbers of a variable's state."""
         return {slot.place.number for slot in self._slots.get(number, ())}
 
-    def _blocks(self, gradient: AnyArray, states: Sequence[AnyArray]) -> list[_Block]:
-        length = max(1, BLOCK_BYTES // gradient.itemsize)
-        scratch = [np.empty(min(length, gradient.size), gradient.dtype) for _ in range(self._arithmetic.scratch_count)]
+    def _blocks(self, dtype: np.dtype[Any], gradient: AnyArray, states: Sequence[AnyArray]) -> list[_Block]:
+        length = max(1, BLOCK_BYTES // state_dtype(dtype).itemsize)
+        scratch = scratch_blocks(self._arithmetic.scratch_count, min(length, gradient.size), dtype)
         bounds = [(low, min(low + length, gradient.size)) for low in range(0, gradient.size, length)]
         return [
             (low, high, [state[low:high] for state in states], [block[: high - low] for block in scratch])
@@ -130,7 +164,7 @@ class Updates:
         if not isinstance(kernel, LayerKernel):
             return arithmetic.prepare(UpdateSettings(number, step.rate, factor))
         direct = arithmetic.surround(kernel.direct(number) or _leave, factor=factor, keeps_gradient=True)
-        for low, high, pieces, scratch in self._blocks(gradient, states):
+        for low, high, pieces, scratch in self._blocks(current.dtype, gradient, states):
             # It leaves the parameter alone.
             direct(current[low:high], gradient[low:high], pieces, scratch)
         keep = 1 - step.rate * arithmetic.decay

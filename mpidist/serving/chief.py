@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from mpidist import context
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.window import require_open
 from mpidist.indexed_slices import IndexedSlices
@@ -39,6 +40,7 @@ from mpidist.variables.partitioners import Partitioner
 from mpidist.variables.served import Place, ServedHome, ServedSum, ServedVariable
 from mpidist.variables.sharded import ShardedVariable, served_parts
 from mpidist.variables.update.arithmetic import slots_of
+from mpidist.variables.update.halves import MASTER_COPY, state_dtype
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import Read, UpdatePlan, Variable
@@ -105,7 +107,7 @@ class Chief(ServedHome):
         if self.closures is not None and self._held is None:
             return self.closures(sender, message)
         if isinstance(message, Applied) and message.attempt == OWN_WRITE:
-            self.commits.written(sender, message.closure)
+            self.commits.written(sender, message.closure, message.error)
         elif isinstance(message, CutDone):
             self.commits.cut_done(sender, message)
         elif self._held is not None:
@@ -193,7 +195,7 @@ class Chief(ServedHome):
             raise self._heaps.full(shape, dtype, name, buffers=buffers, is_table=is_table)
         try:
             # Behind all that was sent before, which may still change what lay there.
-            self.station.call(place.server, "create", place, fill)
+            self.station.call(place.server, "create", place, fill, name)
         except Exception:
             self._heaps.give(place)
             raise
@@ -230,20 +232,22 @@ class Chief(ServedHome):
         names = slots_of(kernel, options)
         with self.lock:
             self._plans += 1
-            state: dict[str, list[Variable]] = {name: [] for name in names}
+            state: dict[str, dict[int, Variable]] = {name: {} for name in names}
             numbers: dict[int, dict[int, list[int]]] = {server: {} for server in self.commits.servers}
-            for variable in variables:
+            for number, variable in enumerate(variables):
                 shards = served_parts(variable)
+                master = {MASTER_COPY: 0.0} if options.master_copy and is_half(variable.dtype) else {}
                 # Only its server changes a slot, so that it needs no second buffer.
                 made = {
                     name: [
-                        self._make(one.shape, one.dtype, f"{variable.name}/{name}", server=one.place.server, fill=fill,
-                                   trainable=False)
+                        self._make(one.shape, state_dtype(one.dtype), f"{variable.name}/{name}",
+                                   server=one.place.server, fill=fill, trainable=False)
                         for one in shards
-                    ] for name, fill in names.items()
+                    ] for name, fill in {**names, **master}.items()
                 }
                 for name, slots in made.items():
-                    state[name].append(slots[0] if len(slots) == 1 else self._join(slots, f"{variable.name}/{name}"))
+                    one_slot = slots[0] if len(slots) == 1 else self._join(slots, f"{variable.name}/{name}")
+                    state.setdefault(name, {})[number] = one_slot
                 for at, one in enumerate(shards):
                     numbers[one.place.server][one.place.number] = [slots[at].place.number for slots in made.values()]
             for server, by_number in numbers.items():
@@ -279,6 +283,12 @@ class Chief(ServedHome):
             with self.station.whole:
                 for send in self.commits.write(slot, [place.server]):
                     self.station.send(send)
+                write = self.commits.number
+            if kind != "assign" and np.dtype(place.dtype).kind in "iu":
+                # The server may find that the sum does not fit.
+                self._wait_for_writes((place.server,))
+                if write in self.commits.refused:
+                    raise pickle.loads(self.commits.refused.pop(write))
 
     def pull_rows(self, place: Place, rows: AnyArray) -> AnyArray:
         """Local. See `ServedHome.pull_rows`; with all that this process has written."""

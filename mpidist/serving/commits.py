@@ -56,6 +56,7 @@ class Commits:
         iterations: Of each optimizer, the number of steps so far; may be set, from a checkpoint for instance.
         saving: The servers that have not saved the last cut.
         saved: What the others have said of it.
+        refused: By the numbers of own writes, the pickled exception of a variable that could not be changed.
     """
 
     rank: int
@@ -66,6 +67,7 @@ class Commits:
     iterations: MutableMapping[int, int] = field(default_factory=dict)
     saving: set[int] = field(default_factory=set)
     saved: dict[int, CutDone] = field(default_factory=dict)
+    refused: dict[int, bytes] = field(default_factory=dict)
     _unapplied: dict[int, set[int]] = field(default_factory=dict)
     _slots: dict[int, int] = field(default_factory=dict)
 
@@ -182,12 +184,13 @@ class Commits:
         push = Push(commit.closure, OWN_WRITE, slot, 0, True)
         return [Send(server, message) for server in servers for message in (push, commit)]
 
-    def written(self, server: int, write: int) -> None:
+    def written(self, server: int, write: int, error: bytes = b"") -> None:
         """Local. A server has applied a write: `Applied` with the attempt OWN_WRITE.
 
         Args:
             server: The server.
             write: The number of the write, `Applied.closure`.
+            error: As of `Applied`.
 
         Raises:
             RuntimeError: No such write is outstanding there.
@@ -195,6 +198,8 @@ class Commits:
         if server not in self._unapplied.get(write, ()):
             raise RuntimeError(f"server of rank {server} has applied write {write}, which it has not to apply")
         self._unapplied[write].remove(server)
+        if error:
+            self.refused[write] = error
         if not self._unapplied[write]:
             del self._unapplied[write], self._slots[write]
 

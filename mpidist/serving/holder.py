@@ -9,12 +9,13 @@ from typing import Any
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.arithmetic.combine import named_dtype
+from mpidist.comm.arithmetic.combine import is_half, named_dtype
 from mpidist.serving.block import HeapVariable
 from mpidist.serving.cut import Cutting, Rows, Saver
+from mpidist.serving.handles import portable
 from mpidist.serving.heap import FIRST_BYTES, HeapFullError, Slots
 from mpidist.serving.memory import HeapMemory
-from mpidist.serving.messages import SLOTS, Call, Discard, Message, Send, Step
+from mpidist.serving.messages import SLOTS, Applied, Call, Commit, Discard, Message, Part, Send, Step
 from mpidist.serving.push import Change, free_slot, read_pushed
 from mpidist.serving.rounds import mean
 from mpidist.serving.rows import SCATTER, block_count
@@ -26,6 +27,7 @@ from mpidist.variables.update.compiled import TABLE_SHARE
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.update.parts import initial
+from mpidist.variables.whole_numbers import METHODS, changed
 
 
 class Holder:
@@ -54,6 +56,8 @@ class Holder:
         self._saver: Saver | None = None
         self._variables: dict[int, HeapVariable] = {}
         self._updates: dict[int, TableUpdates] = {}
+        # By closure and attempt the pickled errors of updates that are being applied.
+        self._refused: dict[tuple[int, int], bytes] = {}
         self._calls: dict[str, Callable[..., Any]] = {
             "create": self._create, "plan": self._plan, "snapshot": self._snapshot, "begin": self._begin,
             "show": self._show, "rows": self._rows, "reserve": self._reserve,
@@ -82,7 +86,10 @@ class Holder:
 
     def _do(self, action: Action) -> None:
         if isinstance(action, Send):
-            self._station.send(action)
+            message = action.message
+            if self._refused and isinstance(message, Applied):
+                message = message._replace(error=self._refused.pop(message[:2], b""))
+            self._station.send(Send(action.rank, message))
         elif isinstance(action, Apply):
             self._apply(action)
             self._free(action.commit.worker, action.slot)
@@ -109,7 +116,7 @@ class Holder:
     def _changed_by(self, action: Apply | ApplyRound) -> list[int | Rows]:
         """The extent of an update: the numbers of variables, and of the state of optimizers; of tables the rows."""
         changed: list[int | Rows] = []
-        for change, array, step in self._changes(action):
+        for _, change, array, step in self._changes(action):
             numbers = [change.variable]
             if step is not None:
                 numbers += self._updates[step.optimizer].state_of(change.variable)
@@ -117,29 +124,32 @@ class Holder:
             changed += numbers if rows is None else [Rows(number, *rows) for number in numbers]
         return changed
 
-    def _changes(self, action: Apply | ApplyRound) -> Iterator[tuple[Change, AnyArray, Step | None]]:
-        """The changes that an update makes, with their arrays, and with their steps if they are some."""
+    def _changes(
+        self, action: Apply | ApplyRound
+    ) -> Iterator[tuple[Commit | Part, Change, AnyArray, Step | None]]:
+        """The changes that an update makes, with whose they are, their arrays, and their steps if they are some."""
+        parts: list[tuple[Commit | Part, int, tuple[Step, ...]]]
         if isinstance(action, ApplyRound):
             parts = [
-                (part.worker, slot, tuple(action.round.steps[at] for at in part.steps))
+                (part, slot, tuple(action.round.steps[at] for at in part.steps))
                 for part, slot in zip(action.round.parts, action.slots, strict=True)
             ]
         else:
-            parts = [(action.commit.worker, action.slot, action.commit.steps)]
-        for worker, slot, steps in parts:
-            for change, array in read_pushed(self._station.window.memory, self._slots.offset(worker, slot)):
+            parts = [(action.commit, action.slot, action.commit.steps)]
+        for part, slot, steps in parts:
+            for change, array in read_pushed(self._station.window.memory, self._slots.offset(part.worker, slot)):
                 if change.kind != "step":
-                    yield change, array, None
+                    yield part, change, array, None
                 elif steps:
                     # A commit that comes too late has none.
-                    yield change, array, steps[change.step]
+                    yield part, change, array, steps[change.step]
 
     # As in compiled loops, whatever the program has told NumPy: an error in the middle of an update would end the job.
     @np.errstate(all="ignore")
     def _apply(self, apply: Apply) -> None:
-        for change, array, step in self._changes(apply):
+        for part, change, array, step in self._changes(apply):
             if step is None:
-                self._change(change, array)
+                self._change(part, change, array)
             else:
                 self._updates[step.optimizer].apply(self._variables[change.variable], array, step, change.factor)
 
@@ -147,9 +157,9 @@ class Holder:
     def _apply_round(self, action: ApplyRound) -> None:
         """Apply what functions have changed otherwise, in their order, and then the means of their gradients."""
         gradients: dict[tuple[Step, int], list[tuple[AnyArray, float]]] = {}
-        for change, array, step in self._changes(action):
+        for part, change, array, step in self._changes(action):
             if step is None:
-                self._change(change, array)
+                self._change(part, change, array)
             else:
                 gradients.setdefault((step, change.variable), []).append((array, change.factor))
         counts = dict(zip(action.round.steps, action.round.counts, strict=True))
@@ -159,17 +169,23 @@ class Holder:
                 gradient = mean(variable.place, gradients[step, number], counts[step])
                 self._updates[step.optimizer].apply(variable, gradient, step, 1.0)
 
-    def _change(self, change: Change, array: AnyArray) -> None:
+    def _change(self, part: Commit | Part, change: Change, array: AnyArray) -> None:
         variable = self._variables[change.variable]
-        if change.kind.startswith(SCATTER):
-            scatter(variable, change.kind, array)
-        else:
-            variable.change(_CHANGES[change.kind](array))
+        try:
+            if change.kind.startswith(SCATTER):
+                scatter(variable, change.kind, array)
+            elif change.kind == "assign" or variable.current.dtype.kind not in "iu":
+                variable.change(_CHANGES[change.kind](array))
+            else:
+                variable.change(_assign(changed(variable.name, variable.current, array, METHODS[change.kind])))
+        except OverflowError as error:
+            # The update is decided, and others may have seen a part of it: this variable alone stays as it is.
+            self._refused.setdefault((part.closure, part.attempt), portable(error))
 
     def _free(self, worker: int, slot: int) -> None:
         free_slot(self._station.window.memory, self._slots.offset(worker, slot))
 
-    def _create(self, place: Place, fill: complex) -> None:
+    def _create(self, place: Place, fill: complex, name: str) -> None:
         """Make a variable whose value is everywhere the same number."""
         # A program may load what brings a dtype below the line at which this process serves.
         named_dtype(place.dtype)
@@ -178,7 +194,7 @@ class Holder:
         end = place.versions + 8 * block_count(place) if place.block_rows else place.buffers[1] + place.bytes
         what = f"a variable of shape {place.shape} and dtype {place.dtype}"
         self._memory.reserve(place.header, end - place.header, what)
-        variable = heap_variable(self._station.window.memory, place)
+        variable = heap_variable(self._station.window.memory, place, name)
         if fill:
             for buffer in variable.buffers:
                 buffer[...] = initial(fill, buffer.dtype)
@@ -202,7 +218,8 @@ class Holder:
         states = {number: [self._variables[slot] for slot in of] for number, of in slots.items()}
         places = [self._variables[number].place for number in slots]
         largest = max((place.bytes // (TABLE_SHARE if place.block_rows else 1) for place in places), default=0)
-        self._updates[optimizer] = TableUpdates(kernel, options, states, largest)
+        has_halves = any(is_half(np.dtype(place.dtype)) for place in places)
+        self._updates[optimizer] = TableUpdates(kernel, options, states, largest, has_halves=has_halves)
 
     def _begin(self, number: int) -> int:
         """Begin a version that the coordinator writes one-sidedly; the number of its buffer."""

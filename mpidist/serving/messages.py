@@ -13,6 +13,7 @@ A closure is handed out as attempt 1, 2, ... until one attempt is decided. These
     Left       anybody to all           I serve no more, after an error of my own: a worker is then lost
 
 Nothing here is decided by a worker or a server alone, so that a closure is applied by all its servers or by none.
+(What integers do not hold is not: the server leaves that variable as it is, and says so in `Applied`.)
 A server notes in the slot itself that it has applied it. A worker that begins a closure waits for that note before it
 reads from this server, and hears of a fence meanwhile: so a closure sees what its worker has finished before.
 """
@@ -211,10 +212,17 @@ class Round(NamedTuple):
 
 
 class Applied(NamedTuple):
-    """Server to coordinator: a commit is applied, or dropped as was told; the slot is free."""
+    """Server to coordinator: a commit is applied, or dropped as was told; the slot is free.
+
+    Attributes:
+        closure: The closure.
+        attempt: The attempt.
+        error: The pickled exception of a variable that could not be changed, and is as before; empty if there was none.
+    """
 
     closure: int
     attempt: int
+    error: bytes = b""
 
 
 class Fence(NamedTuple):

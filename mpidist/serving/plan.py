@@ -9,7 +9,7 @@ from mpidist.arrays import AnyArray
 from mpidist.variables.sharded import served_parts
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
-from mpidist.variables.variable import Gradient, Variable
+from mpidist.variables.variable import Gradient, Slot, Variable
 
 
 class ServedPlan:
@@ -24,7 +24,7 @@ class ServedPlan:
     """
 
     def __init__(
-        self, number: int, variables: Sequence[Variable], slots: Mapping[str, Sequence[Variable]],
+        self, number: int, variables: Sequence[Variable], slots: Mapping[str, Slot],
         kernel: Kernel | LayerKernel, options: OptimizerOptions,
     ) -> None:
         self.number = number
@@ -52,8 +52,14 @@ class ServedPlan:
         del gradients, settings
         raise _outside()
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
+    def flush(self, count: int, settings: Any) -> bool:
+        """Local. Nothing: gradients are not accumulated over closures."""
+        del count, settings
+        return True
+
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
         """Local. Set variables to their moving average."""
+        del moves
         for number in numbers:
             self.variables[number].assign(self.slots["average"][number].value())
 

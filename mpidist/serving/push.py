@@ -27,7 +27,7 @@ class Change(NamedTuple):
     """A change of one variable.
 
     Attributes:
-        kind: "assign", "add" or "step".
+        kind: "assign", "add", "sub", "step", or one of `Scatter.scatter` behind `rows.SCATTER`.
         variable: The number of the variable.
         begin: Where the array begins in the slot.
         dtype: Of the array.

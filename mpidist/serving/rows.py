@@ -12,6 +12,7 @@ from mpidist.serving.reading import READ
 from mpidist.serving.station import Station
 from mpidist.variables.scatter import apply_rows
 from mpidist.variables.served import Place
+from mpidist.variables.whole_numbers import changed_rows
 
 # The kinds of changes of a variable that name rows: "scatter_add" and so on. A step of a table names rows, too.
 SCATTER = "scatter_"
@@ -96,9 +97,14 @@ def _read(station: Station, place: Place, rows: AnyArray) -> tuple[AnyArray, Any
 
 
 class RowChanges:
-    """The changes of some rows of a variable that a closure has made, in their order."""
+    """The changes of some rows of a variable that a closure has made, in their order.
 
-    def __init__(self) -> None:
+    Args:
+        name: Of the variable, for errors.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
         self._changes: list[RowChange] = []
         # For each row, as far as the changes were looked at, the places of those that name it.
         self._changes_of: dict[int, list[int]] = {}
@@ -120,6 +126,9 @@ class RowChanges:
         Args:
             rows: Their numbers, of shape (n,).
             values: Of shape (n, width).
+
+        Raises:
+            OverflowError: Integers would wrap.
         """
         for at in range(self._known, len(self._changes)):
             for row in self._changes[at][1].tolist():
@@ -136,14 +145,23 @@ class RowChanges:
             # A row that was read several times changes everywhere, and by all of its changes in their order.
             low, high = np.searchsorted(ordered, numbers), np.searchsorted(ordered, numbers, "right")
             places = np.concatenate([order[a:b] for a, b in zip(low.tolist(), high.tolist(), strict=True)])
-            apply_rows(kind, values, np.repeat(given, high - low, axis=0), places)
+            self._apply(kind, values, np.repeat(given, high - low, axis=0), places)
 
     def applied(self, value: AnyArray) -> AnyArray:
-        """Local. A copy of a whole value, with the changes."""
+        """Local. A copy of a whole value, with the changes.
+
+        Raises:
+            OverflowError: Integers would wrap.
+        """
         copy = np.array(value)
         for kind, numbers, given in self._changes:
-            apply_rows(kind, copy.reshape(len(copy), -1), given, numbers)
+            self._apply(kind, copy.reshape(len(copy), -1), given, numbers)
         return copy
+
+    def _apply(self, kind: str, target: AnyArray, values: AnyArray, numbers: AnyArray) -> None:
+        if target.dtype.kind in "iu":
+            changed_rows(self._name, kind, target, values, numbers)
+        apply_rows(kind, target, values, numbers)
 
 
 def written(place: Place, kind: str, packed: AnyArray) -> Callable[[AnyArray, AnyArray], None]:

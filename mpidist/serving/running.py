@@ -2,10 +2,24 @@
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 from mpidist.arrays import AnyArray
 from mpidist.serving.messages import Do
 from mpidist.serving.push import Pushed
 from mpidist.serving.rows import RowChanges
+
+
+class Added(NamedTuple):
+    """What a closure has added to a variable.
+
+    Attributes:
+        kind: "add" or "sub", as of `Change`.
+        place: Where on the server lies what was added.
+    """
+
+    kind: str
+    place: int
 
 
 class RunningClosure:
@@ -19,8 +33,7 @@ class RunningClosure:
         pushed: What it sends to servers, by their ranks.
         optimizers: The numbers of those whose steps it makes, in their order.
         values: Of variables, by number, as this closure sees them.
-        added: By the numbers of variables, what was changed and is not in `values`, since most closures never read it:
-            rows, or where on a server lies what was added.
+        added: By the numbers of variables, what was changed and is not in `values`, since most closures never read it.
         stepped: The names of optimizers, by the numbers of the variables that they will change on the servers.
     """
 
@@ -29,21 +42,22 @@ class RunningClosure:
         self.pushed: dict[int, Pushed] = {}
         self.optimizers: list[int] = []
         self.values: dict[int, AnyArray] = {}
-        self.added: dict[int, list[int | RowChanges]] = {}
+        self.added: dict[int, list[Added | RowChanges]] = {}
         self.stepped: dict[int, str] = {}
 
-    def add_rows(self, kind: str, number: int, numbers: AnyArray, values: AnyArray) -> None:
+    def add_rows(self, kind: str, number: int, name: str, numbers: AnyArray, values: AnyArray) -> None:
         """Local. Note a change of rows; neighbouring changes of one variable are kept together.
 
         Args:
             kind: As of `RowChanges.add`.
             number: Of the variable.
+            name: Of the variable.
             numbers: As of `RowChanges.add`.
             values: Likewise.
         """
         added = self.added.setdefault(number, [])
         last = added[-1] if added else None
         if not isinstance(last, RowChanges):
-            last = RowChanges()
+            last = RowChanges(name)
             added.append(last)
         last.add(kind, numbers, values)

@@ -62,6 +62,9 @@ def cells_of(
         makers = list(map(one_by_one, shapes, offsets))
     else:
         whole = array_of(value)
+        if is_on_read and aggregation is VariableAggregation.SUM and whole.dtype.kind in "iu":
+            # As other strategies read it: there is one sum for all replicas.
+            whole = whole.astype(np.uint64 if whole.dtype == np.uint64 else np.int64, copy=False)
         if partitioner is None:
             return [Cell(name, lambda: whole)]
         rows = shards_of(partitioner, whole.shape, whole.dtype, name)

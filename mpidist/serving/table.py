@@ -18,6 +18,7 @@ from mpidist.variables.scatter import apply_rows
 from mpidist.variables.served import Place
 from mpidist.variables.update.arithmetic import UpdateSettings
 from mpidist.variables.update.rows import RowArithmetic
+from mpidist.variables.whole_numbers import changed_rows
 
 
 class HeapTable(HeapVariable):
@@ -26,13 +27,14 @@ class HeapTable(HeapVariable):
     Args:
         memory: The heap.
         place: Of the table.
+        name: For people.
 
     Attributes:
         rows: Of shape (rows, width).
     """
 
-    def __init__(self, memory: AnyArray, place: Place) -> None:
-        super().__init__(memory, place)
+    def __init__(self, memory: AnyArray, place: Place, name: str = "") -> None:
+        super().__init__(memory, place, name)
         self.rows = self.buffers[0].reshape(place.shape[0], place.width)
         self.versions = memory[place.versions : place.versions + 8 * block_count(place)].view(np.uint64)
 
@@ -74,10 +76,10 @@ class HeapTable(HeapVariable):
 class TableUpdates(Updates):
     """The updates of one optimizer, on tables by rows; see `Updates`."""
 
-    def apply(self, variable: HeapVariable, gradient: AnyArray, step: Step, factor: float) -> None:
-        """Local. See `Updates.apply`; of a table the gradient is of rows, as of `rows.pack`, each of them once."""
+    def _apply(self, variable: HeapVariable, gradient: AnyArray, step: Step, factor: float) -> None:
+        """Local. See `Updates._apply`; of a table the gradient is of rows, as of `rows.pack`, each of them once."""
         if not isinstance(variable, HeapTable):
-            super().apply(variable, gradient, step, factor)
+            super()._apply(variable, gradient, step, factor)
             return
         place = variable.place
         merged = unpack(gradient, place)
@@ -87,9 +89,9 @@ class TableUpdates(Updates):
         variable.change_rows(merged[0], lambda: arithmetic.write_back(merged))
 
 
-def heap_variable(memory: AnyArray, place: Place) -> HeapVariable:
+def heap_variable(memory: AnyArray, place: Place, name: str) -> HeapVariable:
     """Local. The variable that lies at a place in the heap of this process."""
-    return HeapTable(memory, place) if place.block_rows else HeapVariable(memory, place)
+    return (HeapTable if place.block_rows else HeapVariable)(memory, place, name)
 
 
 def scatter(variable: HeapVariable, kind: str, packed: AnyArray) -> None:
@@ -99,11 +101,18 @@ def scatter(variable: HeapVariable, kind: str, packed: AnyArray) -> None:
         variable: A table or another one.
         kind: With `SCATTER`.
         packed: As of `rows.pack`.
+
+    Raises:
+        OverflowError: Integers would wrap. Nothing has changed.
     """
+    place = variable.place
+    numbers, values = unpack(packed, place)
+    if values.dtype.kind in "iu":
+        current = variable.current.reshape(place.shape[0], place.width)
+        changed_rows(variable.name, kind.removeprefix(SCATTER), current, values, numbers)
     if not isinstance(variable, HeapTable):
-        variable.change(written(variable.place, kind, packed))
+        variable.change(written(place, kind, packed))
         return
-    numbers, values = unpack(packed, variable.place)
     variable.change_rows(numbers, lambda: apply_rows(kind.removeprefix(SCATTER), variable.rows, values, numbers))
 
 

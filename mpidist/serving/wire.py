@@ -50,7 +50,7 @@ _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 # The field of a message that is bytes, which JSON has not.
 _BYTES: dict[type[Message], str] = {
     Define: "code", Do: "arguments", Finished: "result", Failed: "error", Cut: "share", CutDone: "outcome",
-    Build: "arguments", Built: "error", Call: "arguments", Answer: "value",
+    Build: "arguments", Built: "error", Call: "arguments", Answer: "value", Applied: "error",
 }
 _BYTES_AT = {kind: kind._fields.index(name) for kind, name in _BYTES.items()}
 # The kind, and the sizes of the JSON and of the bytes.
@@ -120,7 +120,9 @@ def _pack_prepared(message: Prepared, large: int) -> bytes:
 
 
 def _pack_applied(message: Applied, large: int) -> bytes:
-    closure, attempt = message
+    closure, attempt, error = message
+    if error:
+        raise ValueError("bytes")
     return _CLOSURE[large].pack(_first(_APPLIED, large, attempt), closure & _LOW, closure >> 16)
 
 

@@ -39,7 +39,7 @@ from mpidist.serving.own_updates import OwnUpdates
 from mpidist.serving.push import Pushed
 from mpidist.serving.reading import READ, Value, read_whole
 from mpidist.serving.rows import SCATTER, RowChanges, pack, read_rows
-from mpidist.serving.running import RunningClosure
+from mpidist.serving.running import Added, RunningClosure
 from mpidist.serving.station import Station
 from mpidist.serving.worker_optimizer import WorkerOptimizer
 from mpidist.serving.worker_plan import WorkerPlan
@@ -48,6 +48,7 @@ from mpidist.variables.sharded import ShardedVariable
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import Read, UpdatePlan, Variable
+from mpidist.variables.whole_numbers import METHODS, changed
 
 
 class _NotMade(NamedTuple):
@@ -276,15 +277,18 @@ class Worker(ServedHome, OwnThreads):
             closure.values[place.number] = value.array
         for change in closure.added.pop(place.number, ()):
             before = closure.values[place.number]
-            if isinstance(change, int):
-                closure.pushed[place.server].write()
-                delta = np.empty(place.shape, place.dtype)
-                with self._station.awaited((place.server,), READ):
-                    self._station.window.get(place.server, change, delta.reshape(-1))
-                    self._station.window.flush(place.server)
-                closure.values[place.number] = np.asarray(before + delta)
-            else:
+            if isinstance(change, RowChanges):
                 closure.values[place.number] = change.applied(before)
+                continue
+            closure.pushed[place.server].write()
+            delta = np.empty(place.shape, place.dtype)
+            with self._station.awaited((place.server,), READ):
+                self._station.window.get(place.server, change.place, delta.reshape(-1))
+                self._station.window.flush(place.server)
+            is_whole = delta.dtype.kind in "iu"
+            closure.values[place.number] = np.asarray(
+                changed(self._name_of(place), before, delta, METHODS[change.kind]) if is_whole else before + delta
+            )
         return closure.values[place.number]
 
     @one_at_a_time
@@ -293,7 +297,7 @@ class Worker(ServedHome, OwnThreads):
         closure = self._closure
         changes = [] if closure is None else closure.added.get(place.number, [])
         is_here = closure is not None and (place.number in closure.values or place.number in closure.stepped)
-        if not place.block_rows or is_here or any(isinstance(change, int) for change in changes):
+        if not place.block_rows or is_here or any(isinstance(change, Added) for change in changes):
             return np.asarray(self.pull(place).reshape(place.shape[0], place.width)[rows])
         if closure is not None:
             self._own_updates.wait(place.server)
@@ -310,7 +314,7 @@ class Worker(ServedHome, OwnThreads):
         self._ahead.note_change(place.number)
         self._pushed(closure, place.server).add(SCATTER + kind, place.number, pack(rows))
         values = rows.values.reshape(len(rows.indices), place.width)
-        closure.add_rows(kind, place.number, rows.indices, np.array(values))
+        closure.add_rows(kind, place.number, self._name_of(place), rows.indices, np.array(values))
 
     @one_at_a_time
     def push(self, kind: str, place: Place, array: AnyArray) -> None:
@@ -323,7 +327,11 @@ class Worker(ServedHome, OwnThreads):
             closure.added.pop(place.number, None)
             closure.stepped.pop(place.number, None)
         else:
-            closure.added.setdefault(place.number, []).append(offset)
+            closure.added.setdefault(place.number, []).append(Added(kind, offset))
+
+    def _name_of(self, place: Place) -> str:
+        """The name of a variable, for errors."""
+        return getattr(self._named.get(("variable", place.number)), "name", f"number {place.number}")
 
     def load(self, place: Place, read: Read) -> None:
         """Local. See `ServedHome.load`."""

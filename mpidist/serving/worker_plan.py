@@ -17,7 +17,7 @@ from mpidist.variables.sharded import ShardedVariable, rows_within, served_parts
 from mpidist.variables.step.gradient import take_rows
 from mpidist.variables.update.arithmetic import UpdateSettings, widened
 from mpidist.variables.update.options import OptimizerOptions
-from mpidist.variables.variable import Gradient, Variable
+from mpidist.variables.variable import Gradient, Slot, Variable
 
 _Apply: TypeAlias = Callable[[int, str, Sequence[tuple[ServedVariable, AnyArray, float]]], None]
 
@@ -71,7 +71,7 @@ class WorkerPlan:
         self.number = number
         self._name = name
         self.variables = tuple(variables)
-        self.slots: dict[str, list[Variable]] = {}
+        self.slots: dict[str, Slot] = {}
         self._apply = apply
         self._options = options
         self._gradients: dict[int, AnyArray] = {}
@@ -120,9 +120,14 @@ class WorkerPlan:
             return [_cut(part, one) for part, one in pairs if one is not None]
         return [_cut(variable, gradient)]
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
+    def flush(self, count: int, settings: UpdateSettings) -> bool:
+        """Local. Nothing: gradients are not accumulated over closures."""
+        del count, settings
+        return True
+
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
         """Local. Refuse: it is for the coordinator."""
-        del numbers
+        del numbers, moves
         raise RuntimeError("finalize_variable_values is called on the coordinator, after `join`")
 
     def state(self) -> dict[str, Any]:

@@ -82,9 +82,10 @@ class Strategy(Resource, FixedAttributes):
         on_gpu: bool = False,
     ) -> None:
         require_communicator(communicator)
-        share_cores(communicator)
         self.communicator = communicator
         self.arena = Arena(communicator, options, shared=shared, cross_device_ops=cross_device_ops, on_gpu=on_gpu)
+        # It reads a file, and the arena has found out whether all ranks can.
+        share_cores(communicator)
         self._collectives: dict[CommunicationOptions, CollectiveFront] = {}
         self.arena.strategy = self
         self._cluster_resolver = cluster_resolver
@@ -195,6 +196,7 @@ class Strategy(Resource, FixedAttributes):
         Raises:
             ValueError: Unknown operation, or an axis out of range.
             TypeError: An operation of another type, or a dtype that cannot be combined so.
+            OverflowError: A sum or product of integers does not fit their dtype; on every rank.
             MismatchError: Shapes or dtypes differ between ranks.
             RuntimeError: Inside `run`, where `get_replica_context().all_reduce` is the way.
         """
@@ -243,6 +245,7 @@ class Strategy(Resource, FixedAttributes):
             The results of `fn`, any nest of arrays and numbers, added up; the same on every rank.
 
         Raises:
+            OverflowError: A sum of integers does not fit their dtype; on every rank.
             ValueError: Fewer logical replicas than ranks, no rows at all, or results of different shapes.
             MismatchError: Ranks pass other numbers, dtypes or row shapes, or `fn` returns other ones.
             TypeError: Results that cannot be added (booleans, objects, IndexedSlices), or a number that is no integer.
@@ -328,7 +331,8 @@ class Strategy(Resource, FixedAttributes):
         """Collective. This rank's part of a dataset that is batched by the global batch size.
 
         Args:
-            dataset: The same on every rank; its last batching step makes global batches.
+            dataset: The same on every rank; its last batching step makes global batches. Without such a step elements
+                of a generator or an iterable are global batches, if their arrays all have the same first dimension.
             options: Of the input.
 
         Returns:

@@ -304,7 +304,7 @@ class Variable(ABC):  # noqa: B024  # for `register`
     Args:
         initial_value: An array, a number, nested lists, or a function without arguments that returns one of them.
         trainable: Whether the variable is trainable; default True. ON_READ variables are not.
-        name: A name for people.
+        name: A name for people. If it is given it must be the same on every rank.
         dtype: Default: the array's own dtype; Python floats become float32, ints int32.
         synchronization: ON_WRITE (or AUTO): one value for all replicas. ON_READ: each replica has its own value.
         aggregation: The way to combine the replicas' values.
@@ -318,7 +318,8 @@ class Variable(ABC):  # noqa: B024  # for `register`
             `offset`, one with `partition_shape` and `partition_offset` gets these. Give the `dtype`, too.
 
     Raises:
-        MismatchError: The shape or the dtype differs between ranks.
+        MismatchError: The shape, the dtype, a name that was given, or another argument but the value differs between
+            ranks.
         ValueError: The arguments do not fit together.
         TypeError: The initial value does not hold numbers.
 

@@ -137,8 +137,6 @@ class StrategyExtended(Resource):
             TypeError, ValueError: As `Collective.all_reduce`.
             RuntimeError: Another strategy is current, or several replicas run on this rank.
         """
-        op = parse_enum(ReduceOp, reduce_op, "reduce_op")
-        in_place = flag("in_place", in_place)
         self._require_own_context()
         context.require_collectives()
         if self._asynchronous is None:
@@ -146,6 +144,11 @@ class StrategyExtended(Resource):
             arena.require_open()
             arena.communicator.require_whole("opening asynchronous reductions")
             self._asynchronous = open_asynchronous(arena.collective, replace(arena.options, wire_dtype=None))
+        try:
+            op, in_place = parse_enum(ReduceOp, reduce_op, "reduce_op"), flag("in_place", in_place)
+        except (TypeError, ValueError) as error:
+            self._asynchronous.refuse(error)
+            raise
         return self._asynchronous.all_reduce_async(array, op, in_place=in_place)
 
     def broadcast_to(self, tensor: Any, destinations: Any = None) -> Any:
@@ -167,7 +170,8 @@ class StrategyExtended(Resource):
         _refuse_list(destinations)
         with self._cross_replica("broadcast_to"):
             leaves, spec = tree.flatten(tensor)
-            arrays = _agreed(self._owner.communicator, leaves)
+            with self._owner.arena.calls.during("broadcast_to"):
+                arrays = _agreed(self._owner.communicator, leaves)
             collective = self._owner.arena.collective
             with signed(collective, spec):
                 sent = [collective.broadcast(array) for array in arrays]

@@ -67,11 +67,12 @@ class LogicalReplicas:
                 "lie on GPUs: compute them in `run`, or use a strategy on CPUs"
             ))
         leaves, spec = tree.flatten(batch)
-        arrays, rows, logical_replicas, blas_threads = together(
-            communicator, "gradients", lambda: (*_rows_of(leaves), *_whole_counts(logical_replicas, blas_threads))
-        )
-        described = [None if one is None else (one.dtype.str, one.shape[1:]) for one in arrays]
-        calls = communicator.all_gather_object((rows, (logical_replicas, blas_threads, described)))
+        with self._owner.arena.calls.during("gradients"):
+            arrays, rows, logical_replicas, blas_threads = together(
+                communicator, "gradients", lambda: (*_rows_of(leaves), *_whole_counts(logical_replicas, blas_threads))
+            )
+            described = [None if one is None else (one.dtype.str, one.shape[1:]) for one in arrays]
+            calls = communicator.all_gather_object((rows, (logical_replicas, blas_threads, described)))
         require_same(
             [call[1] for call in calls], "gradients: logical_replicas, blas_threads, dtypes and shapes of the batch",
             "Only the number of rows, the first dimension, may differ.",

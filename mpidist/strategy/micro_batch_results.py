@@ -9,6 +9,7 @@ import numpy as np
 from mpidist import tree
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
+from mpidist.comm.arithmetic.exact import halves, is_checked, joined, narrowed
 from mpidist.comm.arithmetic.tree_order import Node, combine_pairs
 from mpidist.comm.collective import check_reducible
 from mpidist.options import ReduceOp
@@ -56,8 +57,7 @@ class MicroBatchResults:
         self.layout, self.spec = layout, spec
         row = {
             dtype: np.concatenate([
-                one.reshape(-1).astype(dtype, copy=False) for one in arrays
-                if one is not None and _added_in(one.dtype) == dtype
+                _flat(one) for one in arrays if one is not None and _added_in(one.dtype) == dtype
             ])
             for dtype in flat_sizes(layout)
         }
@@ -80,12 +80,16 @@ def flat_sizes(layout: Layout) -> dict[np.dtype[Any], int]:
     for leaf in layout:
         if leaf is not None:
             dtype = _added_in(leaf[1])
-            sizes[dtype] = sizes.get(dtype, 0) + int(np.prod(leaf[0], dtype=np.int64))
+            sizes[dtype] = sizes.get(dtype, 0) + _flat_size(*leaf)
     return sizes
 
 
 def unpack(layout: Layout, sums: dict[np.dtype[Any], AnyArray]) -> list[Any]:
-    """Local. The leaves of the sum, cut out of the flat sums and rounded to their own dtypes."""
+    """Local. The leaves of the sum, cut out of the flat sums and rounded to their own dtypes.
+
+    Raises:
+        OverflowError: Integers do not fit their dtype; on every rank.
+    """
     places = dict.fromkeys(sums, 0)
     leaves: list[Any] = []
     for leaf in layout:
@@ -94,9 +98,14 @@ def unpack(layout: Layout, sums: dict[np.dtype[Any], AnyArray]) -> list[Any]:
             continue
         shape, dtype = leaf
         low = places[_added_in(dtype)]
-        places[_added_in(dtype)] = high = low + int(np.prod(shape, dtype=np.int64))
+        places[_added_in(dtype)] = high = low + _flat_size(shape, dtype)
+        total = sums[_added_in(dtype)][low:high]
+        if is_checked(dtype, ReduceOp.SUM):
+            whole = joined(total.reshape(2, *shape), np.dtype(f"{dtype.kind}8"))
+            leaves.append(narrowed(whole, dtype, ReduceOp.SUM)[()])
+            continue
         with np.errstate(over="ignore"):
-            leaves.append(sums[_added_in(dtype)][low:high].reshape(shape).astype(dtype, copy=False)[()])
+            leaves.append(total.reshape(shape).astype(dtype, copy=False)[()])
     return leaves
 
 
@@ -105,8 +114,21 @@ def _are_siblings(left: Node, right: Node) -> bool:
 
 
 def _added_in(dtype: np.dtype[Any]) -> np.dtype[Any]:
-    """The dtype of the sum: half precision is added up in float32 and rounded once."""
+    """The dtype of the sum: half precision is added up in float32 and rounded once, integers as two halves each."""
+    if is_checked(dtype, ReduceOp.SUM):
+        return np.dtype(np.int64)
     return np.dtype(np.float32) if is_half(dtype) else dtype.newbyteorder("=")
+
+
+def _flat(array: AnyArray) -> AnyArray:
+    """What is added up of a leaf, flat."""
+    if is_checked(array.dtype, ReduceOp.SUM):
+        array = halves(np.ascontiguousarray(array, f"{array.dtype.kind}8"))
+    return array.reshape(-1).astype(_added_in(array.dtype), copy=False)
+
+
+def _flat_size(shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
+    return (2 if is_checked(dtype, ReduceOp.SUM) else 1) * int(np.prod(shape, dtype=np.int64))
 
 
 def _described(layout: Layout) -> str:

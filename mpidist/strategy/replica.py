@@ -147,6 +147,7 @@ class ReplicaContext:
             The same structure. The MEAN of integers is float64.
 
         Raises:
+            OverflowError: A sum or product of integers does not fit their dtype; on every replica.
             RuntimeError: This context is not the current one, or the call is inside `Strategy.gradients`, where a rank
                 has several replicas.
         """
@@ -184,7 +185,8 @@ class ReplicaContext:
             TypeError: A value cannot be pickled; on every rank.
         """
         self._require_current()
-        return gather_object(self._strategy.communicator, value)
+        with self._strategy.arena.calls.during("gather_object"):
+            return gather_object(self._strategy.communicator, value)
 
     def merge_call(
         self, merge_fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None

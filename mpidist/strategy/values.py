@@ -16,6 +16,7 @@ from mpidist.arguments import described
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.combine import is_half
+from mpidist.comm.arithmetic.exact import is_checked, parts_along
 from mpidist.comm.collective import check_reducible
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
@@ -125,6 +126,8 @@ def reduce_leaf(collective: CollectiveFront, op: ReduceOp, leaf: Any, axis: int 
     with collective.log.begin("reduce along axes", axes, None, meets=False).surround():
         if op is ReduceOp.MEAN:
             return _mean(collective, array, axes)
+        if is_checked(array.dtype, op) and not collective.backend.wraps_integers:
+            return collective.all_reduce_parts(parts_along(array, op, axes), array.dtype.newbyteorder("="), op)[()]
         total = collective.all_reduce(arrays.as_array(_reduce_locally(array, op, axes)), op)
     with np.errstate(over="ignore"):
         return (total.astype(array.dtype) if is_half(array.dtype) else total)[()]
@@ -245,7 +248,8 @@ def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any
         # Half precision stays in float32 until all replicas are combined: a sum of ones in bfloat16 ends at 256.
         return _LOCAL[op](array, axis=axes, dtype=wide_dtype(array.dtype))
     if array.size:
-        return _LOCAL[op](array, axis=axes)
+        # In native order, as the identity below: what is left of an array may keep its own.
+        return arrays.as_array(_LOCAL[op](array, axis=axes)).astype(array.dtype.newbyteorder("="), copy=False)
     if array.dtype.kind in "fV":
         identity: Any = np.inf if op is ReduceOp.MIN else -np.inf
     elif array.dtype.kind == "b":
@@ -253,7 +257,8 @@ def _reduce_locally(array: AnyArray, op: ReduceOp, axes: tuple[int, ...]) -> Any
     else:
         limits = np.iinfo(array.dtype)
         identity = limits.max if op is ReduceOp.MIN else limits.min
-    return np.full_like(array, identity, shape=[n for axis, n in enumerate(array.shape) if axis not in axes])
+    left = [n for axis, n in enumerate(array.shape) if axis not in axes]
+    return np.full_like(array, identity, dtype=array.dtype.newbyteorder("="), shape=left)
 
 
 def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:

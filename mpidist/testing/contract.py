@@ -22,6 +22,7 @@ from typing import Any, ClassVar
 import numpy as np
 import pytest
 
+from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.slices import cut_evenly
 from mpidist.comm.collective import Collective
 from mpidist.errors import MismatchError, is_shared
@@ -33,6 +34,7 @@ from mpidist.testing.expected import (
     compare,
     expect,
     expect_equal,
+    integers_at_the_limit,
     is_defined,
     known_dtypes,
 )
@@ -48,11 +50,14 @@ class CollectiveContract:
         dtypes: The names of the dtypes to test; bfloat16 is tested if ml_dtypes is installed.
         large: The number of elements of an array that is longer than one message of the collective.
         takes_other_libraries: Whether arrays of PyTorch and JAX are tested, if these are installed.
+        wraps_integers: Whether sums and products of integers that do not fit their dtype may wrap. In the library's
+            collectives they are an error on every rank.
     """
 
     dtypes: ClassVar[tuple[str, ...]] = DTYPES
     large: ClassVar[int] = 300_001
     takes_other_libraries: ClassVar[bool] = True
+    wraps_integers: ClassVar[bool] = False
 
     @pytest.fixture
     def collective(self) -> Collective:
@@ -147,6 +152,40 @@ class CollectiveContract:
         for array in (np.full(3, 100, np.int8), np.full(3, 40000, np.float16)):
             mean = collective.all_reduce(array, ReduceOp.MEAN)
             expect_equal(mean.astype("float64"), array.astype("float64"), "the mean of equal arrays")
+
+    @pytest.mark.parametrize("op", [ReduceOp.SUM, ReduceOp.PROD])
+    def test_integers_do_not_wrap(self, collective: Collective, op: ReduceOp) -> None:
+        """Results that fit are exact; others are an OverflowError on every rank, in every call."""
+        rank, size = collective.communicator.rank, collective.communicator.size
+        if self.wraps_integers or size == 1:
+            pytest.skip("this collective may let sums of integers wrap, or has one rank")
+        for name, dtype in known_dtypes(self.dtypes):
+            if dtype.kind not in "iu":
+                continue
+            for count in (1, 5, self.large) if name in ("int8", "uint32", "int64") else (5,):
+                for largest in (False, True):
+                    arrays, wanted = integers_at_the_limit(size, count, dtype, op, largest=largest)
+                    text = f"{op.name} of {count} numbers of {name}"
+                    mine = arrays[rank]
+                    expect_equal(collective.all_reduce(mine, op), wanted, f"all_reduce, {text}")
+                    reduced = collective.reduce(mine, op, size - 1)
+                    if reduced is not None:
+                        expect_equal(reduced, wanted, f"reduce, {text}")
+                    expect_equal(
+                        collective.reduce_scatter(mine, op), wanted[cut_evenly(count, size)[rank]],
+                        f"reduce_scatter, {text}",
+                    )
+                # One number too far, which one rank alone would see, and one rank alone has made.
+                mine = mine.copy()
+                if rank == size - 1:
+                    mine[-1] += 1
+                for what, call in _combining(collective, op, mine).items():
+                    with pytest.raises(OverflowError, match=f"a {op.name} of .* does not fit") as caught:
+                        call()
+                    expect(is_shared(caught.value), f"{what} of {name}: the error must be marked as shared")
+                    texts = collective.communicator.all_gather_object(str(caught.value))
+                    expect(len(set(texts)) == 1, f"{what} of {name}: errors differ between ranks: {texts}")
+        expect_equal(collective.all_reduce(np.ones(2, np.int8)), np.full(2, size, np.int8), "a sum after errors")
 
     def test_what_is_no_number_is_refused(self, collective: Collective) -> None:
         """Text, objects, dates and structures are refused."""
@@ -300,6 +339,16 @@ class CollectiveContract:
             halves = collective.all_reduce(xp.ones(5, dtype=xp.bfloat16))
             expect(halves.dtype == xp.bfloat16, f"a sum of bfloat16 of {library} is of {halves.dtype}")
             expect(halves.tolist() == [float(size)] * 5, f"a sum of bfloat16 of {library} is {halves}")
+
+def _combining(collective: Collective, op: ReduceOp, mine: AnyArray) -> dict[str, Callable[[], object]]:
+    """The calls that combine an array."""
+    return {
+        "all_reduce": lambda: collective.all_reduce(mine, op),
+        "in place": lambda: collective.all_reduce(mine.copy(), op, in_place=True),
+        "reduce": lambda: collective.reduce(mine, op, collective.communicator.size - 1),
+        "reduce_scatter": lambda: collective.reduce_scatter(mine, op),
+    }
+
 
 def _differing(calls: str, collective: Collective, *, odd: bool) -> dict[str, Callable[[], object]]:
     """Calls in which the rank with `odd` differs from the others. They are so few that the collective compares all."""

@@ -54,6 +54,33 @@ def arrays_with_nan(size: int, count: int, dtype: np.dtype[Any]) -> list[AnyArra
     return made
 
 
+def integers_at_the_limit(
+    size: int, count: int, dtype: np.dtype[Any], op: ReduceOp, *, largest: bool
+) -> tuple[list[AnyArray], AnyArray]:
+    """Local. One array per rank, and their combination, in which the last number is one that the dtype just holds.
+
+    Args:
+        size: Number of ranks, at least two.
+        count: Of each array.
+        dtype: Of integers.
+        op: SUM or PROD.
+        largest: Whether it is the largest number of the dtype, or the least one that is no zero.
+    """
+    limits = np.iinfo(dtype)
+    made = [(np.arange(count) % 3 + 1).astype(dtype) if rank < 2 else np.ones(count, dtype) for rank in range(size)]
+    is_signed = dtype.kind == "i"
+    extreme = limits.max if largest or (op is ReduceOp.PROD and not is_signed) else limits.min
+    others = [int(op is ReduceOp.PROD)] * (size - 1)
+    if op is ReduceOp.SUM and largest and is_signed:
+        # On its way the sum leaves the dtype, or would with the ranks in another order.
+        others = [1] * (size - 2) + [2 - size]
+    for one, last in zip(made, [extreme, *others], strict=True):
+        one[-1] = last
+    function = np.add if op is ReduceOp.SUM else np.multiply
+    # It wraps on its way, and back.
+    return made, np.asarray(function.reduce(np.stack(made), axis=0, dtype=dtype.newbyteorder("=")))
+
+
 def is_defined(op: ReduceOp, dtype: np.dtype[Any]) -> bool:
     """Local. Whether arrays of this dtype can be combined so."""
     if dtype.kind == "b":

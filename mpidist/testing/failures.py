@@ -25,6 +25,8 @@ class Failures:
         if reporter is None or not report.failed or is_shown or self._config.option.tbstyle in ("no", "line"):
             return
         where = "" if report.when == "call" else f" in {report.when}"
+        # The letters of `-q` leave their line open.
+        reporter.write_line("")
         reporter.write_sep("_", f"{report.nodeid}{where}", red=True, bold=True)
         reporter._outrep_summary(report)  # noqa: SLF001  # what the summary would print, by the run's options
         # As after --pdb, so that the summary prints no failure again.

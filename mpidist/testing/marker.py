@@ -24,7 +24,7 @@ def add_option(parser: pytest.Parser) -> None:
 
 
 def make_marker(config: pytest.Config) -> Marker | None:
-    """Local. What skips tests by the marker; None where pytest-mpi does.
+    """Local. The plugin that skips tests by the marker; None where pytest-mpi does.
 
     Args:
         config: The run's configuration.

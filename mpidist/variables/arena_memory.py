@@ -95,7 +95,9 @@ class ArenaMemory(Home, ABC):
         barrier: Collective over the node: waits for its ranks. In a private arena it returns at once.
         shares_memory: Whether new slabs are in node memory.
         strategy: The strategy whose variables live here, None for variables without one.
+        strategy_number: Its number among those on the same ranks, which its calls carry; see `CallOrder.deal`.
         plan_count: The number of plans so far, of optimizers.
+        overflow_counts: Of the node's ranks, see `step.alarm`; None before the first plan.
         is_default: Whether its variables are of no strategy.
         guard: Held while this rank is in a write, from before the first byte of any rank of the node until behind the
             last one. Copies that other threads make wait for it.
@@ -116,18 +118,20 @@ class ArenaMemory(Home, ABC):
         checks = options.check or os.environ.get("MPIDIST_CHECK", "") not in ("", "0")
         self.options = selection.agreed(communicator, replace(options, check=checks))
         self.communicator = communicator
-        self._calls = communicator.calls.limited(options.timeout_seconds)
+        self.strategy_number = owner = communicator.order.deal("strategy")
+        self.calls: Calls = communicator.calls.limited(options.timeout_seconds, owner)
         self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
         self.strategy: object | None = None
         self.plan_count = 0
+        self.overflow_counts: AnyArray | None = None
         # Reentrant: what a step calls may copy variables.
         self.guard = threading.RLock()
-        given = take_collective(cross_device_ops, communicator, self.options)
+        given = take_collective(cross_device_ops, communicator, self.options, owner)
         self.has_user_collective = given is not None
         self.wire_dtype = None if self.options.wire_dtype is None else named_dtype(self.options.wire_dtype)
         # Norms, metrics and what users reduce are not rounded.
         exact = replace(self.options, wire_dtype=None)
-        self.collective: CollectiveFront = given or selection.choose(communicator, exact)
+        self.collective: CollectiveFront = given or selection.choose(communicator, exact, owner)
         self.lane_count = min(communicator.node_sizes)
         # A step is timed here, where every rank of the job can be named, and not on each lane.
         self.arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
@@ -141,7 +145,7 @@ class ArenaMemory(Home, ABC):
         )
         self.lane: CollectiveFront | None = None
         if lane is not None and summed_by is None:
-            self.lane = selection.choose(lane, replace(exact, timeout_seconds=None))
+            self.lane = selection.choose(lane, replace(exact, timeout_seconds=None), owner)
         shared = sharing.wanted(shared, self.options, summed_by, on_gpu=on_gpu)
         self._demanded = shared is True
         barrier = sharing.agree(communicator, shared)
@@ -153,11 +157,6 @@ class ArenaMemory(Home, ABC):
         self._released: deque[int] = deque()
         self._releases: dict[int, int] = {}
         self._serial = 0
-
-    @property
-    def calls(self) -> Calls:
-        """Local. Notes what its ranks do together, with the time limit of the options."""
-        return self._calls
 
     def _is_whole(self) -> bool:
         is_late = self.arrival is not None and self.arrival.is_broken
@@ -274,7 +273,7 @@ class ArenaMemory(Home, ABC):
         if self.is_closed:
             self.require_open()
         order = self.communicator.order
-        with order.enter(name, detail, None, meets=slab.is_shared):
+        with order.enter(name, detail, None, self.strategy_number, meets=slab.is_shared):
             if not slab.is_shared:
                 # One call of NumPy, which checks before it writes.
                 with self.guard:

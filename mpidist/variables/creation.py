@@ -36,7 +36,8 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     Args:
         arena: Of the variable.
         initial_value: An array, a number, nested lists, or a function without arguments that gives one.
-        name: For people; default "Variable".
+        name: For people; default "Variable". If it is given it must be the same on every rank: variables of one shape
+            that some ranks make in another order would be read swapped. Default names are not compared.
         dtype: Default: of an array its own; Python floats become float32, ints int32.
         trainable: Default: True for ON_WRITE; False for ON_READ, which cannot be trained.
         synchronization: AUTO is ON_WRITE.
@@ -50,8 +51,9 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         ValueError: A synchronization that does not exist or is NONE, MEAN of a dtype that has no fractions, sparse
             gradients of a scalar or of an ON_READ variable, a trainable ON_READ variable, or one of booleans with SUM.
         TypeError: The initial value is no array of numbers, or an argument has another type.
-        MismatchError: Shape, dtype or another argument but the value and the name differ between ranks.
+        MismatchError: Shape, dtype, a name that was given, or another argument but the value differs between ranks.
     """
+    given_name = name
     name = "Variable" if name is None else name
     traits: Traits | None = None
     initial: AnyArray | None = None
@@ -64,8 +66,16 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
         )
     except Exception as caught:
         error = caught
-    everyone = exchange(arena.communicator, f"computing the initial value of variable {name!r}", traits, error)
-    require_same(everyone, f"the arguments of variable {name!r}", "Build the same model on every rank.")
+    everyone = exchange(
+        arena.communicator, f"computing the initial value of variable {name!r}", (given_name, traits), error
+    )
+    require_same(
+        [given for given, _ in everyone], "the name of a variable",
+        "Make variables in the same order on every rank: it may be a `set` that has another order in each process.",
+    )
+    require_same(
+        [own for _, own in everyone], f"the arguments of variable {name!r}", "Build the same model on every rank."
+    )
     traits, initial = cast(Traits, traits), cast(AnyArray, initial)
     if traits.is_on_read:
         return SyncOnReadVariable(arena, initial, name=name, aggregation=traits.aggregation)

@@ -40,7 +40,8 @@ class DriftCheck:
         if not self._arena.holds_copies():
             return
         communicator = self._arena.communicator
-        everyone = communicator.all_gather_object((communicator.node_index, self._checksums()))
+        with self._arena.calls.during("comparing variables"):
+            everyone = communicator.all_gather_object((communicator.node_index, self._checksums()))
         held = set.intersection(*(set(seen) for _, seen in everyone))
         lines = []
         for number in sorted(held):

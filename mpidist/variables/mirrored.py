@@ -23,8 +23,10 @@ from mpidist.variables.reading import read_together
 from mpidist.variables.scatter import ONE_WRITER, apply_rows, checked_rows
 from mpidist.variables.slab import Address
 from mpidist.variables.variable import Read, Variable, in_replica_context
+from mpidist.variables.whole_numbers import changed, changed_rows
 
 S = TypeVar("S", bound="MirroredVariable")
+T = TypeVar("T")
 
 
 class MirroredVariable(Variable):
@@ -106,7 +108,14 @@ class MirroredVariable(Variable):
     @noted("assign_add")
     def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Collective. See `Variable.add_array`."""
-        self._change(f"{method} to variable number", array, lambda target, delta: np.add(target, delta, out=target))
+        name = f"{method} to variable number"
+        if self.dtype.kind in "iu":
+            self._change(
+                name, array, np.copyto,
+                lambda delta: self._on_all(lambda: changed(self.name, self._view, delta, method)),
+            )
+        else:
+            self._change(name, array, lambda target, delta: np.add(target, delta, out=target))
 
     def reader(self) -> Read:
         """Local. See `Variable.reader`: live views; of a variable on a GPU copies in host memory."""
@@ -142,13 +151,35 @@ class MirroredVariable(Variable):
     def _read_device(self, start: int, stop: int) -> AnyArray:
         return arrays.to_host(self._flat[start:stop])
 
-    def _change(self, name: str, array: AnyArray, change: Callable[[AnyArray, AnyArray], object]) -> None:
+    def _on_all(self, call: Callable[[], T]) -> T:
+        """The value of a call that raises an OverflowError on every rank, or on none."""
+        try:
+            return call()
+        except OverflowError as error:
+            raise mark_shared(error) from None
+
+    def _change(
+        self, name: str, array: AnyArray, change: Callable[[AnyArray, AnyArray], object],
+        prepare: Callable[[AnyArray], AnyArray] | None = None,
+    ) -> None:
+        """Change the value by one rank's array.
+
+        Args:
+            name: Of the change.
+            array: This replica's.
+            change: Writes, on one rank per copy.
+            prepare: Makes of the one array what is written, on every rank before the first one writes.
+        """
         context.require_collectives()
         if in_replica_context():
             array = self._aggregate(array)
         elif self.arena.options.check:
             self._require_same(array, array.tobytes())
-        array = self.arena.first_value(array, self.address.slab)
+        if prepare is None:
+            array = self.arena.first_value(array, self.address.slab)
+        else:
+            # The ranks of one node need not have the same array.
+            array = prepare(self.arena.collective.broadcast(array))
         target = self.address.writable.reshape(self.shape)
         self.arena.write(self.address.slab, lambda: change(target, array), name, self.address.number)
 
@@ -175,8 +206,10 @@ class MirroredVariable(Variable):
         else:
             if self.arena.options.check and not in_replica:
                 self._require_same(rows.values, rows.values.tobytes() + rows.indices.tobytes())
-            if not (slab.is_shared and len(self.group.node_sizes) == 1):
+            if self.dtype.kind in "iu" or not (slab.is_shared and len(self.group.node_sizes) == 1):
                 rows = self.group.broadcast_object(rows)
+        if self.dtype.kind in "iu":
+            self._on_all(lambda: changed_rows(self.name, kind, self._view, rows.values, rows.indices))
         target = self.address.writable.reshape(self.shape)
         self.arena.write(
             slab, lambda: apply_rows(kind, target, rows.values, rows.indices),

@@ -25,11 +25,11 @@ def read_together(variable: Variable, read: Read, start: int, stop: int) -> AnyA
     """
     def read_and_check() -> AnyArray:
         data = np.asarray(read(start, stop))
-        if data.size != stop - start or not np.can_cast(data.dtype, variable.dtype, "same_kind"):
+        if data.size != stop - start or not np.can_cast(data.dtype, variable.saved_dtype, "same_kind"):
             kind = ValueError if data.size != stop - start else TypeError
             raise kind(
                 f"variable {variable.name!r}: reading the elements [{start}, {stop}) must give {stop - start} values "
-                f"that cast to {variable.dtype}, got {data.size} of {data.dtype}. Check what `read` returns"
+                f"that cast to {variable.saved_dtype}, got {data.size} of {data.dtype}. Check what `read` returns"
             )
         return data.reshape(-1)
 

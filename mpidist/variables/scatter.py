@@ -13,6 +13,7 @@ from mpidist import arrays
 from mpidist.arguments import described
 from mpidist.arrays import AnyArray
 from mpidist.indexed_slices import IndexedSlices
+from mpidist.variables.whole_numbers import fitting
 
 S = TypeVar("S", bound="Scatter")
 
@@ -45,6 +46,7 @@ class Scatter(ABC):
         Raises:
             TypeError: No IndexedSlices, a dtype that does not cast, or a division of integers.
             ValueError: Rows of another shape, or an index out of range.
+            OverflowError: Integers would wrap. The error of a closure comes as other errors of closures do.
             NotImplementedError: The variable is ON_READ; or `kind` is min, max or update in replica context with
                 aggregation SUM or MEAN.
         """
@@ -153,13 +155,16 @@ def checked_rows(variable: Scatter, kind: str, rows: object) -> IndexedSlices:
     Raises:
         TypeError: No IndexedSlices, a dtype that does not cast, or a division of integers.
         ValueError: Rows of another shape, or an index out of range.
+        OverflowError: Integers that the variable's dtype does not hold.
     """
     if not isinstance(rows, IndexedSlices):
         raise TypeError(f"variable {variable.name!r}: scatter_{kind} takes IndexedSlices, got {rows!r}")
     if (kind == "div" and variable.dtype.kind in "biu") or (kind in _ARITHMETIC and variable.dtype.kind == "b"):
         raise TypeError(f"variable {variable.name!r}: scatter_{kind} is not defined for dtype {variable.dtype}")
     require_rows(variable, rows)
-    return IndexedSlices(rows.values.astype(variable.dtype), rows.indices.astype(np.int64))
+    values, dtype = rows.values, variable.dtype
+    own = fitting(variable.name, values, dtype) if dtype.kind in "iu" else values.astype(dtype)
+    return IndexedSlices(own, rows.indices.astype(np.int64))
 
 
 def row_numbers(variable: Scatter, indices: npt.ArrayLike) -> AnyArray:

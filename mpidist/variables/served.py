@@ -17,6 +17,7 @@ from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.on_read import OnReadVariable
 from mpidist.variables.scatter import checked_rows
 from mpidist.variables.variable import Home, Read, Variable
+from mpidist.variables.whole_numbers import SUBTRACT
 
 S = TypeVar("S", bound="ServedVariable")
 
@@ -80,9 +81,12 @@ class ServedHome(Home, Protocol):
         """Local. Let the server change a variable: in a closure when it is applied, on the coordinator at once.
 
         Args:
-            kind: "assign" or "add".
+            kind: "assign" or "add"; of integers also "sub", as `Variable.add_array` under `SUBTRACT`.
             place: Of the variable.
             array: Of the variable's shape and dtype.
+
+        Raises:
+            OverflowError: A sum of integers does not fit, on the coordinator. Of a closure the server says so later.
         """
         ...
 
@@ -197,8 +201,8 @@ class ServedVariable(Variable):
 
     def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Local. See `Variable.add_array`; in a closure it counts when the closure is applied."""
-        del method  # nothing is refused
-        self.served.here().push("add", self.place, array)
+        kind = "sub" if method == SUBTRACT and self.dtype.kind in "iu" else "add"
+        self.served.here().push(kind, self.place, array)
 
     def read_rows(self, rows: AnyArray) -> AnyArray:
         """Local. See `Variable.read_rows`. Each row is of one version; they need not be of the same one."""
@@ -226,7 +230,7 @@ class ServedVariable(Variable):
 
 
 class ServedSum(ServedVariable, OnReadVariable):
-    """The ON_READ variable of a metric: workers add to one array on a server."""
+    """The ON_READ variable of a metric: workers add to one array on a server. A SUM of integers is int64."""
 
     synchronization = VariableSynchronization.ON_READ
 

@@ -12,15 +12,18 @@ import numpy.typing as npt
 
 from mpidist import arrays, context
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all
+from mpidist.comm.agreement import same_on_all, together
+from mpidist.errors import mark_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp, VariableAggregation, VariableSynchronization
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.on_read import OnReadVariable
 from mpidist.variables.reading import read_together
 from mpidist.variables.variable import Read, in_replica_context
+from mpidist.variables.whole_numbers import changed, fitting
 
 S = TypeVar("S", bound="SyncOnReadVariable")
+_WIDE = np.dtype(np.int64)
 
 
 class _Reading(threading.local):
@@ -83,8 +86,21 @@ class SyncOnReadVariable(OnReadVariable):
         self.number = self._number = arena.new_number()
         self._component = np.array(arena.collective.broadcast(arrays.to_host(initial)), order="C")
 
+    @property
+    def saved_dtype(self) -> np.dtype[Any]:
+        """Local. The dtype of the aggregate: int64 for a SUM of integers, so that it holds the components' sum."""
+        is_widened = self.aggregation is VariableAggregation.SUM and self.dtype.kind in "iu"
+        return _WIDE if is_widened and self.dtype.itemsize < _WIDE.itemsize else self.dtype
+
     def coerce(self, value: npt.ArrayLike) -> AnyArray:
-        """Local. See `Variable.coerce`; the component is in host memory, and an array on a GPU is copied."""
+        """Local. See `Variable.coerce`; the component is in host memory, and an array on a GPU is copied.
+
+        In cross-replica context of the aggregate's dtype: what is read can be assigned.
+        """
+        given = arrays.as_array(value)
+        takes_sum = self.dtype != self.saved_dtype and given.shape == self.shape and given.dtype.kind in "iu"
+        if takes_sum and not self._is_in_replica():
+            return fitting(self.name, arrays.to_host(given), self.saved_dtype)
         return arrays.to_host(super().coerce(value))
 
     @property
@@ -108,6 +124,7 @@ class SyncOnReadVariable(OnReadVariable):
 
         Raises:
             ValueError: The aggregation is NONE.
+            OverflowError: A SUM needs more than 64 bits; on every rank.
         """
         if self.aggregation is VariableAggregation.NONE:
             raise ValueError(
@@ -116,13 +133,14 @@ class SyncOnReadVariable(OnReadVariable):
             )
         # Metrics look alike: the reduction itself does not tell one from another.
         with self.arena.communicator.order.enter(
-            "value of variable number", self._number, None, meets=False, sign=~self._number
+            "value of variable number", self._number, None, self.arena.strategy_number, meets=False,
+            sign=~self._number,
         ):
             if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
                 result = self.arena.collective.broadcast(self._component.copy())
             else:
                 op = ReduceOp.from_variable_aggregation(self.aggregation)
-                result = self.arena.collective.all_reduce(self._component, op)
+                result = self.arena.collective.all_reduce(self._component.astype(self.saved_dtype, copy=False), op)
         result.flags.writeable = False
         return result
 
@@ -131,8 +149,19 @@ class SyncOnReadVariable(OnReadVariable):
         return in_replica_context() or (self.arena.is_default and context.innermost() is None)
 
     def accumulate(self, delta: AnyArray) -> None:
-        """Local. Add to this replica's own component, whatever the context."""
-        np.add(self._component, delta, out=self._component)
+        """Local. Add to this replica's own component, whatever the context.
+
+        Raises:
+            OverflowError: A sum of integers does not fit its dtype. The component stays as it is.
+        """
+        self._add(delta, "accumulate")
+
+    def _add(self, delta: AnyArray, method: str) -> None:
+        if self.dtype.kind in "iu":
+            delta = fitting(self.name, np.asarray(delta), self.dtype)
+            self._component[...] = changed(self.name, self._component, delta, method)
+        else:
+            np.add(self._component, delta, out=self._component)
 
     def clear(self) -> None:
         """Local. Set this replica's own component to zero, whatever the context."""
@@ -143,7 +172,7 @@ class SyncOnReadVariable(OnReadVariable):
         if self._is_in_replica():
             self._component[...] = array
         else:
-            self._spread(self.arena.collective.broadcast(array))
+            self._spread(self._first_value(array, "assign"))
 
     def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
         """Local in replica context: add to this replica's component. Collective else: add to all components.
@@ -157,8 +186,20 @@ class SyncOnReadVariable(OnReadVariable):
                     f"variable {self.name!r}: {method} in cross-replica context is not defined for ON_READ with "
                     "aggregation SUM. Call it inside `run`, or assign the whole value"
                 )
-            array = self.arena.collective.broadcast(array)
-        self.accumulate(array)
+            array = self._first_value(array, method)
+            # The components differ, and one of them may be too large.
+            together(self.group, f"{method} of variable {self.name!r}", lambda: self._require_sum(array, method))
+        self._add(array, method)
+
+    def _require_sum(self, array: AnyArray, method: str) -> None:
+        if self.dtype.kind in "iu":
+            changed(self.name, self._component, array, method)
+
+    def _first_value(self, array: AnyArray, method: str) -> AnyArray:
+        """Collective. The first replica's array; arrays for other variables look alike."""
+        order, owner = self.arena.communicator.order, self.arena.strategy_number
+        with order.enter(f"{method} to variable number", self._number, None, owner, meets=False).surround():
+            return self.arena.collective.broadcast(array)
 
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
         """Local. Refuse: rows are not scattered into ON_READ variables.
@@ -177,8 +218,12 @@ class SyncOnReadVariable(OnReadVariable):
         return lambda start, stop: flat[start:stop]
 
     def load(self, read: Read) -> None:
-        """Collective. Set the components so that their aggregate is the saved value; with NONE set this replica's."""
-        data = read_together(self, read, 0, self.size)
+        """Collective. Set the components so that their aggregate is the saved value; with NONE set this replica's.
+
+        Raises:
+            OverflowError: So few replicas cannot hold a SUM of integers in their components; on every rank.
+        """
+        data = read_together(self, read, 0, self.size).astype(self.saved_dtype, copy=False)
         self._spread(data.reshape(self.shape))
 
     def _spread(self, array: AnyArray) -> None:
@@ -187,7 +232,12 @@ class SyncOnReadVariable(OnReadVariable):
             self._component[...] = array
         elif self.dtype.kind in "iu":
             share, rest = np.divmod(array, self.group.size)
-            self._component[...] = share + (self.group.rank < rest)
+            try:
+                # Every rank looks at the least and at the largest share.
+                least, largest = (fitting(self.name, one, self.dtype) for one in (share, share + (rest > 0)))
+            except OverflowError as error:
+                raise mark_shared(error) from None
+            self._component[...] = np.where(self.group.rank < rest, largest, least)
         else:
             # Other shares would be rounded, and so would their sums, which may even overflow.
             whole = array if self.group.rank == 0 else np.zeros_like(array)

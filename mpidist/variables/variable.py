@@ -9,7 +9,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -22,10 +22,12 @@ from mpidist.indexed_slices import IndexedSlices
 from mpidist.observe.calls import Calls
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.array_like import ArrayLike
+from mpidist.variables.coercion import coerced
 from mpidist.variables.scatter import Scatter
 from mpidist.variables.update.arithmetic import UpdateSettings
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.whole_numbers import SUBTRACT
 
 Read = Callable[[int, int], AnyArray]
 Gradient = npt.ArrayLike | IndexedSlices
@@ -67,6 +69,11 @@ class Variable(ArrayLike, Scatter, ABC):
     number: int | str | None = None
     restored_by: int = 0
     saved_as: str = ""
+
+    @property
+    def saved_dtype(self) -> np.dtype[Any]:
+        """Local. The dtype of what `reader` gives."""
+        return self.dtype
 
     @property
     def group(self) -> Communicator:
@@ -116,6 +123,7 @@ class Variable(ArrayLike, Scatter, ABC):
         Raises:
             ValueError: Another shape.
             TypeError: A dtype that does not cast.
+            OverflowError: Integers that the variable's dtype does not hold.
         """
         self.write_array(self.coerce(value))
         return self
@@ -129,6 +137,8 @@ class Variable(ArrayLike, Scatter, ABC):
             ValueError: As `assign`; in cross-replica context also for an ON_READ variable with aggregation SUM, which
                 would add `delta` once for each replica.
             TypeError: As `assign`.
+            OverflowError: As `assign`; also where a sum of integers does not fit. Collective calls raise it on every
+                rank, and change nothing then.
         """
         self.add_array(self.coerce(delta))
         return self
@@ -139,7 +149,7 @@ class Variable(ArrayLike, Scatter, ABC):
         """Collective or Local as `assign`. Subtract from the value; see `assign_add`.
 
         Raises:
-            ValueError: As `assign_add`.
+            ValueError, OverflowError: As `assign_add`.
             TypeError: As `assign`; also for a variable of booleans.
         """
         if self.dtype.kind == "b":
@@ -147,7 +157,7 @@ class Variable(ArrayLike, Scatter, ABC):
                 f"variable {self.name!r}: assign_sub is not defined for booleans. Use assign, for instance with "
                 "np.logical_xor(variable, delta)"
             )
-        self.add_array(np.negative(self.coerce(delta)), "assign_sub")
+        self.add_array(np.negative(self.coerce(delta)), SUBTRACT)
         return self
 
     @abstractmethod
@@ -159,7 +169,7 @@ class Variable(ArrayLike, Scatter, ABC):
         """Collective or Local as `assign`. Add an array that `coerce` has made.
 
         Args:
-            array: The array.
+            array: The array; under `whole_numbers.SUBTRACT` what is subtracted, with the other sign.
             method: The name of the method that the program has called, for errors.
         """
 
@@ -223,22 +233,17 @@ class Variable(ArrayLike, Scatter, ABC):
         Raises:
             ValueError: Another shape.
             TypeError: A dtype that does not cast.
-            OverflowError: A Python number that the dtype cannot hold.
+            OverflowError: A number that the dtype cannot hold.
         """
-        array = arrays.as_array(value)
-        if array.shape != self.shape:
-            raise ValueError(f"variable {self.name!r}: expected a value of shape {self.shape}, got {array.shape}")
-        if array.dtype == self.dtype:
-            return array
-        # A Python number takes the variable's dtype, as in NumPy's own arithmetic.
-        if isinstance(value, (bool, int, float, complex)) and _weak_cast(array.dtype.kind, self.dtype.kind):
-            return np.asarray(value, self.dtype)
-        if not np.can_cast(array.dtype, self.dtype, "same_kind"):
-            raise TypeError(
-                f"variable {self.name!r}: expected a value of dtype {self.dtype}, got {array.dtype}; convert it by "
-                f".astype({self.dtype.name!r}) if that is meant"
-            )
-        return array.astype(self.dtype)
+        return coerced(self.name, self.shape, self.dtype, value)
+
+
+# One kind of an optimizer's state: of all variables in order, or of some by number.
+Slot: TypeAlias = Sequence[Variable] | Mapping[int, Variable]
+
+def by_number(slot: Slot) -> Mapping[int, Variable]:
+    """Local. A slot by the numbers of the optimizer's variables."""
+    return slot if isinstance(slot, Mapping) else dict(enumerate(slot))
 
 
 class UpdatePlan(Protocol):
@@ -253,7 +258,7 @@ class UpdatePlan(Protocol):
         ...
 
     @property
-    def slots(self) -> Mapping[str, Sequence[Variable]]:
+    def slots(self) -> Mapping[str, Slot]:
         """Local. The state by name."""
         ...
 
@@ -283,9 +288,11 @@ class UpdatePlan(Protocol):
         """
         ...
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
-        """Collective. Set variables to their moving average; only under `use_ema`."""
-        ...
+    def flush(self, count: int, settings: UpdateSettings) -> bool:
+        """Collective. As `apply`, of the mean over so many accumulated calls; ranks compare the count. 0: nothing."""
+
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
+        """Collective. Set variables to their moving average after so many more moves; only under `use_ema`."""
 
     def state(self) -> dict[str, Any]:
         """Local. The tree of what a checkpoint stores besides `slots`.
@@ -311,10 +318,12 @@ class Home(Resource, Protocol):
     Attributes:
         communicator: The ranks that have the variables.
         strategy: The strategy of the variables, None without one.
+        strategy_number: Its number among those on the same ranks; 0 where these are not numbered.
     """
 
     communicator: Communicator
     strategy: Any
+    strategy_number: int = 0
 
     def create_variable(  # tf.Variable's arguments
         self,
@@ -328,6 +337,8 @@ class Home(Resource, Protocol):
         sparse_gradient: bool = False,
     ) -> Variable:
         """Collective. Make a variable; its value is the first replica's. See `mpidist.Variable`.
+
+        A `name` that is given must be the same on every rank.
 
         Returns:
             The variable; for ON_READ an `on_read.OnReadVariable`.
@@ -378,10 +389,6 @@ def common_home(variables: Sequence[Variable]) -> Home:
             )
     return home
 
-
-def _weak_cast(have: str, want: str) -> bool:
-    order = "biufc"
-    return have in order and want in order and order.index(have) <= order.index(want)
 
 
 def in_replica_context() -> bool:

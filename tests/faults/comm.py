@@ -92,6 +92,47 @@ FAULTS = (
         CONTRACT + "all_reduce_of_every_dtype", 2,
     ),
     Fault(
+        "no rank tells that its 64-bit integers are too large", "comm/front/integer_sums.py",
+        "exact.fits(source, op, self._size) ^ (op is _SUM)", "op is not _SUM",
+        CONTRACT + "integers_do_not_wrap", 2,
+    ),
+    Fault(
+        "many integers are safe whatever they are", "comm/front/integer_sums.py",
+        "all_reduce_max(int(not exact.fits(source, op, self._size)))", "all_reduce_max(0)",
+        CONTRACT + "integers_do_not_wrap", 2,
+    ),
+    Fault(
+        "sums of rows of integers wrap", "comm/front/sparse.py",
+        "is_wide = (merge or densify) and is_checked(dtype, op)", "is_wide = False",
+        "parallel/comm/front/test_sparse.py::test_sums_of_integers_do_not_wrap", 2,
+    ),
+    Fault(
+        "a wide sum is cut off", "comm/arithmetic/exact.py", "wrong = result != wide", "wrong = wide != wide",
+        "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "no carry from lower to upper halves", "comm/arithmetic/exact.py",
+        "made[0] = sums[0] + (sums[1] >> _HALF_BITS)", "made[0] = sums[0]", "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "products of 64 bits wrap", "comm/arithmetic/exact.py", ">= _APART", "> np.inf", "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "sums of small integers along an axis wrap", "comm/arithmetic/exact.py",
+        "return [arrays.as_array(array.sum(axes, dtype=_WHOLE))]",
+        "return [arrays.as_array(array.sum(axes, dtype=own)).astype(_WHOLE)]", "unit/test_exact_integers.py",
+    ),
+    Fault(
+        "sums that do not fit end all others in the background", "comm/asynchronous.py",
+        "                    return None, error\n", "                    pass\n",
+        "parallel/strategy/test_integers.py::test_in_the_background", 2,
+    ),
+    Fault(
+        "a rank without rows keeps its order of bytes", "strategy/values.py",
+        'dtype=array.dtype.newbyteorder("="), shape=left', "shape=left",
+        "parallel/strategy/test_integers.py::test_a_replica_without_rows_in_another_order_of_bytes", 2,
+    ),
+    Fault(
         "MIN drops a NaN", "comm/arithmetic/combine.py", "ReduceOp.MIN: np.minimum,", "ReduceOp.MIN: np.fmin,",
         CONTRACT + "a_nan_of_any_rank_is_one_on_every_rank", 2,
     ),
@@ -155,6 +196,43 @@ FAULTS = (
         "no comparison after call 16", "comm/memory/node_barrier.py",
         "differs = differs or bool((seen ^ word) & HASH)", "differs = False",
         "parallel/comm/test_call_order.py::test_a_late_call_that_differs_is_an_error_on_every_rank", 2,
+    ),
+    Fault(
+        "a reduction does not say whose it is", "comm/front/front.py",
+        'log.begin_owned("all_reduce", op, array, log.owner)', 'log.begin_owned("all_reduce", op, array, 0)',
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a gathering does not say whose it is", "comm/front/call_log.py",
+        "return self.begin_owned(name, detail, array, self.owner,", "return self.begin_owned(name, detail, array, 0,",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "an exchange does not say whose it is", "observe/calls.py",
+        "calls.enter(name, call, code, owner or self._owner)", "calls.enter(name, call, code, owner)",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a collective for other options does not say whose it is", "comm/cross_device/chosen_collective.py",
+        "selection.choose(collective.communicator, options, collective.log.owner)",
+        "selection.choose(collective.communicator, options)",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a reduction in the background does not say whose it is", "comm/asynchronous.py",
+        "selection.choose(sibling, options or CommunicationOptions(), collective.log.owner)",
+        "selection.choose(sibling, options or CommunicationOptions())",
+        "parallel/strategy/test_two_strategies.py::test_reductions_in_the_background", 2,
+    ),
+    Fault(
+        "a closed reduction in the background keeps its error", "comm/asynchronous.py",
+        "        self._error = None\n\n    def _finish", "\n    def _finish",
+        "parallel/strategy/test_two_strategies.py::test_reductions_in_the_background", 2,
+    ),
+    Fault(
+        "the same call of another strategy keeps its signature", "comm/call_order.py",
+        "elif key == self.key and owner == self.owner and", "elif key == self.key and",
+        "parallel/strategy/test_two_strategies.py", 2,
     ),
     Fault(
         "no comparison between nodes", "comm/call_order.py",
@@ -264,5 +342,71 @@ FAULTS = (
         "a failure in the background is lost", "comm/asynchronous.py",
         "                self._error = error\n", "                pass\n",
         "parallel/comm/test_asynchronous.py::test_an_error_reaches_its_handle_and_all_later_ones", 2,
+    ),
+    Fault(
+        "others wait for a rank that refuses a reduction in the background", "comm/asynchronous.py",
+        "        self._put(handle)\n", "",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "others wait for a rank without descriptors", "comm/choice/selection.py",
+        "error = OSError(errno.EMFILE, why) if why else None",
+        "error = None\n    if why:\n        raise OSError(errno.EMFILE, why)",
+        "parallel/comm/test_descriptors.py::test_a_strategy_is_made_on_no_rank", 2,
+    ),
+    Fault(
+        "a message of MPI that is too long names no other rank", "comm/call_order.py",
+        "is_other = is_of_other_size(error)", "is_other = False",
+        "parallel/comm/test_call_order.py::test_a_message_that_is_too_long_names_the_calls_of_all_ranks", 2,
+    ),
+    Fault(
+        "a rank that has refused a reduction makes other calls from then on", "comm/asynchronous.py",
+        "            self.communicator.order.mark = 0\n", "            pass\n",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "who refuses a call is a barrier behind the others", "comm/front/call_log.py",
+        "            self._meet()\n        except", "            pass\n        except",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "ranks are in MPI before they hear that another one refuses the call", "comm/asynchronous.py",
+        '                self._collective.log.meet("all_reduce", op, lent)\n', "",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "after a refusal of one rank the others reduce nothing more in the background", "comm/asynchronous.py",
+        "(isinstance(error, OverflowError) or is_refusal(error))", "isinstance(error, OverflowError)",
+        "parallel/comm/test_asynchronous.py::test_a_wrong_argument_on_one_rank_is_told_to_the_others", 2,
+    ),
+    Fault(
+        "the call behind a batch keeps the signature of the one before it", "comm/call_order.py",
+        " and not self._taken:", ":", "unit/test_signed_batches.py",
+    ),
+    Fault(
+        "a batch that another thread takes is signed", "comm/call_order.py",
+        "        if self._calls.thread == get_ident():\n            self._batch",
+        "        if True:\n            self._batch",
+        "unit/test_signed_batches.py",
+    ),
+    Fault(
+        "a batch is signed with the call of another thread", "comm/call_order.py",
+        "return sign + taken * (self._calls.thread == get_ident())", "return sign + taken",
+        "unit/test_signed_batches.py",
+    ),
+    Fault(
+        "who finds that a sum does not fit shows other calls to those that compare it", "comm/call_order.py",
+        "                if not isinstance(error, OverflowError):\n                    self.restart(",
+        "                self.restart(",
+        "unit/test_shared_errors.py",
+    ),
+    Fault(
+        "who finds arguments wrong shows other calls to those that compare the last one", "comm/call_order.py",
+        "keeps_call=not isinstance(error, MpidistError)", "", "unit/test_shared_errors.py",
+    ),
+    Fault(
+        "ranks open collectives of several strategies together", "comm/choice/selection.py",
+        "    if owner:\n", "    if False:\n",
+        "parallel/strategy/test_two_strategies.py::test_on_one_node_an_error_comes_before_any_number", 3,
     ),
 )

@@ -168,4 +168,54 @@ FAULTS = (
         "            object.__setattr__(one, \"_is_copy\", True)\n", "            pass\n",
         "unit/test_settings.py::test_options_of_a_dataset_are_changed_by_with_options",
     ),
+    Fault(
+        "a batch that a rank takes alone is not seen", "data/distribution/distributed_iterator.py",
+        "            self._note(self._dataset_number, self._iteration, taken)\n", "            pass\n",
+        "parallel/data/test_peek.py::test_a_rank_that_looks_at_a_batch_alone", 2,
+    ),
+    Fault(
+        "batches of datasets of the ranks' own are compared", "data/distribution/distributed_iterator.py",
+        "None if is_own else self._note_end", "self._note_end",
+        "parallel/data/test_peek.py::test_datasets_of_the_ranks_own", 2,
+    ),
+    Fault(
+        "the end of a rank's own dataset is not compared", "data/distribution/distributed_iterator.py",
+        "                self._note_end(self._dataset_number, self._iteration, -1)\n", "                pass\n",
+        "parallel/data/test_peek.py::test_datasets_of_the_ranks_own", 2,
+    ),
+    Fault(
+        "iterators have no numbers of their own", "data/distribution/distributed_dataset.py",
+        'communicator.order.deal("dataset")', "1",
+        "parallel/data/test_peek.py::test_two_iterators_in_another_order", 2,
+    ),
+    Fault(
+        "every rank gets all of an unbatched generator's batch", "data/distribution/share.py",
+        "if size > 1 or pipeline.is_assumed", "if size > 9",
+        "parallel/data/test_data.py::test_elements_of_an_unbatched_generator_are_global_batches", 2,
+    ),
+    Fault(
+        "zipped generators of examples are cut in part", "data/pipeline/pipeline.py",
+        "self.is_loaded and not self.is_assumed and", "self.is_loaded and",
+        "parallel/data/test_data.py::test_an_unbatched_generator_of_examples_wants_a_batch_on_any_number_of_ranks", 2,
+    ),
+    Fault(
+        "a generator's batches beside others go to every rank whole", "data/transformations/zipped.py",
+        "            else partial(_piece, pipeline, readers, reader) if pipeline.is_assumed\n", "",
+        "parallel/data/test_data.py::test_batches_of_a_generator_beside_batches_are_cut_alike", 2,
+    ),
+    Fault(
+        "examples of a generator are cut as if they were batches", "data/pipeline/pipeline.py",
+        "            if self.is_assumed:\n", "            if False:\n",
+        "parallel/data/test_data.py::test_an_unbatched_generator_of_examples_wants_a_batch_on_any_number_of_ranks", 2,
+    ),
+    Fault(
+        "rows of arrays are rebatched whole", "data/transformations/rebatched.py",
+        "    return pipeline.unbatch()", "    return pipeline.unbatch() if pipeline.is_batched else pipeline",
+        "unit/test_data_transformations.py::test_elements_of_any_first_dimension_are_unbatched_and_rebatched",
+    ),
+    Fault(
+        "a file of that very name is taken for a pattern", "data/reading/file_names.py",
+        " and not os.path.lexists(one)", "",
+        "unit/test_data_arguments.py::test_a_file_whose_name_looks_like_a_pattern_is_found",
+    ),
 )

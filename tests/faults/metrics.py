@@ -9,6 +9,12 @@ POSITIVES = "unit/test_metrics_positives.py::test_"
 
 FAULTS = (
     Fault(
+        "a metric that is called forgets the batches before", "metrics/metric.py",
+        "        self.update_state(*values, sample_weight=",
+        "        self.reset_state()\n        self.update_state(*values, sample_weight=",
+        METRICS + "a_metric_that_is_called_adds_the_batch_and_gives_the_result",
+    ),
+    Fault(
         "a metric merges itself while it changes", "metrics/metric.py",
         "in [other.sums.component.copy() for other in others]:", "in [other.sums.component for other in others]:",
         METRICS + "merging_and_resetting",

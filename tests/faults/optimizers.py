@@ -5,6 +5,9 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 FAMILIES = "parallel/optimizers/test_families.py::test_agrees_with_the_formula"
+OVERFLOW = "unit/test_optimizers_overflow.py"
+ACCUMULATION = "parallel/optimizers/test_accumulation.py"
+HALVES = "unit/test_optimizers_halves.py"
 FORMULAS = "unit/test_optimizers.py::test_formulas"
 
 FAULTS = (
@@ -92,6 +95,124 @@ FAULTS = (
         "the scale grows one step late", "optimizers/loss_scale.py",
         "if self._good_steps >= self.dynamic_growth_steps:", "if self._good_steps > self.dynamic_growth_steps:",
         "unit/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
+    ),
+    Fault(
+        "state of half precision is of half precision", "variables/update/halves.py",
+        "return np.dtype(np.float32) if is_half(dtype) else dtype", "return dtype",
+        f"{HALVES}::test_updates_are_those_of_float32_rounded_after_each_step",
+    ),
+    Fault(
+        "a server's state is of the variable's dtype", "serving/chief.py",
+        "state_dtype(one.dtype)", "one.dtype",
+        "parallel/serving/test_optimizers_of_servers.py::test_other_dtypes_have_the_bits_of_one_process", 3,
+    ),
+    Fault(
+        "a copy in float32 outlives an assignment", "variables/update/halves.py",
+        "where=own.astype(parameter.dtype) != parameter", "where=(own == 0) & (parameter != 0)",
+        f"{HALVES}::test_a_variable_that_is_assigned_is_copied_anew",
+    ),
+    Fault(
+        "squares are taken before they are scaled", "optimizers/adam.py",
+        "            np.multiply(gradient, scale, out=gradient)\n"
+        "            np.multiply(gradient, gradient, out=gradient)\n",
+        "            np.multiply(gradient, gradient, out=gradient)\n"
+        "            np.multiply(gradient, scale * scale, out=gradient)\n",
+        f"{OVERFLOW}::test_squares_overflow_where_their_mean_does",
+    ),
+    Fault(
+        "a rank keeps an overflow to itself", "variables/step/alarm.py",
+        "if arena.shares_memory:\n            try:", "if False:\n            try:",
+        "parallel/optimizers/test_overflow.py", 3,
+    ),
+    Fault(
+        "compiled loops are not watched", "variables/update/overflow.py",
+        "        if self._look():\n            self.note()", "        self._look()",
+        f"{OVERFLOW}::test_compiled_loops_are_watched_on_their_own",
+    ),
+    Fault(
+        "NumPy's functions are not watched", "variables/step/arena_plan.py",
+        'np.errstate(over="call", call=overflow.note)', 'np.errstate(over="ignore")',
+        f"{OVERFLOW}::test_squares_overflow_where_their_mean_does",
+    ),
+    Fault(
+        "a node acts on a sum that overflows on it alone", "variables/step/sums.py",
+        'np.errstate(over="ignore")', "np.errstate()",
+        "parallel/optimizers/test_overflow.py", 3,
+    ),
+    Fault(
+        "an overflow that was caught is forgotten", "variables/step/arena_plan.py",
+        "                if alarm.text:\n                    alarm.hear(self._overflowed)\n", "",
+        f"{OVERFLOW}::test_the_error_comes_again_until_state_is_restored",
+    ),
+    Fault(
+        "Nadam looks ahead by the weight of this step", "optimizers/nadam.py",
+        "of_momentum = following / ", "of_momentum = weight / ", FORMULAS,
+    ),
+    Fault(
+        "Adamax forgets the largest at once", "optimizers/adamax.py",
+        "np.maximum(norm, block, out=norm)", "np.copyto(norm, block)", FORMULAS,
+    ),
+    Fault(
+        "the decay begins while the rate rises", "optimizers/schedules.py",
+        "_cosine(min(step - self.warmup_steps, self.decay_steps)", "_cosine(min(step, self.decay_steps)",
+        "unit/test_schedules.py::test_cosine_decay_after_a_line_upwards",
+    ),
+    Fault(
+        "the order of accumulated gradients is compared", "variables/step/arena_plan.py",
+        "self._note_call(factor, is_summed=is_summed)",
+        "self._note_call(factor + sum(gradients) * 1e-9, is_summed=is_summed)",
+        f"{ACCUMULATION}::test_ranks_may_use_variables_in_another_order", 2,
+    ),
+    Fault(
+        "what a rank lacks is what its last step has left", "variables/step/arena_plan.py",
+        "            self._plan.gradients[number][...] = 0\n", "            pass\n",
+        f"{ACCUMULATION}::test_missing_gradients_count_as_zeros", 2,
+    ),
+    Fault(
+        "all variables count as missing", "variables/step/arena_plan.py",
+        "wanted = tuple(sorted({number for one in everyone for number in one}))",
+        "wanted = tuple(range(len(self.variables)))",
+        f"{ACCUMULATION}::test_a_variable_that_no_rank_uses_stays_as_it_is", 2,
+    ),
+    Fault(
+        "flush divides by the calls of a whole window", "variables/step/arena_plan.py",
+        "settings._replace(factor=1 / count,", "settings._replace(factor=1 / self._accumulated,",
+        f"{ACCUMULATION}::test_flush_applies_the_mean_of_the_calls_that_were_made", 2,
+    ),
+    Fault(
+        "flush does not count as an update", "optimizers/optimizer.py",
+        "self.iterations = last + 1 if was_applied", "self.iterations = self.iterations if was_applied",
+        f"{ACCUMULATION}::test_flush_applies_the_mean_of_the_calls_that_were_made", 2,
+    ),
+    Fault(
+        "averages move with updates only", "variables/step/arena_plan.py",
+        "moves = 0 if self._average is None or settings.step == 1 else count - 1", "moves = 0",
+        f"{ACCUMULATION}::test_averages_move_in_each_call_as_those_of_keras", 2,
+    ),
+    Fault(
+        "the average of a variable without gradients misses moves", "variables/step/average.py",
+        "self._arithmetic.follow(step, 1 + moves) if moves", "self._arithmetic.follow(step) if moves",
+        f"{ACCUMULATION}::test_averages_move_in_each_call_as_those_of_keras", 2,
+    ),
+    Fault(
+        "directions are rounded", "variables/step/arena_plan.py",
+        "has_directions=isinstance(kernel, LayerKernel)", "has_directions=False",
+        f"{HALVES}::test_updates_are_those_of_float32_rounded_after_each_step",
+    ),
+    Fault(
+        "directions are those of the step before", "variables/step/variable_pass.py",
+        "            np.copyto(wide, narrow)\n", "            np.copyto(wide, narrow) if narrow.size < 9 else None\n",
+        "parallel/optimizers/test_halves.py", 2,
+    ),
+    Fault(
+        "older sums of squares are taken for means", "optimizers/saving.py",
+        "np.asarray(wide * self._factor, wide.dtype)", "np.asarray(wide, wide.dtype)",
+        f"{HALVES}::test_checkpoints_of_sums_of_squares_are_restored",
+    ),
+    Fault(
+        "an overflow of earlier versions comes back", "optimizers/saving.py",
+        "wide[np.isposinf(wide)] = np.finfo(np.float16).max", "pass",
+        f"{HALVES}::test_checkpoints_of_sums_of_squares_are_restored",
     ),
     Fault(
         "a setting that does nothing is taken", "attributes.py",

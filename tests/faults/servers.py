@@ -9,6 +9,7 @@ ROUNDS = "unit/test_serving_rounds.py::test_"
 HOLDER = "unit/test_serving_holder.py::test_"
 CUT = "unit/test_serving_cut.py::test_"
 HEAP = "unit/test_serving_heap.py::test_"
+INTEGERS = "parallel/serving/test_integers.py::test_"
 SIGNALS = "unit/test_serving_signals.py::test_"
 AWAITED = "unit/test_serving_awaited.py::test_"
 PAGE = "unit/test_checkpoint_cut.py::test_a_variable_about_as_large_as_a_page_comes_back"
@@ -163,5 +164,46 @@ FAULTS = (
         "a wait that has ended is reported", "serving/awaited.py",
         "if self.wait is not wait or not wait.ranks:", "if self.wait is not wait:",
         AWAITED + "a_wait_whose_last_rank_has_answered_is_not_reported",
+    ),
+    Fault(
+        "sums of integers on servers wrap", "serving/holder.py",
+        "changed(variable.name, variable.current, array, METHODS[change.kind])", "variable.current + array",
+        INTEGERS + "functions", 3,
+    ),
+    Fault(
+        "rows of integers on servers wrap", "serving/table.py",
+        'if values.dtype.kind in "iu":', 'if values.dtype.kind in "":', INTEGERS + "functions", 3,
+    ),
+    Fault(
+        "nobody hears that an integer on a server did not fit", "serving/holder.py",
+        "error=self._refused.pop(message[:2], b\"\")", "error=b\"\"", INTEGERS + "the_coordinators_own_writes", 3,
+    ),
+    Fault(
+        "the coordinator does not wait for a server's word on its integers", "serving/chief.py",
+        'if kind != "assign" and np.dtype(place.dtype).kind in "iu":', 'if kind == "wait":',
+        INTEGERS + "the_coordinators_own_writes", 3,
+    ),
+    Fault(
+        "what is subtracted on a server is added with the other sign", "variables/served.py",
+        'kind = "sub" if method == SUBTRACT and self.dtype.kind in "iu" else "add"', 'kind = "add"',
+        INTEGERS + "the_coordinators_own_writes", 3,
+    ),
+    Fault(
+        "a function reads a sum of integers that has wrapped", "serving/worker.py",
+        'is_whole = delta.dtype.kind in "iu"', "is_whole = False", INTEGERS + "functions", 3,
+    ),
+    Fault(
+        "a function reads rows of integers that have wrapped", "serving/rows.py",
+        'if target.dtype.kind in "iu":', 'if target.dtype.kind in "":', INTEGERS + "functions", 3,
+    ),
+    Fault(
+        "a function whose integers did not fit has a result", "coordinator/closures.py",
+        '            closure.refusal = message.error, ""\n', "            pass\n",
+        "unit/test_coordinator_closures.py::test_a_server_could_not_change_a_variable",
+    ),
+    Fault(
+        "a counter on a server keeps a small dtype", "serving/shards.py",
+        'aggregation is VariableAggregation.SUM and whole.dtype.kind in "iu"', 'aggregation is None',
+        INTEGERS + "a_sum_on_read_is_int64", 3,
     ),
 )

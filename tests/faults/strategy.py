@@ -13,7 +13,7 @@ FAULTS = (
     ),
     Fault(
         "others do not hear of a value that is refused", "comm/front/call_log.py",
-        "self.begin(name, _Refusal(str(error)), None).fail(error)", "pass",
+        "        order = self.begin(name, _Refusal(str(error)), None)\n", "        raise error\n",
         "parallel/strategy/test_values.py::test_what_cannot_be_sent_is_refused_alike_and_harms_nothing", 2,
     ),
     Fault(
@@ -41,6 +41,16 @@ FAULTS = (
         "rows go to another micro-batch", "strategy/cut.py",
         "return cut_evenly(self.count, len(self.rows))", "return cut_evenly(self.logical_replicas, len(self.rows))",
         "unit/test_strategy_cut.py",
+    ),
+    Fault(
+        "integers of micro-batches wrap", "strategy/micro_batch_results.py",
+        "narrowed(whole, dtype, ReduceOp.SUM)[()]", "whole.astype(dtype)[()]",
+        "parallel/strategy/test_integers.py::test_sums_over_micro_batches", 2,
+    ),
+    Fault(
+        "64-bit integers of micro-batches wrap", "strategy/micro_batch_results.py",
+        'halves(np.ascontiguousarray(array, f"{array.dtype.kind}8"))', 'np.stack([array * 0, array]).astype("i8")',
+        "parallel/strategy/test_integers.py::test_sums_over_micro_batches", 2,
     ),
     Fault(
         "micro-batches are added rank by rank", "strategy/logical_replicas.py",

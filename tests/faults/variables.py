@@ -8,6 +8,42 @@ OPTIONS = "parallel/optimizers/test_options.py::test_"
 
 FAULTS = (
     Fault(
+        "a variable of integers wraps", "variables/mirrored.py",
+        "changed(self.name, self._view, delta, method)", "np.add(self._view, delta)",
+        "parallel/variables/test_integers.py::test_sums_and_differences_of_a_variable", 2,
+    ),
+    Fault(
+        "each rank looks whether its own integer fits", "variables/mirrored.py",
+        "prepare(self.arena.collective.broadcast(array))", "prepare(self.arena.first_value(array, self.address.slab))",
+        "parallel/variables/test_integers.py::test_the_first_replicas_number_counts", 2,
+    ),
+    Fault(
+        "rows of integers wrap", "indexed_slices.py",
+        "if bound <= limits.max and is_positive:", "if bound or is_positive:",
+        "parallel/variables/test_integers.py::test_rows_that_are_scattered", 2,
+    ),
+    Fault(
+        "dense rows of integers wrap", "indexed_slices.py",
+        "self.values, self.indices) if self.dtype.kind in \"iu\" else None",
+        "self.values, self.indices) if self.dtype.kind in \"\" else None",
+        "unit/test_variable.py",
+    ),
+    Fault(
+        "components of integers wrap", "variables/sync_on_read.py",
+        "changed(self.name, self._component, delta, method)\n        else", "self._component + delta\n        else",
+        "parallel/variables/test_integers.py::test_a_sum_on_read_holds_more_than_its_components", 2,
+    ),
+    Fault(
+        "shares of a restored sum wrap", "variables/sync_on_read.py",
+        "fitting(self.name, one, self.dtype) for one in", "one for one in",
+        "parallel/variables/test_integers.py::test_a_counter_never_stops_a_save", 2,
+    ),
+    Fault(
+        "integers that are assigned wrap", "variables/coercion.py",
+        'return fitting(name, array, dtype) if dtype.kind in "iu" else', "return",
+        "parallel/variables/test_integers.py::test_what_is_assigned_does_not_wrap", 2,
+    ),
+    Fault(
         "other variables at the same step", "variables/step/step.py",
         "sign=hash((selection.checksum, numbers))", "sign=hash(numbers)",
         "parallel/variables/step/test_plan.py::test_differences_are_found_late_on_one_node", 2,
@@ -74,9 +110,8 @@ FAULTS = (
     ),
     Fault(
         "no average where a gradient is None", "variables/step/arena_plan.py",
-        "            if self._average is not None:\n                self._average.follow(",
-        "            if self._average is not None and len(numbers) == len(self.variables):\n"
-        "                self._average.follow(",
+        "            if was_applied and self._average is not None:\n",
+        "            if was_applied and self._average is not None and len(numbers) == len(self.variables):\n",
         OPTIONS + "average_of_the_weights", 2,
     ),
     Fault(
@@ -183,8 +218,8 @@ FAULTS = (
     ),
     Fault(
         "norms are measured on every node", "variables/step/variable_pass.py",
-        "bundle.variable_blocks(chosen, communicator.rank, communicator.size)",
-        "bundle.variable_blocks(chosen, node.rank, node.size)",
+        "chosen, communicator.rank, communicator.size, of_directions=True",
+        "chosen, node.rank, node.size, of_directions=True",
         "parallel/variables/step/test_plan.py::test_a_pass_measures_and_changes_variables_one_by_one", 3,
     ),
     Fault(
@@ -213,13 +248,46 @@ FAULTS = (
     ),
     Fault(
         "an integer sum loses its rest", "variables/sync_on_read.py",
-        "share + (self.group.rank < rest)", "share",
+        "np.where(self.group.rank < rest, largest, least)", "least",
         "parallel/variables/test_variables.py::test_an_integer_sum_on_read_loses_nothing", 2,
     ),
     Fault(
+        "a step does not say of which strategy it is", "variables/step/step.py",
+        '"apply_gradients", meeting, None, self._owner,', '"apply_gradients", meeting, None, 0,',
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a flush does not say of which strategy it is", "variables/step/arena_plan.py",
+        'order.enter("flush", self._plan.number, None, self._plan.arena.strategy_number)',
+        'order.enter("flush", self._plan.number, None)',
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a write does not say of which strategy it is", "variables/arena_memory.py",
+        "order.enter(name, detail, None, self.strategy_number, meets", "order.enter(name, detail, None, meets",
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a metric does not say of which strategy it is", "variables/sync_on_read.py",
+        'self._number, None, self.arena.strategy_number, meets=False,\n            sign',
+        'self._number, None, meets=False,\n            sign',
+        "parallel/strategy/test_two_strategies.py", 2,
+    ),
+    Fault(
+        "a component's write does not say to which variable", "variables/sync_on_read.py",
+        'order.enter(f"{method} to variable number", self._number, None,',
+        'order.enter(f"{method} to variable number", 0, None,',
+        "parallel/comm/test_call_order.py::test_writes_to_other_variables_and_other_metrics_are_errors", 2,
+    ),
+    Fault(
+        "names of variables are not compared", "variables/creation.py",
+        "[given for given, _ in everyone], ", "[name for _ in everyone], ",
+        "parallel/variables/test_variables.py::test_variables_of_one_shape_that_a_rank_makes_in_another_order", 2,
+    ),
+    Fault(
         "a copy of another thread has half of a step", "variables/step/arena_plan.py",
-        "        with self._plan.arena.guard:\n            if not update",
-        "        if True:\n            if not update",
+        "        with self._plan.arena.guard:\n            if alarm",
+        "        if True:\n            if alarm",
         "parallel/variables/test_copies.py", 2,
     ),
     Fault(

@@ -90,7 +90,8 @@ FAULTS = (
     ),
     Fault(
         "what one look alone has seen ends the job", "observe/in_vain.py",
-        "_LOOKS, _MANY_LOOKS, _ERROR_LOOKS = 2, 5, 8", "_LOOKS, _MANY_LOOKS, _ERROR_LOOKS = 1, 5, 8",
+        "_LOOKS, _NAMESAKE_LOOKS, _MANY_LOOKS, _ERROR_LOOKS = 2, 4, 5, 8",
+        "_LOOKS, _NAMESAKE_LOOKS, _MANY_LOOKS, _ERROR_LOOKS = 1, 4, 5, 8",
         f"{_WATCHDOG}::test_what_is_seen_in_one_look_alone_does_not_count",
     ),
     Fault(
@@ -203,7 +204,7 @@ FAULTS = (
     ),
     Fault(
         "an error is not waited for", "observe/in_vain.py",
-        "_ERROR_LOOKS if has_failed else _LOOKS,", "_LOOKS,",
+        "_ERROR_LOOKS if has_failed else few", "few",
         f"{_VAIN}::test_a_rank_that_an_error_has_led_out_may_print_it_first",
     ),
     Fault(
@@ -225,5 +226,40 @@ FAULTS = (
         "failures are lost in a buffer where another rank ends the job", "testing/plugin.py",
         "        output.flush()\n", "",
         "parallel/testing/test_plugin.py::test_failures_are_told_where_another_rank_ends_the_job_at_the_exit",
+    ),
+    Fault(
+        "calls of one name are always taken for the same", "observe/in_vain.py",
+        "    if not have_all_come:\n        # Calls", "    if True:\n        # Calls",
+        _VAIN + "::test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come",
+    ),
+    Fault(
+        "calls of one name end the job before the ranks can say it themselves", "observe/in_vain.py",
+        "    if not have_all_come:\n        # Calls", "    if False:\n        # Calls",
+        _VAIN + "::test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come",
+    ),
+    Fault(
+        "ranks in calls of one name have no time to say themselves that they differ", "observe/in_vain.py",
+        "looks = _LOOKS if others_named else _NAMESAKE_LOOKS", "looks = _LOOKS",
+        _VAIN + "::test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come",
+    ),
+    Fault(
+        "inside a call only names are compared", "observe/in_vain.py",
+        "if have_all_come and not different:", "if False:",
+        _VAIN + "::test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come",
+    ),
+    Fault(
+        "a state is that of the call's name alone", "observe/calls.py",
+        "return CODES[name] ^ (sign & WHICH) or 1", "return CODES[name]",
+        "unit/test_recorder.py::test_another_call_of_one_name_has_another_state",
+    ),
+    Fault(
+        "what a rank waits in does not say of which strategy it is", "observe/calls.py",
+        "state + (code or CODES[name] ^ owner * SPREAD & WHICH or 1)", "state + (code or CODES[name])",
+        _VAIN + "::test_the_same_call_of_another_strategy_ends_the_job",
+    ),
+    Fault(
+        "a report does not say of which strategy a call is", "observe/details.py",
+        'f" of strategy number {calls.owner}" if calls.owner > 1 else ""', '""',
+        _VAIN + "::test_the_same_call_of_another_strategy_ends_the_job",
     ),
 )

@@ -118,7 +118,7 @@ FAULTS = (
     ),
     Fault(
         "a function reads what it has not written yet", "serving/worker.py",
-        "                closure.pushed[place.server].write()\n", "",
+        "            closure.pushed[place.server].write()\n", "",
         "unit/test_serving_push.py::test_a_function_reads_what_it_has_added_itself",
     ),
     Fault(

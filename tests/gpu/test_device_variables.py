@@ -93,15 +93,17 @@ FAMILIES: dict[str, Any] = {
 }
 
 
-def train(arena: Arena, optimizer: Optimizer, to_array: Any) -> tuple[list[AnyArray], dict[str, Any]]:
+def train(
+    arena: Arena, optimizer: Optimizer, to_array: Any, dtype: str = "float32"
+) -> tuple[list[AnyArray], dict[str, Any]]:
     rank = arena.communicator.rank
     random = np.random.default_rng(rank)
     variables = [
-        make(arena, np.linspace(-1, 1, count, dtype=np.float32).reshape(shape), name=f"v{count}")
+        make(arena, np.linspace(-1, 1, count, dtype=dtype).reshape(shape), name=f"v{count}")
         for count, shape in ((12, (3, 4)), (1, ()), (70_001, (70_001,)))
     ]
     for _ in range(3):
-        gradients = [to_array(random.standard_normal(v.shape).astype(np.float32)) for v in variables]
+        gradients = [to_array(random.standard_normal(v.shape).astype(dtype)) for v in variables]
         optimizer.apply_gradients(list(zip(gradients, variables, strict=True)))
     return [v.numpy() for v in variables], optimizer.state()
 
@@ -121,6 +123,21 @@ def test_an_optimizer_does_what_it_does_in_host_memory(
     for value, other in zip(values, expected, strict=True):
         np.testing.assert_allclose(value, other, rtol=tolerance, atol=tolerance / 10)
     assert _described(state) == _described(expected_state)
+
+
+@pytest.mark.parametrize("family", ["Adam", "LAMB", "Lion, average", "AdamW, clipped, copied"])
+def test_state_of_half_precision_is_float32(
+    arena: Arena, cupy: Any, communicator: Communicator, family: str
+) -> None:
+    families = {**FAMILIES, "AdamW, clipped, copied": lambda: AdamW(0.1, clipnorm=0.5, master_copy=True)}
+    optimizer, reference = families[family](), families[family]()
+    values, _ = train(arena, optimizer, cupy.asarray, "float16")
+    expected, _ = train(Arena(communicator, shared=False), reference, lambda array: array, "float16")
+    assert [slot.dtype for slot in optimizer.variables] == [slot.dtype for slot in reference.variables]
+    assert {slot.dtype for slot in optimizer.variables} == {np.dtype(np.float32)}
+    for value, other in zip(values, expected, strict=True):
+        assert value.dtype == np.float16
+        np.testing.assert_allclose(value.astype("f"), other.astype("f"), rtol=1e-2, atol=1e-2)
 
 
 @pytest.mark.parametrize("family", ["AdamW, clipped", "LAMB"])

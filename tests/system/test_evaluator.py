@@ -200,6 +200,18 @@ def test_an_error_of_an_evaluator_does_not_end_the_training(tmp_path: Path, fail
     assert "the job ends" not in text, text
 
 
+def test_the_death_of_an_evaluator_does_not_end_the_training(tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    kill = "import os, signal; os.kill(os.getpid(), signal.SIGKILL)"
+    program.write_text(FAILING.replace("FAILURE", kill).replace("until_has_ended", "until_has_died"))
+    result = run_program(3, program, tmp_path / "run", kills=True)
+    text = result.stdout + result.stderr
+    assert text.count("trained to the end") == 2, text
+    assert text.count("the evaluator, has died, the training goes on") == 1, text
+    assert "cannot go on" not in text, text
+    assert "has come to its end without" not in text, text
+
+
 def test_an_evaluator_ends_with_the_job_after_a_workers_death(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(SERVERS)

@@ -103,6 +103,8 @@ def test_a_process_of_which_the_system_shows_nothing_may_be_alive(monkeypatch: p
 def test_a_process_table_of_another_namespace_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     """A container may have the /proc of its host, where its numbers are those of others."""
     readlink = os.readlink
+    # A process finds out once.
+    monkeypatch.setattr(lock_module, "_surroundings", lock_module._surroundings.__wrapped__)
     monkeypatch.setattr(os, "readlink", lambda path: "1" if path == "/proc/self" else readlink(path))
     me = this_process()
     assert (me.boot, me.namespace) == ("", "")

@@ -20,6 +20,7 @@ from mpidist.checkpoint.objects import walk
 from mpidist.checkpoint.saved import SavedArray
 from mpidist.comm.communicator import SoloCommunicator
 from mpidist.errors import CheckpointError
+from mpidist.optimizers.adam import Adam
 from mpidist.variables.arena import Arena
 from mpidist.variables.creation import create_variable
 from mpidist.variables.variable import Variable
@@ -342,7 +343,21 @@ def test_what_does_not_fit_overwrites_nothing(value: np.ndarray[Any, Any], text:
         Checkpoint(m=variable(1.0)).read(path)
 
 
-def test_bfloat16_is_a_clear_error(tmp_path: Path) -> None:
+def test_bfloat16_comes_back_bit_for_bit(tmp_path: Path) -> None:
     types = pytest.importorskip("ml_dtypes", reason="ml_dtypes is not installed")
-    with pytest.raises(CheckpointError, match=r"'k/x'.*bfloat16"):
-        Checkpoint(k=Keeper({"x": np.zeros(2, types.bfloat16)})).write(tmp_path / "c")
+    bits = np.array([0, 1, 0x3F81, 0x7F80, 0x7FC1, 0x8000, 0xFF7F] * 1000, np.uint16)
+    kept, value = Keeper({"x": bits.view(types.bfloat16)}), create_variable(ARENA, bits.view(types.bfloat16))
+    optimizer = Adam(0.1)
+    optimizer.build([value])
+    path = Checkpoint(k=kept, v=value, o=optimizer).write(tmp_path / "c")
+    with h5py.File(path) as file:
+        assert file["v"].dtype == np.uint16
+        np.testing.assert_array_equal(file["v"][()], bits)
+    other, fresh, again = Keeper(), create_variable(ARENA, np.zeros(7000, types.bfloat16)), Adam(0.1)
+    again.build([fresh])
+    Checkpoint(k=other, v=fresh, o=again).read(path).assert_consumed()
+    assert other.saved["x"].numpy().tobytes() == bits.tobytes()
+    assert fresh.numpy().dtype == types.bfloat16
+    np.testing.assert_array_equal(fresh.numpy().view(np.uint16), bits)
+    with pytest.raises(CheckpointError, match="'v' has dtype float16, but bfloat16 was saved"):
+        Checkpoint(v=create_variable(ARENA, np.zeros(7000, np.float16))).read(path)

@@ -537,6 +537,18 @@ def test_update_without_a_learning_rate_is_dropped_and_fails() -> None:
         closures.commits.commit(FIRST, 2, 1, (0,))
 
 
+def test_a_server_could_not_change_a_variable() -> None:
+    closures = make((FIRST,))
+    schedule(closures, rules=Rules(retries=2))
+    for server in SERVERS:
+        take(closures, server, Prepared(1, 1))
+    take(closures, FIRST, Finished(1, 1, SERVERS, (), b"result"))
+    assert take(closures, 1, Applied(1, 1, b"error")) == []
+    # It is not run again: the rest of its update counts.
+    assert take(closures, 2, Applied(1, 1)) == [ClosureEnd(1, End.ERROR, b"error")]
+    assert closures.error == ClosureEnd(1, End.ERROR, b"error")
+
+
 @pytest.mark.parametrize(("sender", "message", "text"), [
     (FIRST, Finished(2, 1, (), (), b""), r"attempt 1 of closure 2: expected .* the first of the closures \[1\]"),
     (FIRST, Failed(1, 2, b"", ""), "attempt 2 of closure 1: expected the current attempt"),

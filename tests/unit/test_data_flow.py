@@ -67,6 +67,14 @@ CASES: dict[str, tuple[Build, list[Any]]] = {
         lambda d: d.batch(2).map(lambda x: -x).rebatch([3, 1], drop_remainder=True),
         [[0, -1, -2], [-3], [-4, -5, -6], [-7], [-8, -9, -10]],
     ),
+    "unbatch of rows": (
+        lambda d: d.map(lambda x: np.arange(x % 3)).unbatch().batch(3).repeat(2),
+        [[0, 0, 1], [0, 0, 1], [0, 0, 1], [0]] * 2,
+    ),
+    "rebatch of rows": (
+        lambda d: d.map(lambda x: (x * np.ones(x % 3, int), np.zeros((x % 3, 2)))).rebatch([4, 1]).map(lambda x, y: x),
+        [[1, 2, 2, 4], [5], [5, 7, 8, 8], [10]],
+    ),
     "window": (
         lambda d: d.window(3, 2, drop_remainder=True).flat_map(lambda window: window.batch(3)).batch(2).repeat(2),
         [[[0, 1, 2], [2, 3, 4]], [[4, 5, 6], [6, 7, 8]], [[8, 9, 10]]] * 2,

@@ -58,6 +58,22 @@ def test_zip_concatenate_enumerate_filter_unbatch() -> None:
     assert listed(Dataset.range(4).batch(2).map(lambda x: x[::-1]).unbatch()) == [1, 0, 3, 2]
 
 
+def test_elements_of_any_first_dimension_are_unbatched_and_rebatched() -> None:
+    rows = Dataset.from_tensor_slices(np.arange(6).reshape(3, 2))
+    assert listed(rows.unbatch()) == [0, 1, 2, 3, 4, 5]
+    assert listed(rows.rebatch(4)) == [[0, 1, 2, 3], [4, 5]]
+    assert listed(rows.rebatch([1, 2], drop_remainder=True)) == [[0], [1, 2], [3], [4, 5]]
+    assert listed(Dataset.from_tensors(np.arange(6).reshape(3, 2)).unbatch().unbatch()) == [0, 1, 2, 3, 4, 5]
+    pairs = Dataset.from_tensor_slices((np.arange(4).reshape(2, 2), np.array([[True, False], [False, True]])))
+    assert listed(pairs.unbatch().skip(1)) == [[1, False], [2, False], [3, True]]
+    grown = Dataset.range(4).map(np.arange)
+    assert listed(grown.unbatch()) == [0, 0, 1, 0, 1, 2]
+    assert listed(grown.rebatch(4)) == [[0, 0, 1, 0], [1, 2]]
+    # The first element has no rows, and shows what a row is all the same.
+    assert grown.unbatch().element_spec == ArraySpec((), np.dtype("int64"))
+    assert listed(grown.take(1).rebatch(2)) == []
+
+
 @pytest.mark.parametrize("indexable", [True, False])
 @pytest.mark.parametrize(
     "build",
@@ -303,7 +319,13 @@ def test_grain_datasets() -> None:
 @pytest.mark.parametrize(
     ("build", "error", "words"),
     [
-        (lambda: Dataset.range(3).unbatch(), ValueError, "unbatch"),
+        (lambda: Dataset.range(3).unbatch(), ValueError, r"unbatch: .* got the shape \(\) for"),
+        (lambda: list(Dataset.range(3).map(abs).unbatch()), ValueError, r"unbatch: .* got the shape \(\) for"),
+        (lambda: list(Dataset.range(3).window(2).unbatch()), ValueError, "unbatch: .* got a dataset for the element"),
+        (
+            lambda: Dataset.from_tensor_slices((np.ones((2, 3)), np.ones((2, 2)))).rebatch(2), ValueError,
+            r"rebatch: .* got the shape \(3,\) for \[0\], the shape \(2,\) for \[1\]",
+        ),
         (lambda: Dataset.zip(Dataset.range(3), not_right), TypeError, "expected datasets"),
         (lambda: Dataset.zip({"a": Dataset.range(3), "b": 1}), TypeError, r"got 1 of type int at \['b'\]"),
         (Dataset.zip, TypeError, "expected datasets"),
@@ -327,7 +349,7 @@ def test_grain_datasets() -> None:
         (lambda: Dataset.range(3).map(abs, num_parallel_calls=AUTOTUNE).shard(2, 5), ValueError, "index"),
         (lambda: Dataset.from_indexable(iter([1])), TypeError, "__getitem__"),
         (lambda: Dataset.range(3).shared(), ValueError, "dataset of arrays"),
-        (lambda: Dataset.range(3).rebatch(2), ValueError, "rebatch: expected a dataset with batches"),
+        (lambda: Dataset.range(3).rebatch(2), ValueError, r"rebatch: .* got the shape \(\) for"),
         (lambda: Dataset.range(3).batch(2).rebatch([2, 0]), ValueError, "rebatch: `batch_size` must be an"),
         (lambda: Dataset.range(3).batch(2).rebatch([]), ValueError, "got an empty list"),
         (lambda: Dataset.range(3).batch(2).rebatch(not_right), TypeError, "rebatch: `batch_size` must be an integer"),

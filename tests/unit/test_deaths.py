@@ -169,11 +169,11 @@ def test_a_death_that_comes_while_one_is_told_harms_nothing() -> None:
 
 
 def test_the_sentence_about_the_dead() -> None:
-    assert describe(["rank 3 of 4", "rank 1 of 4"]).startswith("rank 1 of 4, rank 3 of 4 ended without taking leave")
+    assert describe(["rank 3 of 4", "rank 1 of 4"]).startswith("rank 1 of 4, rank 3 of 4 ended without telling")
     silent = f"rank 2 of 4{IS_SILENT}"
     assert describe([silent]).startswith("rank 2 of 4 cannot be reached: the host says nothing any more")
     both = describe([silent, "rank 1 of 4"])
-    assert both.startswith("rank 1 of 4 ended without taking leave")
+    assert both.startswith("rank 1 of 4 ended without telling the others")
     assert "; rank 2 of 4 cannot be reached" in both
 
 

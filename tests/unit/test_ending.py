@@ -21,13 +21,13 @@ class AbortedError(Exception):
     """Stands for the end of the process."""
 
 
-class Farewell:
-    """A barrier that the others reach after a few looks."""
+class Barrier:
+    """The others reach it after a few looks."""
 
     def __init__(self, looks: int = 3) -> None:
         self.looks = looks
 
-    def Ibarrier(self) -> Farewell:
+    def Ibarrier(self) -> Barrier:
         return self
 
     def Test(self) -> bool:
@@ -124,7 +124,7 @@ def test_leaving_with_a_code_ends_the_job(
 
 def test_nothing_is_asked_of_an_mpi_that_has_ended(make: Callable[..., ending._Ending]) -> None:
     hooks = make(finalized=True)
-    one = farewell.Farewell(None)
+    one = farewell.Farewell(None, ())
     hooks.at_exit()
     del one
     hooks.on_exception(*caught(ValueError("late")))
@@ -134,7 +134,7 @@ def test_a_long_wait_is_explained_once(
     make: Callable[..., ending._Ending], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("MPIDIST_WARN_SECONDS", "-1")
-    assert farewell.leave_together([Farewell(), Farewell(5)], make(1).wait_at_end)
+    assert farewell.leave_together([farewell.Farewell(one, ()) for one in (Barrier(), Barrier(5))], make(1).wait_at_end)
     text = capfd.readouterr().err
     assert text.count("mpidist: rank 1 of 3 on host has come to its end and still waits for other ranks") == 1
 

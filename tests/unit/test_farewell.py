@@ -9,7 +9,7 @@ import pytest
 
 from mpidist.comm import farewell
 from mpidist.comm.deaths import DISCOVERY_SECONDS, DeathWatch, this_process
-from mpidist.comm.farewell import leave_together
+from mpidist.comm.farewell import Farewell, leave_together
 from tests.unit.settable_clock import Clock
 
 OTHER = this_process("there")
@@ -55,7 +55,7 @@ def watch(monkeypatch: pytest.MonkeyPatch) -> Iterator[DeathWatch]:
 def leave(clock: Clock, *seconds: float, error: Exception | None = None) -> tuple[bool, list[float]]:
     """Leave with others that come after so many seconds; what comes of it, and the times of waiting that were told."""
     waited: list[float] = []
-    return leave_together([Others(clock, one, error) for one in seconds], waited.append), waited
+    return leave_together([Farewell(Others(clock, one, error), ()) for one in seconds], waited.append), waited
 
 
 def test_all_groups_are_waited_for(clock: Clock, watch: DeathWatch) -> None:
@@ -65,6 +65,16 @@ def test_all_groups_are_waited_for(clock: Clock, watch: DeathWatch) -> None:
     assert 7 <= clock.now - begin == waited[-1]
     assert waited == sorted(waited)
     assert leave(clock) == (True, [])
+
+
+def test_nobody_waits_for_one_without_whom_all_go_on(clock: Clock, watch: DeathWatch) -> None:
+    watch.spared[OTHER] = lambda _: None
+    clock.after(5, lambda: watch.note(OTHER, "rank 2 of 3"))
+    for _ in range(2):
+        # It dies while the others wait, and has died before.
+        all_ranks, training = (Others(clock, one) for one in (math.inf, 9))
+        assert leave_together([Farewell(all_ranks, [OTHER]), Farewell(training, ())], lambda _: None)
+    assert watch.dead == {}
 
 
 @pytest.mark.parametrize("then", [None, 1.0])

@@ -5,12 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from mpidist.comm.call_order import CallOrder
 from mpidist.observe.patience import TICK_SECONDS
 from mpidist.options import ReduceOp
 from tests.watching import IDENTITY, MakeWorld, World
 
 # After the look that notes the call.
-AT_ONCE, MANY_LOOKS, ERROR_LOOKS = 1 + 2, 1 + 5, 1 + 8
+AT_ONCE, NAMESAKE_LOOKS, MANY_LOOKS, ERROR_LOOKS = 1 + 2, 1 + 4, 1 + 5, 1 + 8
 
 
 def test_ranks_that_wait_for_one_another_on_two_communicators_end_the_job(make_world: MakeWorld) -> None:
@@ -153,3 +154,39 @@ def test_who_has_left_the_barrier_of_the_node_is_not_held_for_waiting_there(make
     # It computes with what it has got.
     world.run(20)
     assert world.ended_by == []
+
+
+def calls_of_one_name(world: World, *ranks: int, inside: str = "") -> None:
+    """Ranks enter calls of one name that differ in the size of their arrays; under another one, if it is given."""
+    for rank in ranks:
+        order = CallOrder(world.calls[rank], ())
+        if inside:
+            world.calls[rank].enter(inside)
+        order.enter("all_reduce", ReduceOp.SUM, np.ones(1 + rank))
+
+
+@pytest.mark.parametrize("inside", ["", "assign"])
+def test_calls_of_one_name_that_differ_end_the_job_when_the_last_rank_has_come(
+    make_world: MakeWorld, inside: str
+) -> None:
+    """Until then all of them may meet, and say themselves that they differ."""
+    world = make_world(3)
+    calls_of_one_name(world, 0, 1, inside=inside)
+    world.run(20)
+    assert world.ended_by == []
+    looks = world.ranks[0].ticks
+    calls_of_one_name(world, 2, inside=inside)
+    world.run(20)
+    assert (world.ended_by, world.ranks[0].ticks) == ([0], looks + NAMESAKE_LOOKS - 1)
+    assert "the ranks are in different calls" in world.first_lines[0]
+    for rank in range(3) if not inside else ():
+        assert f"(all_reduce SUM of float64 ({1 + rank},))" in world.said[0][1]
+
+
+def test_the_same_call_of_another_strategy_ends_the_job(make_world: MakeWorld) -> None:
+    world = make_world()
+    for rank in (0, 1):
+        world.calls[rank].limited(None, 1 + rank).enter("assign")
+    world.run(20)
+    assert world.ended_by == [0]
+    assert "rank 1 of 2 waits in assign, call 1 (assign of strategy number 2)" in world.said[0][1]

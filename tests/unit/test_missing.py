@@ -50,6 +50,7 @@ def test_names_of_submodules_say_what_to_use() -> None:
     module: Any
     for module, name, text in (
         (mpidist.data, "experimental", r"'mpidist\.data' has no attribute 'experimental': use `mpidist\.data`"),
+        (mpidist.optimizers, "experimental", r"has no attribute 'experimental': use `mpidist\.optimizers` itself"),
         (errors, "OutOfRangeError", r"'mpidist\.errors' has no attribute 'OutOfRangeError': use `StopIteration`"),
         (mpidist, "AUTOTUNE", r"has no attribute 'AUTOTUNE': use `mpidist\.data\.AUTOTUNE`"),
     ):
@@ -72,6 +73,12 @@ def test_a_method_of_tensorflow_says_what_to_use(name: str) -> None:
         with pytest.raises(AttributeError, match=f"Strategy' has no attribute '{name}': use `(strategy|mpidist)"):
             getattr(owner, name)
         assert not hasattr(owner, name)
+
+
+def test_an_optimizer_says_that_gradients_are_the_programs() -> None:
+    for optimizer in (mpidist.optimizers.SGD(0.1), mpidist.optimizers.LossScaleOptimizer(mpidist.optimizers.SGD(0.1))):
+        with pytest.raises(AttributeError, match="'minimize': use `apply_gradients` with gradients that you compute"):
+            optimizer.minimize  # noqa: B018
 
 
 @pytest.mark.parametrize("name", sorted(INSTEAD))

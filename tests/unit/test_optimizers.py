@@ -10,7 +10,7 @@ import pytest
 
 import mpidist
 from mpidist.arrays import AnyArray
-from mpidist.optimizers import SGD, Adadelta, Adagrad, Adam, AdamW, LinearWarmup, Optimizer, RMSprop
+from mpidist.optimizers import SGD, Adadelta, Adagrad, Adam, Adamax, AdamW, LinearWarmup, Nadam, Optimizer, RMSprop
 
 Formula = Callable[[AnyArray, list[AnyArray]], AnyArray]
 
@@ -69,6 +69,25 @@ def adam(amsgrad: bool, decay: float) -> Formula:
     return run
 
 
+def nadam(p: AnyArray, gradients: list[AnyArray]) -> AnyArray:
+    m, v, product = np.zeros_like(p), np.zeros_like(p), 1.0
+    for t, g in enumerate(gradients, 1):
+        weight, following = (0.8 * (1 - 0.5 * 0.96**step) for step in (t, t + 1))
+        product *= weight
+        m, v = 0.8 * m + 0.2 * g, 0.9 * v + 0.1 * g**2
+        ahead = following * m / (1 - product * following) + (1 - weight) * g / (1 - product)
+        p = p - 0.1 * ahead / (np.sqrt(v / (1 - 0.9**t)) + 0.01)
+    return p
+
+
+def adamax(p: AnyArray, gradients: list[AnyArray]) -> AnyArray:
+    m, largest = np.zeros_like(p), np.zeros_like(p)
+    for t, g in enumerate(gradients, 1):
+        m, largest = 0.8 * m + 0.2 * g, np.maximum(0.9 * largest, np.abs(g))
+        p = p - 0.1 * m / (1 - 0.8**t) / (largest + 0.01)
+    return p
+
+
 def nesterov(p: AnyArray, gradients: list[AnyArray]) -> AnyArray:
     v = np.zeros_like(p)
     for g in gradients:
@@ -110,6 +129,8 @@ FORMULAS: dict[str, tuple[Callable[[], Optimizer], Formula]] = {
     "Adam": (lambda: Adam(0.1, 0.8, 0.9, 0.01), adam(False, 0.0)),
     "AMSGrad": (lambda: Adam(0.1, 0.8, 0.9, 0.01, amsgrad=True), adam(True, 0.0)),
     "AdamW": (lambda: AdamW(0.1, 0.5, 0.8, 0.9, 0.01), adam(False, 0.5)),
+    "Nadam": (lambda: Nadam(0.1, 0.8, 0.9, 0.01), nadam),
+    "Adamax": (lambda: Adamax(0.1, 0.8, 0.9, 0.01), adamax),
     "nesterov": (lambda: SGD(0.1, 0.9, nesterov=True), nesterov),
     "RMSprop": (lambda: RMSprop(0.1, 0.8, epsilon=0.01), rmsprop(False, 0.0)),
     "RMSprop centered": (lambda: RMSprop(0.1, 0.8, 0.7, 0.01, centered=True), rmsprop(True, 0.7)),
@@ -129,6 +150,18 @@ def test_formulas(family: str) -> None:
     for gradient in gradients:
         optimizer.apply_gradients([(gradient, variable)])
     np.testing.assert_allclose(variable.numpy(), formula(start, gradients), rtol=1e-12, atol=1e-12)
+
+
+def test_nadam_far_from_its_start() -> None:
+    """The weights grow no more, and their product is nothing: it is Adam with a look ahead."""
+    variable, optimizer = mpidist.Variable(0.0), Nadam(0.125)
+    optimizer.apply_gradients([(1.0, variable)])
+    optimizer.iterations = 100_000
+    before = float(variable.numpy())
+    optimizer.apply_gradients([(0.0, variable)])
+    slots = [float(slot.numpy()) for slot in optimizer.variables]
+    expected = 0.125 * 0.9 * slots[0] / (np.sqrt(slots[1]) + 1e-7)
+    assert before - float(variable.numpy()) == pytest.approx(expected, rel=1e-6)
 
 
 def test_the_rate_may_change_between_steps() -> None:

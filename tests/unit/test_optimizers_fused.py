@@ -16,10 +16,12 @@ from mpidist.arrays import AnyArray
 from mpidist.optimizers.adadelta import AdadeltaKernel
 from mpidist.optimizers.adagrad import AdagradKernel
 from mpidist.optimizers.adam import AdamKernel
+from mpidist.optimizers.adamax import AdamaxKernel
 from mpidist.optimizers.ftrl import FtrlKernel
 from mpidist.optimizers.lamb import LAMBKernel
 from mpidist.optimizers.lars import LARSKernel
 from mpidist.optimizers.lion import LionKernel
+from mpidist.optimizers.nadam import NadamKernel
 from mpidist.optimizers.rmsprop import RMSpropKernel
 from mpidist.optimizers.sgd import SGDKernel
 from mpidist.variables.update.fused import Program, UnknownOperationError, fused, record
@@ -34,6 +36,8 @@ KERNELS: dict[str, Kernel] = {
     "Nesterov": SGDKernel(0.9, nesterov=True),
     "Adam": AdamKernel(0.9, 0.999, 1e-7),
     "AdamW with AMSGrad": AdamKernel(0.9, 0.999, 1e-7, 0.01, amsgrad=True),
+    "Nadam": NadamKernel(0.9, 0.999, 1e-7),
+    "Adamax": AdamaxKernel(0.9, 0.999, 1e-7),
     "Adagrad": AdagradKernel(0.1, 1e-7),
     "Adadelta": AdadeltaKernel(0.95, 1e-6),
     "RMSprop": RMSpropKernel(0.9, 0.0, 1e-7, centered=False),

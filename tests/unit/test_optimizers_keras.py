@@ -79,6 +79,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "SGD": ("SGD", {}),
     "SGD momentum": ("SGD", {"momentum": 0.9}),
     "SGD nesterov": ("SGD", {"momentum": 0.9, "nesterov": True}),
+    "Nadam": ("Nadam", {}),
+    "Nadam betas": ("Nadam", {"beta_1": 0.7, "beta_2": 0.8, "epsilon": 0.1}),
+    "Adamax": ("Adamax", {}),
+    "Adamax betas": ("Adamax", {"beta_1": 0.7, "beta_2": 0.8, "epsilon": 0.1}),
     "RMSprop": ("RMSprop", {"epsilon": 1e-12}),
     "RMSprop momentum": ("RMSprop", {"rho": 0.8, "momentum": 0.7, "epsilon": 1e-12}),
     "RMSprop centered": ("RMSprop", {"centered": True, "epsilon": 1e-12}),
@@ -167,7 +171,8 @@ def test_a_rate_that_changes(case: str) -> None:
     ("name", "arguments"),
     [
         ("ExponentialDecay", (0.2, 7, 0.3)), ("ExponentialDecay", (0.2, 7, 0.3, True)), ("CosineDecay", (0.2, 15)),
-        ("CosineDecay", (0.2, 15, 0.1)), ("PiecewiseConstantDecay", ([3, 9], [0.3, 0.2, 0.1])),
+        ("CosineDecay", (0.2, 15, 0.1)), ("CosineDecay", (0.1, 12, 0.1, "warm", 0.3, 5)),
+        ("PiecewiseConstantDecay", ([3, 9], [0.3, 0.2, 0.1])),
         ("InverseTimeDecay", (0.2, 7, 0.3)), ("InverseTimeDecay", (0.2, 7, 3, True)),
         ("PolynomialDecay", (0.2, 8)), ("PolynomialDecay", (0.2, 8, 0.05, 2.5)),
         ("PolynomialDecay", (0.2, 8, 0.05, 0.5, True)), ("PolynomialDecay", (0.01, 8, 0.05)),
@@ -176,7 +181,8 @@ def test_a_rate_that_changes(case: str) -> None:
     ],
 )
 def test_schedules(name: str, arguments: Any) -> None:
-    schedule = getattr(optimizers, name)(*arguments)
+    # Names are Keras's alone.
+    schedule = getattr(optimizers, name)(*(one for one in arguments if one != "warm"))
     reference = getattr(keras.optimizers.schedules, name)(*arguments)
     # At a restart itself the reference is on either side: it counts periods by a logarithm in single precision, which
     # differs between processors. `test_schedules.py` looks at ours.
@@ -201,17 +207,19 @@ def test_averages_become_the_variables(case: str) -> None:
     assert any((variable.numpy() != was).any() for variable, was in zip(variables, last, strict=True))
 
 
-def test_averages_move_with_updates_only() -> None:
-    # Keras moves them in the calls that only accumulate, too; so it is given what those add up to.
-    optimizer = ours("SGD", 0.1, use_ema=True, ema_momentum=0.7, gradient_accumulation_steps=2)
-    reference = theirs("SGD", 0.1, use_ema=True, ema_momentum=0.7)
+@pytest.mark.parametrize("frequency", [None, 2])
+@pytest.mark.parametrize("case", ["SGD momentum", "Lamb"])
+def test_averages_move_in_calls_that_only_accumulate(case: str, frequency: int | None) -> None:
+    name, options = CASES[case]
+    more = {"use_ema": True, "ema_momentum": 0.7, "ema_overwrite_frequency": frequency, **options}
+    optimizer, reference = (make(name, 0.1, gradient_accumulation_steps=3, **more) for make in (ours, theirs))
     variables, references = make_variables()
-    for step in range(0, STEPS, 2):
-        pair = [gradients_of(step), gradients_of(step + 1)]
-        for gradients in pair:
-            optimizer.apply_gradients(zip(gradients, variables, strict=True))
-        means = [(first + second) / 2 for first, second in zip(*pair, strict=True)]
-        reference.apply([keras.ops.convert_to_tensor(mean) for mean in means], references)
+    # It ends between two updates.
+    for step in range(STEPS):
+        gradients = gradients_of(step)
+        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+        reference.apply([keras.ops.convert_to_tensor(gradient) for gradient in gradients], references)
+        require_same(variables, references)
     optimizer.finalize_variable_values()
     reference.finalize_variable_values(references)
     require_same(variables, references)
@@ -246,7 +254,9 @@ def test_loss_scaling(case: str) -> None:
     assert optimizer.scale_loss(2.0) == keras.ops.convert_to_numpy(reference.scale_loss(2.0))
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion", "Lamb"])
+@pytest.mark.parametrize("name", [
+    "SGD", "Adam", "AdamW", "RMSprop", "Adagrad", "Adadelta", "Ftrl", "Lion", "Lamb", "Nadam", "Adamax",
+])
 def test_names_and_defaults(name: str) -> None:
     optimizer, config = ours(name), theirs(name).get_config()
     own = {**vars(optimizer.kernel), **vars(optimizer.options), "learning_rate": optimizer.learning_rate}

@@ -9,6 +9,7 @@ import json
 import logging
 import multiprocessing
 import os
+import queue
 import signal
 import threading
 import time
@@ -20,7 +21,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.checkpoint import termination
+from mpidist.checkpoint import preemption, termination
 from mpidist.checkpoint.directory import LOCK_FILE
 from mpidist.checkpoint.lock import this_process
 from mpidist.cluster import slurm_job
@@ -41,6 +42,8 @@ def _signals(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     for name in list(os.environ):
         if name.startswith("SLURM_"):
             monkeypatch.delenv(name)
+    # No program ends here.
+    monkeypatch.setattr(preemption, "leave_later", lambda *_: None)
     before = [signal.getsignal(number) for number in ENDINGS]
     yield
     for one in Training.handlers:
@@ -335,13 +338,11 @@ def test_an_error_of_the_function_is_raised(tmp_path: Path) -> None:
 
 def test_a_function_is_asked_no_more_after_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(termination, "WATCHER_SECONDS", 0.01)
-    asked: list[int] = []
-    before = set(threading.enumerate())
-    training = Training(tmp_path, termination_watcher_fn=lambda: asked.append(1))
-    (watcher,) = set(threading.enumerate()) - before
+    asked: queue.Queue[threading.Thread] = queue.Queue()
+    training = Training(tmp_path, termination_watcher_fn=lambda: asked.put(threading.current_thread()))
+    watcher = asked.get()
     training.handler.close()
     watcher.join()
-    assert asked
 
 
 def test_signals_are_given_back(tmp_path: Path) -> None:
@@ -581,6 +582,36 @@ def test_functions_that_were_scheduled_are_in_the_checkpoint(tmp_path: Path) -> 
     count: Any = mpidist.Variable(0)
     mpidist.Checkpoint(count=count).restore(mpidist.latest_checkpoint(tmp_path))
     assert int(count) == 8
+
+
+def fail() -> None:
+    raise OSError("a worker's child has died")
+
+
+@pytest.mark.parametrize("where", ["function", "chief"])
+def test_an_error_on_servers_after_a_signal_loses_no_checkpoint(tmp_path: Path, where: str) -> None:
+    """What has ended is saved; what has failed, and what was never begun, is not in it."""
+    ended: list[int] = []
+    with mpidist.ParameterServerStrategy(options=mpidist.ServerOptions(heap_bytes=1 << 20)) as strategy:
+        coordinator = mpidist.coordinator.ClusterCoordinator(strategy)
+        with strategy.scope():
+            count: Any = mpidist.Variable(0)
+        config = TerminationConfig(exit_fn=lambda: ended.append(handler.total_run_calls))
+        handler = PreemptionCheckpointHandler(None, mpidist.Checkpoint(count=count), tmp_path, config)
+
+        def train() -> None:
+            for _ in range(5):
+                handler.run(coordinator.schedule, lambda: count.assign_add(1))
+            os.kill(os.getpid(), signal.SIGTERM)
+            handler.run(coordinator.schedule if where == "function" else lambda function: function(), fail)
+            handler.run(coordinator.join)
+
+        with pytest.raises(OSError, match="a worker's child has died"), handler:
+            train()
+    assert ended == [6 if where == "function" else 5]
+    saved: Any = mpidist.Variable(0)
+    mpidist.Checkpoint(count=saved).restore(mpidist.latest_checkpoint(tmp_path))
+    assert int(saved) == 5
 
 
 def test_there_is_time_for_the_functions_in_the_queue(tmp_path: Path) -> None:

@@ -8,7 +8,18 @@ import numpy as np
 import pytest
 
 from mpidist.comm.call_order import CallOrder
-from mpidist.observe.calls import CODES, IDENTITY, KEPT_CALLS, NEXT, PLACE_WORDS, STATE, Calls, LoneCalls, noted
+from mpidist.observe.calls import (
+    CODES,
+    IDENTITY,
+    KEPT_CALLS,
+    NEXT,
+    PLACE_WORDS,
+    STATE,
+    Calls,
+    LoneCalls,
+    names_of,
+    noted,
+)
 from mpidist.observe.recorder import Recorder
 from mpidist.observe.traffic import KEPT as TRAFFIC_KEPT
 from mpidist.observe.traffic import Sent
@@ -56,13 +67,29 @@ def test_a_signed_call_is_noted_as_any_other() -> None:
     made = [("all_reduce", ReduceOp.SUM), ("all_reduce", ReduceOp.SUM), ("save", None)]
     for number, (name, op) in enumerate(made, 1):
         with order.enter(name, op, array):
-            assert recorder.page[STATE] == number * NEXT + CODES[name]
+            state = recorder.page[STATE]
+            assert (state // NEXT, names_of(state % NEXT)) == (number, [name])
             assert (calls.name, calls.number, calls.depth, calls.thread) == (name, number, 1, get_ident())
             with order.enter("agreement", None, None):
                 assert (calls.inner, calls.depth) == ("agreement", 2)
-                assert recorder.page[STATE] == number * NEXT + CODES[name]
+                assert recorder.page[STATE] == state
         assert (recorder.page[STATE], calls.depth, calls.inner) == (number * NEXT, 0, "")
     assert list(calls.recent) == [(name, op, array.dtype, (3,)) for name, op in made]
+
+
+@pytest.mark.parametrize(
+    "call", [("all_gather", None, 3, 1), ("all_reduce", ReduceOp.MAX, 3, 1), ("all_reduce", ReduceOp.SUM, 4, 1),
+             ("all_reduce", ReduceOp.SUM, 3, 2)],
+)
+def test_another_call_of_one_name_has_another_state(call: tuple[str, ReduceOp | None, int, int]) -> None:
+    states = []
+    for name, op, size, owner in (("all_reduce", ReduceOp.SUM, 3, 1), call):
+        recorder = open_recorder(1)
+        order = CallOrder(recorder.open(7, ["a", "b"], 0), ())
+        with order.enter(name, op, np.ones(size), owner):
+            states.append(recorder.page[STATE])
+    assert states[0] // NEXT == states[1] // NEXT
+    assert states[0] != states[1]
 
 
 def test_the_last_calls_are_kept() -> None:

@@ -35,6 +35,19 @@ def test_cosine_decay() -> None:
     assert rates == sorted(rates, reverse=True)
 
 
+def test_cosine_decay_after_a_line_upwards() -> None:
+    schedule = CosineDecay(0.5, 100, alpha=0.1, warmup_target=2.0, warmup_steps=10)
+    assert [schedule(0), schedule(5), schedule(10), schedule(60), schedule(110), schedule(1000)] == pytest.approx(
+        [0.5, 1.25, 2, 1.1, 0.2, 0.2]
+    )
+    # A target without steps is where the decay begins.
+    assert CosineDecay(0.5, 100, warmup_target=2.0)(0) == 2
+    with pytest.raises(ValueError, match=r"`warmup_steps` needs a `warmup_target`.*got 10 steps and no rate"):
+        CosineDecay(0.5, 100, warmup_steps=10)
+    with pytest.raises(TypeError, match="CosineDecay: `warmup_target` must be a number"):
+        CosineDecay(0.5, 100, 0.0, wrong)
+
+
 def test_piecewise_constant_decay() -> None:
     schedule = PiecewiseConstantDecay([10, 20], [1.0, 0.5, 0.1])  # type: ignore[arg-type]  # lists are taken, too
     assert [schedule(step) for step in (0, 10, 11, 20, 21, 99)] == [1, 1, 0.5, 0.5, 0.1, 0.1]

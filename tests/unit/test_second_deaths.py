@@ -62,9 +62,12 @@ def at_once(monkeypatch: pytest.MonkeyPatch) -> Watch:
 
 @pytest.fixture
 def _signals() -> Iterator[None]:
+    # That of a handler in another test.
+    woken = signal.set_wakeup_fd(-1)
     before = signal.signal(signal.SIGUSR1, signal.SIG_DFL)
     yield
     signal.signal(signal.SIGUSR1, before)
+    signal.set_wakeup_fd(woken)
 
 
 def test_the_death_of_a_server_is_told_after_that_of_a_worker(at_once: Watch) -> None:
@@ -84,6 +87,23 @@ def test_a_death_that_two_have_seen_is_told_once(at_once: Watch) -> None:
     at_once.watch.note((SERVER.host, SERVER.number, SERVER.namespace), "server 0")
     assert at_once.told == [["server 0, of which nothing is heard"]]
     assert list(at_once.watch.dead.values()) == at_once.told[0]
+
+
+def test_the_death_of_one_that_is_spared_ends_nothing(at_once: Watch) -> None:
+    """An evaluator's. The next one's is told as the first."""
+    names: list[str] = []
+    at_once.watch.spared[WORKERS[1]] = names.append
+    for _ in range(2):
+        at_once.watch.note(WORKERS[1], "rank 2 of 3 (process 2 on there)")
+    assert names == ["rank 2 of 3 (process 2 on there)"]
+    assert at_once.told == []
+    assert at_once.watch.dead == {}
+    at_once.watch.require_alive([HERE, *WORKERS], "a sum")
+    # It is the death that an error of MPI, or the launcher's signal, tells of.
+    at_once.reported = ["rank 2"]
+    assert not at_once.watch.learn(RuntimeError("of MPI"))
+    at_once.watch.note(WORKERS[0], "rank 1 of 3")
+    assert at_once.told == [["rank 1 of 3"]]
 
 
 def test_a_group_without_the_dead_goes_on(at_once: Watch) -> None:
@@ -188,6 +208,7 @@ def test_nobody_is_watched_where_numbers_of_processes_mean_nothing(at_once: Watc
         other.kill()
 
 
+@pytest.mark.usefixtures("_signals")
 def test_two_signals_that_come_together_are_both_heard(monkeypatch: pytest.MonkeyPatch) -> None:
     watch, heard, first, last = DeathWatch(), list[int](), threading.Event(), threading.Event()
     try:

@@ -79,7 +79,7 @@ class Server:
 
     def make(self, place: Place, fill: float = 0.0) -> HeapVariable:
         """Make a variable."""
-        self.station.call(0, "create", place, fill)
+        self.station.call(0, "create", place, fill, f"variable {place.number}")
         return self.holder._variables[place.number]
 
     def pushed(self, worker: int, slot: int) -> Pushed:

@@ -261,7 +261,7 @@ def test_a_step_with_fewer_tasks_than_the_job_has_on_each_node_is_told_so(counts
     text = idle_tasks.idle_tasks_warning(step)
     assert text is not None
     assert f"has --ntasks-per-node={wanted}, and srun has started {total} task(s)" in text
-    assert f"give --ntasks-per-node={most} to it" in text
+    assert f"give --ntasks-per-node={most} to srun" in text
     # One task says it, and a step that has as many on some node is as it was meant.
     assert idle_tasks.idle_tasks_warning({**step, "SLURM_PROCID": "1"}) is None
     assert idle_tasks.idle_tasks_warning({**step, "SLURM_NTASKS_PER_NODE": str(most)}) is None

@@ -323,3 +323,11 @@ def test_a_variable_is_a_number_where_an_array_is_one() -> None:
     mask = mpidist.Variable(np.array([True, False]))
     assert np.add(np.ones(2), 1, where=mask, out=np.zeros(2)).tolist() == [2, 0]
     assert np.sum(np.array([3, 4]), where=mask) == 3
+
+
+def test_dense_rows_of_integers_do_not_wrap() -> None:
+    small = np.array([[100, 1], [27, -128], [1, -1]], "int8")
+    dense = mpidist.IndexedSlices(small[:2], np.array([2, 2]), (3, 2)).to_dense()
+    assert (dense.tolist(), dense.dtype.name) == ([[0, 0], [0, 0], [127, -127]], "int8")
+    with pytest.raises(OverflowError, match=r"sum of rows of int8 .* -128 to 127, got 128\. .*astype\(np\.int64\)"):
+        mpidist.IndexedSlices(small, np.array([2, 2, 2]), (3, 2)).to_dense()

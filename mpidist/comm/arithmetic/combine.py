@@ -53,16 +53,13 @@ def named_dtype(name: npt.DTypeLike | None) -> np.dtype[Any]:
     return np.dtype(name)
 
 
-def combined_dtype(
-    dtype: np.dtype[Any], op: ReduceOp, *, combines_halves: bool, adds_by_mpi: bool = True
-) -> np.dtype[Any]:
-    """Local. The dtype in which arrays are combined: their own, unless the backend lacks it or a sum may overflow.
+def combined_dtype(dtype: np.dtype[Any], op: ReduceOp, *, combines_halves: bool) -> np.dtype[Any]:
+    """Local. The dtype in which arrays are combined: their own, unless the backend lacks it or a mean may overflow.
 
     Args:
         dtype: The arrays' dtype.
         op: The operation.
         combines_halves: See `Backend`.
-        adds_by_mpi: See `Backend`.
     """
     if op is ReduceOp.MEAN and dtype.kind in "iu":
         # The sum of small integers may not fit their own dtype.
@@ -73,11 +70,6 @@ def combined_dtype(
         return dtype.newbyteorder("=") if keeps else np.dtype(np.float32)
     if dtype.kind == "b" and not combines_halves:
         return np.dtype(np.uint8)
-    is_small = dtype.kind in "iu" and dtype.itemsize < 4
-    if is_small and op is ReduceOp.SUM and adds_by_mpi and not combines_halves:
-        # Open MPI adds these with saturation in vectors, and modulo 2**n in what is left of them. Cut off, a wider sum
-        # is the one modulo 2**n, as NumPy has it.
-        return np.dtype(f"{dtype.kind}4")
     return cast("np.dtype[Any]", dtype.newbyteorder("="))
 
 

@@ -33,7 +33,6 @@ class RingBackend(Backend):
         options: `bytes_per_pack` is the size of a message.
     """
 
-    adds_by_mpi = False
     compares_calls = True
 
     def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:

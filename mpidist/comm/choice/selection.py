@@ -2,23 +2,26 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
 from dataclasses import replace
 from typing import Any, cast
 
-from mpidist.comm.agreement import name_ranks, require_same
+from mpidist.comm.agreement import exchange, name_ranks, require_same, same_on_all
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.backends.large_ring import LargeRing
 from mpidist.comm.backends.solo import SoloBackend
 from mpidist.comm.backends.tree import TreeBackend
+from mpidist.comm.call_text import OWNERS_HINT
 from mpidist.comm.choice import capabilities
 from mpidist.comm.choice.measuring import find_tuning
 from mpidist.comm.choice.tuning import NEVER, Tuning
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.shared_file import descriptors_missing
 from mpidist.errors import UnavailableError, mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions, parse_enum
 
@@ -53,6 +56,7 @@ def agreed(communicator: Communicator, options: CommunicationOptions) -> Communi
     """Collective. The options with which all ranks open a collective; a check that one rank asks for, all make.
 
     Raises:
+        OSError: A rank has no descriptors left; on every rank.
         MismatchError: The options differ between ranks. Without this error the ranks would wait for each other forever:
             they would open different backends, or make different messages.
     """
@@ -60,7 +64,9 @@ def agreed(communicator: Communicator, options: CommunicationOptions) -> Communi
     compression = None if options.compression is None else type(options.compression).__name__
     described = {**vars(options), "implementation": asked_for(options).name, "compression": compression, "check": None}
     said = {name: value for name, value in described.items() if value and value != "AUTO"}
-    everyones = communicator.all_gather_object((said, options.check))
+    why = descriptors_missing() if communicator.size > 1 else ""
+    error = OSError(errno.EMFILE, why) if why else None
+    everyones = exchange(communicator, "making a strategy", (said, options.check), error)
     require_same(
         [one for one, _ in everyones], "communication options",
         f"Give the same options, and the same {OVERRIDE} in the environment, on all ranks.",
@@ -68,13 +74,14 @@ def agreed(communicator: Communicator, options: CommunicationOptions) -> Communi
     return replace(options, check=any(check for _, check in everyones))
 
 
-def choose(communicator: Communicator, options: CommunicationOptions) -> CollectiveFront:
+def choose(communicator: Communicator, options: CommunicationOptions, owner: int = 0) -> CollectiveFront:
     """Collective. Open a collective for these ranks: the front over the chosen backend.
 
     Args:
         communicator: The ranks.
         options: `implementation` names a backend or is AUTO; `MPIDIST_COLLECTIVE` in the environment overrides it.
             Under `reproducible` that backend moves the bytes, and `TreeBackend` combines.
+        owner: The number of the strategy whose collective it is; see `CallOrder.deal`.
 
     Returns:
         The collective.
@@ -82,8 +89,14 @@ def choose(communicator: Communicator, options: CommunicationOptions) -> Collect
     Raises:
         UnavailableError: The backend that was asked for is not available; on every rank. The text lists the available
             backends, and the reasons why the others are not.
+        MismatchError: Ranks open that of another strategy; on every rank.
     """
-    return CollectiveFront(_choose(asked_for(options), communicator, options), options)
+    if owner:
+        # Else ranks would share the memory of two strategies crosswise.
+        same_on_all(
+            communicator, "the strategy whose collective is opened", f"strategy number {owner}", OWNERS_HINT
+        )
+    return CollectiveFront(_choose(asked_for(options), communicator, options), options, owner)
 
 
 def _choose(

@@ -21,7 +21,7 @@ _METHODS = ("all_reduce", "reduce", "broadcast", "all_gather", "reduce_scatter",
 
 
 def take_collective(
-    chosen: object | None, communicator: Communicator, options: CommunicationOptions
+    chosen: object | None, communicator: Communicator, options: CommunicationOptions, owner: int = 0
 ) -> CollectiveFront | None:
     """Collective. Make the collective for a strategy's argument `cross_device_ops`.
 
@@ -29,6 +29,7 @@ def take_collective(
         chosen: A `CrossDeviceOps` object, any object with the methods of `Collective`, or None.
         communicator: The strategy's ranks.
         options: The strategy's options.
+        owner: The strategy's number; see `CallOrder.deal`.
 
     Returns:
         The collective, None for the library's choice.
@@ -51,9 +52,9 @@ def take_collective(
             "reduces in an order of its own: leave one of them out"
         ))
     if isinstance(chosen, CrossDeviceOps):
-        collective = chosen.bind(communicator, options)
+        collective = chosen.bind(communicator, options, owner)
     else:
-        collective = CollectiveFront(CollectiveBackend(communicator, cast(Collective, chosen)), options)
+        collective = CollectiveFront(CollectiveBackend(communicator, cast(Collective, chosen)), options, owner)
     if communicator.rank == 0:
         logger.info(
             "collective %s: given as cross_device_ops; %d ranks on %d nodes", type(chosen).__name__, communicator.size,
@@ -77,11 +78,13 @@ def another_collective(collective: CollectiveFront, options: CommunicationOption
     options = selection.agreed(collective.communicator, options)
     if options.implementation is CommunicationImplementation.AUTO:
         if isinstance(collective, HookCollective):
-            return cast(CrossDeviceOps, collective.hooks.ops).bind(collective.communicator, options)
+            return cast(CrossDeviceOps, collective.hooks.ops).bind(
+                collective.communicator, options, collective.log.owner
+            )
         if isinstance(collective.backend, CollectiveBackend):
             # The user's own object takes no options.
             return collective
-    return selection.choose(collective.communicator, options)
+    return selection.choose(collective.communicator, options, collective.log.owner)
 
 
 def _check_chosen(chosen: object | None, communicator: Communicator) -> str:

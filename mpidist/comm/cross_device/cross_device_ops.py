@@ -44,6 +44,11 @@ class CrossDeviceOps:
     _bound: HookCollective | None = None
 
     @property
+    def is_of_library(self) -> bool:
+        """Local. Whether these are the library's own hooks, under which no sum of integers wraps."""
+        return False
+
+    @property
     def communicator(self) -> Communicator:
         """Local. The ranks. Their mpi4py communicator is `communicator.mpi`.
 
@@ -57,12 +62,15 @@ class CrossDeviceOps:
         """Local. A collective of the library over these ranks, for use in hooks."""
         return self._need_bound().hooks.default
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
+    def bind(
+        self, communicator: Communicator, options: CommunicationOptions | None = None, owner: int = 0
+    ) -> CollectiveFront:
         """Collective. Give the object its ranks. Strategies call this method.
 
         Args:
             communicator: The ranks; in further calls the same ones.
             options: `check` and `timeout_seconds` hold for every call. Hooks get all options.
+            owner: The number of the strategy, which tells its calls from another one's.
 
         Returns:
             A collective that reduces and broadcasts by the hooks.
@@ -84,7 +92,7 @@ class CrossDeviceOps:
                 f"this {type(self).__name__} object belongs to {self._bound.communicator!r} and cannot be bound to "
                 f"{communicator!r}: make one object for each strategy"
             ))
-        return HookCollective(HookBackend(self, self._bound.hooks.default, options))
+        return HookCollective(HookBackend(self, self._bound.hooks.default, options), owner)
 
     def reduce(
         self,

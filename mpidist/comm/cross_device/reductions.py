@@ -55,18 +55,26 @@ class ReductionToOneDevice(CrossDeviceOps):
         self._messages: Messages | None = None
         self._to_one: GatherToOne | None = None
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
+    def bind(
+        self, communicator: Communicator, options: CommunicationOptions | None = None, owner: int = 0
+    ) -> CollectiveFront:
         """Collective. See `CrossDeviceOps.bind`."""
         if self._center >= communicator.size:
             raise mark_shared(ValueError(
                 f"`reduce_to_device` must name one of the strategy's ranks, 0 to {communicator.size - 1}, got rank "
                 f"{self._center}"
             ))
-        collective = super().bind(communicator, options)
+        collective = super().bind(communicator, options, owner)
         if self._to_one is None:
             self._messages = Messages(communicator, options.bytes_per_pack if options else 0)
             self._to_one = GatherToOne(self._messages, range(communicator.size), self._center, communicator.rank)
         return collective
+
+    @property
+    @override
+    def is_of_library(self) -> bool:
+        """Local. See `CrossDeviceOps.is_of_library`; `accumulation_fn` is the user's."""
+        return type(self) is ReductionToOneDevice and self._accumulate is None
 
     @property
     def traffic(self) -> Traffic:
@@ -119,6 +127,12 @@ class PackedReduction(CrossDeviceOps):
     def __init__(self, num_packs: int = 1) -> None:
         self._num_packs = whole("num_packs", num_packs, least=0)
 
+    @property
+    @override
+    def is_of_library(self) -> bool:
+        """Local. See `CrossDeviceOps.is_of_library`; a subclass may do something else."""
+        return type(self) in (HierarchicalCopyAllReduce, NcclAllReduce)
+
     def batch_reduce_implementation(
         self,
         reduce_op: ReduceOp,
@@ -161,10 +175,12 @@ class HierarchicalCopyAllReduce(PackedReduction):
         self._to_one: GatherToOne | None = None
         self._between: RingBackend | None = None
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
+    def bind(
+        self, communicator: Communicator, options: CommunicationOptions | None = None, owner: int = 0
+    ) -> CollectiveFront:
         """Collective. See `CrossDeviceOps.bind`."""
         options = options or CommunicationOptions()
-        collective = super().bind(communicator, options)
+        collective = super().bind(communicator, options, owner)
         if self._to_one is None:
             self._messages = Messages(communicator, options.bytes_per_pack)
             nodes = communicator.all_gather_object(communicator.node_index)
@@ -216,10 +232,12 @@ class NcclAllReduce(PackedReduction):
         super().__init__(num_packs)
         self._ring: RingBackend | None = None
 
-    def bind(self, communicator: Communicator, options: CommunicationOptions | None = None) -> CollectiveFront:
+    def bind(
+        self, communicator: Communicator, options: CommunicationOptions | None = None, owner: int = 0
+    ) -> CollectiveFront:
         """Collective. See `CrossDeviceOps.bind`."""
         options = options or CommunicationOptions()
-        collective = super().bind(communicator, options)
+        collective = super().bind(communicator, options, owner)
         if self._ring is None:
             self._ring = RingBackend(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
         return collective

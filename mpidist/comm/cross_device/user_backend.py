@@ -11,6 +11,7 @@ from typing_extensions import override
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.exact import is_checked
 from mpidist.comm.arithmetic.slices import slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.collective import Collective, check_reducible
@@ -28,6 +29,11 @@ class Hooks(Protocol):
     @property
     def takes_device_arrays(self) -> bool:
         """Local. Whether the hooks take CuPy arrays. Otherwise they get copies in host memory."""
+        ...
+
+    @property
+    def is_of_library(self) -> bool:
+        """Local. Whether the hooks are known to make the operation that they are asked for."""
         ...
 
     def reduce_implementation(
@@ -64,6 +70,7 @@ class UserBackend(Backend):
     takes_device_arrays = True
     divides_means = True
     makes_calls = True
+    wraps_integers = True
 
     def __init__(self, communicator: Communicator, maker: object) -> None:
         self.communicator = communicator
@@ -139,6 +146,7 @@ class HookBackend(UserBackend):
         self.ops = ops
         self.default = default
         self.options = options
+        self.wraps_integers = not ops.is_of_library
 
     def all_reduce(self, source: AnyArray, total: AnyArray, op: ReduceOp) -> None:
         """Collective. See `Backend.all_reduce`."""
@@ -209,13 +217,14 @@ class HookCollective(CollectiveFront):
 
     Args:
         backend: The backend made of the hooks.
+        owner: See `CollectiveFront`.
 
     Attributes:
         hooks: As `backend`.
     """
 
-    def __init__(self, backend: HookBackend) -> None:
-        super().__init__(backend, backend.options)
+    def __init__(self, backend: HookBackend, owner: int = 0) -> None:
+        super().__init__(backend, backend.options, owner)
         self.hooks = backend
 
     def reduce_values(
@@ -234,6 +243,9 @@ class HookCollective(CollectiveFront):
         lent = {
             number: self.lend(value) for number, (value, _) in enumerate(pairs) if not isinstance(value, IndexedSlices)
         }
+        if not self.backend.wraps_integers:
+            for number in [number for number, array in lent.items() if is_checked(array.dtype, op)]:
+                results[number] = arrays.give_back(self.all_reduce(lent.pop(number), op), pairs[number][0])
         described = op.name, *((array.shape, array.dtype.name) for array in lent.values())
         with self.log.begin("values of cross_device_ops:", described, None, meets=False):
             return self._reduce_values(op, pairs, options, results, lent, batch=batch)

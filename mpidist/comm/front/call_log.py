@@ -11,11 +11,13 @@ from mpidist.comm.arrival import Arrival
 from mpidist.comm.call_order import CallOrder
 from mpidist.comm.call_text import HINT
 from mpidist.comm.communicator import Communicator
+from mpidist.errors import MismatchError
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # So many first calls of a collective are compared before they begin: most mistakes show there, and every rank can raise
 # an error before anything has gone wrong. All ranks must compare or none, so only the number of calls may decide it.
 CHECKED_CALLS = 16
+_REFUSED = "refused"
 
 
 @dataclass(frozen=True, repr=False)
@@ -25,17 +27,23 @@ class _Refusal:
     reason: str = field(compare=False)
 
     def __str__(self) -> str:
-        return "refused"
+        return _REFUSED
 
     def __repr__(self) -> str:
-        return f"refused: {self.reason}"
+        return f"{_REFUSED}: {self.reason}"
+
+
+def is_refusal(error: BaseException) -> bool:
+    """Local. Whether an error says that ranks have refused a call; see `CallLog.refuse`."""
+    return isinstance(error, MismatchError) and f" {_REFUSED}: " in str(error)
 
 
 class Begin(Protocol):
     """The beginning of a call, whose end is `leave` or `fail` of the result, or that of a `with` block over it."""
 
     def __call__(
-        self, name: str, detail: object, array: AnyArray | None, *, meets: bool = True, only_dtype: bool = False
+        self, name: str, detail: object, array: AnyArray | None, owner: int, *, meets: bool = True,
+        only_dtype: bool = False,
     ) -> CallOrder:
         """Collective. Begin a call; see `CallOrder.enter`."""
         ...
@@ -47,27 +55,37 @@ class CallLog:
     Args:
         communicator: The ranks.
         options: `check` compares at every call, `timeout_seconds` limits the wait for late ranks.
+        owner: The number of the strategy whose calls they are; see `CallOrder.deal`.
 
     Attributes:
-        begin: Begins a call. At first, and always under these options, it raises `MismatchError` before anything is
-            moved, on every rank; then it is `CallOrder.enter`.
+        owner: As given.
+        begin_owned: Begins a call of this owner, see `Begin`. At first, and always under these options, it raises
+            `MismatchError` before anything is moved, on every rank; then it is `CallOrder.enter`.
     """
 
-    def __init__(self, communicator: Communicator, options: CommunicationOptions) -> None:
+    def __init__(self, communicator: Communicator, options: CommunicationOptions, owner: int = 0) -> None:
+        self.owner = owner
         self._communicator = communicator
         self._order = communicator.order
         self._checks = options.check
         self._arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
         self._count = 0
-        self.begin: Begin = self._begin_checked if communicator.size > 1 else self._order.enter
+        self.begin_owned: Begin = self._begin_checked if communicator.size > 1 else self._order.enter
+
+    def begin(
+        self, name: str, detail: object, array: AnyArray | None, *, meets: bool = True, only_dtype: bool = False
+    ) -> CallOrder:
+        """Collective. Begin a call; see `CallOrder.enter`. Where 0.1 us matter, call `begin_owned`."""
+        return self.begin_owned(name, detail, array, self.owner, meets=meets, only_dtype=only_dtype)
 
     def _begin_checked(
-        self, name: str, detail: object, array: AnyArray | None, *, meets: bool = True, only_dtype: bool = False
+        self, name: str, detail: object, array: AnyArray | None, owner: int, *, meets: bool = True,
+        only_dtype: bool = False,
     ) -> CallOrder:
         if self._arrival is not None:
             # A rank that waits here in vain has not entered the call.
             self._arrival.wait(name)
-        order = self._order.enter(name, detail, array, meets=meets, only_dtype=only_dtype)
+        order = self._order.enter(name, detail, array, owner, meets=meets, only_dtype=only_dtype)
         try:
             self._check(name, detail, array, compares_itself=only_dtype)
         except BaseException as error:
@@ -86,21 +104,51 @@ class CallLog:
                 described = name, detail
             same_on_all(self._communicator, "the collective call, its shape and dtype", described, HINT)
         elif self._arrival is None:
-            self.begin = self._order.enter
+            self.begin_owned = self._order.enter
 
     def refuse(self, name: str, error: Exception) -> NoReturn:
         """Collective. Raise an error in this rank's arguments; ranks with right ones hear of it in their call `name`.
 
         Raises:
-            MismatchError: In its place, where calls are compared before they begin, and other ranks' arguments are
-                right.
+            MismatchError: In its place, where other ranks' arguments are right; between nodes only where calls are
+                compared before they begin.
         """
-        self.begin(name, _Refusal(str(error)), None).fail(error)
+        order = self.begin(name, _Refusal(str(error)), None)
+        order.show_refusal()
+        try:
+            # Others come there in their call. A rank that went on would be a barrier behind them.
+            self._meet()
+        except BaseException as caught:
+            order.fail(caught)
+            raise caught from error
+        order.fail(error)
         raise error
+
+    def meet(self, name: str, op: ReduceOp, array: AnyArray) -> None:
+        """Collective. Meet the ranks of the node before a call, where that takes no message: one of them may refuse it.
+
+        In a call of MPI a rank would not hear that.
+
+        Args:
+            name: Of the call; `refuse` has the same.
+            op: Of the call.
+            array: Of the call.
+
+        Raises:
+            MismatchError: Ranks are about to make other calls, or refuse this one; on every rank.
+        """
+        if self._communicator.size > 1:
+            with self.begin(name, op, array):
+                self._meet()
+
+    def _meet(self) -> None:
+        order = self._order
+        if order.barrier is not None and not order.is_across:
+            order.barrier()
 
     def refuse_calls(self) -> None:
         """Local. From now on every call raises RuntimeError: the collective is closed."""
-        self.begin = _refuse
+        self.begin_owned = _refuse
 
     def is_broken(self) -> bool:
         """Local. Whether ranks no longer meet, since one of them came too late."""
@@ -108,9 +156,9 @@ class CallLog:
 
 
 def _refuse(
-    name: str, detail: object, array: AnyArray | None, *, meets: bool = True, only_dtype: bool = False
+    name: str, detail: object, array: AnyArray | None, owner: int, *, meets: bool = True, only_dtype: bool = False
 ) -> NoReturn:
-    del detail, array, meets, only_dtype  # any call is refused
+    del detail, array, owner, meets, only_dtype  # any call is refused
     raise RuntimeError(
         f"{name}: this collective is closed, or its strategy is. Call it before `close()`, or make a new strategy"
     )

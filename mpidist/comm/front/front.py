@@ -11,6 +11,7 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import require_same
 from mpidist.comm.arithmetic.combine import combined_dtype, named_dtype
+from mpidist.comm.arithmetic.exact import is_checked, whole
 from mpidist.comm.arithmetic.slices import even_sizes, in_bytes, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.call_text import AT_ONCE, HINT
@@ -26,6 +27,8 @@ from mpidist.comm.collective import (
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.call_log import CallLog
 from mpidist.comm.front.halves import all_reduce_in_halves, is_halved
+from mpidist.comm.front.integer_sums import IntegerSums
+from mpidist.comm.front.plain import is_plain, plain
 from mpidist.comm.memory.show_calls import show_calls
 from mpidist.comm.resource import Resource, end_all
 from mpidist.options import CommunicationOptions, ReduceOp
@@ -35,8 +38,8 @@ from mpidist.options import CommunicationOptions, ReduceOp
 _COPIED_BYTES = 1 << 14
 # The number of small calls for which the backend's way is kept.
 _KEPT = 256
-# The characters of float32 and 64 and of the integers of 32 and 64 bits, which every backend combines as they are.
-_COMBINED_AS_THEY_ARE = "fdlqiILQ"
+# The characters of float32 and 64 and of the integers, which every backend combines as they are.
+_COMBINED_AS_THEY_ARE = "fdlqiILQbBhH"
 # Looking up a member of an enumeration takes 70 ns, a name of the module 10 ns.
 _MEAN = ReduceOp.MEAN
 
@@ -48,6 +51,7 @@ class CollectiveFront(Resource):
         backend: Gets contiguous one-dimensional arrays of native dtypes, after all checks.
         options: `check` compares the ranks' calls each time, `timeout_seconds` limits the wait for late ranks, and
             `wire_dtype` halves the bytes that `all_reduce` sends of large float32 arrays; see `halves.is_halved`.
+        owner: The number of the strategy whose calls they are; see `CallOrder.deal`.
 
     Attributes:
         communicator: The ranks.
@@ -55,14 +59,15 @@ class CollectiveFront(Resource):
         log: The calls so far.
     """
 
-    def __init__(self, backend: Backend, options: CommunicationOptions) -> None:
+    def __init__(self, backend: Backend, options: CommunicationOptions, owner: int = 0) -> None:
         self.communicator: Communicator = backend.communicator
         show_calls(backend.communicator)
         self.backend = backend
-        self.log = CallLog(backend.communicator, options)
+        self.log = CallLog(backend.communicator, options, owner)
         # Bound once: looking up attributes takes most of the time of a small call.
         self._order = backend.communicator.order
         self._backend_all_reduce = backend.all_reduce
+        self._integers = IntegerSums(backend) if backend.communicator.size > 1 and not backend.wraps_integers else None
         self._shows_calls = not backend.compares_calls
         self._under_way = AT_ONCE if backend.communicator.size > 1 and not backend.makes_calls else True
         self._smalls: dict[tuple[Any, ...], Callable[[AnyArray], AnyArray] | None] = {}
@@ -86,7 +91,8 @@ class CollectiveFront(Resource):
             lent = self.lend(array)
             result = self._all_reduce_any(lent, op, in_place)
             return array if in_place else arrays.give_back(result, array)
-        order = self.log.begin("all_reduce", op, array)
+        log = self.log
+        order = log.begin_owned("all_reduce", op, array, log.owner)
         try:
             # A small sum must take little longer than the backend itself: what was found for the last one is kept.
             if order.key is self._small_key and not in_place:
@@ -125,8 +131,12 @@ class CollectiveFront(Resource):
             result = np.empty(array.shape, dtype)
         total = result.reshape(-1)
         # Backends see by its identity that the result goes where the array is.
-        self._backend_all_reduce(total if result is array else array.reshape(-1), total, op)
+        combine = self._backend_all_reduce if dtype.kind == "f" else self._way(dtype, op).all_reduce
+        combine(total if result is array else array.reshape(-1), total, op)
         return result
+
+    def _way(self, dtype: np.dtype[Any], op: ReduceOp) -> Backend | IntegerSums:
+        return self._integers if self._integers is not None and is_checked(dtype, op) else self.backend
 
     def _find_small(self, array: AnyArray, op: ReduceOp) -> Callable[[AnyArray], AnyArray] | None:
         """Local, or Collective as `Backend.open_small`. The backend's way for arrays like this one, if it has one."""
@@ -134,7 +144,7 @@ class CollectiveFront(Resource):
         if key not in self._smalls:
             if len(self._smalls) == _KEPT:
                 self._smalls.clear()
-            self._smalls[key] = self.backend.open_small(op, array.dtype, array.shape)
+            self._smalls[key] = self._way(array.dtype, op).open_small(op, array.dtype, array.shape)
         small = self._smalls[key]
         if small is not None and not self._shows_calls:
             self._small_key, self._small = key, small
@@ -157,7 +167,8 @@ class CollectiveFront(Resource):
             if wire_dtype is not None and is_halved(array.dtype, array.nbytes, wire_dtype):
                 all_reduce_in_halves(self.backend, source, total, wire_dtype)
             else:
-                self._backend_all_reduce(source, total, op)
+                combine = self._backend_all_reduce if dtype.kind == "f" else self._way(dtype, op).all_reduce
+                combine(source, total, op)
         else:
             self._meet_empty(dtype, op)
         result: AnyArray = self._divided(total, op).reshape(array.shape)
@@ -187,7 +198,18 @@ class CollectiveFront(Resource):
     def _meet_empty(self, dtype: np.dtype[Any], op: ReduceOp) -> None:
         """Collective. Combine one element: an array is empty here, and the other ranks' may have elements."""
         one = np.zeros(1, dtype)
-        self._backend_all_reduce(one, one, op)
+        self._way(dtype, op).all_reduce(one, one, op)
+
+    def all_reduce_parts(self, parts: list[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> AnyArray:
+        """Collective. See `IntegerSums.all_reduce_parts`; on one rank, too."""
+        with self.log.begin("all_reduce", op, parts[0]):
+            self._begin_moving()
+            if self._integers is None:
+                return whole(parts, dtype, op)
+            if parts[0].size:
+                return self._integers.all_reduce_parts(parts, dtype, op)
+            self._meet_empty(dtype, op)
+            return whole(parts, dtype, op)
 
     def reduce(self, array: AnyArray, op: ReduceOp = ReduceOp.SUM, root: int = 0) -> AnyArray | None:
         """Collective. See `Collective.reduce`."""
@@ -205,7 +227,7 @@ class CollectiveFront(Resource):
         total = xp.empty_like(source) if is_root else source
         self._begin_moving()
         if array.size:
-            self.backend.reduce(source, total, op, root)
+            self._way(source.dtype, op).reduce(source, total, op, root)
         else:
             self._meet_empty(source.dtype, op)
         return self.finished(total.reshape(array.shape), op, array.dtype) if is_root else None
@@ -273,7 +295,7 @@ class CollectiveFront(Resource):
         mine = xp.empty(rows[self.communicator.rank] * row_size, source.dtype)
         self._begin_moving()
         if array.size:
-            self.backend.reduce_scatter(source, mine, [count * row_size for count in rows], op)
+            self._way(source.dtype, op).reduce_scatter(source, mine, [count * row_size for count in rows], op)
         else:
             self._meet_empty(source.dtype, op)
         return self.finished(mine.reshape((rows[self.communicator.rank], *array.shape[1:])), op, array.dtype)
@@ -339,10 +361,7 @@ class CollectiveFront(Resource):
 
     def dtype_combined(self, dtype: np.dtype[Any], op: ReduceOp) -> np.dtype[Any]:
         """Local. The dtype in which the backend combines arrays of the dtype `dtype`."""
-        backend = self.backend
-        return combined_dtype(
-            dtype, op, combines_halves=backend.combines_halves, adds_by_mpi=backend.adds_by_mpi
-        )
+        return combined_dtype(dtype, op, combines_halves=self.backend.combines_halves)
 
     def _divided(self, total: Any, op: ReduceOp) -> Any:
         if op is not _MEAN or self.backend.divides_means:
@@ -377,14 +396,3 @@ class CollectiveFront(Resource):
 
     def __repr__(self) -> str:
         return f"CollectiveFront({self.backend!r})"
-
-
-def is_plain(array: AnyArray) -> bool:
-    """Local. Whether MPI takes the array where it lies: mpi4py has no types for elements that are not aligned."""
-    return bool(array.flags.c_contiguous and getattr(array.flags, "aligned", True))
-
-
-def plain(xp: Any, array: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
-    """Local. The array, C-contiguous, aligned and of this dtype; a copy unless it is."""
-    made: AnyArray = xp.ascontiguousarray(array, dtype)
-    return made if is_plain(made) else made.copy()

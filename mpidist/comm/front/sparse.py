@@ -11,6 +11,7 @@ import numpy as np
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.combine import is_half
+from mpidist.comm.arithmetic.exact import halves, is_checked, joined, narrowed
 from mpidist.comm.arithmetic.merging import merge_rows
 from mpidist.comm.collective import Collective, check_reducible
 from mpidist.indexed_slices import IndexedSlices
@@ -48,6 +49,7 @@ def reduce_slices(
         rank.
 
     Raises:
+        OverflowError: A sum of integers does not fit their dtype; on every rank.
         ValueError: Another operation was asked for.
         TypeError: The dtype cannot be added.
         MismatchError: Operations, dense shapes, dtypes or shapes of rows differ between ranks.
@@ -61,6 +63,10 @@ def reduce_slices(
     if op is ReduceOp.MEAN and values.dtype.kind in "iu":
         # Converted before they are added: sums of small integers may not fit their dtype.
         values = values.astype(np.float64)
+    dtype, width = values.dtype, values.shape[1]
+    is_wide = (merge or densify) and is_checked(dtype, op)
+    if is_wide:
+        values = np.concatenate(halves(np.ascontiguousarray(values.astype(f"{dtype.kind}8"))), axis=1)
     mine = (slices.indices.astype(np.int64), values)
     if densify:
         indices, values = _reduce_union(collective, mine, subject, described)
@@ -68,6 +74,9 @@ def reduce_slices(
         indices, values = gather_rows(collective, [mine], subject, described)[0]
         if merge:
             indices, values = merge_rows(indices, values)
+    if is_wide:
+        sums = joined(np.stack([values[:, :width], values[:, width:]]), np.dtype(f"{dtype.kind}8"))
+        values = narrowed(sums, dtype, op)
     if op is ReduceOp.MEAN:
         # Halves in float32: a half may not hold the number of ranks, and ml_dtypes 0.5 divides no bfloat16 by an int.
         wide = values.astype(np.float32) if is_half(values.dtype) else values

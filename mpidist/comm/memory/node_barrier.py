@@ -45,11 +45,21 @@ class NodeBarrier:
         self._node = node
         self._order = order
 
+    @property
+    def count(self) -> int:
+        """Local. The number of barriers that this rank has entered."""
+        return self._least // NUMBER
+
+    def go_on_at(self, count: int) -> None:
+        """Local. Go on as if so many had been entered, as all ranks do; not fewer than any rank has."""
+        self._least = self._words[self._own] = count * NUMBER
+
     def __call__(self) -> None:
         """Collective over the node. Return when every rank has called.
 
         Raises:
             MismatchError, InterruptedCallError: Ranks are in different calls; see `CallOrder.meet`.
+            RankError: See `CallOrder.look`.
         """
         words, order = self._words, self._order
         self._least = least = self._least + NUMBER
@@ -71,11 +81,14 @@ class NodeBarrier:
                     if looks % _PROGRESS_LOOKS == 0:
                         self._progress()
                         # A rank in another call may never come.
-                        order.look()
+                        order.look(self._has_met)
                         if WATCH.dead:
                             self._node.require_whole("a barrier of the node")
         if not is_same:
             self._look_closely(least, word)
+
+    def _has_met(self) -> bool:
+        return all(self._words[other] >= self._least for other in self._others)
 
     def _look_closely(self, least: int, word: int) -> None:
         """Look why marks are not the same. All ranks are in this barrier, or in the next one."""

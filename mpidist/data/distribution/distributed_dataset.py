@@ -12,7 +12,7 @@ from mpidist.attributes import FixedAttributes
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.data.dataset import Dataset
-from mpidist.data.distribution.distributed_iterator import DistributedIterator
+from mpidist.data.distribution.distributed_iterator import DistributedIterator, Numbered
 from mpidist.data.distribution.share import FROM_DATASET, FROM_FUNCTION, Share, share_dataset, take_dataset
 from mpidist.data.input_context import InputContext
 from mpidist.options import InputOptions
@@ -30,7 +30,8 @@ class DistributedDataset(FixedAttributes):
     Collective. Where lengths are known and equal, iterating does not communicate.
 
     Args:
-        dataset: Batched with the global batch size; the same on every rank.
+        dataset: Batched with the global batch size; the same on every rank. Elements of an iterable or a generator that
+            nobody has batched are global batches where their arrays all have the same first dimension, as in TF.
         communicator: The ranks that share the dataset.
         options: A thread reads `experimental_per_replica_buffer_size` batches ahead. Without options the number is
             that of the dataset's `prefetch`; without that, it is 0 where reading is only a copy in host memory, else 1.
@@ -40,7 +41,8 @@ class DistributedDataset(FixedAttributes):
 
     Raises:
         TypeError: `dataset` is not a `Dataset`, or `options` are no `InputOptions`.
-        ValueError: The dataset has no batches, or its auto-shard policy cannot be followed.
+        ValueError: The dataset has no batches, or its auto-shard policy cannot be followed. While iterating: an element
+            of an iterable has no rows.
         MismatchError: The ranks' datasets differ in length, batch size or seeds.
     """
 
@@ -60,6 +62,7 @@ class DistributedDataset(FixedAttributes):
         self._communicator = communicator
         share = take_dataset(dataset, communicator) if presharded else share_dataset(dataset, communicator)
         self._share = share
+        self._numbered = Numbered(communicator.order.deal("dataset"), presharded)
         fetches = options is None or options.experimental_fetch_to_device is not False
         self._namespace = namespace if fetches else np
         self._depth = _prefetch_depth(share, options, is_copied=self._namespace is not np)
@@ -79,11 +82,16 @@ class DistributedDataset(FixedAttributes):
         return self._share.steps
 
     def __iter__(self) -> DistributedIterator:
-        """Local. Begin a pass. All ranks must begin and end their passes together."""
+        """Local. Begin a pass. All ranks must begin and end their passes together.
+
+        Of a dataset that ranks share all ranks take the same number of batches before each call that communicates.
+        Where one rank takes a batch more, to look at it, that call raises `MismatchError`.
+        """
         number = self._iterations
         self._iterations += 1
         return DistributedIterator(
-            self._share, self._communicator, number, self._depth, self._set_iterations, self._namespace
+            self._share, self._communicator, number, self._depth, self._set_iterations, self._namespace,
+            self._numbered,
         )
 
     def __repr__(self) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -49,6 +49,18 @@ class OptionalBatch:
         return self._batches[0]
 
 
+class Numbered(NamedTuple):
+    """A distributed dataset, as all ranks know it.
+
+    Attributes:
+        number: Among those on the same ranks; see `CallOrder.deal`.
+        is_own: Each rank has a dataset of its own. How far it is is its own affair then, but for the end.
+    """
+
+    number: int
+    is_own: bool
+
+
 class DistributedIterator(Iterator[Any]):
     """One pass over a distributed dataset.
 
@@ -66,6 +78,8 @@ class DistributedIterator(Iterator[Any]):
         depth: Number of batches to read ahead in a thread; 0 reads in `next`.
         set_iterations: Called when a position is loaded, with the number of passes that the dataset has then made.
         namespace: The module of the batches' arrays, `numpy` or `cupy`.
+        numbered: Which dataset it is, for the next call's signature, which carries that and the position; None where
+            it carries nothing.
     """
 
     def __init__(
@@ -76,6 +90,7 @@ class DistributedIterator(Iterator[Any]):
         depth: int,
         set_iterations: Callable[[int], None],
         namespace: Any = np,
+        numbered: Numbered | None = None,
     ) -> None:
         self._share = share
         self._communicator = communicator
@@ -84,6 +99,9 @@ class DistributedIterator(Iterator[Any]):
         self._set_iterations = set_iterations
         self._namespace = namespace
         self._taken = 0
+        self._dataset_number, is_own = numbered or Numbered(0, is_own=True)
+        self._note_end = None if numbered is None or communicator.size == 1 else communicator.order.note_batch
+        self._note = None if is_own else self._note_end
         self._is_ended = False
         # Whether this rank has ended and others have not.
         self._steps_alone = False
@@ -124,6 +142,8 @@ class DistributedIterator(Iterator[Any]):
             read = self._read_ready
             batch = self._step() if read is None else read()
         except StopIteration:
+            if self._note_end is not None and not self._is_ended:
+                self._note_end(self._dataset_number, self._iteration, -1)
             self._end()
             rank = self._communicator.rank
             if self._taken < self._share.counts[rank]:
@@ -133,7 +153,10 @@ class DistributedIterator(Iterator[Any]):
             # What follows would be taken for this batch, and a generator that raised looks like the end.
             self.close()
             raise
-        self._taken += 1
+        self._taken = taken = self._taken + 1
+        # As handed out, and not as read ahead.
+        if self._note is not None:
+            self._note(self._dataset_number, self._iteration, taken)
         return batch
 
     def get_next(self) -> Any:
@@ -254,7 +277,7 @@ class DistributedIterator(Iterator[Any]):
         # Nothing may leave this block by an exception: the other ranks already wait for this rank's state.
         try:
             batch = self._read()
-            if self._template is None and self._share.pipeline.is_batched:
+            if self._template is None and self._share.pipeline.may_be_empty(batch):
                 self._template = _template(batch)
             state = _READY
         except StopIteration:

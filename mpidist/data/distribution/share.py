@@ -14,7 +14,7 @@ from mpidist.data.items.joined_shards import JoinedShards
 from mpidist.data.items.sharding import shared_sizes
 from mpidist.data.items.stream import INFINITE, UNKNOWN
 from mpidist.data.pipeline.file_sharding import file_count, file_digests, has_hint, shard_files, shard_hints
-from mpidist.data.pipeline.pipeline import Pipeline
+from mpidist.data.pipeline.pipeline import UNBATCHED, Pipeline
 from mpidist.errors import mark_shared
 from mpidist.options import AutoShardPolicy
 
@@ -158,11 +158,12 @@ def _prepare(dataset: Any, size: int) -> tuple[AutoShardPolicy, Pipeline]:
     checked = _checked(dataset, FROM_DATASET)
     policy = wanted = checked.options().experimental_distribute.auto_shard_policy
     pipeline = checked.pipeline
+    if pipeline.is_assumed and not pipeline.is_batched:
+        pipeline = pipeline.as_batches()
     if not pipeline.is_batched:
         raise ValueError(
-            f"{FROM_DATASET}: expected a dataset with batches to share out between replicas, got one without. Call the "
-            "`batch` method on the dataset, with the global batch size. What the function of interleave or flat_map "
-            "returns are examples, even where it calls `batch`"
+            f"{UNBATCHED[0]}, got one without. {UNBATCHED[1]}. What the function of interleave or flat_map returns are "
+            "examples, even where it calls `batch`"
         )
     files = file_count(pipeline)
     is_enough = files is not None and (files == INFINITE or files >= size)
@@ -231,7 +232,8 @@ def _others(
 def _common(pipeline: Pipeline, counts: tuple[int, ...], communicator: Communicator) -> Share:
     """A share in which all ranks follow the same batches and each reads its piece of them."""
     rank, size = communicator.rank, communicator.size
-    read = pipeline.piece_reader(size, rank) if size > 1 else pipeline.read
+    # One rank, too, looks whether elements that are assumed to be batches have rows.
+    read = pipeline.piece_reader(size, rank) if size > 1 or pipeline.is_assumed else pipeline.read
     return Share(pipeline, read, counts, 0, is_common=True)
 
 

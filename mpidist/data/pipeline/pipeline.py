@@ -20,6 +20,17 @@ from mpidist.data.reading.padding import Padding, stack_with
 from mpidist.data.reading.source import ElementSource, PieceSource, Source
 from mpidist.data.reading.workers import Workers
 
+# Beginning and end of the error for elements that a strategy cannot cut.
+UNBATCHED = (
+    "experimental_distribute_dataset: expected a dataset with batches to share out between replicas",
+    "Call the `batch` method on the dataset, with the global batch size",
+)
+# Those for elements that cannot be split into rows.
+NO_ROWS = (
+    "expected elements whose arrays all have the same first dimension, along which they are split into rows",
+    "`batch` makes such elements, and `map` can leave parts out",
+)
+
 
 @dataclass(frozen=True)
 class Pipeline:
@@ -31,6 +42,8 @@ class Pipeline:
         functions: Mapped over examples.
         grouping: The `Batch` that made groups of the items; None before there is one.
         is_loaded: Whether the source itself gives batches; then an item is a batch.
+        is_assumed: Whether a program's iterable gives the elements, and nobody said whether they are batches. A
+            strategy then takes those that have rows for batches, as TF does.
         batch_functions: Mapped over batches.
         prefetch: Number of elements that an iteration prepares ahead; None where nothing was said.
         padding: The rule that makes the examples of a batch equally large; None where they are.
@@ -43,6 +56,7 @@ class Pipeline:
     functions: tuple[Callable[..., Any], ...] = ()
     grouping: Batch | None = None
     is_loaded: bool = False
+    is_assumed: bool = False
     batch_functions: tuple[Callable[..., Any], ...] = ()
     prefetch: int | None = None
     padding: Padding | None = None
@@ -81,25 +95,32 @@ class Pipeline:
         if self.is_batched:
             return self.in_whole().batch(sizes, drop_remainder, padding)
         grouping = Batch(self.stream, sizes, drop_remainder)
-        return replace(self, stream=grouping, grouping=grouping, padding=padding)
+        return replace(self, stream=grouping, grouping=grouping, padding=padding, is_assumed=False)
 
     def in_whole(self) -> Pipeline:
         """Local. A pipeline whose examples are the elements of this one, read before any further step."""
         source = ElementSource(lambda item: item, self.sample)
-        return Pipeline(source, PipelineElements(self, by_rows=False), prefetch=self.prefetch)
+        elements_of_this = PipelineElements(self, by_rows=False)
+        return Pipeline(source, elements_of_this, is_assumed=self.is_assumed, prefetch=self.prefetch)
+
+    def as_batches(self) -> Pipeline:
+        """Local. The pipeline with its elements as batches."""
+        return replace(
+            self, is_loaded=True, functions=(), batch_functions=self.functions, workers=None, batch_workers=self.workers
+        )
 
     def unbatch(self) -> Pipeline:
-        """Local. The examples of the batches, as elements."""
+        """Local. The rows of the elements, as elements: the examples of batches."""
         if self.grouping is not None and not self.batch_functions and self.padding is None:
             return replace(self, stream=Ungroup(self.stream), grouping=None)
-        source = ElementSource(lambda item: item, lambda: next(elements.split(self.sample())))
+        source = ElementSource(lambda item: item, self._sample_row)
         return Pipeline(source, Ungroup(PipelineElements(self, by_rows=True)), prefetch=self.prefetch)
 
     def rebatch(self, sizes: tuple[int, ...], drop_remainder: bool) -> Pipeline:
         """Local. The same examples in batches of other sizes, which are used in turn."""
         if self.grouping is not None and not self.batch_functions:
             return replace(self, stream=Rebatch(self.stream, sizes, drop_remainder))
-        source = ElementSource(lambda item: item, lambda: next(elements.split(self.sample())))
+        source = ElementSource(lambda item: item, self._sample_row)
         groups = PipelineElements(self, by_rows=True)
         grouping = Batch(groups, (sum(sizes),), drop_remainder)
         return Pipeline(source, Rebatch(groups, sizes, drop_remainder), grouping=grouping, prefetch=self.prefetch)
@@ -128,6 +149,8 @@ class Pipeline:
 
         def cut_piece(item: Any) -> Any:
             batch = self.read(item)
+            if self.is_assumed:
+                elements.require_rows(batch, *UNBATCHED)
             count = elements.first_dimension(batch, with_scalars=False)
             return elements.cut(batch, even_slice(count, readers, reader))
 
@@ -138,7 +161,9 @@ class Pipeline:
             # An empty piece must have the dtypes and other dimensions of the data: they are those of the first row.
             return rows(piece) if len(piece) else elements.cut(self.read(item[:1]), slice(0, 0))
 
-        if self.is_loaded and not self.batch_functions and isinstance(self.source, PieceSource):
+        if (
+            self.is_loaded and not self.is_assumed and not self.batch_functions and isinstance(self.source, PieceSource)
+        ):
             return self.source.piece_reader(readers, reader)
         if self.is_loaded or self.batch_functions or (self.padding is not None and self.padding.is_open):
             return cut_piece
@@ -192,6 +217,10 @@ class Pipeline:
             return spec
         return tree.map_leaves(elements.without_rows, spec)
 
+    def may_be_empty(self, element: Any) -> bool:
+        """Local. Whether an empty element can stand for one that is missing: `element` is a batch, or has rows."""
+        return self.is_batched or (self.is_assumed and elements.have_rows(element))
+
     def read_rows(self, items: Items) -> Any:
         """Local. Read items of one example each, at least one, as a batch.
 
@@ -201,6 +230,9 @@ class Pipeline:
             return self._stacked(items)
         with self.batch_workers.lock:
             return self._stacked(items)
+
+    def _sample_row(self) -> Any:
+        return elements.row_of(self.sample())
 
     def _map(self, element: Any) -> Any:
         for function in self.functions:
@@ -242,6 +274,8 @@ class PipelineElements:
     def blocks(self, epoch: Epoch, start: int) -> Iterator[Items]:
         """Local. Elements from number `start` on; seeks as the pipeline's stream does."""
         for element in self.pipeline.iterate(epoch, start, self.pipeline.read):
+            if self.by_rows:
+                elements.require_rows(element, f"unbatch: {NO_ROWS[0]}", NO_ROWS[1])
             yield [list(elements.split(element))] if self.by_rows else [element]
 
     def seeds(self) -> list[Seed]:

@@ -163,6 +163,39 @@ def split(batch: Any) -> Iterator[Any]:
         yield tree.unflatten(spec, [leaf[row] for leaf in leaves])
 
 
+def row_of(batch: Any) -> Any:
+    """Local. The first element of a batch; zeros where the batch is empty.
+
+    Raises:
+        ValueError: The arrays do not have the same first dimension.
+    """
+    for row in split(batch):
+        return row
+    return tree.map_leaves(lambda leaf: np.zeros(leaf.shape[1:], leaf.dtype)[()], batch)
+
+
+def have_rows(element: Any) -> bool:
+    """Local. Whether an element can be cut into rows: all its arrays have the same first dimension."""
+    shapes = {getattr(leaf, "shape", ())[:1] for leaf in tree.flatten(element)[0]}
+    return len(shapes) == 1 and () not in shapes
+
+
+def require_rows(element: Any, expected: str, way_out: str) -> None:
+    """Local. Raise unless the element can be cut into rows.
+
+    Args:
+        element: An element.
+        expected: The beginning of the error.
+        way_out: Its end.
+
+    Raises:
+        ValueError: The arrays do not have the same first dimension.
+    """
+    if not have_rows(element):
+        got = ", ".join(f"{_shape_of(leaf)} for {path or 'the element'}" for path, leaf in tree.leaf_paths(element))
+        raise ValueError(f"{expected}, got {got or 'no array'}. {way_out}")
+
+
 def cut(batch: Any, piece: slice) -> Any:
     """Local. The rows `piece` of every array of a batch, as views of it. An array without dimensions has no rows."""
     return tree.map_leaves(lambda leaf: leaf[piece] if leaf.shape else leaf, batch)
@@ -211,6 +244,10 @@ def without_rows(spec: Any) -> Any:
     if not isinstance(spec, ArraySpec):
         return spec
     return ArraySpec((None, *spec.shape[1:])[: len(spec.shape)], spec.dtype)
+
+
+def _shape_of(leaf: Any) -> str:
+    return "a dataset" if _is_dataset(leaf) else f"the shape {tuple(getattr(leaf, 'shape', ()))!r}"
 
 
 def _is_node(value: Any) -> bool:

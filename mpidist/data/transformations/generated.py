@@ -38,6 +38,8 @@ def from_generator(
 
     The function is called in each pass, on every rank, and must yield the same elements in the same order. A pass goes
     on from a saved position by calling it again and dropping the elements before. Every rank reads all elements.
+    `experimental_distribute_dataset` takes elements for global batches where their arrays all have the same first
+    dimension; a function that yields examples wants a `batch` behind it.
 
     >>> from mpidist.data import ArraySpec, Dataset
     >>> def numbers(count):
@@ -74,7 +76,7 @@ def from_generator(
     wanted = output_signature if output_types is None else _wanted(output_types, output_shapes)
     convert = elements.convert_loaded if wanted is None else partial(_fitted, _checked(wanted), path="")
     opened = partial(_opened, generator, tuple(map(elements.convert, args or ())))
-    return cls(Pipeline(ElementSource(convert, partial(_first, opened)), Elements(opened)), Options())
+    return cls(Pipeline(ElementSource(convert, partial(_first, opened)), Elements(opened), is_assumed=True), Options())
 
 
 def _wanted(types: Any, shapes: Any) -> Any:

@@ -214,7 +214,10 @@ def sample_from_datasets(
     options = options_of_all(caller, [one.options() for one in given])
     source = PlaceSource(lambda: pipelines)
     stream = Chosen(pipelines, choices, stops)
-    return type(given[0])(Pipeline(source, stream, is_loaded=pipelines[0].is_batched), options)
+    is_assumed = all(pipeline.is_assumed for pipeline in pipelines)
+    return type(given[0])(
+        Pipeline(source, stream, is_loaded=pipelines[0].is_batched, is_assumed=is_assumed), options
+    )
 
 
 def _choose(weights: tuple[float, ...], numbers: Items) -> npt.NDArray[np.int64]:

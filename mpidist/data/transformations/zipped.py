@@ -10,6 +10,7 @@ from typing import Any
 from mpidist import tree
 from mpidist.arguments import described, named
 from mpidist.data.dataset_base import BaseDataset, D, check_count
+from mpidist.data.items.sharding import even_slice
 from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch, Items, Seed
 from mpidist.data.options import options_of_all
 from mpidist.data.pipeline.pipeline import Pipeline
@@ -93,9 +94,11 @@ class ZipSource:
         return self.rebuild([pipeline.sample() for pipeline in self.pipelines])
 
     def piece_reader(self, readers: int, reader: int) -> Callable[[Any], Any]:
-        """Local. See `PieceSource.piece_reader`. What is not a batch goes to every reader."""
+        """Local. See `PieceSource.piece_reader`. What is no batch, nor assumed to be, goes to every reader."""
         reads = [
-            pipeline.piece_reader(readers, reader) if pipeline.is_batched else pipeline.read
+            pipeline.piece_reader(readers, reader) if pipeline.is_batched
+            else partial(_piece, pipeline, readers, reader) if pipeline.is_assumed
+            else pipeline.read
             for pipeline in self.pipelines
         ]
         return partial(self._read, reads)
@@ -104,11 +107,20 @@ class ZipSource:
         return self.rebuild([read(one) for read, one in zip(reads, item, strict=True)])
 
 
+def _piece(pipeline: Pipeline, readers: int, reader: int, item: Any) -> Any:
+    """One reader's piece of an element that has rows; else the element."""
+    element = pipeline.read(item)
+    if not elements.have_rows(element):
+        return element
+    return elements.cut(element, even_slice(elements.first_dimension(element), readers, reader))
+
+
 def zip_datasets(*args: Any, datasets: Any = None) -> Any:
     """Local. A dataset of structures with one element of each dataset; it ends with the shortest of them.
 
     Where some datasets have batches, the result has batches. Under a strategy a rank gets its piece of each batch, and
-    all of an element that is not a batch.
+    of each element with rows that an iterable or a generator gives, unless it has `batched=False`; and all of another
+    element.
 
     >>> from mpidist.data import Dataset
     >>> a, b = Dataset.range(1, 4), Dataset.range(4, 7)
@@ -139,7 +151,10 @@ def zip_datasets(*args: Any, datasets: Any = None) -> Any:
     # A plain tuple, the usual case, is rebuilt faster by `tuple` than by optree.
     is_plain = type(structure) is tuple and all(isinstance(one, BaseDataset) for one in structure)
     rebuild: Callable[[list[Any]], Any] = tuple if is_plain else partial(tree.unflatten, spec)
-    return type(given[0])(Pipeline(ZipSource(pipelines, rebuild), Zip(pipelines), is_loaded=is_batched), options)
+    is_assumed = not is_batched and all(pipeline.is_assumed for pipeline in pipelines)
+    source = ZipSource(pipelines, rebuild)
+    zipped = Pipeline(source, Zip(pipelines), is_loaded=is_batched, is_assumed=is_assumed)
+    return type(given[0])(zipped, options)
 
 
 def enumerate_elements(dataset: D, start: int = 0) -> D:

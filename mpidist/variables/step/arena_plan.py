@@ -17,8 +17,10 @@ import numpy as np
 from mpidist.arguments import settings_of
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
+from mpidist.comm.arithmetic.combine import is_half
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.step.accumulator import Accumulator
+from mpidist.variables.step.alarm import Alarm
 from mpidist.variables.step.average import MovingAverage
 from mpidist.variables.step.compressed_step import CompressionErrors
 from mpidist.variables.step.gradient import copy_of, require_same_gradients, take_rows, write_gradient
@@ -27,9 +29,11 @@ from mpidist.variables.step.plan import Plan
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings
 from mpidist.variables.update.compiled import TABLE_SHARE, is_wanted
+from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update, require_rate
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, OptimizerOptions
-from mpidist.variables.variable import Gradient, Variable
+from mpidist.variables.update.overflow import infinite_count, overflow_text
+from mpidist.variables.variable import Gradient, Slot
 
 # `update_variables(numbers, settings)` is Collective: it sums the gradients of some variables over all replicas and
 # updates these variables. It gives False, on every rank, if a gradient was not finite and nothing was updated.
@@ -53,33 +57,46 @@ class ArenaPlan:
         self, variables: Sequence[MirroredVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
     ) -> None:
         arena = variables[0].arena
+        # First: what follows is collective, and depends on the kernel.
+        same_on_all(
+            arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",
+            "Each rank updates a part of the variables: make the optimizer the same way on every rank.",
+        )
         on_gpu = arena.namespace is not np
         node_size = arena.communicator.node.size
         updated_bytes = sum(
             v.size * v.dtype.itemsize // (TABLE_SHARE if v.sparse_gradient else 1) for v in variables
         )
         compiles = not on_gpu and is_wanted(updated_bytes // node_size, node_size)
-        arithmetic = UpdateArithmetic(kernel, options, on_gpu=on_gpu, compiles=compiles)
-        self.variables = tuple(variables)
-        same_on_all(
-            arena.communicator, "the optimizer and its options", f"{settings_of(kernel)} with {settings_of(options)}",
-            "Each rank updates a part of the variables: make the optimizer the same way on every rank.",
-        )
+        halves = [number for number, variable in enumerate(variables) if is_half(variable.dtype)]
         self._kernel = kernel
-        self._plan = plan = Plan(variables, arithmetic.slots, arithmetic.scratch_count)
+        # Without state an overflow shows in the variable itself.
+        self._alarm = Alarm(arena) if kernel.slots and not on_gpu else None
+        arithmetic = UpdateArithmetic(
+            kernel, options, on_gpu=on_gpu, compiles=compiles, has_halves=bool(halves),
+            overflow=None if self._alarm is None else self._alarm.overflow,
+        )
+        self.variables = tuple(variables)
+        self._plan = plan = Plan(
+            variables, arithmetic.slots, arithmetic.scratch_count, has_directions=isinstance(kernel, LayerKernel),
+            has_master=options.master_copy,
+        )
         self._update = open_update(plan, arithmetic, options)
         self._finite_update = open_update(plan, arithmetic, options, must_be_finite=True)
         self._errors = CompressionErrors(variables, plan.compression_states)
         self._accumulator = Accumulator(variables) if options.gradient_accumulation_steps else None
         self._accumulated = options.accumulated
-        self._calls = 0
+        self._calls: tuple[tuple[float, bool, int], ...] = ()
+        self._counts_missing = options.missing_gradients == "zero"
         self._average = MovingAverage(plan, arithmetic, options) if options.use_ema else None
         self._checks = arena.options.check
         self._communicator = arena.communicator
         numbers = range(len(variables))
-        self.slots: dict[str, list[Variable]] = {
+        self.slots: dict[str, Slot] = {
             name: [plan.slot(name, number) for number in numbers] for name in arithmetic.slots
         }
+        if options.master_copy and halves:
+            self.slots[MASTER_COPY] = {number: plan.slot(MASTER_COPY, number) for number in halves}
         if self._accumulator is not None:
             self.slots[ACCUMULATED] = [*self._accumulator.sums]
 
@@ -99,43 +116,97 @@ class ArenaPlan:
         # already must count once, on the first rank.
         counts = not is_summed or self._communicator.rank == 0
         self._accumulator.add(gradients, factor, counts=counts)
-        # Ranks that leave out different gradients may still have the same variables in the end.
-        self._calls = hash((self._calls, tuple(sorted(gradients)), factor, is_summed))
+        self._note_call(factor, is_summed=is_summed)
 
-    def apply(self, gradients: Mapping[int, Gradient], settings: UpdateSettings) -> bool:
-        """Collective. See `UpdatePlan.apply`."""
+    def apply(
+        self, gradients: Mapping[int, Gradient], settings: UpdateSettings, *, after: int | None = None
+    ) -> bool:
+        """Collective. See `UpdatePlan.apply`; `after` so many calls this is no further one, but `flush`."""
         if self._plan.arena.is_closed:
             self._plan.arena.require_open()
         if self._accumulator is not None:
-            # First: the call can be made again with another rate, and the sums are then what they were.
-            require_rate(self._kernel, settings.step, settings.learning_rate)
-            self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
-            numbers = self._accumulator.hand_over(self._plan.gradients)
-            settings = settings._replace(factor=1 / self._accumulated, is_summed=False, calls=self._calls)
-            self._calls = 0
+            numbers, settings = self._hand_over(self._accumulator, gradients, settings, after)
         else:
             if self._checks:
                 given = gradients if settings.is_summed else None
                 require_same_gradients(self._communicator, given, self.variables)
             numbers = self._write(gradients, is_summed=settings.is_summed)
+        if self._counts_missing and not settings.is_summed and self._communicator.size > 1:
+            numbers = self._with_missing(numbers)
         # A checkpoint has brought errors of gradients that are no longer compressed.
         if self._errors.owed and not settings.is_summed:
             self._errors.pay(numbers, self._plan.gradients)
-        update = self._finite_update if settings.must_be_finite else self._update
+        update, alarm = self._finite_update if settings.must_be_finite else self._update, self._alarm
         # For copies that other threads of this rank make: it holds until all ranks of the node have written.
         with self._plan.arena.guard:
-            if not update(numbers, settings):
-                return False
-            if self._average is not None:
-                self._average.follow(settings.step)
-        return True
+            if alarm is None:
+                was_applied = update(numbers, settings)
+            else:
+                if alarm.text:
+                    alarm.hear(self._overflowed)
+                # Watched here: a step pays for each function that it enters.
+                overflow = alarm.overflow
+                with np.errstate(over="call", call=overflow.note):
+                    was_applied = update(numbers, settings)
+                if overflow.counts.tobytes() != overflow.seen:
+                    alarm.hear(self._overflowed)
+            if was_applied and self._average is not None:
+                self._average.follow(settings.step, numbers, settings.moves)
+        return was_applied
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
+    def flush(self, count: int, settings: UpdateSettings) -> bool:
+        """Collective. See `UpdatePlan.flush`."""
+        if self._accumulator is None:
+            return True
+        if self._plan.arena.is_closed:
+            self._plan.arena.require_open()
+        with self._communicator.order.enter("flush", self._plan.number, None, self._plan.arena.strategy_number):
+            same_on_all(
+                self._communicator, "the number of calls of apply_gradients since the last update, at `flush`,", count,
+                "Call apply_gradients equally often on every rank, with None where a rank has no gradient.",
+            )
+        return self.apply({}, settings, after=count) if count else True
+
+    def _hand_over(
+        self, accumulator: Accumulator, gradients: Mapping[int, Gradient], settings: UpdateSettings, after: int | None
+    ) -> tuple[tuple[int, ...], UpdateSettings]:
+        """Local, as `accumulate`. The variables, and the settings, of an update by the mean of several calls."""
+        # First: the call can be made again with another rate, and the sums are then what they were.
+        require_rate(self._kernel, settings.step, settings.learning_rate)
+        count = after or self._accumulated
+        if after is None:
+            self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
+        numbers = accumulator.hand_over(self._plan.gradients)
+        moves = 0 if self._average is None or settings.step == 1 else count - 1
+        settings = settings._replace(factor=1 / count, is_summed=False, calls=self._calls, moves=moves)
+        self._calls = ()
+        return numbers, settings
+
+    def _note_call(self, factor: float, *, is_summed: bool) -> None:
+        *before, last = self._calls or ((factor, is_summed, 0),)
+        if last[:2] == (factor, is_summed):
+            self._calls = (*before, (factor, is_summed, last[2] + 1))
+        else:
+            self._calls = (*before, last, (factor, is_summed, 1))
+
+    def _with_missing(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
+        """Collective. The variables for which some rank has a gradient; of the others' this rank's becomes zero."""
+        with self._communicator.order.enter(
+            "missing_gradients", self._plan.number, None, self._plan.arena.strategy_number
+        ):
+            everyone = self._communicator.all_gather_object(numbers)
+        wanted = tuple(sorted({number for one in everyone for number in one}))
+        for number in set(wanted) - set(numbers):
+            # A table has got no rows.
+            self._plan.gradients[number][...] = 0
+        return wanted
+
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
         """Collective. See `UpdatePlan.take_average`."""
         if self._average is None:
             raise RuntimeError("the weights are averaged only under `use_ema`")
         with self._plan.arena.guard:
-            self._average.overwrite(numbers)
+            self._average.overwrite(numbers, moves)
 
     def state(self) -> dict[str, Any]:
         """Local. See `UpdatePlan.state`."""
@@ -151,6 +222,16 @@ class ArenaPlan:
         if self._accumulator is not None:
             flags = np.asarray(saved.get(ACCUMULATES, []))
             self._accumulator.numbers = {int(number) for number in np.flatnonzero(flags)}
+
+    def _overflowed(self) -> str:
+        """Local. The text of the error for state that is infinite, after a step the same on every rank; or nothing."""
+        for name in self._kernel.slots:
+            for number, variable in enumerate(self.variables):
+                state = self._plan.slot(name, number)
+                count = infinite_count(state.address.readable)
+                if count:
+                    return overflow_text(variable.name, name, count, state.dtype)
+        return ""
 
     def _write(self, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
         """Put gradients into the plan; returns the numbers of their variables, increasing."""
@@ -212,7 +293,7 @@ class DirectUpdate:
         update = self._kernel.prepare(settings.step, settings.learning_rate)
         if self._arithmetic is not None:
             keep = 1 - settings.learning_rate * self._arithmetic.decay
-            update = self._arithmetic.surround(update, keep=keep, factor=settings.factor)
+            update = self._arithmetic.surround(update, keep=keep, factor=settings.factor, moves=settings.moves)
         self._plan.step(numbers, is_summed=settings.is_summed).apply(update, settings)
         return True
 
@@ -244,7 +325,8 @@ class MeasuredUpdate:
         keep = 1 - settings.learning_rate * self._arithmetic.decay
         # Most variables have the same factor, and recording an update takes a while.
         updates = {
-            factor: self._arithmetic.surround(update, keep=keep, factor=factor) for factor in set(factors.values())
+            factor: self._arithmetic.surround(update, keep=keep, factor=factor, moves=settings.moves)
+            for factor in set(factors.values())
         }
         variable_pass.apply(lambda number: updates[factors[number]])
         return True
@@ -274,6 +356,7 @@ class LayerUpdate:
         """Collective. See `UpdateVariables`."""
         kernel, arithmetic = self._kernel, self._arithmetic
         variable_pass = _reduce(self._plan, numbers, settings)
+        variable_pass.widen()
         factors = self._limits.factors(variable_pass, numbers, settings.factor)
         if factors is None:
             return False
@@ -294,7 +377,7 @@ class LayerUpdate:
         for number, (parameter_norm, direction_norm) in zip(numbers, np.sqrt(squares).tolist(), strict=True):
             # The norm is that of the decayed parameter; the pass itself decays the parameter.
             update = kernel.prepare(settings.step, settings.learning_rate, keep * parameter_norm, direction_norm)
-            updates[number] = arithmetic.surround(update, keep=keep, clips=False)
+            updates[number] = arithmetic.surround(update, keep=keep, clips=False, moves=settings.moves)
         variable_pass.apply(updates.__getitem__)
         return True
 

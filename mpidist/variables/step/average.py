@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mpidist.variables.step.plan import Plan
-from mpidist.variables.update.arithmetic import UpdateArithmetic, take_average
+from mpidist.variables.update.arithmetic import UpdateArithmetic
 from mpidist.variables.update.options import OptimizerOptions
 
 
@@ -22,20 +22,25 @@ class MovingAverage:
         self._frequency = options.ema_overwrite_frequency
         self._all = tuple(range(len(plan.variables)))
 
-    def follow(self, step: int) -> None:
+    def follow(self, step: int, numbers: tuple[int, ...], moves: int) -> None:
         """Collective. Move the average towards the variables; every so many steps, set the variables to it.
 
         Args:
             step: Of the update that has just changed the variables. In step 1 the average becomes their value.
+            numbers: Of these variables.
+            moves: So many moves were made before it changed them. Others are due as many more.
         """
         move = self._arithmetic.follow(step)
-        self._plan.variable_pass(self._all).change(lambda _: move)
+        late = self._arithmetic.follow(step, 1 + moves) if moves and len(numbers) < len(self._all) else move
+        changed = set(numbers)
+        self._plan.variable_pass(self._all).change(lambda number: move if number in changed else late)
         if self._frequency is not None and step % self._frequency == 0:
             self.overwrite(self._all)
 
-    def overwrite(self, numbers: tuple[int, ...]) -> None:
-        """Collective. Set variables to their average."""
+    def overwrite(self, numbers: tuple[int, ...], moves: int = 0) -> None:
+        """Collective. Set variables to their average, after so many more moves of this."""
         variable_pass = self._plan.variable_pass(numbers)
         # Other ranks may still be reading the variables.
         variable_pass.barrier()
-        variable_pass.apply(lambda _: take_average)
+        take = self._arithmetic.take(moves)
+        variable_pass.apply(lambda _: take)

@@ -11,6 +11,7 @@ from mpidist.arrays import AnyArray
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.mirrored import MirroredVariable
 from mpidist.variables.slab import Address, Slab, line_elements, padded
+from mpidist.variables.update.halves import scratch_blocks, state_dtype
 from mpidist.variables.update.kernel import BLOCK_BYTES, GPU_BLOCK_BYTES
 
 
@@ -40,12 +41,14 @@ class Bundle:
         variables: In the plan's order, with their numbers in it.
         slots: Names of the state and its initial value.
         scratch_count: Number of private blocks for the kernel.
+        has_directions: Of half precision, keep gradients in float32, too, for updates in two passes.
 
     Attributes:
         gradient: This rank's gradients, flat.
         first_segment: The gradients of the node's first rank, which take the sums that another node has to see.
         spans: For each variable number its [start, stop) in the flat order.
-        slots: Memory of the state by name.
+        slots: Memory of the state by name, of half precision in float32.
+        directions: The gradients in float32 where `has_directions`, and for half precision only; else None.
         room: Private memory for a block.
         is_shared: Whether gradients and state are in node memory.
         writes_back: Whether they are private, since node memory ran out, and the variables are shared.
@@ -57,6 +60,8 @@ class Bundle:
         variables: Sequence[tuple[int, MirroredVariable]],
         slots: Mapping[str, complex],
         scratch_count: int,
+        *,
+        has_directions: bool = False,
     ) -> None:
         self.arena = arena
         first = variables[0][1].address.slab
@@ -67,6 +72,9 @@ class Bundle:
         self.size = self._lay_out(variables)
         self._segments: list[AnyArray] = []
         self.slots: dict[str, Slab] = {}
+        self.directions: AnyArray | None = None
+        self._state_dtype = state_dtype(self.dtype)
+        self._has_directions = has_directions and self._state_dtype != self.dtype
         self.writes_back = False
         try:
             self._reserve(slots)
@@ -78,10 +86,11 @@ class Bundle:
         self.gradient = self._segments[arena.communicator.node.rank if self.is_shared else 0]
         self.first_segment = self._segments[0]
         xp = arena.namespace
-        byte_count = BLOCK_BYTES if xp is np else min(GPU_BLOCK_BYTES, self.size * self.dtype.itemsize)
-        self._length = max(1, byte_count // self.dtype.itemsize)
+        itemsize = self._state_dtype.itemsize
+        byte_count = BLOCK_BYTES if xp is np else min(GPU_BLOCK_BYTES, self.size * itemsize)
+        self._length = max(1, byte_count // itemsize)
         self.room: AnyArray = xp.empty(self._length, self.dtype)
-        self._scratch = [xp.empty(self._length, self.dtype) for _ in range(scratch_count)]
+        self._scratch = scratch_blocks(scratch_count, self._length, self.dtype, xp)
 
     def _reserve(self, slots: Mapping[str, complex]) -> None:
         count = self.arena.communicator.node.size if self.is_shared else 1
@@ -89,7 +98,9 @@ class Bundle:
         stride = padded(self.size, self.dtype)
         memory = self.arena.reserve(stride * count, self.dtype, shared=self.is_shared).writable
         self._segments = [memory[rank * stride : rank * stride + self.size] for rank in range(count)]
-        self.slots = self.arena.reserve_slots(slots, self.size, self.dtype, shared=self.is_shared)
+        self.slots = self.arena.reserve_slots(slots, self.size, self._state_dtype, shared=self.is_shared)
+        if self._has_directions:
+            self.directions = self.arena.reserve(self.size, self._state_dtype, shared=self.is_shared).writable
 
     def _lay_out(self, variables: Sequence[tuple[int, MirroredVariable]]) -> int:
         """Join variables that lie next to one another into runs; returns the length of all runs."""
@@ -124,16 +135,24 @@ class Bundle:
             result.extend((at, min(at + length, end)) for at in range(begin, end, length))
         return result
 
-    def blocks(self, low: int, high: int) -> list[Block]:
-        """Local. The blocks of the elements [low, high) of the flat order."""
+    def blocks(self, low: int, high: int, *, of_directions: bool = False) -> list[Block]:
+        """Local. The blocks of the elements [low, high) of the flat order.
+
+        Args:
+            low: The first element.
+            high: Behind the last one.
+            of_directions: Where there are directions, they are the only gradient.
+        """
         result: list[Block] = []
         for position, address in self._runs:
             begin, end = max(low, position), min(high, position + address.size)
             for at in range(begin, end, self._length):
-                result.append(self._block(position, address, at, min(at + self._length, end)))
+                result.append(self._block(position, address, at, min(at + self._length, end), of_directions))
         return result
 
-    def variable_blocks(self, numbers: Sequence[int], index: int, count: int) -> list[tuple[int, Block]]:
+    def variable_blocks(
+        self, numbers: Sequence[int], index: int, count: int, *, of_directions: bool = False
+    ) -> list[tuple[int, Block]]:
         """Local. Slice `index` of `count` of these variables, as blocks with the variable's number; none spans two."""
         lengths = {number: padded(stop - start, self.dtype) for number, (start, stop) in self.spans.items()}
         first, last = self.slice_of(sum(lengths[number] for number in numbers), index, count)
@@ -144,21 +163,23 @@ class Bundle:
             begin, end = max(low, low + first - seen), min(high, low + last - seen)
             seen += lengths[number]
             if begin < end:
-                result.extend((number, block) for block in self.blocks(begin, end))
+                result.extend((number, block) for block in self.blocks(begin, end, of_directions=of_directions))
         return result
 
-    def fixed_blocks(self, number: int) -> list[Block]:
+    def fixed_blocks(self, number: int, *, of_directions: bool = False) -> list[Block]:
         """Local. A variable's blocks, cut at its own start: they depend neither on ranks nor on other variables."""
         low, high = self.spans[number]
         return [
-            block for at in range(low, high, self._length) for block in self.blocks(at, min(at + self._length, high))
+            block for at in range(low, high, self._length)
+            for block in self.blocks(at, min(at + self._length, high), of_directions=of_directions)
         ]
 
-    def _block(self, position: int, address: Address, at: int, end: int) -> Block:
+    def _block(self, position: int, address: Address, at: int, end: int, of_directions: bool) -> Block:
+        segments = self._segments if self.directions is None or not of_directions else [self.directions]
         offset = address.start - position
         return Block(
             address.slab.writable[at + offset : end + offset],
-            tuple(segment[at:end] for segment in self._segments),
+            tuple(segment[at:end] for segment in segments),
             tuple(slab.writable[at:end] for slab in self.slots.values()),
             self.room[: end - at],
             tuple(scratch[: end - at] for scratch in self._scratch),

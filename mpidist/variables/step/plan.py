@@ -17,6 +17,7 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.agreement import same_on_all
+from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.compression.compression import Compression, CompressionState
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.variables.mirrored import MirroredVariable
@@ -28,6 +29,7 @@ from mpidist.variables.step.step import NoGradients, Phase, Selection, Step, Ste
 from mpidist.variables.step.sums import PhasedSums
 from mpidist.variables.step.table import Table, TableStep
 from mpidist.variables.step.variable_pass import VariablePass
+from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.variable import Gradient, common_home
 
 # So many steps, and as many variable passes, are kept for the selections of variables used last. A program uses a few:
@@ -43,6 +45,8 @@ class Plan:
         variables: Of one arena, the same list on every rank.
         slots: Names of the state that the kernel keeps for each element, with its initial value.
         scratch_count: Number of private blocks for the kernel.
+        has_directions: Whether updates take two passes over gradients, see `Bundle`.
+        has_master: Whether variables of half precision have the slot `MASTER_COPY`.
 
     Raises:
         MismatchError: The lists of variables differ between ranks.
@@ -50,6 +54,7 @@ class Plan:
         OSError: Sharing is demanded (shared=True), and node memory has run out; on every rank.
 
     Attributes:
+        number: Among the plans of the arena.
         variables: In the plan's order, which numbers them.
         bundles: Of the variables with dense gradients.
         tables: The variables with sparse gradients, by number.
@@ -58,7 +63,8 @@ class Plan:
     """
 
     def __init__(
-        self, variables: Sequence[MirroredVariable], slots: Mapping[str, complex], scratch_count: int = 0
+        self, variables: Sequence[MirroredVariable], slots: Mapping[str, complex], scratch_count: int = 0, *,
+        has_directions: bool = False, has_master: bool = False,
     ) -> None:
         self.variables = tuple(variables)
         common_home(self.variables)
@@ -73,16 +79,22 @@ class Plan:
             [(v.name, v.shape, v.dtype.name, v.address.start, v.sparse_gradient) for v in self.variables],
             "Build the model the same way on every rank and pass its variables in the same order.",
         )
-        self._number = self.arena.plan_count
+        self.number = self.arena.plan_count
         self.arena.plan_count += 1
         kinds: dict[tuple[np.dtype[Any], bool], list[tuple[int, MirroredVariable]]] = {}
         for number, variable in enumerate(self.variables):
             if not variable.sparse_gradient:
                 kinds.setdefault((variable.dtype, variable.address.slab.is_shared), []).append((number, variable))
-        self.bundles = [Bundle(self.arena, chosen, slots, scratch_count) for chosen in kinds.values()]
+        master = {MASTER_COPY: 0.0} if has_master else {}
+        self.bundles = [
+            Bundle(
+                self.arena, chosen, {**slots, **(master if is_half(dtype) else {})}, scratch_count,
+                has_directions=has_directions,
+            ) for (dtype, _), chosen in kinds.items()
+        ]
         self._bundle_of = {number: bundle for bundle in self.bundles for number in bundle.spans}
         self.tables = {
-            number: Table(variable, slots, scratch_count)
+            number: Table(variable, {**slots, **(master if is_half(variable.dtype) else {})}, scratch_count)
             for number, variable in enumerate(self.variables) if variable.sparse_gradient
         }
         self.gradients = tuple(self._gradient(number) for number in range(len(self.variables)))
@@ -161,7 +173,7 @@ class Plan:
             phases.append(TableStep(self.arena, list(tables.values()), is_summed=is_summed))
         if not phases:
             phases.append(NoGradients(self.variables, self._barrier))
-        selection = Selection(self.variables, numbers, is_summed=is_summed, plan=self._number)
+        selection = Selection(self.variables, numbers, is_summed=is_summed, plan=self.number)
         return Step(selection, self._header, phases, self._barrier)
 
     def _open_phase(self, bundle: Bundle, numbers: Sequence[int], *, is_summed: bool) -> Phase:

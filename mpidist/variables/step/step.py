@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
 from mpidist.comm.agreement import same_on_all
@@ -47,6 +47,7 @@ class Selection:
     Attributes:
         checksum: Of all this.
         names: Names of the selected variables by number.
+        text: The selection for people.
         is_summed, plan: As given.
     """
 
@@ -57,6 +58,11 @@ class Selection:
         self.is_summed = is_summed
         self.plan = plan
         self.checksum = zlib.crc32(repr((plan, is_summed, self.names)).encode())
+        lacking = [variable.name for number, variable in enumerate(variables) if number not in self.names]
+        having = _few(self.names.values())
+        self.text = f"gradients for {len(numbers)} of {len(variables)} variables" + (
+            f" ({having}) and none for {_few(lacking)}" if lacking else f": {having}"
+        )
 
 
 class Meeting(NamedTuple):
@@ -67,7 +73,7 @@ class Meeting(NamedTuple):
         selection: The variables.
     """
 
-    numbers: tuple[float, ...]
+    numbers: tuple[object, ...]
     selection: Selection
 
     @property
@@ -77,7 +83,16 @@ class Meeting(NamedTuple):
 
     def __str__(self) -> str:
         summed = ", summed" if self.selection.is_summed else ""
-        return f"{self.numbers} of {self.selection.names}{summed}, by optimizer number {self.selection.plan}"
+        lacks = self.selection.text.count(" and none for ")
+        way_out = " (the optimizer's missing_gradients='zero' counts those of some ranks as 0)" if lacks else ""
+        return f"{self.numbers}, {self.selection.text}{way_out}{summed}, by optimizer number {self.selection.plan}"
+
+
+def _few(names: Iterable[str]) -> str:
+    """The names, or some of them."""
+    first = [repr(name) for name in names]
+    more = f" and {len(first) - 8} more" if len(first) > 8 else ""
+    return ", ".join(first[:8]) + more if first else "none"
 
 
 class StepHeader:
@@ -90,7 +105,7 @@ class StepHeader:
 
     def __init__(self, arena: ArenaMemory, *, is_shared: bool) -> None:
         self._communicator = communicator = arena.communicator
-        self._order = communicator.order
+        self._order, self._owner = communicator.order, arena.strategy_number
         self._arrival = arena.arrival
         self._barrier = arena.barrier if is_shared else None
         # Where no barrier brings all ranks together, they compare the first steps before anything is sent.
@@ -98,7 +113,7 @@ class StepHeader:
         self._compared = sys.maxsize if arena.options.check else 0 if meets else _COMPARED_STEPS
         self._count = 0
 
-    def enter(self, selection: Selection, numbers: tuple[float, ...]) -> CallOrder:
+    def enter(self, selection: Selection, numbers: tuple[object, ...]) -> CallOrder:
         """Collective. Return when every rank of the node has called, and all are about to do the same.
 
         Returns:
@@ -113,7 +128,8 @@ class StepHeader:
             self._arrival.wait("apply_gradients")
         order, barrier, meeting = self._order, self._barrier, Meeting(numbers, selection)
         order.enter(
-            "apply_gradients", meeting, None, meets=barrier is not None, sign=hash((selection.checksum, numbers))
+            "apply_gradients", meeting, None, self._owner, meets=barrier is not None,
+            sign=hash((selection.checksum, numbers)),
         )
         try:
             if barrier is not None:
@@ -131,6 +147,7 @@ class StepHeader:
     def _compare(self, meeting: Meeting) -> None:
         self._count += 1
         if self._count <= self._compared:
+            self._order.meet_across()
             same_on_all(
                 self._communicator, meeting.subject, (self._count, str(meeting)),
                 "Every rank must apply gradients for the same variables, in the same order of calls.",
@@ -160,7 +177,7 @@ class Step:
         self._phases = phases
         self._barrier = barrier
 
-    def apply(self, update: Update, numbers: tuple[float, ...] = ()) -> None:
+    def apply(self, update: Update, numbers: tuple[object, ...] = ()) -> None:
         """Collective. Sum the gradients over all ranks and apply `update` to the variables and their state.
 
         Args:
@@ -179,7 +196,7 @@ class Step:
             if self._barrier is not None:
                 self._barrier()
 
-    def reduce(self, numbers: tuple[float, ...] = ()) -> None:
+    def reduce(self, numbers: tuple[object, ...] = ()) -> None:
         """Collective. Sum the gradients over all ranks and change nothing else.
 
         The sums then stand in the first gradient segment of each node, and in the tables, for a `VariablePass`. This

@@ -26,6 +26,14 @@ AllReduce = Callable[[AnyArray], object]
 Chunk = tuple[AnyArray, list[Block]]
 
 
+def unwatched() -> np.errstate:
+    """Local. A context of sums over nodes: only one of them may see that a sum overflows, and none may act on it alone.
+
+    The sum is then infinite on all of them, and the updates show that in the variables.
+    """
+    return np.errstate(over="ignore")
+
+
 class Add(NamedTuple):
     """The sum of the gradients of a node's ranks.
 
@@ -102,8 +110,9 @@ class ChunkSums:
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
         for chunk, blocks, work in self._chunks:
-            add_in_place(blocks, self._add)
-            self._all_reduce(chunk)
+            with unwatched():
+                add_in_place(blocks, self._add)
+                self._all_reduce(chunk)
             work.update(update)
 
     def reduce(self) -> None:
@@ -127,7 +136,8 @@ class PhasedSums:
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
-        self._reduction()
+        with unwatched():
+            self._reduction()
         self._work.update(update)
 
     def reduce(self) -> None:

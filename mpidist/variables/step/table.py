@@ -16,6 +16,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.front.sparse import gather_rows
 from mpidist.variables.arena_memory import ArenaMemory
 from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.update.halves import state_dtype
 from mpidist.variables.update.kernel import Update
 from mpidist.variables.update.rows import RowArithmetic, Rows
 
@@ -39,13 +40,14 @@ class Table:
         # Parameters in node memory, state private to each rank: every rank keeps the state of all rows, and one rank
         # of the node writes the parameters.
         self._writes_back = False
+        dtype = state_dtype(variable.dtype)
         try:
-            self.slots = arena.reserve_slots(slots, variable.size, variable.dtype, shared=self.is_shared)
+            self.slots = arena.reserve_slots(slots, variable.size, dtype, shared=self.is_shared)
         except OSError as error:
             # Every rank is here with the same error, and the variable stays where it is.
             arena.accept_private("the state of an optimizer is", error)
             self.is_shared, self._writes_back = False, True
-            self.slots = arena.reserve_slots(slots, variable.size, variable.dtype, shared=False)
+            self.slots = arena.reserve_slots(slots, variable.size, dtype, shared=False)
         shape = variable.shape[0], int(np.prod(variable.shape[1:], dtype=np.int64))
         parameter, *states = (
             flat.reshape(shape) for flat in (variable.address.writable, *(s.writable for s in self.slots.values()))

@@ -45,6 +45,7 @@ class VariablePass:
         is_in_order = arena.options.reproducible
         self.barrier = arena.barrier
         self._numbers = numbers
+        self._narrow_anywhere = any(bundle.directions is not None for bundle, _ in bundles)
         self._rows = {number: row for row, number in enumerate(numbers)}
         communicator, node = arena.communicator, arena.communicator.node
         self._measured: list[tuple[int, Block]] = []
@@ -53,13 +54,30 @@ class VariablePass:
         self._own: list[tuple[int, Block]] = []
         # Parameters in node memory, gradients and state private to each rank: one rank per node writes parameters.
         self._copied: list[tuple[int, Block]] = []
+        # Of half precision: sums of gradients, and what takes them in float32.
+        self._narrow: list[tuple[AnyArray, AnyArray]] = []
         for bundle, chosen in bundles:
             if is_in_order:
-                self._fixed += [(number, block) for number in chosen for block in bundle.fixed_blocks(number)]
+                self._fixed += [
+                    (number, block) for number in chosen for block in bundle.fixed_blocks(number, of_directions=True)
+                ]
             else:
-                self._measured += bundle.variable_blocks(chosen, communicator.rank, communicator.size)
+                self._measured += bundle.variable_blocks(
+                    chosen, communicator.rank, communicator.size, of_directions=True
+                )
             mine = (node.rank, node.size) if bundle.is_shared else (0, 1)
-            (self._copied if bundle.writes_back else self._own).extend(bundle.variable_blocks(chosen, *mine))
+            own = bundle.variable_blocks(chosen, *mine, of_directions=True)
+            (self._copied if bundle.writes_back else self._own).extend(own)
+            if bundle.directions is not None:
+                sums = [block.gradients[0] for _, block in bundle.variable_blocks(chosen, *mine)]
+                self._narrow += zip(sums, [block.gradients[0] for _, block in own], strict=True)
+
+    def widen(self) -> None:
+        """Collective where a plan `has_directions`: from here on their gradients are the sums in float32."""
+        for narrow, wide in self._narrow:
+            np.copyto(wide, narrow)
+        if self._narrow_anywhere:
+            self.barrier()
 
     def measure(self, measure: BlockMeasure, count: int) -> AnyArray:
         """Collective. Sums over all elements of each variable, by one small all-reduce.

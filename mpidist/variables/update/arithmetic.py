@@ -14,8 +14,10 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.variables.update.compiled import CompiledUpdate
 from mpidist.variables.update.fused import fused
+from mpidist.variables.update.halves import in_float32
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.update.overflow import Overflow, loud
 from mpidist.variables.update.parts import parts_of
 
 # The slot of the moving average. It comes after the kernel's own slots, which are all that a kernel sees.
@@ -31,7 +33,8 @@ class UpdateSettings(NamedTuple):
         factor: The sums of the gradients are multiplied with it.
         is_summed: The gradients are the sums over all replicas already.
         must_be_finite: Nothing is updated if an element of a sum is not finite.
-        calls: A checksum of the calls whose gradients were accumulated, which are the same on all ranks.
+        calls: The calls whose gradients were accumulated: factor, `is_summed`, and how many in a row are alike.
+        moves: So many moves of the average towards the parameter come before it changes.
     """
 
     step: int
@@ -39,7 +42,19 @@ class UpdateSettings(NamedTuple):
     factor: float = 1.0
     is_summed: bool = False
     must_be_finite: bool = False
-    calls: int = 0
+    calls: tuple[tuple[float, bool, int], ...] = ()
+    moves: int = 0
+
+    def __str__(self) -> str:
+        """Local. The numbers for people, in errors."""
+        calls = ", ".join(
+            f"{count} calls{f' with factor {factor:g}' if factor != 1 else ''}{' of sums' if is_summed else ''}"
+            for factor, is_summed, count in self.calls
+        )
+        return (
+            f"step {self.step}, learning rate {self.learning_rate:g}, factor {self.factor:g}"
+            f"{', of finite numbers' if self.must_be_finite else ''}{f', after {calls}' if calls else ''}"
+        )
 
 
 def slots_of(kernel: Kernel | LayerKernel, options: OptimizerOptions) -> dict[str, complex]:
@@ -60,6 +75,8 @@ class UpdateArithmetic:
         options: Of the optimizer.
         on_gpu: Whether the blocks lie on a GPU, where one kernel does all the work.
         compiles: Whether updates in host memory are compiled; see `compiled.is_wanted`.
+        has_halves: Whether some parameters are of half precision.
+        overflow: Watches compiled updates.
 
     Attributes:
         kernel: As given.
@@ -72,7 +89,8 @@ class UpdateArithmetic:
     """
 
     def __init__(
-        self, kernel: Kernel | LayerKernel, options: OptimizerOptions, *, on_gpu: bool = False, compiles: bool = False
+        self, kernel: Kernel | LayerKernel, options: OptimizerOptions, *, on_gpu: bool = False, compiles: bool = False,
+        has_halves: bool = False, overflow: Overflow | None = None,
     ) -> None:
         self.kernel = kernel
         self.slots = slots_of(kernel, options)
@@ -80,7 +98,7 @@ class UpdateArithmetic:
         self.decay = options.decay
         self.clipvalue = options.clipvalue
         self.is_needed = bool(
-            on_gpu or compiles
+            on_gpu or compiles or has_halves
             or options.decay or options.clipvalue is not None or options.use_ema or options.accumulated > 1
         )
         self._kernel_slots = len(kernel.slots)
@@ -89,6 +107,9 @@ class UpdateArithmetic:
         self._momentum = options.ema_momentum
         self._on_gpu = on_gpu
         self.compiles = compiles
+        self._has_halves = has_halves
+        self._overflow = overflow
+        self._has_master = options.master_copy
 
     def prepare(self, settings: UpdateSettings) -> Update:
         """Local. The whole update of one step, for a kernel that needs no norms.
@@ -97,8 +118,8 @@ class UpdateArithmetic:
             settings: Of the step; `factor` includes what clipping by norms leaves of the gradient.
 
         Returns:
-            `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, all in place. The gradient is the
-            sum over all replicas, and may be overwritten.
+            `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, all in place; for parameters of
+            half precision see `in_float32`. The gradient is the sum over all replicas, and may be overwritten.
 
         Raises:
             TypeError: A `LayerKernel`, whose updates depend on norms of whole variables.
@@ -118,6 +139,7 @@ class UpdateArithmetic:
         factor: float = 1.0,
         clips: bool = True,
         keeps_gradient: bool = False,
+        moves: int = 0,
     ) -> Update:
         """Local. An update with the work around it.
 
@@ -127,43 +149,85 @@ class UpdateArithmetic:
             factor: The gradient is first multiplied with it.
             clips: Then clip the gradient by value.
             keeps_gradient: What the update leaves in the gradient is read later.
+            moves: As of `UpdateSettings`.
         """
         clipvalue = self.clipvalue if clips else None
         if keep != 1 or factor != 1 or clipvalue is not None or self._hides_slots:
             update = _surround(update, self._kernel_slots, keep=keep, factor=factor, clipvalue=clipvalue)
-        if self.compiles:
-            return CompiledUpdate(update, len(self.slots), self._kernel_scratch, keeps_gradient=keeps_gradient)
-        # In host memory, block by block in a cache, NumPy's calls are best one by one.
-        if not self._on_gpu:
-            return update
-        return fused(update, len(self.slots), self._kernel_scratch, keeps_gradient=keeps_gradient)
+        if moves:
+            update = _move_before(update, self._kernel_slots, self._momentum**moves)
+        if self._on_gpu and self._kernel_slots and not keeps_gradient:
+            update = loud(update, self._kernel_slots)
+        return self._quick(update, max(self._kernel_scratch, int(moves > 0)), keeps_gradient=keeps_gradient)
 
-    def follow(self, step: int) -> Update:
+    def _quick(self, update: Update, scratch_count: int, *, keeps_gradient: bool = False) -> Update:
+        """The update in one pass over memory where that is quicker, for all dtypes of parameters."""
+        count = len(self.slots)
+        if self.compiles:
+            update = CompiledUpdate(
+                update, count, scratch_count, keeps_gradient=keeps_gradient, overflow=self._overflow
+            )
+            update.widen(self._widened)
+            return update
+        # In host memory, block by block in a cache, NumPy's calls are best one by one.
+        if self._on_gpu:
+            update = fused(update, count, scratch_count, keeps_gradient=keeps_gradient)
+        return self._widened(update)
+
+    def follow(self, step: int, moves: int = 1) -> Update:
         """Local. The update that moves the average towards the parameter, and leaves the parameter alone.
 
         Args:
             step: Of the update that has just changed the parameter. In step 1 the average becomes its value.
+            moves: So many times.
         """
-        momentum, is_first = self._momentum, step == 1
+        momentum, is_first = self._momentum**moves, step == 1
 
         def move(
             parameter: AnyArray, _gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
         ) -> None:
-            average, difference = slots[-1], scratch[0]
             if is_first:
-                np.copyto(average, parameter)
-                return
-            np.subtract(parameter, average, out=difference)
-            np.multiply(difference, 1 - momentum, out=difference)
-            np.add(average, difference, out=average)
+                np.copyto(slots[-1], parameter)
+            else:
+                _move(parameter, slots[-1], scratch[0], momentum)
 
-        return CompiledUpdate(move, len(self.slots), 1) if self.compiles and not is_first else move
+        if self.compiles and not is_first:
+            return self._quick(move, 1)
+        return self._widened(move)
+
+    def take(self, moves: int = 0) -> Update:
+        """Local. The update that sets the parameter to its average, after so many more moves of this."""
+        take: Update = take_average
+        if moves:
+            take = _move_before(take, self._kernel_slots, self._momentum**moves)
+        return self._widened(take)
+
+    def _widened(self, update: Update) -> Update:
+        return in_float32(update, len(self.slots), has_master=self._has_master) if self._has_halves else update
+
+
+def _move(parameter: AnyArray, average: AnyArray, difference: AnyArray, momentum: float) -> None:
+    np.subtract(parameter, average, out=difference)
+    np.multiply(difference, 1 - momentum, out=difference)
+    np.add(average, difference, out=average)
+
+
+def _move_before(update: Update, place: int, momentum: float) -> Update:
+    """The average, the slot at a place, moves towards the parameter before an update."""
+
+    def moved(
+        parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
+    ) -> None:
+        _move(parameter, slots[place], scratch[0], momentum)
+        update(parameter, gradient, slots, scratch)
+
+    return moved
 
 
 def take_average(
     parameter: AnyArray, _gradient: AnyArray, slots: Sequence[AnyArray], _scratch: Sequence[AnyArray]
 ) -> None:
-    """Local. The update that sets the parameter to its average."""
+    """Local. The update that sets the parameter to its average, on blocks of one dtype."""
     np.copyto(parameter, slots[-1])
 
 

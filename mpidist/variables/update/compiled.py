@@ -8,17 +8,19 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.compiled_sums import MOST_ARRAYS, Pairs
 from mpidist.comm.arithmetic.compiler import Code, compile_loop, load
 from mpidist.variables.update.fused import Program, UnknownOperationError, record
 from mpidist.variables.update.kernel import Update
 from mpidist.variables.update.llvm_text import Loop, loop_of, text_of
+from mpidist.variables.update.overflow import Overflow
 
 # Of parameters that a rank updates in a step. Loading the compiler takes a tenth of a second and some 10 MB.
 LEAST_BYTES = 1 << 20
@@ -102,21 +104,38 @@ class CompiledUpdate:
         slot_count: Number of its slots.
         scratch_count: Number of its scratch blocks.
         keeps_gradient: Store the values that the update leaves in `gradient`.
+        overflow: Watches the loops.
     """
 
-    def __init__(self, update: Update, slot_count: int, scratch_count: int, *, keeps_gradient: bool = False) -> None:
+    def __init__(
+        self, update: Update, slot_count: int, scratch_count: int, *, keeps_gradient: bool = False,
+        overflow: Overflow | None = None,
+    ) -> None:
         self._update = update
         self._slot_count = slot_count
         self._scratch_count = scratch_count
         self._keeps_gradient = keeps_gradient
+        self._overflow = overflow
         self._programs: dict[np.dtype[Any], Program | None] = {}
         self._functions: dict[tuple[np.dtype[Any], Pairs, bool, bool], _Function | None] = {}
+        self._of_halves: Update | None = None
+
+    def widen(self, widened: Callable[[Update], Update]) -> None:
+        """Local. Take blocks of half precision, too.
+
+        Args:
+            widened: Makes an update for them from this one, which then gets their numbers in float32.
+        """
+        update = widened(self)
+        self._of_halves = None if update is self else update
 
     def __call__(
         self, parameter: AnyArray, gradient: AnyArray, slots: Sequence[AnyArray], scratch: Sequence[AnyArray]
     ) -> None:
         """Local. See `Update`."""
-        if parameter.nbytes < LEAST_BLOCK_BYTES or not self._run(parameter, parameter, gradient, slots):
+        if self._of_halves is not None and is_half(parameter.dtype):
+            self._of_halves(parameter, gradient, slots, scratch)
+        elif parameter.nbytes < LEAST_BLOCK_BYTES or not self._run(parameter, parameter, gradient, slots):
             self._update(parameter, gradient, slots, scratch)
 
     def aside(
@@ -152,6 +171,9 @@ class CompiledUpdate:
             return False
         code, names = function
         scalars = self._scalars(runs.dtype)
+        if self._overflow is not None:
+            self._overflow.run(code.call, [(*arguments, *scalars) for arguments in runs.arguments(names)])
+            return True
         for arguments in runs.arguments(names):
             code.call(*arguments, *scalars)
         return True
@@ -193,8 +215,8 @@ class CompiledUpdate:
                 f"and {most}"
             )
         places = dict(zip(("p", "g", *(f"s{number}" for number in range(len(slots)))), arrays, strict=True))
-        code.call(
-            len(rows), gradient.shape[1], rows.ctypes.data, *(places[name].ctypes.data for name in names),
+        self._call(
+            code, len(rows), gradient.shape[1], rows.ctypes.data, *(places[name].ctypes.data for name in names),
             *self._scalars(parameter.dtype),
         )
         return True
@@ -207,11 +229,17 @@ class CompiledUpdate:
             return False
         code, names = function
         places = dict(zip(("p", "q", "g", *(f"s{number}" for number in range(len(slots)))), arrays, strict=True))
-        code.call(
-            parameter.size, *((new.ctypes.data,) if is_aside else ()), *(places[name].ctypes.data for name in names),
-            *self._scalars(parameter.dtype),
+        self._call(
+            code, parameter.size, *((new.ctypes.data,) if is_aside else ()),
+            *(places[name].ctypes.data for name in names), *self._scalars(parameter.dtype),
         )
         return True
+
+    def _call(self, code: Code, *arguments: Any) -> None:
+        if self._overflow is None:
+            code.call(*arguments)
+        else:
+            self._overflow.run(code.call, (arguments,))
 
     def _scalars(self, dtype: np.dtype[Any]) -> tuple[float, ...]:
         program = self._programs[dtype]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TypedDict
+from typing import Literal, TypedDict
 
 import numpy as np
 
@@ -27,6 +27,8 @@ class OptionKeywordsButDecay(TypedDict, total=False):
     use_ema: bool
     ema_momentum: float
     ema_overwrite_frequency: int | None
+    master_copy: bool
+    missing_gradients: Literal["error", "zero"]
 
 
 class OptionKeywords(OptionKeywordsButDecay, total=False):
@@ -52,11 +54,21 @@ class OptimizerOptions:
         global_clipnorm: The same with the norm over all variables of the call.
         gradient_accumulation_steps: Gradients are added up on this replica, and their mean is reduced and applied once
             in so many calls. At least 2.
-        use_ema: Keep an exponential moving average of the variables, which follows each update. It begins with the
-            variables after the first update.
+        use_ema: Keep an exponential moving average of the variables, which follows each call. It begins with the
+            variables after the first update. Moves in calls that only accumulate are made at the next update, or by
+            `finalize_variable_values`.
         ema_momentum: Decay of the average.
         ema_overwrite_frequency: The variables become their average once in so many updates; None: only when
-            `finalize_variable_values` is called.
+            `finalize_variable_values` is called. With accumulation they become it in the first call for this update,
+            too, which is then Collective.
+        master_copy: Of variables of half precision (float16, bfloat16) the state has a copy in float32, slot
+            "master_copy": updates change the copy, and the variable is the copy rounded, so that updates too small for
+            the variable add up. A variable that the program assigns to, or restores, is copied anew. The state of such
+            variables is float32 with and without it.
+        missing_gradients: A variable with a gradient on some ranks, and None on others, is an "error"; "zero" counts
+            the missing ones as zeros, as for layers that not all ranks use. It costs a small message per update. With
+            accumulation a variable has a gradient if one of the calls had one; a checkpoint between these calls is a
+            MismatchError where ranks have had gradients for other variables so far: save after an update, or `flush`.
 
     Raises:
         ValueError: Something is out of range, or two kinds of clipping are asked for.
@@ -71,6 +83,8 @@ class OptimizerOptions:
     use_ema: bool = False
     ema_momentum: float = 0.99
     ema_overwrite_frequency: int | None = None
+    master_copy: bool = False
+    missing_gradients: Literal["error", "zero"] = "error"
 
     def __post_init__(self) -> None:
         positive(weight_decay=self.decay)
@@ -91,6 +105,9 @@ class OptimizerOptions:
             if count is not None:
                 whole(name, count, least=least)
         flag("use_ema", self.use_ema)
+        flag("master_copy", self.master_copy)
+        if self.missing_gradients not in ("error", "zero"):
+            raise ValueError(f"`missing_gradients` must be 'error' or 'zero', got {self.missing_gradients!r}")
         python_numbers(self)
         if self.ema_overwrite_frequency is not None and not self.use_ema:
             raise ValueError("`ema_overwrite_frequency` needs `use_ema=True`")

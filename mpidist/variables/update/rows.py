@@ -11,6 +11,7 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.merging import merge_rows
 from mpidist.variables.update.compiled import CompiledUpdate
+from mpidist.variables.update.halves import scratch_blocks, state_dtype
 from mpidist.variables.update.kernel import BLOCK_BYTES, GPU_BLOCK_BYTES, Update
 
 # Numbers of rows, increasing, each of them once; and their values, one row each.
@@ -24,7 +25,7 @@ class RowArithmetic:
 
     Args:
         parameter: Shape (rows, width), writable.
-        slots: Of its state, each of the same shape, writable.
+        slots: Of its state, each of the same shape, writable; of half precision in float32.
         scratch_count: Number of private blocks for the kernel.
         xp: The module of these arrays: NumPy or CuPy.
     """
@@ -35,10 +36,12 @@ class RowArithmetic:
         self._parameter = parameter
         self._slots = list(slots)
         self._xp = xp
-        row_bytes = max(1, self._width * self._dtype.itemsize)
+        state = state_dtype(self._dtype)
+        row_bytes = max(1, self._width * state.itemsize)
         self._length = max(1, BLOCK_BYTES // row_bytes if xp is np else min(GPU_BLOCK_BYTES // row_bytes, count))
-        self._blocks = [xp.empty((self._length, self._width), self._dtype) for _ in range(1 + len(self._slots))]
-        self._scratch = [xp.empty(self._length * self._width, self._dtype) for _ in range(scratch_count)]
+        dtypes = [self._dtype, *(slot.dtype for slot in self._slots)]
+        self._blocks = [xp.empty((self._length, self._width), dtype) for dtype in dtypes]
+        self._scratch = scratch_blocks(scratch_count, self._length * self._width, self._dtype, xp)
 
     def no_rows(self) -> Rows:
         """Local. Rows of the parameter, none of them."""

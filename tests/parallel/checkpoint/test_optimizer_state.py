@@ -182,6 +182,78 @@ def test_state_of_other_variables_is_an_error_and_changes_nothing(
     assert all(not slot.numpy().any() for slot in again.variables)
 
 
+@pytest.mark.parametrize("when", ["before build", "after build"])
+@pytest.mark.parametrize("scaled", [False, True])
+def test_a_layer_more_begins_anew_and_the_others_go_on(
+    communicator: Communicator, mpi_tmp_path: Path, when: str, scaled: bool
+) -> None:
+    def kind() -> Any:
+        return LossScaleOptimizer(Adam(0.1), 4.0) if scaled else Adam(0.1)
+
+    strategy = Strategy(communicator)
+    straight, optimizer, few = make(strategy.arena, 1.0), kind(), NAMES[:2]
+    for _ in range(3):
+        step(strategy, optimizer, straight, few)
+    path = Checkpoint(model={name: straight[name] for name in few}, o=optimizer).write(mpi_tmp_path / "c")
+    more, again = make(strategy.arena, 1.0), kind()
+    if when == "after build":
+        with strategy.scope():
+            again.build(more.values())
+    checkpoint = Checkpoint(model=more, o=again)
+    status = checkpoint.read(path).expect_partial()
+    named = r"has nothing for 'model/c'" + ("" if when == "before build" else ", 'o/.*model%2Fc'")
+    with pytest.raises(AssertionError, match=named):
+        status.assert_existing_objects_matched()
+    step(strategy, again, more, NAMES)
+    step(strategy, optimizer, straight, few)
+    np.testing.assert_array_equal(values(more)[:2], values(straight)[:2])
+    assert values(more)[2] != values(straight)[2] == 1.0
+    assert inner(again).iterations == 4
+    # All of it is saved.
+    checkpoint.write(mpi_tmp_path / "d")
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_layer_less_is_left_and_the_others_go_on(
+    communicator: Communicator, mpi_tmp_path: Path, frozen: bool
+) -> None:
+    strategy = Strategy(communicator)
+    straight, optimizer, few = make(strategy.arena, 1.0), Adam(0.1, gradient_accumulation_steps=2), NAMES[1:]
+    for _ in range(3):
+        step(strategy, optimizer, straight, NAMES)
+    path = Checkpoint(model=straight, o=optimizer).write(mpi_tmp_path / "c")
+    less, again = make(strategy.arena, 0.0), Adam(0.1, gradient_accumulation_steps=2)
+    with strategy.scope():
+        again.build([less[name] for name in few])
+    model = less if frozen else {name: less[name] for name in few}
+    checkpoint = Checkpoint(model=model, o=again)
+    status = checkpoint.read(path)
+    status.assert_existing_objects_matched()
+    # The state waits for nobody; the variable does where it is not there.
+    assert (checkpoint.pending is None) == frozen
+    with pytest.raises(AssertionError, match=r"what no object has taken: .*'o/.*model%2Fa'"):
+        status.assert_consumed()
+    for _ in range(3):
+        step(strategy, again, less, few)
+        step(strategy, optimizer, straight, NAMES)
+    np.testing.assert_array_equal(values(less)[1:], values(straight)[1:])
+
+
+def test_an_average_of_a_variable_does_not_begin_in_the_middle(
+    communicator: Communicator, mpi_tmp_path: Path
+) -> None:
+    strategy = Strategy(communicator)
+    variables, optimizer, few = make(strategy.arena, 1.0), Adam(0.1, use_ema=True), NAMES[:2]
+    step(strategy, optimizer, variables, few)
+    path = Checkpoint(model={name: variables[name] for name in few}, o=optimizer).write(mpi_tmp_path / "c")
+    more, again = make(strategy.arena, 0.0), Adam(0.1, use_ema=True)
+    with strategy.scope():
+        again.build(more.values())
+    with pytest.raises(CheckpointError, match=r"slot 'average' of variable 'c' needs .* the checkpoint has nothing"):
+        Checkpoint(model=more, o=again).read(path)
+    assert values(more) == [0.0] * 3
+
+
 def test_no_rank_reads_a_slot_whole(
     communicator: Communicator, mpi_tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

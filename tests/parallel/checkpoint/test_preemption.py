@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import mpidist
+from mpidist.checkpoint import preemption
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import LauncherError
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
@@ -108,3 +109,51 @@ def test_an_end_that_is_no_time_is_an_error_of_every_rank(
         monkeypatch.setenv("SLURM_JOB_END_TIME", "soon")
     with pytest.raises(LauncherError, match="SLURM_JOB_END_TIME must be a number of seconds since 1970, got 'soon'"):
         train(Strategy(communicator), str(mpi_tmp_path), {}, 2)
+
+
+@pytest.mark.parametrize("layout", ["node", "pairs", "each"])
+@pytest.mark.parametrize("place", ["between", "inside", "behind", "alone"])
+def test_a_rank_that_fails_loses_nothing(
+    communicator: Communicator, mpi_tmp_path: Path, layout: str, place: str
+) -> None:
+    """Others look for it before the next step, come out of that, or save already where it alone had the notice."""
+    strategy = Strategy(lay_out(communicator, layout))
+    with strategy.scope():
+        variable: Any = mpidist.Variable(np.zeros(500, np.float32))
+        optimizer = mpidist.optimizers.SGD(1.0)
+    optimizer.build([variable])
+    checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
+    handler = PreemptionCheckpointHandler(strategy.cluster_resolver, checkpoint, str(mpi_tmp_path))
+
+    is_last = communicator.rank == communicator.size - 1
+
+    def step(number: int) -> None:
+        if number == 4 and place in ("inside", "behind"):
+            os.kill(os.getpid(), signal.SIGTERM)
+        if number == 4 and place == "inside" and is_last:
+            raise OSError("a worker has died")
+        optimizer.apply_gradients([(np.ones(500, np.float32), variable)])
+        if number == 4 and place in ("behind", "alone") and is_last:
+            raise OSError("a worker has died")
+
+    def train() -> None:
+        for number in range(12):
+            if number == 4 and (place == "between" or (place == "alone" and is_last)):
+                os.kill(os.getpid(), signal.SIGTERM)
+            if number == 5 and place == "between" and is_last:
+                raise OSError("a worker has died")
+            handler.run(step, number)
+
+    # The exit code of a program, which the test must not agree on.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(preemption, "agree_on_exit", lambda: None)
+        patch.setattr(preemption, "leave_later", lambda *_: None)
+        with pytest.raises(SystemExit) as caught, handler:
+            train()
+    assert caught.value.code == 42
+    steps = 4 if place == "inside" else 5
+    assert handler.total_run_calls == steps
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    value = float(variable.numpy()[0])
+    checkpoint.restore(mpidist.latest_checkpoint(mpi_tmp_path))
+    assert float(variable.numpy()[0]) == value == -float(steps * communicator.size)

@@ -6,6 +6,7 @@ import importlib
 import math
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -240,9 +241,9 @@ def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(
     else:
         look, since = CallOrder.look, math.inf
 
-        def look_long(order: CallOrder) -> None:
+        def look_long(order: CallOrder, has_met: Callable[[], bool]) -> None:
             nonlocal since
-            look(order)
+            look(order, has_met)
             since = min(since, time.monotonic())
             if time.monotonic() > since + 2 * call_page._DIFFERENCE_SECONDS:
                 (mpi_tmp_path / str(communicator.rank)).touch()
@@ -250,3 +251,38 @@ def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(
         monkeypatch.setattr(CallOrder, "look", look_long)
     optimizer.finalize_variable_values([variable])
     np.testing.assert_array_equal(variable.numpy(), -communicator.size)
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("before", [0, 20], ids=["compared", "after the compared calls"])
+@pytest.mark.parametrize("wrong", ["dtype", "nothing", "operation"])
+def test_a_wrong_argument_on_one_rank_is_told_to_the_others(
+    communicator: Communicator, before: int, wrong: str
+) -> None:
+    """Also where the program goes on there, and comes to its end: the others do not wait for that."""
+    strategy = make_strategy(communicator, "node")
+    begin = strategy.extended.all_reduce_async
+    for _ in range(1 + before):
+        begin("SUM", np.ones(3)).wait()
+    op, array = {
+        "dtype": ("SUM", np.array([None, object()])), "nothing": ("SUM", None), "operation": ("TOTAL", np.ones(2)),
+    }[wrong]
+    reason = {"dtype": "object", "nothing": "NoneType", "operation": "TOTAL"}[wrong]
+    if communicator.rank == communicator.size - 1:
+        with pytest.raises((TypeError, ValueError), match=reason):
+            begin(op, array)
+        # Nothing more is done here until the others know.
+    else:
+        with pytest.raises(MismatchError, match=rf"refused: .*{reason}"):
+            begin("SUM", np.ones(2)).wait()
+    # The ranks agree on all other calls, and on further reductions.
+    assert strategy.reduce("SUM", 1.0, axis=None) == communicator.size
+    for one in (begin, make_strategy(communicator, "node").extended.all_reduce_async):
+        assert one("SUM", np.ones(2)).wait().tolist() == [communicator.size] * 2
+
+
+def test_a_wrong_argument_on_all_ranks_breaks_nothing(communicator: Communicator) -> None:
+    opened = open_asynchronous(selection.choose(communicator, CommunicationOptions()))
+    with pytest.raises(TypeError, match="object"):
+        opened.all_reduce_async(np.array([None, object()]))
+    assert opened.all_reduce_async(np.ones(2)).wait().tolist() == [communicator.size] * 2

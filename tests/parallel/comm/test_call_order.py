@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import signal
 import threading
 from collections.abc import Callable
@@ -142,6 +143,36 @@ def test_ranks_of_different_nodes_compare_now_and_then(communicator: Communicato
     assert collective.all_reduce(np.ones(2)).tolist() == [communicator.size] * 2
 
 
+def test_errors_of_mpi_are_exceptions_on_every_communicator(communicator: Communicator) -> None:
+    mpi = importlib.import_module("mpi4py.MPI")
+    laid_out = lay_out(communicator, "each")
+    with communicator.split(0) as own:
+        for one in (communicator, own, own.node, laid_out, laid_out.node, laid_out.open_lane()):
+            assert one is not None
+            assert one.mpi.Get_errhandler() == mpi.ERRORS_RETURN
+
+
+def test_a_message_that_is_too_long_names_the_calls_of_all_ranks(communicator: Communicator) -> None:
+    """Between nodes nothing is compared before MPI finds that out."""
+    own = communicator.split(0)
+    rank, size = own.rank, own.size
+    mpi = importlib.import_module("mpi4py.MPI")
+
+    def call() -> None:
+        with own.order.enter("a call", 7, None, meets=False) as order:
+            order.is_under_way = True
+            raise mpi.Exception(mpi.ERR_TRUNCATE)
+
+    with pytest.raises(MismatchError, match=r"got a call 7 at \S*test_call_order.py:\d+\.") as caught:
+        call()
+    for other in range(size):
+        assert (f"rank {other} of " in str(caught.value)) == (other != rank)
+    assert not is_shared(caught.value)
+    own.order.broken = ""
+    communicator.barrier()
+    own.close()
+
+
 def test_a_last_batch_that_is_empty_on_one_rank(communicator: Communicator) -> None:
     """The last of 41 rows in batches of 2 gives the first rank a row and the others none."""
     strategy = in_node_memory(Strategy(communicator))
@@ -168,23 +199,22 @@ def test_numbers_of_a_step_that_differ(communicator: Communicator, what: str) ->
     if what == "step":
         optimizer.iterations += odd
     before = variable.numpy()
-    with pytest.raises(MismatchError, match=r"learning_rate=0.25.*(learning_rate=0.5|step=32)"):
+    with pytest.raises(MismatchError, match=r"learning rate 0.25.*(learning rate 0.5|step 32)"):
         optimizer.apply_gradients([(gradient, variable)])
     np.testing.assert_array_equal(variable.numpy(), before)
 
 
 def test_an_accumulated_call_that_differs(communicator: Communicator) -> None:
-    """A gradient that one rank leaves out in one of the calls is missed, although the last call has them all."""
+    """A variable for which one rank has a gradient in none of the calls is missed at the update."""
     strategy = Strategy(communicator)
     with strategy.scope():
-        variables: list[Any] = [mpidist.Variable(np.zeros(5, np.float32)) for _ in range(2)]
+        variables: list[Any] = [mpidist.Variable(np.zeros(5, np.float32), name=name) for name in ("a", "b")]
         optimizer = SGD(1.0, gradient_accumulation_steps=2)
-    gradients = [np.ones(5, np.float32)] * 2
     optimizer.build(variables)
-    odd = communicator.rank == communicator.size - 1
-    optimizer.apply_gradients([(None if odd and n else gradients[n], variables[n]) for n in range(2)])
-    with pytest.raises(MismatchError, match="calls="):
-        optimizer.apply_gradients(zip(gradients, variables, strict=True))
+    given = variables[:1] if communicator.rank == communicator.size - 1 else variables
+    optimizer.apply_gradients([(np.ones(5, np.float32), variable) for variable in given])
+    with pytest.raises(MismatchError, match=r"after 2 calls.*none for 'b'"):
+        optimizer.apply_gradients([(np.ones(5, np.float32), variable) for variable in given])
     assert all((variable.numpy() == 0).all() for variable in variables)
 
 
@@ -289,6 +319,10 @@ def test_writes_to_other_variables_and_other_metrics_are_errors(communicator: Co
         (first.assign if odd else first.assign_add)(np.ones(3))
     with pytest.raises(MismatchError, match=r"assign_add to variable number 1 at .*assign_sub to variable number 1 at"):
         (first.assign_sub if odd else first.assign_add)(np.ones(3))
+    with pytest.raises(MismatchError, match=r"after assign to variable number 3 .*after assign to variable number 4 "):
+        (accuracy if odd else loss).sums.assign(np.zeros(2))
+    loss.reset_state()
+    accuracy.reset_state()
     loss.update_state(1.0)
     accuracy.update_state(5.0)
     with pytest.raises(MismatchError, match=r"after value of variable number 3 .*after value of variable number 4"):

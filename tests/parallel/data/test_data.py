@@ -356,6 +356,90 @@ def test_unbatched_datasets_of_one_length_pass(communicator: Communicator) -> No
     assert [str(element) for element in distributed] == ["a", "b"]
 
 
+def batches_of(*counts: int) -> Iterator[tuple[Any, Any]]:
+    """Batches that a generator has made itself, numbered through."""
+    begin = 0
+    for count in counts:
+        yield np.arange(begin, begin + count), np.full((count, 2), float(begin))
+        begin += count
+
+
+UNBATCHED: dict[str, Any] = {
+    "iterable": Dataset.from_iterable,
+    "generator": lambda f: Dataset.from_generator(f, output_types=(np.int64, np.float32)),
+    "mapped": lambda f: Dataset.from_iterable(f).map(lambda x, y: (x, y)),
+    "filtered": lambda f: Dataset.from_iterable(f).filter(lambda x, y: True),
+    "kept": lambda f: Dataset.from_iterable(f).cache(),
+    "joined": lambda f: Dataset.from_iterable(f).take(2).concatenate(Dataset.from_generator(f).skip(2)),
+    "sampled": lambda f: Dataset.sample_from_datasets([Dataset.from_iterable(f)]),
+    "zipped": lambda f: Dataset.zip(
+        Dataset.from_iterable(f).map(lambda x, y: x), Dataset.from_iterable(f).map(lambda x, y: y)
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", UNBATCHED)
+def test_elements_of_an_unbatched_generator_are_global_batches(communicator: Communicator, kind: str) -> None:
+    counts = (7, 1, 0, 4)
+    distributed = DistributedDataset(UNBATCHED[kind](lambda: batches_of(*counts)), communicator)
+    assert [spec.shape for spec in distributed.element_spec] == [(None,), (None, 2)]
+    for _ in range(2):
+        given = list(distributed)
+        assert all(x.dtype == np.int64 and y.shape == (len(x), 2) for x, y in given)
+        steps = by_rank(communicator, [x for x, _ in given])
+        assert [joined(step) for step in steps] == [x.tolist() for x, _ in batches_of(*counts)]
+        assert all(max(sizes) - min(sizes) <= 1 for sizes in ([len(piece) for piece in step] for step in steps))
+
+
+def test_batches_of_a_generator_beside_batches_are_cut_alike(communicator: Communicator) -> None:
+    labels = Dataset.from_generator(lambda: (np.arange(k, min(k + 4, 10)) for k in range(0, 10, 4)))
+    rates = Dataset.from_iterable([0.5, 0.25, 0.125])
+    given = list(DistributedDataset(Dataset.zip((Dataset.range(10).batch(4), labels, rates)), communicator))
+    assert all(x.tolist() == y.tolist() for x, y, _ in given)
+    assert [float(rate) for *_, rate in given] == [0.5, 0.25, 0.125]
+    steps = [joined(step) for step in by_rank(communicator, [x for x, *_ in given])]
+    assert steps == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+
+@pytest.mark.parametrize("is_endless", [False, True])
+def test_an_unbatched_generator_of_examples_wants_a_batch_on_any_number_of_ranks(
+    communicator: Communicator, is_endless: bool
+) -> None:
+    examples = Dataset.from_iterable(lambda: ((np.zeros(28), label) for label in range(5)))
+    distributed = DistributedDataset(examples.repeat() if is_endless else examples, communicator)
+    with pytest.raises(ValueError, match=r"the shape \(28,\) for \[0\], the shape \(\) for \[1\]\. Call the `batch`"):
+        next(iter(distributed))
+    columns = (examples.map(lambda x, y: x), examples.map(lambda x, y: y))
+    with pytest.raises(ValueError, match=r"the shape \(28,\) for \[0\], the shape \(\) for \[1\]"):
+        next(iter(DistributedDataset(Dataset.zip(columns), communicator)))
+    with pytest.raises(ValueError, match=r"got one without\. Call the `batch` method"):
+        DistributedDataset(Dataset.from_iterable(batches_of, batched=False), communicator)
+    # What a generator gives is read in the passes only.
+    once = iter(batches_of(4, 4))
+    seen = [x for x, _ in DistributedDataset(Dataset.from_generator(lambda: once), communicator)]
+    assert [joined(step) for step in by_rank(communicator, seen)] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_a_position_in_an_unbatched_generator_is_found_again(communicator: Communicator) -> None:
+    distributed = DistributedDataset(Dataset.from_iterable(lambda: batches_of(5, 3, 4, 2)), communicator)
+    iterator = iter(distributed)
+    next(iterator)
+    state = iterator.state()
+    left = [x.tolist() for x, _ in iterator]
+    iterator.load_state(state)
+    assert [x.tolist() for x, _ in iterator] == left
+
+
+def test_ready_batches_of_generators_of_different_lengths_end_together(communicator: Communicator) -> None:
+    def dataset_fn(place: InputContext) -> Dataset:
+        return Dataset.from_generator(lambda: batches_of(*range(1, place.input_pipeline_id + 2)))
+
+    given = list(distribute_datasets_from_function(dataset_fn, communicator))
+    own = communicator.rank + 1
+    assert [len(x) for x, _ in given] == [*range(1, own + 1), *[0] * (communicator.size - own)]
+    assert all(y.shape == (len(x), 2) for x, y in given)
+
+
 def test_a_read_that_fails_on_one_rank_fails_on_all_where_a_flag_is_exchanged(communicator: Communicator) -> None:
     last = communicator.size - 1
 

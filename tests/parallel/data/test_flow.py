@@ -62,6 +62,12 @@ CASES: dict[str, Build] = {
     "from_generator": lambda d: Dataset.from_generator(np.arange, np.int32, (), (45,)).shuffle(9).batch(6).repeat(2),
     "rebatch": lambda d: d.shuffle(45).batch(10).rebatch(7).repeat(2),
     "rebatch in turn": lambda d: d.batch(10).map(lambda x: x * 2).rebatch([5, 2, 4]),
+    "unbatch of rows": lambda d: d.shuffle(45).map(lambda x: np.arange(x, x + x % 4)).unbatch().batch(7).repeat(2),
+    "rebatch of rows": lambda d: d.shuffle(45).map(lambda x: np.full((x % 5, 2), x)).rebatch([8, 3]),
+    "elements with rows": lambda d: (
+        Dataset.from_iterable(lambda: (np.arange(i, i + i % 7) for i in range(20)))
+        .shuffle(9).map(lambda x: x + 1).repeat(2)
+    ),
     "window": lambda d: d.shuffle(45).window(4, 3, 2).flat_map(lambda w: w.batch(4, True)).batch(3).repeat(2),
     "window of batches": lambda d: d.batch(5).window(2, 1).flat_map(lambda w: w.unbatch().shuffle(10)).batch(8),
     "enumerate": lambda d: d.shuffle(45).batch(6).enumerate().repeat(2),

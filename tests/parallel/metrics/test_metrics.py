@@ -44,6 +44,13 @@ def test_accuracy_of_all_examples(communicator: Communicator) -> None:
     assert accuracy.result() == pytest.approx((scores.argmax(1) == labels).mean())
     # Inside `run`, too.
     assert strategy.run(accuracy.result) == accuracy.result()
+    # A call gives the result of all batches of all ranks, in `run` and outside.
+    accuracy.reset_state()
+    first, second = np.array_split(mine, 2)
+    begun = np.concatenate([np.array_split(part, 2)[0] for part in np.array_split(np.arange(23), communicator.size)])
+    right = scores.argmax(1) == labels
+    assert strategy.run(accuracy, args=(labels[first, None], scores[first])) == pytest.approx(right[begun].mean())
+    assert accuracy(labels[second, None], scores[second]) == pytest.approx(right.mean())
 
 
 @pytest.mark.mpi(min_size=2)

@@ -153,7 +153,7 @@ def test_what_cannot_be_sent_is_refused_alike_and_harms_nothing(
         with pytest.raises((TypeError, ValueError, MismatchError)) as caught:
             METHODS[method](strategy, value)
         texts = strategy.communicator.all_gather_object(f"{caught.type.__name__}: {caught.value}")
-        assert texts == texts[:1] * n
+        assert texts == texts[:1] * n, "\n".join(texts)
         assert strategy.reduce("SUM", 1.0, axis=None) == n
 
 

@@ -230,7 +230,7 @@ def test_hangs(communicator):
     if not {ends}:
         threading.Event().wait()
 """
-    result = run_pytest(tmp_path, code)
+    result = run_pytest(tmp_path, code, *(["-q"] if ends else []))
     text = result.stdout + result.stderr
     assert result.returncode != 0
     assert ("time limit: rank 0 of 2" in text) is not ends, text
@@ -238,6 +238,7 @@ def test_hangs(communicator):
     for once in ('E       AssertionError: told before', "E       RuntimeError: no set-up"):
         assert result.stdout.count(once) == 1, text
     assert "test_it.py::test_with_broken in setup __" in text
+    assert "\n___" in result.stdout.partition("test_it.py::test_fails __")[0], text
 
 
 @pytest.mark.usefixtures("alone")

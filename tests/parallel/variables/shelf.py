@@ -36,6 +36,7 @@ class Shelf(Resource):
     Attributes:
         communicator: The ranks.
         strategy: Itself: a strategy only has to be told from others.
+        strategy_number: 0: it is not numbered.
         parts: This rank's elements of each variable, flat.
         asked: Number of elements of each read.
     """
@@ -43,6 +44,7 @@ class Shelf(Resource):
     def __init__(self, communicator: Communicator) -> None:
         self.communicator = communicator
         self.strategy: Any = self
+        self.strategy_number = 0
         self.parts: dict[str, AnyArray] = {}
         self.asked: list[int] = []
 
@@ -259,8 +261,13 @@ class ShelfPlan:
                 self._apply_block(number, follow, (np.zeros(self.variables[number].shape),))
         return True
 
-    def take_average(self, numbers: tuple[int, ...]) -> None:
+    def flush(self, count: int, settings: UpdateSettings) -> bool:
+        """Collective. See `UpdatePlan.flush`."""
+        raise NotImplementedError
+
+    def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
         """Local. See `UpdatePlan.take_average`."""
+        assert not moves
         for number in numbers:
             self._apply_block(number, take_average, (np.zeros(self.variables[number].shape),))
 

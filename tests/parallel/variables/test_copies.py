@@ -17,7 +17,7 @@ from mpidist.comm.communicator import Communicator
 from mpidist.optimizers import Optimizer
 from mpidist.strategy.base import Strategy
 from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.step import average
+from mpidist.variables.update import arithmetic
 from mpidist.variables.update.kernel import Update
 from tests.parallel.layouts import make_strategy
 from tests.waiting import until
@@ -176,7 +176,7 @@ def test_a_copy_in_another_thread_is_of_all_averaged_weights(
         reader.begin()
         parameter[half:] = slots[-1][half:]
 
-    monkeypatch.setattr(average, "take_average", in_two_parts)
+    monkeypatch.setattr(arithmetic, "take_average", in_two_parts)
     optimizer.finalize_variable_values()
     assert all(copied.tolist() == [0.5] * SIZE for copied in reader.copies())
     assert variable.numpy().tolist() == [0.5] * SIZE

@@ -196,6 +196,18 @@ def test_ranks_that_pass_other_shapes_or_dtypes_are_told_alike(strategy: Strateg
 
 
 @pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("synchronization", ["ON_WRITE", "ON_READ"])
+def test_variables_of_one_shape_that_a_rank_makes_in_another_order(strategy: Strategy, synchronization: str) -> None:
+    """They would be read swapped. Of default names nothing is known."""
+    odd = strategy.communicator.rank == strategy.communicator.size - 1
+    for names in (["kernel", "bias"], ["kernel", None]):
+        with pytest.raises(MismatchError, match=r"the name of a variable must be the same .*'kernel'.*order") as caught:
+            create(strategy, [1.0], name=names[odd], synchronization=synchronization)
+        assert len(set(strategy.communicator.all_gather_object(str(caught.value)))) == 1
+    assert everywhere(strategy, create(strategy, 1.0)) == 1
+
+
+@pytest.mark.mpi(min_size=2)
 @pytest.mark.parametrize(
     "one", [{"trainable": False}, {"aggregation": "SUM"}, {"synchronization": "ON_READ"}, {"sparse_gradient": True}]
 )

@@ -103,6 +103,25 @@ def test_means_of_small_integers_do_not_wrap(collective: Collective) -> None:
         assert result.values.tolist() == [[300, 300], [100, 100]]
 
 
+@pytest.mark.parametrize("dtype", ["int8", "uint32", "int64", "uint64"])
+@pytest.mark.parametrize("kind", [{"merge": True}, {"densify": True}], ids=["merge", "densify"])
+def test_sums_of_integers_do_not_wrap(collective: Collective, dtype: str, kind: dict[str, bool]) -> None:
+    rank, size = collective.communicator.rank, collective.communicator.size
+    largest = int(np.iinfo(dtype).max)
+    # The largest number is made of the ranks' together. One row is in two pieces on the first rank.
+    share = largest // (size + 1)
+    rest = largest - (size + 1) * share
+    numbers, rows = ([share + rest, 1, share], [3, 5, 3]) if rank == 0 else ([0, share], [5, 3])
+    mine = IndexedSlices(np.array(numbers, dtype).reshape(-1, 1), np.array(rows))
+    found = reduce_slices(collective, ReduceOp.SUM, mine, **kind)
+    assert found.dtype == dtype
+    assert found.values[found.indices == 3].tolist() == [[largest]]
+    more = IndexedSlices(np.array([*numbers, int(rank == size - 1)], dtype).reshape(-1, 1), np.array([*rows, 3]))
+    with pytest.raises(OverflowError, match=f"a SUM of {dtype} does not fit its dtype") as caught:
+        reduce_slices(collective, ReduceOp.SUM, more, **kind)
+    assert is_shared(caught.value)
+
+
 def test_the_argument_is_left_alone(collective: Collective) -> None:
     values, indices = np.ones((3, 2)), np.array([2, 0, 2])
     for kind in ({}, {"merge": True}, {"densify": True}):

@@ -114,12 +114,15 @@ def test_sums_on_the_wire_in_half_precision(communicator: Communicator) -> None:
     np.testing.assert_allclose(result, values * sum(range(1, communicator.size + 1)), rtol=2e-3)
 
 
-def test_integers_beyond_nccls_types_wrap_as_numpys(collective: CollectiveFront) -> None:
+@pytest.mark.parametrize("count", [3, 5000])
+def test_integers_beyond_nccls_types_do_not_wrap(collective: CollectiveFront, count: int) -> None:
     size = collective.communicator.size
-    expected = np.full(3, 30000, np.int16)
-    for _ in range(size - 1):
-        expected = expected + np.full(3, 30000, np.int16)
-    np.testing.assert_array_equal(collective.all_reduce(np.full(3, 30000, np.int16)), expected)
+    total = collective.all_reduce(np.full(count, 32767 // size, np.int16))
+    np.testing.assert_array_equal(total, np.full(count, 32767 // size * size, np.int16))
+    for call in (collective.all_reduce, collective.reduce_scatter):
+        with pytest.raises(OverflowError, match="a SUM of int16 does not fit its dtype") as caught:
+            call(np.full(count, 30000, np.int16))
+        assert is_shared(caught.value)
 
 
 def test_at_the_end_it_is_destroyed_by_all_ranks_that_have_come(communicator: Communicator) -> None:

@@ -1,0 +1,48 @@
+"""Values as arrays of a variable's shape and dtype."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist import arrays
+from mpidist.arrays import AnyArray
+from mpidist.variables.whole_numbers import fitting
+
+
+def coerced(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], value: npt.ArrayLike) -> AnyArray:
+    """Local. See `Variable.coerce`.
+
+    Args:
+        name: Of the variable, for errors.
+        shape: Of the variable.
+        dtype: Of the variable.
+        value: The value.
+    """
+    array = arrays.as_array(value)
+    if array.shape != shape:
+        raise ValueError(f"variable {name!r}: expected a value of shape {shape}, got {array.shape}")
+    if array.dtype == dtype:
+        return array
+    # A Python number takes the variable's dtype, as in NumPy's own arithmetic.
+    if isinstance(value, (bool, int, float, complex)) and _weak_cast(array.dtype.kind, dtype.kind):
+        try:
+            return np.asarray(value, dtype)
+        except OverflowError:
+            if dtype.kind in "iu":
+                fitting(name, array, dtype)
+            raise
+    if not np.can_cast(array.dtype, dtype, "same_kind"):
+        raise TypeError(
+            f"variable {name!r}: expected a value of dtype {dtype}, got {array.dtype}; convert it by "
+            f".astype({dtype.name!r}) if that is meant"
+        )
+    # Larger integers would wrap.
+    return fitting(name, array, dtype) if dtype.kind in "iu" else array.astype(dtype)
+
+
+def _weak_cast(have: str, want: str) -> bool:
+    order = "biufc"
+    return have in order and want in order and order.index(have) <= order.index(want)

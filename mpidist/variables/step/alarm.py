@@ -1,0 +1,63 @@
+"""The alarm: where the state of an optimizer has overflowed, all ranks of a node hear of it at the end of the step.
+
+It costs no message: ranks that share memory leave a byte there. Others have all numbers themselves, and other nodes
+have the same ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.errors import mark_shared
+from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.update.overflow import Overflow
+
+
+class Alarm:
+    """The overflows that the ranks of a node have noted in the steps of one plan.
+
+    Collective. Args:
+        arena: Of the variables, in host memory.
+
+    Attributes:
+        overflow: Watches the updates of this rank. Where memory is shared, a step begins and ends with a barrier, and
+            an overflow is noted between these.
+        text: Of the error, which each step raises that finds infinite state; empty before.
+    """
+
+    def __init__(self, arena: ArenaMemory) -> None:
+        # Not the error itself, which would keep what the frames of its traceback hold.
+        self.text = ""
+        self.overflow = Overflow(_counts_of(arena), arena.communicator.node.rank if arena.shares_memory else 0)
+
+    def hear(self, look: Callable[[], str]) -> None:
+        """Local, on each rank of a node alike. Look at the state after an overflow was noted, now or earlier.
+
+        Args:
+            look: Gives the text of the error, the same on every rank; empty where no state is infinite.
+
+        Raises:
+            OverflowError: State has become infinite.
+        """
+        self.overflow.see()
+        self.text = look()
+        if self.text:
+            raise mark_shared(OverflowError(self.text))
+
+
+def _counts_of(arena: ArenaMemory) -> AnyArray:
+    """A byte for each rank of the node, for all plans of an arena."""
+    if arena.overflow_counts is None:
+        count, dtype = arena.communicator.node.size, np.dtype(np.uint8)
+        slab = None
+        if arena.shares_memory:
+            try:
+                slab = arena.reserve(count, dtype, shared=True)
+            except OSError as error:
+                # Every rank is here with the same error. What a rank's slice shows, it shows to this rank alone.
+                arena.accept_private("what ranks tell one another of overflows is", error)
+        arena.overflow_counts = (slab or arena.reserve(count, dtype, shared=False)).writable
+    return arena.overflow_counts

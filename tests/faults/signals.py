@@ -1,0 +1,149 @@
+"""Deliberate faults of signals that tell of the end: what they do to children, and exceptions that come after one."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+_CHILDREN = "unit/test_children.py::test_"
+_EARLY = "unit/test_early_signals.py::test_"
+_LOSES_NOTHING = "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_loses_nothing"
+_RESCUE = "system/test_rescue.py::test_all_ranks_save_the_last_complete_step"
+
+FAULTS: tuple[Fault, ...] = (
+    Fault(
+        "a worker dies of the signal that tells of the end", "cluster/children.py",
+        "            signal.signal(number, signal.SIG_IGN)\n", "            pass\n",
+        f"{_CHILDREN}the_signal_itself_leaves_them_too",
+    ),
+    Fault(
+        "a signal to the group ends the workers of a rank", "cluster/children.py",
+        "            os.setpgid(0, 0)\n", "            pass\n",
+        f"{_CHILDREN}a_signal_to_the_group_leaves_the_workers_of_a_pool",
+    ),
+    Fault(
+        "a child ends with the thread that has forked it", "cluster/children.py",
+        "threading.get_ident() != self._main_thread or ", "",
+        f"{_CHILDREN}a_child_ends_with_the_program_and_not_before",
+    ),
+    Fault(
+        "a child outlives its rank", "cluster/children.py",
+        "_PR_SET_PDEATHSIG, signal.SIGKILL, 0", "_PR_SET_PDEATHSIG, 0, 0",
+        f"{_CHILDREN}a_child_ends_with_the_program_and_not_before",
+    ),
+    Fault(
+        "an interrupt does not reach children", "cluster/children.py",
+        "        WATCH.hear(signal.SIGINT, self.interrupt)\n", "",
+        f"{_CHILDREN}an_interrupt_reaches_children_whoever_handles_it",
+    ),
+    Fault(
+        "a child's interrupt is its parent's, again and again", "comm/deaths.py",
+        "                os.register_at_fork(after_in_child=self._be_deaf)\n", "",
+        f"{_CHILDREN}an_interrupt_of_a_child_is_its_own",
+    ),
+    Fault(
+        "an exception after a notice loses the checkpoint", "checkpoint/rescue.py",
+        "                self._meet(handler)\n", "                pass\n", _RESCUE,
+    ),
+    Fault(
+        "what the failed step has read is skipped", "checkpoint/rescue.py",
+        "        self._states.go_back(steps)\n", "        pass\n", _RESCUE,
+    ),
+    Fault(
+        "ranks go on one call apart after a failed step", "checkpoint/rescue.py",
+        "        order.go_on_at(max(one.calls for one in everyone))\n", "", _RESCUE,
+    ),
+    Fault(
+        "a program that is stuck after a notice is never saved", "checkpoint/rescue.py",
+        "            elif time.monotonic() > begin + seconds:\n", "            elif False:\n", _RESCUE,
+    ),
+    Fault(
+        "a signal that came before the handler is forgotten", "cluster/signals.py",
+        "            if EARLY.hand_over(number_):\n", "            if EARLY.hand_over(number_) and False:\n",
+        "system/test_early_signals.py::test_a_handler_hears_of_what_came_before_it",
+    ),
+    Fault(
+        "a signal that nobody handles is swallowed", "cluster/early_signals.py",
+        "            signal.raise_signal(number)\n", "            pass\n",
+        "system/test_early_signals.py::test_without_a_handler_the_signal_ends_the_job_at_the_first_call",
+    ),
+    Fault(
+        "the doctor removes the memory of a job that runs", "cli/doctor_leftovers.py",
+        "\"in use\" if path.name in mapped\n", "\"in use\" if False\n",
+        "unit/test_doctor_leftovers.py::test_what_nobody_uses_is_listed_and_removed_when_asked",
+    ),
+    Fault(
+        "the doctor removes what processes use that it cannot see", "cli/doctor_leftovers.py",
+        "_namespace(processes) == _FIRST_NAMESPACE", "True",
+        "unit/test_doctor_leftovers.py::test_in_a_namespace_of_its_own_nothing_is_removed",
+    ),
+    Fault(
+        "after the last save an exit function keeps the job for ever", "checkpoint/preemption.py",
+        "            leave_later(EXIT_SECONDS, number_of(error.code))\n", "            pass\n",
+        "system/test_rescue.py::test_an_exit_function_that_never_returns_keeps_no_job",
+    ),
+    Fault(
+        "between nodes a rank that fails between steps loses the checkpoint", "checkpoint/exchange.py",
+        "return has_failed > 0 and -least > 0", "return False",
+        _LOSES_NOTHING, 3,
+    ),
+    Fault(
+        "between nodes a rank that waits for a failed one never comes out", "comm/mpi_communicator.py",
+        "                    if looks % _LOOKS == 0:\n", "                    if False:\n",
+        _LOSES_NOTHING, 3,
+    ),
+    Fault(
+        "who waits for others to come out keeps their messages waiting", "comm/calling_out.py",
+        "        self._progress()\n", "",
+        "parallel/comm/test_calling_out.py::test_a_rank_that_waits_for_others_to_come_out_lets_their_messages_go_on",
+    ),
+    Fault(
+        "between nodes ranks go on one comparison apart after a failed step", "checkpoint/rescue.py",
+        "        order.catch_up(max(one.comparisons for one in everyone))\n", "",
+        _LOSES_NOTHING, 3,
+    ),
+    Fault(
+        "a signal that came early stays noted where no handler comes", "cluster/early_signals.py",
+        "            self.release()\n        return not self._previous\n", "            pass\n        return True\n",
+        f"{_EARLY}a_handler_of_the_program_gets_it_once_at_the_first_call",
+    ),
+    Fault(
+        "a signal that came early reaches the program's handler twice", "cluster/early_signals.py",
+        "                self._came.remove(number)\n", "                pass\n",
+        f"{_EARLY}nobody_waits_for_a_handler_in_vain",
+    ),
+    Fault(
+        "a job that is not queued again waits for a handler", "cluster/early_signals.py",
+        "can_be_requeued = slurm_job.can_be_requeued()", "slurm_job.can_be_requeued()",
+        f"{_EARLY}nobody_waits_for_a_handler_in_vain",
+    ),
+    Fault(
+        "a handler that the program has set before the import is replaced", "cluster/early_signals.py",
+        "            if signal.getsignal(number) == signal.SIG_DFL:\n", "            if True:\n",
+        f"{_EARLY}what_the_program_handles_already_is_not_touched",
+    ),
+    Fault(
+        "programs that are no ranks handle signals at the import", "cluster/early_signals.py",
+        "launch.read() is None or ", "",
+        f"{_EARLY}only_ranks_that_want_it_handle_signals_at_the_import",
+    ),
+    Fault(
+        "on servers an exception after a notice loses the checkpoint", "checkpoint/preemption.py",
+        "        self._rescue.begin(", "        if self._others is None: self._rescue.begin(",
+        "unit/test_preemption.py::test_an_error_on_servers_after_a_signal_loses_no_checkpoint",
+    ),
+    Fault(
+        "a rank gives up a step that is complete, as another one fails behind it", "comm/memory/node_barrier.py",
+        "        return all(self._words[other] >= self._least for other in self._others)\n", "        return False\n",
+        "unit/test_node_barrier.py::test_who_waits_for_nobody_any_more_goes_on",
+    ),
+    Fault(
+        "who looks for a failed rank waits for it for ever", "checkpoint/exchange.py",
+        "pending is None else pending(look)", "pending is None else pending()",
+        _LOSES_NOTHING, 3,
+    ),
+    Fault(
+        "a step that others have ended is saved under the number before", "checkpoint/rescue.py",
+        "handler.look_again(int(self.is_inside))", "handler.look_again(0)",
+        _LOSES_NOTHING, 3,
+    ),
+)
