@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from mpidist.observe.calls import CODES, IDENTITY, NEXT, PLACE_WORDS, STATE
+from mpidist.observe.calls import CODES, IDENTITY, NEXT, PLACE_WORDS, STATE, may_have_one_name
 from mpidist.observe.page import PAGE_BYTES, Page
 from mpidist.observe.peers import Peer
 from mpidist.observe.startup import PAGE_NAME
@@ -84,7 +84,8 @@ def until_process_waits_in(process: int, *calls: str, job: subprocess.Popen[Any]
 
     It does where its watchdog has looked twice while it was in one call: whatever comes before MPI is done by then.
     """
-    codes = {CODES[name] for name in calls}
+    # A state also says which call of that name it is.
+    codes = [CODES[name] for name in calls]
     seen: dict[int, tuple[int, int, int]] = {}
 
     def waits() -> bool:
@@ -94,7 +95,8 @@ def until_process_waits_in(process: int, *calls: str, job: subprocess.Popen[Any]
         beat = page.beat
         for place in range(0, len(page.places), PLACE_WORDS):
             state = page.places[place + STATE]
-            if not page.places[place + IDENTITY] or not state % NEXT or (codes and state % NEXT not in codes):
+            is_meant = not codes or any(may_have_one_name(code, state % NEXT) for code in codes)
+            if not page.places[place + IDENTITY] or not state % NEXT or not is_meant:
                 seen.pop(place, None)
                 continue
             before, last, looks = seen.get(place, (0, beat, 0))

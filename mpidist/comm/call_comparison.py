@@ -7,14 +7,14 @@ in the page of the node. Ranks on different nodes send theirs now and then, and 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NoReturn
 
 from mpidist.comm import call_text
 from mpidist.comm.call_messages import CallMessages
 from mpidist.comm.call_page import FLAG, HASH, MEETINGS, NUMBER, CallPage
 from mpidist.comm.call_text import HINT, UNKNOWN, mismatch, owned_by, taken, told, where_called
-from mpidist.errors import RankError, mark_shared
+from mpidist.errors import MismatchError, RankError, mark_shared
 from mpidist.observe.calls import Calls, describe
 from mpidist.observe.stacks import line_of_call
 
@@ -169,10 +169,14 @@ class CallComparison:
         if ranks := page.broken_ranks():
             return ranks, f"on rank {ranks[0]}, {told(page.text(ranks[0])) or 'a call was left in the middle'}"
         ranks = page.differing_ranks(number := self.number)
-        if ranks and not page.has_written(number):
-            page.write(number, number, self._text(f" at {line_of_call(self._calls.thread)}"))
-        why = next((f"on rank {rank}, {told(text)}" for rank in ranks if (text := page.text_about(rank, number))), "")
-        return ranks, why or "ranks have made other calls, and one of them has gone on"
+        if not ranks:
+            return (), ""
+        where, _, _ = line_of_call(self._calls.thread).rpartition(" (")
+        mine = self._text(f" at {where}" if where else "")
+        if not page.has_written(number):
+            page.write_for_others(number, mine)
+        texts = {self._calls.rank: mine, **{rank: page.text_about(rank, number) or UNKNOWN for rank in ranks}}
+        return ranks, str(self._mismatch(texts))
 
     def compare_across(self) -> None:
         """Collective where ranks share no memory, else Local. Compare this call, and all before it, between nodes.
@@ -295,11 +299,14 @@ class CallComparison:
             self.broken = self.broken or f"on rank {rank}, {told(texts.get(rank, 'a call was left in the middle'))}"
         self.require_whole("going on")
         missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), UNKNOWN)
-        error = mismatch(self.key, self.number, {**texts, **missing}, "this call, or one before it")
+        error = self._mismatch({**texts, **missing})
         if is_in_step and not missing and not self.is_across:
             raise mark_shared(error)
         self.broken = f"ranks have made other calls: {error}"
         raise error
+
+    def _mismatch(self, texts: Mapping[int, str]) -> MismatchError:
+        return mismatch(self.key, self.number, texts, "this call, or one before it")
 
     def _text(self, where: str | None = None) -> str:
         """This rank's call, for the other ranks; `where` it was made: by default by this thread."""

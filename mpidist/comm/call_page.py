@@ -22,6 +22,8 @@ FLAG = 1 << _HASH_BITS
 NUMBER = 1 << _HASH_BITS + 1
 # The number of a barrier, as no call has it: there ranks may be in calls of different numbers.
 MEETINGS = 1 << 63
+# In place of the number of a call: that rank still waits in it.
+_WAITS = MEETINGS + MEETINGS - 1
 # A difference that a waiting rank sees counts when it has lasted so long.
 _DIFFERENCE_SECONDS = 0.5
 # The other ranks are in the same call, or on their way: their texts come within this time.
@@ -119,6 +121,16 @@ class CallPage:
         self.memory[begin : begin + len(content)] = content
         self.words[self._place * _WORDS + _NUMBER_WORD] = number
         self.words[self._place * _WORDS + _TEXT_WORD] = about
+
+    def write_for_others(self, number: int, text: str) -> None:
+        """Local. Show a text about the call of this number, in which this rank waits and has seen no difference yet.
+
+        Args:
+            number: Of the call.
+            text: To show.
+        """
+        # Who reads it must not take this rank for one that raises the same error.
+        self.write(number, _WAITS, text)
 
     def texts(self, about: int, number: int) -> tuple[dict[int, str], bool]:
         """Local. The texts of all ranks by rank, without those that do not come in time.
