@@ -12,9 +12,9 @@ import mpidist
 from mpidist.comm.call_order import COMPARED_EVERY
 from mpidist.comm.communicator import Communicator
 from mpidist.errors import MismatchError
-from mpidist.options import InputOptions
+from mpidist.options import CommunicationOptions, InputOptions
 from mpidist.strategy.base import Strategy
-from tests.parallel.layouts import make_strategy
+from tests.parallel.layouts import lay_out
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -23,7 +23,9 @@ NAMED = r"after batch 2 of pass 1 of distributed dataset number \d+.*next\(itera
 
 @pytest.fixture(params=["node", "each"])
 def strategy(communicator: Communicator, request: pytest.FixtureRequest) -> Strategy:
-    strategy = make_strategy(communicator, request.param)
+    # In memory all ranks of the node hear of it: a rank that waits in MPI already would not.
+    options = CommunicationOptions(implementation="NODE" if request.param == "node" else "AUTO")
+    strategy = Strategy(lay_out(communicator, request.param), options=options)
     for _ in range(20):
         strategy.reduce("SUM", np.ones(3), axis=None)
     return strategy
