@@ -10,8 +10,7 @@ import os
 # By how much a start takes longer here than on a quiet machine. Whoever measures it hands it on: to the workers of
 # xdist, and to the programs of the tests.
 VARIABLE = "MPIDIST_TEST_SLOWNESS"
-# So many programs may run at once on two cores, and any of them may be late by this factor.
-AT_ONCE = 4
+# Several programs run at once on two cores, and any of them may be late by this factor.
 _ROOM = 3.0
 # What a start of three ranks takes on two cores where nothing else runs, on the slower of the MPIs.
 QUIET_SECONDS = 2.7

@@ -51,7 +51,8 @@ class Facts(NamedTuple):
 
     Attributes:
         steps: The complete steps.
-        calls: The number of calls on their communicator.
+        calls: The number of signed calls on their communicator.
+        noted: The number of all calls there.
         barriers: The number of barriers of their node.
         comparisons: The number of comparisons between nodes that they have begun.
         exchanges: How often the rank has told of notices.
@@ -61,6 +62,7 @@ class Facts(NamedTuple):
 
     steps: int
     calls: int
+    noted: int
     barriers: int
     comparisons: int
     exchanges: int
@@ -293,13 +295,13 @@ class Rescue:
         barriers = barrier.count if isinstance(barrier, NodeBarrier) else 0
         everyone = self._sibling.all_gather_object(
             Facts(
-                self.complete, order.number, barriers, order.comparisons, self._exchange.count, self._notice.reason,
-                order.broken,
+                self.complete, order.number, self._group.calls.number, barriers, order.comparisons,
+                self._exchange.count, self._notice.reason, order.broken,
             )
         )
         if any(one.broken for one in everyone):
             return
-        order.go_on_at(max(one.calls for one in everyone))
+        order.go_on_at(max(one.calls for one in everyone), max(one.noted for one in everyone))
         if isinstance(barrier, NodeBarrier):
             barrier.go_on_at(max(one.barriers for one in everyone))
         self._calling.take_back()

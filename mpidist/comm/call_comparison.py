@@ -240,17 +240,18 @@ class CallComparison:
         if self.is_across:
             self._messages.catch_up(comparisons)
 
-    def go_on_at(self, number: int) -> None:
+    def go_on_at(self, number: int, noted: int) -> None:
         """Local. Go on as if so many calls had been made; all ranks do so where some have given up one.
 
         Args:
-            number: Of calls, not smaller than that of any rank.
+            number: The number of signed calls, not smaller than that of any rank.
+            noted: The number of all calls, likewise.
         """
         self.number = self._shown = number
         self.restart()
         if self._words is not None:
             self._words[self._own[1 - (number & 1)]] = max(0, number - 1) * NUMBER
-        self._calls.go_on_at(number)
+        self._calls.go_on_at(noted)
 
     def _compare(self) -> None:
         """Collective with ranks that make another call. Compare calls that were shown."""

@@ -155,17 +155,21 @@ def _named_owner(found: re.Match[str]) -> str:
     return "" if found.group(1) in ("", "0") else f" of strategy number {found.group(1)}"
 
 
-def differing_calls(calls: Calls, gather: Callable[[str], Sequence[str]]) -> MismatchError:
+def differing_calls(
+    calls: Calls, gather: Callable[[tuple[str, int]], Sequence[tuple[str, int]]]
+) -> MismatchError:
     """Collective. The error of ranks whose exchange belongs to other calls of the program on some of them.
 
     Args:
         calls: This rank's calls.
-        gather: Collective. Gives each rank the texts of all.
+        gather: Collective. Gives each rank what all give: a text, and the number of the call.
     """
     try:
-        texts = dict(enumerate(gather(_text(calls))))
+        told, numbers = zip(*gather((_text(calls), calls.number)), strict=True)
     except (pickle.UnpicklingError, EOFError):
         return other_call(calls)
+    calls.go_on_at(max(numbers))
+    texts = dict(enumerate(told))
     return cast(MismatchError, mark_shared(_mismatch(calls, texts, "this call")))
 
 

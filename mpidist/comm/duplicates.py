@@ -87,7 +87,7 @@ def _open(mpi: MPI.Intracomm) -> MpiCommunicator:
     # Messages between processes that share no communicator of ours are reported there: a death must not end us.
     MPI.COMM_WORLD.Set_errhandler(MPI.ERRORS_RETURN)
     here = this_process(MPI.Get_processor_name())
-    _, told = gather_objects(mpi, (here, ending.is_switched_off(), descriptors_missing()))
+    *_, told = gather_objects(mpi, (here, ending.is_switched_off(), descriptors_missing()))
     processes = [process for process, _, _ in told]
     # Before more is done: what fails on one rank from here on ends the job.
     # One rank's environment counts for all: a rank without hooks takes no leave, and others would wait for it.

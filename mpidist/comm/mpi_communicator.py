@@ -140,9 +140,12 @@ class MpiCommunicator(Communicator):
         if WATCH.dead or self.order.broken:
             self.require_whole("an exchange between ranks")
         try:
-            codes, values = gather_objects(self.mpi, value, self.calls.code)
+            codes, numbers, values = gather_objects(self.mpi, value, self.calls.code, self.calls.number)
         except (pickle.UnpicklingError, EOFError) as error:
             raise other_call(self.calls) from error
+        if min(numbers) < max(numbers):
+            # Ranks have caught an error that all of them had, after different numbers of calls.
+            self.calls.go_on_at(max(numbers))
         if len(set(codes)) > 1:
             raise differing_calls(self.calls, self.mpi.allgather)
         return values
@@ -316,7 +319,7 @@ def _introduce(
 
 
 def _tell(mpi: MPI.Intracomm, words: _Introduction) -> list[_Introduction]:
-    return gather_objects(mpi, words)[1]
+    return gather_objects(mpi, words)[-1]
 
 
 class _NodeCommunicator(MpiCommunicator):

@@ -197,8 +197,12 @@ class Calls:
         self.leave()
 
     def go_on_at(self, number: int) -> None:
-        """Local. Outside calls: count so many from now on, as all ranks do; not fewer than any rank had."""
-        self.words[STATE] = self.state = max(self.number, number) * NEXT
+        """Local. Count so many calls from now on, as all ranks do; not fewer than any rank had. Within a call, too."""
+        within = self.words[STATE] % NEXT if self.depth else 0
+        self.state = max(self.number, number) * NEXT
+        self.words[STATE] = self.state + within
+        # All ranks count inner calls anew.
+        self._outer = -1
 
     @property
     def name(self) -> str:

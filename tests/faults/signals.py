@@ -50,7 +50,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "ranks go on one call apart after a failed step", "checkpoint/rescue.py",
-        "        order.go_on_at(max(one.calls for one in everyone))\n", "", _RESCUE,
+        "        order.go_on_at(max(one.calls for one in everyone), max(one.noted for one in everyone))\n", "", _RESCUE,
     ),
     Fault(
         "a program that is stuck after a notice is never saved", "checkpoint/rescue.py",

@@ -10,6 +10,21 @@ _PAGE, _DIRECTORY = "unit/test_page.py", "unit/test_job_directory.py"
 
 FAULTS = (
     Fault(
+        "ranks count their calls differently after an error of all", "comm/mpi_communicator.py",
+        "if min(numbers) < max(numbers):", "if False:",
+        "parallel/comm/test_object_exchange.py::test_after_an_error_of_all_ranks_calls_are_counted_alike", 2,
+    ),
+    Fault(
+        "ranks count inner calls differently after an error of all", "observe/calls.py",
+        "        # All ranks count inner calls anew.\n        self._outer = -1\n", "",
+        "parallel/comm/test_object_exchange.py::test_inner_calls_are_counted_alike_too", 2,
+    ),
+    Fault(
+        "who waits in MPI is taken for one that raises the same error", "comm/call_page.py",
+        "self.write(number, _WAITS, text)", "self.write(number, number, text)",
+        "unit/test_call_page.py::test_what_is_written_for_a_waiting_rank_does_not_count_as_its_own",
+    ),
+    Fault(
         "the limit of a call ends nothing", "observe/waiting.py",
         "for one in (limit_seconds(), own) if one)", "for one in (limit_seconds(),) if one)",
         f"{_TIME}::test_a_wait_has_the_limit_of_the_job_and_of_the_call",

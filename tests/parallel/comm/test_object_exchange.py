@@ -8,6 +8,7 @@ import pytest
 
 from mpidist.comm.communicator import Communicator
 from mpidist.comm.object_exchange import gather_objects
+from mpidist.observe.calls import INNER, NEXT, STATE
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -18,16 +19,17 @@ def test_values_of_all_sizes_arrive(communicator: Communicator) -> None:
     for length in [*range(180, 260), 70_000]:
         for large in ({0}, {size - 1}, set(range(size))):
             values = [bytes([rank + 1]) * (length if rank in large else 3) for rank in range(size)]
-            codes, told = gather_objects(communicator.mpi, values[communicator.rank], code=-5)
+            codes, numbers, told = gather_objects(communicator.mpi, values[communicator.rank], -5, communicator.rank)
             assert told == values
             assert codes == [-5] * size
+            assert numbers == list(range(size))
 
 
 def test_no_value_is_read_where_codes_differ(communicator: Communicator) -> None:
-    codes, told = gather_objects(communicator.mpi, "x" * 1000, code=communicator.rank)
+    codes, _, told = gather_objects(communicator.mpi, "x" * 1000, code=communicator.rank)
     assert codes == list(range(communicator.size))
     assert told == []
-    assert gather_objects(communicator.mpi, communicator.rank)[1] == list(range(communicator.size))
+    assert gather_objects(communicator.mpi, communicator.rank)[-1] == list(range(communicator.size))
 
 
 def test_what_another_call_sends_is_not_read(communicator: Communicator) -> None:
@@ -37,3 +39,28 @@ def test_what_another_call_sends_is_not_read(communicator: Communicator) -> None
     else:
         with pytest.raises(pickle.UnpicklingError, match="a record without its mark"):
             gather_objects(communicator.mpi, 1)
+
+
+def test_after_an_error_of_all_ranks_calls_are_counted_alike(communicator: Communicator) -> None:
+    """Who counts other ranks' calls, as the watchdog does, would else take this one for late, for ever."""
+    calls = communicator.calls
+    before = calls.number
+    for _ in range(communicator.rank):
+        with calls.during("a call of this rank"):
+            pass
+    communicator.all_gather_object(None)
+    assert calls.number == before + communicator.size
+    shown = communicator.all_gather_object(calls.words[STATE] // NEXT)
+    assert shown == [before + communicator.size] * communicator.size
+
+
+def test_inner_calls_are_counted_alike_too(communicator: Communicator) -> None:
+    calls = communicator.calls
+    for _ in range(communicator.rank):
+        with calls.during("a call of this rank"):
+            pass
+    with calls.during("an outer call"):
+        for _ in range(3):
+            communicator.all_gather_object(None)
+        counted = calls.words[INNER] - calls.words[STATE]
+        assert len(set(communicator.mpi.allgather(counted))) == 1
