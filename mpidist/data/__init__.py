@@ -19,7 +19,11 @@ The `auto_shard_policy` of the dataset says what a rank of MirroredStrategy and 
              them after `list_files`
     HINT     `shard(n, r)` in the place of `shard(SHARD_HINT, SHARD_HINT)`, in batches of G/n; as OFF without this
              step. Under other policies the step does nothing
-    AUTO     FILE where the dataset reads at least n files, else DATA
+    AUTO     FILE where the dataset reads at least n files and nothing else, else DATA; also DATA where it is numbered
+             by `enumerate`, or zips lists of files that differ
+
+Under FILE each rank has all of what is no file, from its beginning: an array that is zipped with files meets others of
+their examples on several ranks, and one that is concatenated comes once per rank.
 
 Where n does not divide G, the sizes of a rank's batches vary in turn, so that every step has G examples as long as all
 ranks have data. A rank without data gets empty batches. Errors are raised on every rank.

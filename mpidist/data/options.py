@@ -18,8 +18,8 @@ class DistributeOptions:
     Attributes:
         auto_shard_policy: An `AutoShardPolicy` or its name. DATA: each rank gets its piece of every global batch.
             FILE: each rank gets its files. HINT: each rank gets its shard where the dataset has a hint, else as OFF.
-            AUTO, which holds unless another is set: FILE where there are enough files, else DATA. OFF: each rank reads
-            all data. The docstring of `mpidist.data` has the table.
+            AUTO, which holds unless another is set: FILE where there are enough files and nothing else, else DATA. OFF:
+            each rank reads all data. The docstring of `mpidist.data` has the table.
     """
 
     _auto_shard_policy: AutoShardPolicy | None = field(default=None, init=False)

@@ -164,6 +164,16 @@ FAULTS = (
         "parallel/data/test_policies.py::test_one_of_two_lists_of_files_may_be_too_short_to_be_shared_out", 2,
     ),
     Fault(
+        "AUTO shares out files that an array stands beside", "data/distribution/share.py",
+        " and is_all_of_files(pipeline, Zip)", "",
+        "parallel/data/test_policies.py::test_auto_shares_out_no_files_that_other_rows_stand_beside", 2,
+    ),
+    Fault(
+        "AUTO shares out two lists of files in step", "data/pipeline/file_sharding.py",
+        "len(set(map(file_digests, node.pipelines))) > 1", "False",
+        "parallel/data/test_policies.py::test_auto_shares_out_no_files_that_other_rows_stand_beside", 2,
+    ),
+    Fault(
         "options that a dataset gives take a policy that does nothing", "data/options.py",
         "            object.__setattr__(one, \"_is_copy\", True)\n", "            pass\n",
         "unit/test_settings.py::test_options_of_a_dataset_are_changed_by_with_options",

@@ -24,8 +24,8 @@ class DistributedDataset(FixedAttributes):
     Under the policy DATA, and under AUTO without files, rank r gets the r-th contiguous piece of every global batch.
     The sizes of pieces differ by at most one (10 rows on 4 ranks: 3, 3, 2, 2). Where a small batch has no row for a
     rank, the rank gets an empty batch with the same dtypes and other dimensions. Under FILE, and under AUTO with at
-    least n files, a rank reads its own files; under OFF it reads all data. Its batches then have 1/n of the global
-    size. The docstring of `mpidist.data` has the whole table.
+    least n files and nothing else, a rank reads its own files; under OFF it reads all data. Its batches then have 1/n
+    of the global size. The docstring of `mpidist.data` has the whole table.
 
     Collective. Where lengths are known and equal, iterating does not communicate.
 

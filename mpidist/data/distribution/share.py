@@ -13,8 +13,16 @@ from mpidist.data.dataset import Dataset
 from mpidist.data.items.joined_shards import JoinedShards
 from mpidist.data.items.sharding import shared_sizes
 from mpidist.data.items.stream import INFINITE, UNKNOWN
-from mpidist.data.pipeline.file_sharding import file_count, file_digests, has_hint, shard_files, shard_hints
+from mpidist.data.pipeline.file_sharding import (
+    file_count,
+    file_digests,
+    has_hint,
+    is_all_of_files,
+    shard_files,
+    shard_hints,
+)
 from mpidist.data.pipeline.pipeline import UNBATCHED, Pipeline
+from mpidist.data.transformations.zipped import Zip
 from mpidist.errors import mark_shared
 from mpidist.options import AutoShardPolicy
 
@@ -84,7 +92,7 @@ def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
 
     DATA gives the rank's contiguous piece of every global batch. The other policies give batches of 1/n of the global
     size: OFF of all data, FILE of the rank's files, HINT of the rank's shard (without a hint as OFF). AUTO is FILE
-    where the dataset reads at least n files, else DATA.
+    where the dataset reads at least n files and nothing else, else DATA.
 
     Raises:
         TypeError: `dataset` is not a `Dataset`.
@@ -168,7 +176,8 @@ def _prepare(dataset: Any, size: int) -> tuple[AutoShardPolicy, Pipeline]:
     files = file_count(pipeline)
     is_enough = files is not None and (files == INFINITE or files >= size)
     if policy is AutoShardPolicy.AUTO:
-        policy = AutoShardPolicy.FILE if is_enough and pipeline.grouping is not None else AutoShardPolicy.DATA
+        is_by_file = is_enough and pipeline.grouping is not None and is_all_of_files(pipeline, Zip)
+        policy = AutoShardPolicy.FILE if is_by_file else AutoShardPolicy.DATA
     if policy is AutoShardPolicy.FILE and not is_enough:
         got = "no files" if files is None else f"{max(files, 0) or 'an unknown number of'} files"
         raise ValueError(

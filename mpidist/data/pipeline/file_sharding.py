@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpidist.data.items.files import FileRows, FileShard, HintedShard
-from mpidist.data.items.stream import INFINITE, Stream
+from mpidist.data.items.stream import INFINITE, Elements, Rows, Stream
 from mpidist.data.pipeline.pipeline import Pipeline
 from mpidist.data.pipeline.places import Interleave
 
@@ -40,6 +40,30 @@ def file_digests(pipeline: Pipeline) -> tuple[str, ...]:
 
     _rewrite(pipeline, look)
     return tuple(found)
+
+
+def is_all_of_files(pipeline: Pipeline, pairs: type[Any]) -> bool:
+    """Local. Whether all examples are of files that can be shared out: none is lost or repeated then, or paired anew.
+
+    Args:
+        pipeline: The pipeline.
+        pairs: The type of streams that go through several pipelines in step. These keep their pairs where they read the
+            same files.
+    """
+    others: list[Any] = []
+
+    def look(node: Any) -> Any:
+        if isinstance(node, FileRows) or (isinstance(node, Interleave) and _reads_names(node.pipeline)):
+            return node
+        # Each reader would have all of other rows, and would begin with the first.
+        if isinstance(node, (Rows, Elements)) or (
+            isinstance(node, pairs) and len(set(map(file_digests, node.pipelines))) > 1
+        ):
+            others.append(node)
+        return None
+
+    _rewrite(pipeline, look)
+    return not others
 
 
 def shard_files(pipeline: Pipeline, readers: int, reader: int) -> Pipeline:

@@ -347,6 +347,46 @@ def test_one_of_two_lists_of_files_may_be_too_short_to_be_shared_out(
     steps = list(DistributedDataset(pairs.map(lambda a, b: a * 10_000 + b).batch(size), communicator))
     expected = [10_000 * (3 * k + i) + 1000 * k + i for k in range(size) for i in range(3)]
     assert seen_by_all(communicator, steps) == expected
+    if size > 1:
+        with pytest.raises(ValueError, match=f"at least as many files as ranks: expected {size}, got a dataset of 1"):
+            DistributedDataset(pairs.batch(size).with_options(policy("FILE")), communicator)
+
+
+@pytest.mark.parametrize("case", ["array", "numbers", "iterable", "concatenated", "sampled", "other files", "repeated"])
+def test_auto_shares_out_no_files_that_other_rows_stand_beside(
+    communicator: Communicator, mpi_tmp_path: Path, case: str
+) -> None:
+    """A rank with files of its own would begin with the first of the other rows, and each rank would have them all."""
+    names = [str(mpi_tmp_path / f"{k}.npy") for k in range(2 * communicator.size)]
+    save_files(communicator, names, lambda k: 3 + k)
+    others = [str(mpi_tmp_path / f"other-{k}.npy") for k in range(2 * communicator.size)]
+    save_files(communicator, others, lambda k: 3 + len(others) - k)
+    files = Dataset.from_files(names, read_npy)
+    build: dict[str, Callable[[], Dataset]] = {
+        "array": lambda: Dataset.zip(files, Dataset.from_tensor_slices(np.arange(1000))),
+        "numbers": lambda: files.shuffle(4, seed=1).enumerate(),
+        "iterable": lambda: Dataset.zip(Dataset.from_iterable(range(1000)), files),
+        "concatenated": lambda: files.concatenate(Dataset.range(5)).map(lambda x: (x, x)),
+        "sampled": lambda: Dataset.sample_from_datasets([files, Dataset.range(5)], seed=1).map(lambda x: (x, x)),
+        "other files": lambda: Dataset.zip(files, Dataset.from_files(others, read_npy)),
+        "repeated": lambda: Dataset.zip(files, Dataset.range(1000)).shuffle(3, seed=2).repeat(2),
+    }
+    dataset = build[case]().batch(4)
+    mine = [np.stack([a, b], axis=1) for a, b in DistributedDataset(dataset, communicator)]
+    steps = by_rank(communicator, mine)
+    assert [list(itertools.chain(*step)) for step in steps] == [np.stack(pair, axis=1).tolist() for pair in dataset]
+
+
+def test_auto_shares_out_files_that_are_read_twice_in_step(communicator: Communicator, mpi_tmp_path: Path) -> None:
+    names = [str(mpi_tmp_path / f"{k}.npy") for k in range(2 * communicator.size)]
+    save_files(communicator, names, lambda k: 3 + k)
+    files = Dataset.from_files(names, read_npy)
+    listed = Dataset.zip(Dataset.list_files(names, shuffle=False), Dataset.range(len(names)))
+    opened = listed.flat_map(lambda name, number: read_npy(str(name)))
+    for dataset in (Dataset.zip(files, files.map(lambda x: -x)).map(lambda a, b: a - b - a), opened):
+        mine = [row for batch in DistributedDataset(dataset.batch(4), communicator) for row in batch.tolist()]
+        own = names[communicator.rank :: communicator.size]
+        assert mine == [row for name in own for row in np.load(name).tolist()]
 
 
 def test_empty_batches_have_the_dtype_of_the_first_file_with_examples(
