@@ -164,6 +164,11 @@ FAULTS = (
         "parallel/data/test_policies.py::test_one_of_two_lists_of_files_may_be_too_short_to_be_shared_out", 2,
     ),
     Fault(
+        "a position does not know of later passes", "data/items/position.py",
+        "_PASSES: passes if passes > iteration + 1 else 0", "_PASSES: 0",
+        "parallel/data/test_data.py::test_the_pass_after_two_that_are_resumed_is_the_third", 1,
+    ),
+    Fault(
         "AUTO shares out files that an array stands beside", "data/distribution/share.py",
         " and is_all_of_files(pipeline, Zip)", "",
         "parallel/data/test_policies.py::test_auto_shares_out_no_files_that_other_rows_stand_beside", 2,

@@ -12,7 +12,7 @@ from mpidist.attributes import FixedAttributes
 from mpidist.comm.agreement import together
 from mpidist.comm.communicator import Communicator
 from mpidist.data.dataset import Dataset
-from mpidist.data.distribution.distributed_iterator import DistributedIterator, Numbered
+from mpidist.data.distribution.distributed_iterator import DistributedIterator, Numbered, Passes
 from mpidist.data.distribution.share import FROM_DATASET, FROM_FUNCTION, Share, share_dataset, take_dataset
 from mpidist.data.input_context import InputContext
 from mpidist.options import InputOptions
@@ -66,7 +66,7 @@ class DistributedDataset(FixedAttributes):
         fetches = options is None or options.experimental_fetch_to_device is not False
         self._namespace = namespace if fetches else np
         self._depth = _prefetch_depth(share, options, is_copied=self._namespace is not np)
-        self._iterations = 0
+        self._passes = Passes()
 
     @property
     def element_spec(self) -> Any:
@@ -87,19 +87,16 @@ class DistributedDataset(FixedAttributes):
         Of a dataset that ranks share all ranks take the same number of batches before each call that communicates.
         Where one rank takes a batch more, to look at it, that call raises `MismatchError`.
         """
-        number = self._iterations
-        self._iterations += 1
+        number = self._passes.count
+        self._passes.count += 1
         return DistributedIterator(
-            self._share, self._communicator, number, self._depth, self._set_iterations, self._namespace,
+            self._share, self._communicator, number, self._depth, self._passes, self._namespace,
             self._numbered,
         )
 
     def __repr__(self) -> str:
         rank, size = self._communicator.rank, self._communicator.size
         return f"<mpidist.DistributedDataset of rank {rank} of {size}, cardinality={self.cardinality}>"
-
-    def _set_iterations(self, count: int) -> None:
-        self._iterations = count
 
 
 def distribute_datasets_from_function(

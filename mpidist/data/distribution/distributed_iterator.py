@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -61,6 +62,17 @@ class Numbered(NamedTuple):
     is_own: bool
 
 
+@dataclass
+class Passes:
+    """The passes over a distributed dataset.
+
+    Attributes:
+        count: The number of those that have begun.
+    """
+
+    count: int = 0
+
+
 class DistributedIterator(Iterator[Any]):
     """One pass over a distributed dataset.
 
@@ -76,7 +88,7 @@ class DistributedIterator(Iterator[Any]):
         communicator: The ranks that step together.
         iteration: Number of the pass; shuffles depend on it.
         depth: Number of batches to read ahead in a thread; 0 reads in `next`.
-        set_iterations: Called when a position is loaded, with the number of passes that the dataset has then made.
+        passes: Those of the dataset. With a position the number that had begun is loaded.
         namespace: The module of the batches' arrays, `numpy` or `cupy`.
         numbered: Which dataset it is, for the next call's signature, which carries that and the position; None where
             it carries nothing.
@@ -88,7 +100,7 @@ class DistributedIterator(Iterator[Any]):
         communicator: Communicator,
         iteration: int,
         depth: int,
-        set_iterations: Callable[[int], None],
+        passes: Passes,
         namespace: Any = np,
         numbered: Numbered | None = None,
     ) -> None:
@@ -96,12 +108,12 @@ class DistributedIterator(Iterator[Any]):
         self._communicator = communicator
         self._iteration = iteration
         self._depth = depth
-        self._set_iterations = set_iterations
+        self._passes = passes
         self._namespace = namespace
         self._taken = 0
-        self._dataset_number, is_own = numbered or Numbered(0, is_own=True)
+        self._dataset_number, self._is_own = numbered or Numbered(0, is_own=True)
         self._note_end = None if numbered is None or communicator.size == 1 else communicator.order.note_batch
-        self._note = None if is_own else self._note_end
+        self._note = None if self._is_own else self._note_end
         self._is_ended = False
         # Whether this rank has ended and others have not.
         self._steps_alone = False
@@ -191,29 +203,33 @@ class DistributedIterator(Iterator[Any]):
             common) that the program has taken in this pass; batches that were only read ahead do not count.
             `seed_<k>`: the seed of each shuffle without a seed of the user's. `inner_seed_<k>`: for each `interleave`,
             the seed from which those of opened datasets follow. `batch_size`: the global one, where it is known and
-            common. `readers`, only for files and under HINT:
+            common. `passes`: the number of passes that have begun, where this is not the last one and the ranks share
+            the dataset. `readers`, only for files and under HINT:
             the number of ranks that shared them. Other ranks finish the pass in the batches that those ranks would have
             had together.
         """
         share = self._share
-        return position_state(share.pipeline.stream, self._iteration, self._taken, share.readers, share.batch_size)
+        # How many passes a rank has made over a dataset of its own is its own affair; this is the same on every rank.
+        passes = 0 if self._is_own else self._passes.count
+        return position_state(
+            share.pipeline.stream, self._iteration, self._taken, share.readers, share.batch_size, passes
+        )
 
     def load_state(self, state: Mapping[str, int]) -> None:
         """Local, but all ranks must call it. Go on where `state` was saved.
 
-        The dataset's next pass is the one after this.
+        The dataset's next pass is the one after this, or after the last one that had begun.
 
         Raises:
             ValueError: The state belongs to another pipeline, or counts in batches of another size and cannot be
                 converted.
         """
         share = self._share
-        self._iteration, self._taken, readers = load_position(
+        self._iteration, self._taken, readers, self._passes.count = load_position(
             share.pipeline.stream, state, share.readers, share.batch_size
         )
         self._share = share.resumed(readers)
         self._is_even = self._share.is_even or self._communicator.size == 1
-        self._set_iterations(self._iteration + 1)
         self.close()
         self._is_ended = self._steps_alone = False
         # On all ranks: whether the ranks exchange templates must depend only on what they have in common.

@@ -18,12 +18,13 @@ _ITERATION = "iteration"
 _BATCH = "batch"
 _READERS = "readers"
 _BATCH_SIZE = "batch_size"
+_PASSES = "passes"
 # The name of an `interleave`'s seed. Its own, so that the numbers of the other seeds are those of older positions.
 INNER_SEED = "inner_seed"
 
 
 def position_state(
-    stream: Stream, iteration: int, taken: int, readers: int = 0, batch_size: int = 0
+    stream: Stream, iteration: int, taken: int, readers: int = 0, batch_size: int = 0, passes: int = 0
 ) -> dict[str, int]:
     """Local. The position as plain integers.
 
@@ -34,19 +35,21 @@ def position_state(
             do not count: after a restart they must be read again.
         readers: Number of ranks that share the files of this pass; 0 where the ranks do not share files.
         batch_size: The global batch size; 0 where it is unknown or each rank has its own.
+        passes: Number of passes that the dataset has begun; 0 where that is of no account.
 
     Returns:
-        `iteration`, `batch`, `readers` and `batch_size` unless they are 0, `seed_<k>` for each seed of a shuffle that
+        `iteration`, `batch`, `readers` and `batch_size` unless they are 0, `passes` where later ones than this have
+        begun, `seed_<k>` for each seed of a shuffle that
         was drawn, and `inner_seed_<k>` for each `interleave`.
     """
     seeds = {name: seed.value for name, seed in _drawn_seeds(stream).items()}
-    facts = {_READERS: readers, _BATCH_SIZE: batch_size}
+    facts = {_READERS: readers, _BATCH_SIZE: batch_size, _PASSES: passes if passes > iteration + 1 else 0}
     return {_ITERATION: iteration, _BATCH: taken, **{name: fact for name, fact in facts.items() if fact}, **seeds}
 
 
 def load_position(
     stream: Stream, state: Mapping[str, int], readers: int = 0, batch_size: int = 0
-) -> tuple[int, int, int]:
+) -> tuple[int, int, int, int]:
     """Local. Read a position, and give the stream's drawn seeds the values that it holds.
 
     Args:
@@ -57,7 +60,8 @@ def load_position(
             possible.
 
     Returns:
-        The iteration, the number of elements taken, and the number of readers.
+        The iteration, the number of elements taken, the number of readers, and that of the passes that the dataset has
+        begun.
 
     Raises:
         TypeError: The state is no result of `position_state`.
@@ -70,7 +74,7 @@ def load_position(
     needed |= {name for name in seeds if not name.startswith(INNER_SEED)}
     # Older positions have neither inner seeds nor a batch size.
     expected = {*needed, *seeds, *([_BATCH_SIZE] if batch_size else [])}
-    if not needed <= set(state) <= expected or any(
+    if not needed <= set(state) <= {*expected, _PASSES} or any(
         _as_int(state[name]) < (name in (_READERS, _BATCH_SIZE)) for name in state
     ):
         raise ValueError(
@@ -81,7 +85,8 @@ def load_position(
     taken = _converted(stream, int(state[_BATCH]), int(state.get(_BATCH_SIZE, batch_size)), batch_size)
     for name, seed in seeds.items():
         seed.value = int(state.get(name, seed.value))
-    return int(state[_ITERATION]), taken, int(state.get(_READERS, 0))
+    iteration = int(state[_ITERATION])
+    return iteration, taken, int(state.get(_READERS, 0)), max(iteration + 1, int(state.get(_PASSES, 0)))
 
 
 def _converted(stream: Stream, taken: int, saved_size: int, batch_size: int) -> int:

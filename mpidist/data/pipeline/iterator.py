@@ -90,10 +90,10 @@ class DatasetIterator(Iterator[Any]):
         Raises:
             ValueError: The state belongs to another pipeline.
         """
-        self._iteration, self._taken, _ = load_position(
+        self._iteration, self._taken, _, passes = load_position(
             self._pipeline.stream, state, batch_size=self._pipeline.batch_size
         )
-        self._set_iterations(self._iteration + 1)
+        self._set_iterations(passes)
         self.close()
 
     def close(self) -> None:

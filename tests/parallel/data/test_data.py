@@ -18,6 +18,7 @@ from mpidist.comm.arithmetic.slices import even_sizes
 from mpidist.comm.communicator import Communicator, SoloCommunicator
 from mpidist.data import INFINITE, SHARD_HINT, UNKNOWN, ArraySpec, AutoShardPolicy, Dataset, Options, read_npy
 from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
+from mpidist.data.distribution.distributed_iterator import DistributedIterator
 from mpidist.data.input_context import InputContext
 from mpidist.data.items.sharding import even_slice
 from mpidist.errors import MismatchError, is_shared
@@ -138,6 +139,28 @@ def test_another_number_of_ranks_resumes_without_loss_or_repetition(
     back.load_state(state)
     assert by_rank(communicator, list(back)) == continued
     assert iter(distributed).state()["iteration"] == 2
+
+
+@pytest.mark.parametrize("order", [(0, 1), (1, 0)])
+def test_the_pass_after_two_that_are_resumed_is_the_third(communicator: Communicator, order: tuple[int, int]) -> None:
+    """In whichever order a checkpoint loads the two: behind the first one alone the second would come again."""
+
+    def begin(ranks: Communicator) -> tuple[DistributedDataset, list[DistributedIterator]]:
+        distributed = DistributedDataset(Dataset.range(40).shuffle(40, seed=1).batch(40), ranks)
+        return distributed, [iter(distributed), iter(distributed)]
+
+    def passes(ranks: Communicator, distributed: DistributedDataset, begun: list[DistributedIterator]) -> list[Any]:
+        return [joined(by_rank(ranks, list(batches))[0]) for batches in (*begun, iter(distributed))]
+
+    distributed, begun = begin(communicator)
+    states = [iterator.state() for iterator in begun]
+    expected = passes(communicator, distributed, begun)
+    assert len(set(map(tuple, expected))) == 3
+    for ranks in (communicator, SoloCommunicator()):
+        distributed, begun = begin(ranks)
+        for number in order:
+            begun[number].load_state(states[number])
+        assert passes(ranks, distributed, begun) == expected
 
 
 def test_another_number_of_ranks_resumes_with_another_batch_size(communicator: Communicator) -> None:
