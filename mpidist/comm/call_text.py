@@ -124,6 +124,10 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
         what: Where they differ.
     """
     has_owners, has_taken = _differ(_OWNER, texts), _differ(_TAKEN, texts)
+    hint = OWNERS_HINT if has_owners else _TAKEN_HINT if has_taken else HINT
+    if len(set(texts.values())) == 1 and _TAKEN.search(texts[min(texts)]):
+        # The texts have the last batch of each rank, which one of them may have taken after a batch more.
+        has_taken, what, hint = True, f"{what}, or in the batches taken before it", f"{HINT} {_TAKEN_HINT}"
     by_text: dict[str, list[int]] = {}
     for rank, shown in texts.items():
         text = told(shown, has_owners=has_owners, has_taken=has_taken)
@@ -135,7 +139,7 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
     subject = getattr(key[1], "subject", "the collective call, its shape and dtype")
     return MismatchError(
         f"{subject} must be the same on all ranks, got {listed} (call {number} of these ranks; they differ in {what}). "
-        f"{OWNERS_HINT if has_owners else _TAKEN_HINT if has_taken else HINT}"
+        f"{hint}"
     )
 
 

@@ -69,6 +69,18 @@ def test_a_rank_that_begins_a_pass_alone(strategy: Strategy) -> None:
         compare(strategy)
 
 
+def test_a_rank_that_looks_at_a_pass_of_its_own_first(strategy: Strategy) -> None:
+    """The last batch of all ranks is the same then, and what one of them has taken before it is told all the same."""
+    dataset = strategy.experimental_distribute_dataset(mpidist.data.Dataset.range(100).batch(4))
+    batches = iter(dataset)
+    if strategy.communicator.rank == 0:
+        next(iter(dataset))
+    next(batches)
+    told = r"of pass 1 of distributed dataset number \d+ on ranks 0, 1.*, or in the batches taken before it.*next\(iter"
+    with pytest.raises(MismatchError, match=told):
+        compare(strategy)
+
+
 @pytest.mark.parametrize("take", [
     lambda batches: [next(batches), next(batches)], lambda batches: batches.get_next(),
     lambda batches: batches.get_next_as_optional(), lambda batches: batches.load_state(batches.state()),
