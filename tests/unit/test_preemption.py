@@ -360,6 +360,31 @@ def test_signals_are_given_back(tmp_path: Path) -> None:
     assert heard == [signal.SIGUSR1] * 2
 
 
+def test_steps_of_another_thread_than_the_main_one_end_it_alone(tmp_path: Path) -> None:
+    heard: list[int] = []
+    codes: list[object] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    training = Training(tmp_path, exit_fn=None)
+
+    def train() -> None:
+        with training.handler as handler:
+            try:
+                for _ in range(5):
+                    handler.run(training.step)
+            except SystemExit as error:
+                codes.append(error.code)
+
+    os.kill(os.getpid(), signal.SIGUSR1)
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert codes == [42]
+    assert saved_steps(tmp_path) == 1
+    # It was closed there, too: signals are given back.
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+
+
 def run_and_sleep(runs: Any) -> None:
     runs.set()
     threading.Event().wait()
