@@ -45,6 +45,11 @@ FAULTS: tuple[Fault, ...] = (
         "                self._meet(handler)\n", "                pass\n", _RESCUE,
     ),
     Fault(
+        "ranks meet in the rescues of different handlers", "checkpoint/rescue.py",
+        "        if self._group.size > 1 and self._others():\n", "        if False:\n",
+        "system/test_rescue.py::test_handlers_that_take_turns_do_not_meet_each_other",
+    ),
+    Fault(
         "steps of another thread cannot end", "cluster/signals.py",
         "        if threading.current_thread() is not threading.main_thread():\n            return\n", "",
         "unit/test_preemption.py::test_steps_of_another_thread_than_the_main_one_end_it_alone",

@@ -385,6 +385,17 @@ def test_steps_of_another_thread_than_the_main_one_end_it_alone(tmp_path: Path) 
     assert heard == [signal.SIGUSR1]
 
 
+def test_a_second_handler_that_takes_turns_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Training(tmp_path / "before").handler as before:
+        before.run(lambda: None)
+    first, second = Training(tmp_path / "first"), Training(tmp_path / "second")
+    for _ in range(2):
+        first.handler.run(first.step)
+        assert not caplog.messages or second.handler.total_run_calls
+        second.handler.run(second.step)
+    assert ["several PreemptionCheckpointHandlers" in text for text in caplog.messages] == [True]
+
+
 def run_and_sleep(runs: Any) -> None:
     runs.set()
     threading.Event().wait()
