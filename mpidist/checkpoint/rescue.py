@@ -38,6 +38,8 @@ NOTICE_SECONDS = 1.0
 PATIENCE_SECONDS, PATIENCE_STEPS = 10.0, 5
 _LOOK_SECONDS = 0.01
 _WATCH_SECONDS = 0.25
+# By `Rescue.count`.
+_FIRST_STEP = 2
 
 logger = logging.getLogger("mpidist")
 
@@ -153,6 +155,7 @@ class Rescue:
         has_failed: Whether this rank makes no further step.
         is_between: Whether the last step has returned, and all its calls were made, and the next has not begun.
         is_inside: Whether a step has begun, and has not returned.
+        count: The number of steps in this program; the beginning counts as one.
     """
 
     def __init__(
@@ -170,10 +173,10 @@ class Rescue:
         self._process = os.getpid()
         self.complete = 0
         self.has_failed = self.is_between = self.is_inside = False
-        # Of the steps in this program.
-        self._count = 0
+        self.count = 0
         self._is_on = self._is_under_way = False
         self._hook: Callable[..., object] | None = None
+        _rescues.add(self)
 
     def begin(self, complete: int, *, watches: bool) -> None:
         """Local. Be ready from now on.
@@ -203,9 +206,25 @@ class Rescue:
             complete: The number of steps that are.
         """
         self.complete = complete
-        self._count += 1
+        self.count += 1
         if self._is_on:
             self._states.keep(complete)
+        # Not before a step of its own: a program may make a handler and drop the one that it had before.
+        others = self._others() if self.count == _FIRST_STEP and self._group.rank == 0 else []
+        if any(one.count >= _FIRST_STEP for one in others):
+            logger.warning(
+                "this program has several PreemptionCheckpointHandlers over the same ranks: the first one that hears "
+                "of the job's end saves its checkpoint alone, and ends the program. Let one checkpoint hold all that "
+                "is trained, and `close` a handler that is done"
+            )
+
+    def _others(self) -> list[Rescue]:
+        """Those of the other handlers over the same ranks that the program has."""
+        return [one for one in _rescues if one is not self and one.is_over(self._group)]
+
+    def is_over(self, group: Communicator) -> bool:
+        """Local. Whether there is still a handler, and these are its ranks."""
+        return self._is_on and self._handler() is not None and self._group.order is group.order
 
     def go_back(self, steps: int) -> None:
         """Local. Put light objects back to the end of so many steps, as far as they are further on this rank."""
@@ -232,6 +251,9 @@ class Rescue:
         handler = self._handler()
         is_own = self._is_on and not self._is_under_way and os.getpid() == self._process
         if not is_own or not isinstance(error, Exception) or handler is None:
+            return
+        # Ranks would come out in steps of different handlers, and each meet the others in its own.
+        if self._group.size > 1 and self._others():
             return
         self._is_under_way = True
         try:
@@ -323,20 +345,24 @@ class Rescue:
         threading.Thread(target=self._look, name="mpidist-patience", daemon=True).start()
 
     def _look(self) -> None:
-        seen, begin = self._count, time.monotonic()
+        seen, begin = self.count, time.monotonic()
         while self._is_on and (handler := self._handler()) is not None:
             seconds = handler.patience_seconds()
             del handler
             time.sleep(_WATCH_SECONDS)
             # In calls, and where it saves, it waits for others.
-            if seen != self._count or self._group.calls.depth or self._is_under_way:
-                seen, begin = self._count, time.monotonic()
+            if seen != self.count or self._group.calls.depth or self._is_under_way:
+                seen, begin = self.count, time.monotonic()
             elif time.monotonic() > begin + seconds:
                 begin = time.monotonic()
                 SIGNALS.raise_in_main_thread(StuckError(
                     f"the program has not come to its next step within {seconds:.0f} s after a notice that the job is "
                     "about to end"
                 ))
+
+
+# Of this process.
+_rescues: weakref.WeakSet[Rescue] = weakref.WeakSet()
 
 
 def _on_exception(

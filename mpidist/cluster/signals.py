@@ -140,8 +140,11 @@ class _Signals:
     def ignore(self) -> None:
         """Local. Ignore all these signals from now on: the process is about to end in good order.
 
-        Python gives signals back to the system when it ends, and one that comes late would change the exit code.
+        Python gives signals back to the system when it ends, and one that comes late would change the exit code. In
+        another thread than the main one, which ends only itself, nothing changes.
         """
+        if threading.current_thread() is not threading.main_thread():
+            return
         for number_ in [one for one, heard in self._notices.items() if heard]:
             signal.signal(number_, signal.SIG_IGN)
 
@@ -204,6 +207,9 @@ class _Signals:
     def _restore(self, number_: int) -> None:
         # A program that had kept our handler may have set it again later, when nothing is known of one before it.
         is_ours = signal.getsignal(number_) in (self.take, self._take_doubtful)
+        if is_ours and threading.current_thread() is not threading.main_thread():
+            # Only the main thread can: it does so at the next signal, of which nobody wants to know any more.
+            return
         if number_ in self._previous or is_ours:
             previous = self._previous.pop(number_, signal.SIG_DFL)
             if is_ours:

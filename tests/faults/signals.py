@@ -45,6 +45,21 @@ FAULTS: tuple[Fault, ...] = (
         "                self._meet(handler)\n", "                pass\n", _RESCUE,
     ),
     Fault(
+        "ranks meet in the rescues of different handlers", "checkpoint/rescue.py",
+        "        if self._group.size > 1 and self._others():\n", "        if False:\n",
+        "system/test_rescue.py::test_handlers_that_take_turns_do_not_meet_each_other",
+    ),
+    Fault(
+        "steps of another thread cannot end", "cluster/signals.py",
+        "        if threading.current_thread() is not threading.main_thread():\n            return\n", "",
+        "unit/test_preemption.py::test_steps_of_another_thread_than_the_main_one_end_it_alone",
+    ),
+    Fault(
+        "a handler cannot be closed in another thread", "cluster/signals.py",
+        "        if is_ours and threading.current_thread() is not threading.main_thread():\n", "        if False:\n",
+        "unit/test_preemption.py::test_steps_of_another_thread_than_the_main_one_end_it_alone",
+    ),
+    Fault(
         "what the failed step has read is skipped", "checkpoint/rescue.py",
         "        self._states.go_back(steps)\n", "        pass\n", _RESCUE,
     ),

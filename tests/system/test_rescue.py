@@ -124,3 +124,48 @@ def test_an_exit_function_that_never_returns_keeps_no_job(tmp_path: Path) -> Non
     code, text = train(tmp_path, "left", "all")
     assert code == 75, text
     assert "(SIGUSR1): saved" in text, text
+
+
+# The first handler's step has ended on rank 0, which waits in that of the second one.
+TAKING_TURNS = """
+import os, signal, sys
+import numpy as np
+import mpidist
+from mpidist.experimental import PreemptionCheckpointHandler
+from tests.waiting import until
+
+def make(name):
+    strategy = mpidist.MultiWorkerMirroredStrategy()
+    with strategy.scope():
+        variable = mpidist.Variable(np.zeros(3), name=name)
+        optimizer = mpidist.optimizers.SGD(1.0)
+    optimizer.build([variable])
+    checkpoint = mpidist.Checkpoint(variable=variable, optimizer=optimizer)
+    handler = PreemptionCheckpointHandler(strategy.cluster_resolver, checkpoint, sys.argv[1] + "/" + name)
+
+    def step(fails):
+        optimizer.apply_gradients([(np.ones(3), variable)])
+        if fails and strategy.communicator.rank == 1:
+            os.kill(os.getpid(), signal.SIGUSR1)
+            until(lambda: handler._notice.reason)
+            raise OSError("a worker has died")
+
+    return handler, step
+
+pairs = [make("teacher"), make("student")]
+for number in range(20):
+    for index, (handler, step) in enumerate(pairs):
+        handler.run(step, (number, index) == (5, int(sys.argv[2])))
+"""
+
+
+@pytest.mark.parametrize("index", [0, 1])
+def test_handlers_that_take_turns_do_not_meet_each_other(tmp_path: Path, index: int) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(TAKING_TURNS)
+    result = run_program(2, program, tmp_path, index)
+    text = result.stdout + result.stderr
+    assert result.returncode not in (0, 42), text
+    assert "rank 1 of 2" in text, text
+    assert "OSError: a worker has died" in text, text
+    assert text.count("this program has several PreemptionCheckpointHandlers") == 1, text

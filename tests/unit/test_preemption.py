@@ -360,6 +360,42 @@ def test_signals_are_given_back(tmp_path: Path) -> None:
     assert heard == [signal.SIGUSR1] * 2
 
 
+def test_steps_of_another_thread_than_the_main_one_end_it_alone(tmp_path: Path) -> None:
+    heard: list[int] = []
+    codes: list[object] = []
+    signal.signal(signal.SIGUSR1, lambda number, _: heard.append(number))
+    training = Training(tmp_path, exit_fn=None)
+
+    def train() -> None:
+        with training.handler as handler:
+            try:
+                for _ in range(5):
+                    handler.run(training.step)
+            except SystemExit as error:
+                codes.append(error.code)
+
+    os.kill(os.getpid(), signal.SIGUSR1)
+    thread = threading.Thread(target=train)
+    thread.start()
+    thread.join()
+    assert codes == [42]
+    assert saved_steps(tmp_path) == 1
+    # It was closed there, too: signals are given back.
+    os.kill(os.getpid(), signal.SIGUSR1)
+    assert heard == [signal.SIGUSR1]
+
+
+def test_a_second_handler_that_takes_turns_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with Training(tmp_path / "before").handler as before:
+        before.run(lambda: None)
+    first, second = Training(tmp_path / "first"), Training(tmp_path / "second")
+    for _ in range(2):
+        first.handler.run(first.step)
+        assert not caplog.messages or second.handler.total_run_calls
+        second.handler.run(second.step)
+    assert ["several PreemptionCheckpointHandlers" in text for text in caplog.messages] == [True]
+
+
 def run_and_sleep(runs: Any) -> None:
     runs.set()
     threading.Event().wait()
