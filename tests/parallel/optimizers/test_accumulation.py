@@ -162,6 +162,44 @@ def test_other_numbers_of_calls_are_an_error_on_all_ranks(strategy: Strategy, ca
     assert values(variables) == [0, 0, 0]
 
 
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("kind", ["arrays", "views", "scaled", "flush"])
+def test_an_update_that_ranks_have_refused_loses_no_call(strategy: Strategy, kind: str, dtype: str) -> None:
+    with strategy.scope():
+        variables = [mpidist.Variable(np.zeros(size, dtype)) for size in (2, 3)]
+    optimizer = SGD(1.0, gradient_accumulation_steps=3)
+    optimizer.build(variables)
+    scaled = LossScaleOptimizer(optimizer, 4.0)
+    chosen: Any = scaled if kind == "scaled" else optimizer
+
+    def pairs(number: float) -> list[tuple[Any, Variable]]:
+        scale = 4 if kind == "scaled" else 1
+        return [(np.full(v.shape, scale * number, dtype), v) for v in variables]
+
+    step(strategy, chosen, pairs(2.0))
+    step(strategy, chosen, pairs(3.0))
+    last = pairs(4.0)
+    if kind in ("views", "scaled"):
+        views = optimizer.gradients(variables)
+        for view, (gradient, _) in zip(views, last, strict=True):
+            view[...] = gradient
+        last = list(zip(views, variables, strict=True))
+    update = optimizer.flush if kind == "flush" else lambda: chosen.apply_gradients(last)
+    for rate in (0.5, 0.25):
+        chosen.learning_rate = rate if strategy.communicator.rank == 0 else 1.0
+        with pytest.raises(MismatchError, match="learning rate"):
+            strategy.run(update)
+        assert (values(variables), optimizer.iterations) == ([0, 0], 2)
+    chosen.learning_rate = 1.0
+    strategy.run(update)
+    mean = 2.5 if kind == "flush" else 3
+    assert (values(variables), optimizer.iterations) == ([-mean * strategy.num_replicas_in_sync] * 2, 3)
+    for _ in range(3):
+        step(strategy, chosen, pairs(1.0))
+    assert values(variables) == [-(mean + 1) * strategy.num_replicas_in_sync] * 2
+
+
 def test_without_accumulation_there_is_nothing_to_flush(strategy: Strategy) -> None:
     variables = make(strategy)
     optimizer = SGD(1.0)
