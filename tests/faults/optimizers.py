@@ -169,6 +169,11 @@ FAULTS = (
         f"{ACCUMULATION}::test_missing_gradients_count_as_zeros", 2,
     ),
     Fault(
+        "rows of a refused step are in the next one", "variables/step/arena_plan.py",
+        "                self._plan.tables[number].take()\n", "                pass\n",
+        f"{ACCUMULATION}::test_rows_of_a_step_that_ranks_have_refused_are_in_no_later_one", 2,
+    ),
+    Fault(
         "a refused update loses accumulated gradients", "variables/step/arena_plan.py",
         "            accumulator.take_back(gradients, factor, views, is_summed=is_summed)\n",
         "            accumulator.clear()\n",

@@ -192,8 +192,10 @@ class ArenaPlan:
             everyone = self._communicator.all_gather_object(numbers)
         wanted = tuple(sorted({number for one in everyone for number in one}))
         for number in set(wanted) - set(numbers):
-            # A table has got no rows.
             self._plan.gradients[number][...] = 0
+            if number in self._plan.tables:
+                # It has got rows where the ranks have refused an earlier step.
+                self._plan.tables[number].take()
         return wanted
 
     def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:

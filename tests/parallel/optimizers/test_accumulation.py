@@ -116,6 +116,23 @@ def test_missing_rows_are_no_rows(communicator: Communicator) -> None:
         assert weight.numpy().tolist() == [-2.0 * (communicator.size - 1)] * 3
 
 
+@pytest.mark.mpi(min_size=2)
+def test_rows_of_a_step_that_ranks_have_refused_are_in_no_later_one(communicator: Communicator) -> None:
+    for layout in ("node", "private", "pairs"):
+        strategy = make_strategy(communicator, layout)
+        with strategy.scope():
+            table = mpidist.Variable(np.zeros((5, 2)), sparse_gradient=True)
+        optimizer = SGD(1.0, missing_gradients="zero")
+        optimizer.build([table])
+        refused, rows = (mpidist.IndexedSlices(np.ones((1, 2)), np.array([row])) for row in (1, 3))
+        optimizer.learning_rate = 0.5 if communicator.rank == 0 else 1.0
+        with pytest.raises(MismatchError, match="learning rate"):
+            step(strategy, optimizer, [(refused, table)])
+        optimizer.learning_rate = 1.0
+        step(strategy, optimizer, [(rows, table)] if communicator.rank == 0 else [])
+        assert table.numpy()[:, 0].tolist() == [0, 0, 0, -1, 0]
+
+
 @pytest.mark.parametrize("kind", ["plain", "norms", "scaled"])
 def test_flush_applies_the_mean_of_the_calls_that_were_made(strategy: Strategy, kind: str) -> None:
     size = strategy.num_replicas_in_sync
