@@ -158,15 +158,31 @@ FAULTS = (
         "unit/test_schedules.py::test_cosine_decay_after_a_line_upwards",
     ),
     Fault(
-        "the order of accumulated gradients is compared", "variables/step/arena_plan.py",
-        "self._note_call(factor, is_summed=is_summed)",
-        "self._note_call(factor + sum(gradients) * 1e-9, is_summed=is_summed)",
+        "the order of accumulated gradients is compared", "variables/step/accumulator.py",
+        "self.calls = self.with_call(factor, is_summed=is_summed)",
+        "self.calls = self.with_call(factor + sum(gradients) * 1e-9, is_summed=is_summed)",
         f"{ACCUMULATION}::test_ranks_may_use_variables_in_another_order", 2,
     ),
     Fault(
         "what a rank lacks is what its last step has left", "variables/step/arena_plan.py",
         "            self._plan.gradients[number][...] = 0\n", "            pass\n",
         f"{ACCUMULATION}::test_missing_gradients_count_as_zeros", 2,
+    ),
+    Fault(
+        "rows of a refused step are in the next one", "variables/step/arena_plan.py",
+        "                self._plan.tables[number].take()\n", "                pass\n",
+        f"{ACCUMULATION}::test_rows_of_a_step_that_ranks_have_refused_are_in_no_later_one", 2,
+    ),
+    Fault(
+        "a refused update loses accumulated gradients", "variables/step/arena_plan.py",
+        "            accumulator.take_back(gradients, factor, views, is_summed=is_summed)\n",
+        "            accumulator.clear()\n",
+        f"{ACCUMULATION}::test_an_update_that_ranks_have_refused_loses_no_call", 2,
+    ),
+    Fault(
+        "a refused update leaves the sums in the views", "variables/step/arena_plan.py",
+        "            accumulator.take_back(gradients, factor, views, is_summed=is_summed)\n", "            pass\n",
+        f"{ACCUMULATION}::test_an_update_that_ranks_have_refused_loses_no_call", 2,
     ),
     Fault(
         "all variables count as missing", "variables/step/arena_plan.py",

@@ -60,17 +60,17 @@ FAULTS = (
     ),
     Fault(
         "sums are accumulated on every rank", "variables/step/accumulator.py",
-        "for number, gradient in dense.items() if counts else ():", "for number, gradient in dense.items():",
+        "return not is_summed or self._is_first", "return True",
         "parallel/strategy/test_logical_replicas.py::test_skipped_aggregation_with_accumulation_and_loss_scaling", 2,
     ),
     Fault(
         "accumulated gradients stay scaled", "variables/step/accumulator.py",
-        "own if factor == 1 else np.multiply(own, factor, dtype=total.dtype)", "own",
+        "own if factor == 1 else np.multiply(own, factor, dtype=dtype)", "own",
         OPTIONS + "scaled_gradients_are_unscaled " + OPTIONS + "a_skipped_update_forgets_its_calls", 2,
     ),
     Fault(
         "a variable that has had a gradient has one in each update", "variables/step/accumulator.py",
-        "        self.numbers = set()\n        return numbers", "        return numbers",
+        "        self.numbers = set()\n        self.calls", "        self.calls",
         "unit/test_optimizers_options.py::test_a_variable_without_gradients_in_a_later_update_stays_as_it_is",
     ),
     Fault(
@@ -213,8 +213,14 @@ FAULTS = (
         "unit/test_update_arithmetic.py::test_a_block_is_unscaled_then_clipped_then_decayed",
     ),
     Fault(
-        "a gradient is written over before it is read", "variables/step/arena_plan.py", "if aliases:", "if False:",
+        "a gradient is written over before it is read", "variables/step/arena_plan.py",
+        "if aliases else", "if False else",
         "parallel/optimizers/test_aliases.py::test_a_gradient_is_read_before_it_is_written_over", 2,
+    ),
+    Fault(
+        "a gradient is written over by a mean before it is read", "variables/step/arena_plan.py",
+        "accumulator.hand_over(self._apart(gradients),", "accumulator.hand_over(gradients,",
+        "parallel/optimizers/test_aliases.py::test_so_it_is_in_the_call_that_updates_by_a_mean", 2,
     ),
     Fault(
         "norms are measured on every node", "variables/step/variable_pass.py",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -25,6 +26,7 @@ class Accumulator:
     Attributes:
         sums: One ON_READ variable for each. A checkpoint saves it as the sum over the replicas.
         numbers: Of the variables that have had a gradient since the last update.
+        calls: Since the last update; see `UpdateSettings`.
     """
 
     def __init__(self, variables: Sequence[MirroredVariable]) -> None:
@@ -37,14 +39,16 @@ class Accumulator:
             for v in variables
         ]
         self.numbers: set[int] = set()
+        self.calls: tuple[tuple[float, bool, int], ...] = ()
+        self._is_first = variables[0].arena.communicator.rank == 0
 
-    def add(self, gradients: Mapping[int, Gradient], factor: float, *, counts: bool) -> None:
-        """Local. Add `factor` times some gradients to the sums; an error changes no sum.
+    def add(self, gradients: Mapping[int, Gradient], factor: float, *, is_summed: bool) -> None:
+        """Local. Add `factor` times the gradients of a call to the sums; an error changes no sum.
 
         Args:
             gradients: By the numbers of their variables.
             factor: Of all of them.
-            counts: False notes only that there are gradients: another rank adds them.
+            is_summed: They are sums over the ranks already.
 
         Raises:
             ValueError, TypeError: A gradient that is not for its variable; see `to_dense`.
@@ -52,25 +56,85 @@ class Accumulator:
         # All are looked at before one is added: a program may catch the error and make the call again.
         dense = {number: to_dense(gradient, self._variables[number]) for number, gradient in gradients.items()}
         self.numbers.update(dense)
-        for number, gradient in dense.items() if counts else ():
+        self.calls = self.with_call(factor, is_summed=is_summed)
+        for number, gradient in dense.items() if self._counts(is_summed=is_summed) else ():
             total = self.sums[number]
-            # The sums are in host memory, as ON_READ variables are.
-            own = arrays.to_host(gradient)
             with np.errstate(over="ignore", invalid="ignore"):
-                total.accumulate(own if factor == 1 else np.multiply(own, factor, dtype=total.dtype))
+                total.accumulate(_scaled(gradient, factor, total.dtype))
 
-    def hand_over(self, views: Sequence[AnyArray]) -> tuple[int, ...]:
-        """Local. Move the sums into the views of the gradients, and begin again at zero.
+    def hand_over(
+        self, gradients: Mapping[int, Gradient], factor: float, views: Sequence[AnyArray], *, is_summed: bool
+    ) -> tuple[int, ...]:
+        """Local. Write the sums, with the gradients of one more call added, into the views of the gradients.
+
+        The sums themselves are as they were until `clear`: where the ranks do not agree on the update, a program may
+        catch the error, and make the call again.
+
+        Args:
+            gradients: As for `add`. One may be the view of its own variable, and of no other.
+            factor: As for `add`.
+            views: Of all variables.
+            is_summed: As for `add`.
 
         Returns:
             The variables that have a gradient, increasing.
+
+        Raises:
+            ValueError, TypeError: As `add`.
         """
-        numbers = tuple(sorted(self.numbers))
-        with np.errstate(over="ignore"):
-            for number in numbers:
-                view = views[number]
-                np.copyto(view, arrays.move(self.sums[number].component, arrays.namespace(view)), casting="same_kind")
+        dense = {number: to_dense(gradient, self._variables[number]) for number, gradient in gradients.items()}
+        numbers, counts = tuple(sorted(self.numbers.union(dense))), self._counts(is_summed=is_summed)
+        for number in numbers:
+            view, total = views[number], self.sums[number].component
+            with np.errstate(over="ignore", invalid="ignore"):
+                if counts and number in dense:
+                    own = _scaled(dense[number], factor, total.dtype)
+                    # Without a further array, where the view takes the sum as it is.
+                    out = view if isinstance(view, np.ndarray) and view.dtype == total.dtype else None
+                    total = np.asarray(np.add(total, own, out=out, dtype=total.dtype))
+                if total is not view:
+                    np.copyto(view, arrays.move(total, arrays.namespace(view)), casting="same_kind")
+        return numbers
+
+    def take_back(
+        self, gradients: Mapping[int, Gradient], factor: float, views: Sequence[AnyArray], *, is_summed: bool
+    ) -> None:
+        """Local. Undo `hand_over`: the gradients that the program had in the views are there again, within rounding.
+
+        Args:
+            gradients: As for `hand_over`.
+            factor: As for `hand_over`.
+            views: As for `hand_over`.
+            is_summed: As for `hand_over`.
+        """
+        for number, gradient in gradients.items() if self._counts(is_summed=is_summed) else ():
+            view = views[number]
+            if gradient is view:
+                total = arrays.move(self.sums[number].component, arrays.namespace(view))
+                with np.errstate(over="ignore", invalid="ignore"):
+                    np.copyto(view, (view - total) / factor, casting="same_kind")
+
+    def clear(self) -> None:
+        """Local. Begin again at zero."""
         for total in self.sums:
             total.clear()
         self.numbers = set()
-        return numbers
+        self.calls = ()
+
+    def with_call(self, factor: float, *, is_summed: bool) -> tuple[tuple[float, bool, int], ...]:
+        """Local. The calls since the last update, and one more."""
+        *before, last = self.calls or ((factor, is_summed, 0),)
+        if last[:2] == (factor, is_summed):
+            return *before, (factor, is_summed, last[2] + 1)
+        return *before, last, (factor, is_summed, 1)
+
+    def _counts(self, *, is_summed: bool) -> bool:
+        # Accumulated gradients are saved, and later applied, as sums over the ranks. Gradients that are such sums
+        # already must count once, on the first rank.
+        return not is_summed or self._is_first
+
+
+def _scaled(gradient: AnyArray, factor: float, dtype: np.dtype[Any]) -> AnyArray:
+    # The sums are in host memory, as ON_READ variables are.
+    own = arrays.to_host(gradient)
+    return own if factor == 1 else np.multiply(own, factor, dtype=dtype)

@@ -86,7 +86,6 @@ class ArenaPlan:
         self._errors = CompressionErrors(variables, plan.compression_states)
         self._accumulator = Accumulator(variables) if options.gradient_accumulation_steps else None
         self._accumulated = options.accumulated
-        self._calls: tuple[tuple[float, bool, int], ...] = ()
         self._counts_missing = options.missing_gradients == "zero"
         self._average = MovingAverage(plan, arithmetic, options) if options.use_ema else None
         self._checks = arena.options.check
@@ -112,24 +111,17 @@ class ArenaPlan:
             raise RuntimeError("gradients are accumulated only under `gradient_accumulation_steps`")
         if self._checks and is_summed:
             require_same_gradients(self._communicator, gradients, self.variables)
-        # Accumulated gradients are saved, and later applied, as sums over the ranks. Gradients that are such sums
-        # already must count once, on the first rank.
-        counts = not is_summed or self._communicator.rank == 0
-        self._accumulator.add(gradients, factor, counts=counts)
-        self._note_call(factor, is_summed=is_summed)
+        self._accumulator.add(gradients, factor, is_summed=is_summed)
 
     def apply(
-        self, gradients: Mapping[int, Gradient], settings: UpdateSettings, *, after: int | None = None
+        self, gradients: Mapping[int, Gradient], settings: UpdateSettings, *, numbers: tuple[int, ...] | None = None
     ) -> bool:
-        """Collective. See `UpdatePlan.apply`; `after` so many calls this is no further one, but `flush`."""
+        """Collective. See `UpdatePlan.apply`; the gradients of variables with these numbers are written already."""
         if self._plan.arena.is_closed:
             self._plan.arena.require_open()
-        if self._accumulator is not None:
-            numbers, settings = self._hand_over(self._accumulator, gradients, settings, after)
-        else:
-            if self._checks:
-                given = gradients if settings.is_summed else None
-                require_same_gradients(self._communicator, given, self.variables)
+        if numbers is None:
+            if self._accumulator is not None:
+                return self._apply_mean(self._accumulator, gradients, settings)
             numbers = self._write(gradients, is_summed=settings.is_summed)
         if self._counts_missing and not settings.is_summed and self._communicator.size > 1:
             numbers = self._with_missing(numbers)
@@ -165,29 +157,32 @@ class ArenaPlan:
                 self._communicator, "the number of calls of apply_gradients since the last update, at `flush`,", count,
                 "Call apply_gradients equally often on every rank, with None where a rank has no gradient.",
             )
-        return self.apply({}, settings, after=count) if count else True
+        return self._apply_mean(self._accumulator, {}, settings, after=count) if count else True
 
-    def _hand_over(
-        self, accumulator: Accumulator, gradients: Mapping[int, Gradient], settings: UpdateSettings, after: int | None
-    ) -> tuple[tuple[int, ...], UpdateSettings]:
-        """Local, as `accumulate`. The variables, and the settings, of an update by the mean of several calls."""
+    def _apply_mean(
+        self, accumulator: Accumulator, gradients: Mapping[int, Gradient], settings: UpdateSettings,
+        after: int | None = None,
+    ) -> bool:
+        """Collective. Update by the mean of several calls; `after` so many this is no further one, but `flush`."""
         # First: the call can be made again with another rate, and the sums are then what they were.
         require_rate(self._kernel, settings.step, settings.learning_rate)
-        count = after or self._accumulated
+        count, factor, is_summed = after or self._accumulated, settings.factor, settings.is_summed
+        if self._checks and is_summed:
+            require_same_gradients(self._communicator, gradients, self.variables)
+        views, calls = self._plan.gradients, accumulator.calls
         if after is None:
-            self.accumulate(gradients, settings.factor, is_summed=settings.is_summed)
-        numbers = accumulator.hand_over(self._plan.gradients)
+            calls = accumulator.with_call(factor, is_summed=is_summed)
+        numbers = accumulator.hand_over(self._apart(gradients), factor, views, is_summed=is_summed)
         moves = 0 if self._average is None or settings.step == 1 else count - 1
-        settings = settings._replace(factor=1 / count, is_summed=False, calls=self._calls, moves=moves)
-        self._calls = ()
-        return numbers, settings
-
-    def _note_call(self, factor: float, *, is_summed: bool) -> None:
-        *before, last = self._calls or ((factor, is_summed, 0),)
-        if last[:2] == (factor, is_summed):
-            self._calls = (*before, (factor, is_summed, last[2] + 1))
-        else:
-            self._calls = (*before, last, (factor, is_summed, 1))
+        settings = settings._replace(factor=1 / count, is_summed=False, calls=calls, moves=moves)
+        try:
+            was_applied = self.apply({}, settings, numbers=numbers)
+        except BaseException:
+            # The call can also be made again where the ranks have refused it.
+            accumulator.take_back(gradients, factor, views, is_summed=is_summed)
+            raise
+        accumulator.clear()
+        return was_applied
 
     def _with_missing(self, numbers: tuple[int, ...]) -> tuple[int, ...]:
         """Collective. The variables for which some rank has a gradient; of the others' this rank's becomes zero."""
@@ -197,8 +192,10 @@ class ArenaPlan:
             everyone = self._communicator.all_gather_object(numbers)
         wanted = tuple(sorted({number for one in everyone for number in one}))
         for number in set(wanted) - set(numbers):
-            # A table has got no rows.
             self._plan.gradients[number][...] = 0
+            if number in self._plan.tables:
+                # It has got rows where the ranks have refused an earlier step.
+                self._plan.tables[number].take()
         return wanted
 
     def take_average(self, numbers: tuple[int, ...], moves: int = 0) -> None:
@@ -234,23 +231,26 @@ class ArenaPlan:
         return ""
 
     def _write(self, gradients: Mapping[int, Gradient], *, is_summed: bool) -> tuple[int, ...]:
-        """Put gradients into the plan; returns the numbers of their variables, increasing."""
+        """Collective under `check`. Put gradients into the plan; returns the numbers of their variables, increasing."""
+        if self._checks:
+            require_same_gradients(self._communicator, gradients if is_summed else None, self.variables)
         plan = self._plan
-        # Before anything is written: a gradient may lie in the view of another variable's. Most own their memory, and
-        # have no base.
-        views = plan.gradients
-        aliases = [
-            number for number, given in gradients.items()
-            if getattr(given, "base", given) is not None and given is not views[number] and plan.holds(given)
-        ]
-        if aliases:
-            gradients = {**gradients, **{number: copy_of(gradients[number]) for number in aliases}}
-        for number, gradient in gradients.items():
+        for number, gradient in self._apart(gradients).items():
             if number in plan.tables:
                 plan.tables[number].put(*take_rows(gradient, plan.variables[number]))
             elif not is_summed or plan.takes_sum(number):
                 write_gradient(plan.gradients[number], gradient, plan.variables[number])
         return tuple(sorted(gradients))
+
+    def _apart(self, gradients: Mapping[int, Gradient]) -> Mapping[int, Gradient]:
+        """The gradients, copied where they lie in the view of another variable's, which may be written before."""
+        # Most own their memory, and have no base.
+        plan, views = self._plan, self._plan.gradients
+        aliases = [
+            number for number, given in gradients.items()
+            if getattr(given, "base", given) is not None and given is not views[number] and plan.holds(given)
+        ]
+        return {**gradients, **{number: copy_of(gradients[number]) for number in aliases}} if aliases else gradients
 
 
 def open_update(

@@ -116,6 +116,23 @@ def test_missing_rows_are_no_rows(communicator: Communicator) -> None:
         assert weight.numpy().tolist() == [-2.0 * (communicator.size - 1)] * 3
 
 
+@pytest.mark.mpi(min_size=2)
+def test_rows_of_a_step_that_ranks_have_refused_are_in_no_later_one(communicator: Communicator) -> None:
+    for layout in ("node", "private", "pairs"):
+        strategy = make_strategy(communicator, layout)
+        with strategy.scope():
+            table = mpidist.Variable(np.zeros((5, 2)), sparse_gradient=True)
+        optimizer = SGD(1.0, missing_gradients="zero")
+        optimizer.build([table])
+        refused, rows = (mpidist.IndexedSlices(np.ones((1, 2)), np.array([row])) for row in (1, 3))
+        optimizer.learning_rate = 0.5 if communicator.rank == 0 else 1.0
+        with pytest.raises(MismatchError, match="learning rate"):
+            step(strategy, optimizer, [(refused, table)])
+        optimizer.learning_rate = 1.0
+        step(strategy, optimizer, [(rows, table)] if communicator.rank == 0 else [])
+        assert table.numpy()[:, 0].tolist() == [0, 0, 0, -1, 0]
+
+
 @pytest.mark.parametrize("kind", ["plain", "norms", "scaled"])
 def test_flush_applies_the_mean_of_the_calls_that_were_made(strategy: Strategy, kind: str) -> None:
     size = strategy.num_replicas_in_sync
@@ -160,6 +177,44 @@ def test_other_numbers_of_calls_are_an_error_on_all_ranks(strategy: Strategy, ca
         strategy.run(optimizer.flush)
     assert is_shared(caught.value)
     assert values(variables) == [0, 0, 0]
+
+
+@pytest.mark.mpi(min_size=2)
+@pytest.mark.parametrize("dtype", ["float64", "float16"])
+@pytest.mark.parametrize("kind", ["arrays", "views", "scaled", "flush"])
+def test_an_update_that_ranks_have_refused_loses_no_call(strategy: Strategy, kind: str, dtype: str) -> None:
+    with strategy.scope():
+        variables = [mpidist.Variable(np.zeros(size, dtype)) for size in (2, 3)]
+    optimizer = SGD(1.0, gradient_accumulation_steps=3)
+    optimizer.build(variables)
+    scaled = LossScaleOptimizer(optimizer, 4.0)
+    chosen: Any = scaled if kind == "scaled" else optimizer
+
+    def pairs(number: float) -> list[tuple[Any, Variable]]:
+        scale = 4 if kind == "scaled" else 1
+        return [(np.full(v.shape, scale * number, dtype), v) for v in variables]
+
+    step(strategy, chosen, pairs(2.0))
+    step(strategy, chosen, pairs(3.0))
+    last = pairs(4.0)
+    if kind in ("views", "scaled"):
+        views = optimizer.gradients(variables)
+        for view, (gradient, _) in zip(views, last, strict=True):
+            view[...] = gradient
+        last = list(zip(views, variables, strict=True))
+    update = optimizer.flush if kind == "flush" else lambda: chosen.apply_gradients(last)
+    for rate in (0.5, 0.25):
+        chosen.learning_rate = rate if strategy.communicator.rank == 0 else 1.0
+        with pytest.raises(MismatchError, match="learning rate"):
+            strategy.run(update)
+        assert (values(variables), optimizer.iterations) == ([0, 0], 2)
+    chosen.learning_rate = 1.0
+    strategy.run(update)
+    mean = 2.5 if kind == "flush" else 3
+    assert (values(variables), optimizer.iterations) == ([-mean * strategy.num_replicas_in_sync] * 2, 3)
+    for _ in range(3):
+        step(strategy, chosen, pairs(1.0))
+    assert values(variables) == [-(mean + 1) * strategy.num_replicas_in_sync] * 2
 
 
 def test_without_accumulation_there_is_nothing_to_flush(strategy: Strategy) -> None:

@@ -57,6 +57,23 @@ def test_a_gradient_is_read_before_it_is_written_over(strategy: Strategy, passed
         np.testing.assert_array_equal(variable.numpy(), -total)
 
 
+@pytest.mark.parametrize("passed", PASSED)
+def test_so_it_is_in_the_call_that_updates_by_a_mean(strategy: Strategy, passed: str) -> None:
+    rank, size = strategy.communicator.rank, strategy.num_replicas_in_sync
+    with strategy.scope():
+        variables = [mpidist.Variable(np.zeros(6)) for _ in range(2)]
+        optimizer = SGD(2.0, gradient_accumulation_steps=2)
+    views = optimizer.gradients(variables)
+    strategy.run(optimizer.apply_gradients, args=([(np.ones(6), variable) for variable in variables],))
+    for number, view in enumerate(views):
+        view[...] = np.arange(6) + 10 * number + 100 * rank
+    gradients = PASSED[passed](*views)
+    everyones = [np.sum(strategy.communicator.all_gather_object(dense(gradient)), axis=0) for gradient in gradients]
+    strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
+    for variable, total in zip(variables, everyones, strict=True):
+        np.testing.assert_array_equal(variable.numpy(), -(total + size))
+
+
 def test_gradients_of_another_library_are_seen_through(strategy: Strategy) -> None:
     torch = pytest.importorskip("torch", reason="PyTorch is not installed")
     with strategy.scope():
