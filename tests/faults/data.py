@@ -195,7 +195,7 @@ FAULTS = (
     ),
     Fault(
         "batches of datasets of the ranks' own are compared", "data/distribution/distributed_iterator.py",
-        "None if is_own else self._note_end", "self._note_end",
+        "None if self._is_own else self._note_end", "self._note_end",
         "parallel/data/test_peek.py::test_datasets_of_the_ranks_own", 2,
     ),
     Fault(
