@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.restoring import listed
+from mpidist.checkpoint.walk.found import Found
 
 logger = logging.getLogger("mpidist")
 

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.checkpoint import hdf5
-from mpidist.checkpoint.directory import DirectoryWork
-from mpidist.checkpoint.hdf5 import WAY_OUT, Blank
-from mpidist.checkpoint.layout import Bounds, Piece, Record, deal, joined_checksum, page_share
-from mpidist.checkpoint.positional import read_at, sync_directory, write_at
-from mpidist.checkpoint.saved import SavedFile
-from mpidist.comm.agreement import exchange, on_first_rank, together
-from mpidist.comm.communicator import Communicator
+from mpidist.checkpoint.directory.state import DirectoryWork
+from mpidist.checkpoint.file import hdf5
+from mpidist.checkpoint.file.hdf5 import WAY_OUT, Blank
+from mpidist.checkpoint.file.layout import Bounds, Piece, Record, deal, joined_checksum, page_share
+from mpidist.checkpoint.file.positional import read_at, sync_directory, write_at
+from mpidist.checkpoint.file.saved import SavedFile
+from mpidist.comm.group.agreement import exchange, on_first_rank, together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError
 from mpidist.variables.variable import Read
 

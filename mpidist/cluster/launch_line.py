@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from mpidist import launch
 from mpidist.cluster.command import program
-from mpidist.comm.agreement import name_ranks
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.ending import note_survival
-from mpidist.comm.mpi_library import loaded_device, loaded_library
+from mpidist.comm.group.agreement import name_ranks
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.mpi_library import loaded_device, loaded_library
 from mpidist.errors import LauncherError, UnavailableError
+from mpidist.failures.ending import note_survival
 
 logger = logging.getLogger("mpidist")
 

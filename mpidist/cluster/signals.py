@@ -13,8 +13,8 @@ from typing import Any
 
 from mpidist.cluster.children import CHILDREN
 from mpidist.cluster.early_signals import EARLY
-from mpidist.comm.deaths import WATCH
-from mpidist.comm.interrupts import INTERRUPTS
+from mpidist.failures.deaths import WATCH
+from mpidist.failures.interrupts import INTERRUPTS
 
 # What a notice says of a signal: this and its number.
 SIGNALLED = 100

@@ -7,9 +7,9 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mpidist.coordinator.work import ClosureEnd, End
 from mpidist.errors import CancelledError
-from mpidist.serving.handles import load
+from mpidist.parameter_server.protocol.references import load
+from mpidist.parameter_server.queue.work import ClosureEnd, End
 
 # Every result that names a variable has these bytes in it, and few others.
 _VARIABLE = b"variable"

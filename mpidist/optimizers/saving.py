@@ -13,7 +13,7 @@ from mpidist.variables.update.arithmetic import AVERAGE
 from mpidist.variables.update.halves import MASTER_COPY, state_dtype
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION
 from mpidist.variables.update.parts import initial
-from mpidist.variables.variable import Read, Slot, UpdatePlan, Variable, by_number
+from mpidist.variables.variable import BaseVariable, Read, Slot, UpdatePlan, by_number
 
 # The learning rate in a checkpoint, if it is a number.
 RATE = "learning_rate"
@@ -102,7 +102,7 @@ def require_names(names: Set[str], slots: Iterable[str], owner: str, *, accumula
         )
 
 
-def numbered(saved: Mapping[str, Any], variables: Sequence[Variable], owner: str) -> dict[str, Any]:
+def numbered(saved: Mapping[str, Any], variables: Sequence[BaseVariable], owner: str) -> dict[str, Any]:
     """Local. Find what a checkpoint holds for each variable, by the path that the variable has in it.
 
     Args:
@@ -146,7 +146,7 @@ def numbered(saved: Mapping[str, Any], variables: Sequence[Variable], owner: str
 
 
 def require_slots(
-    slots: Mapping[str, Slot], saved: Mapping[str, Any], variables: Sequence[Variable], owner: str
+    slots: Mapping[str, Slot], saved: Mapping[str, Any], variables: Sequence[BaseVariable], owner: str
 ) -> None:
     """Local. Raise CheckpointError unless what a checkpoint has of an optimizer's state fits.
 
@@ -217,5 +217,5 @@ def load_slot(targets: Slot, arrays: Mapping[str, Saved | None] | None, value: c
         target.load(_constant(value, target) if array is None else array.read)
 
 
-def _constant(value: complex, target: Variable) -> Read:
+def _constant(value: complex, target: BaseVariable) -> Read:
     return lambda start, stop: np.full(stop - start, initial(value, target.dtype), target.dtype)

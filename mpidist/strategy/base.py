@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from mpidist import context
 from mpidist.attributes import FixedAttributes
-from mpidist.cluster.resolver import ClusterResolver
+from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator, require_communicator
 from mpidist.comm.cross_device.chosen_collective import another_collective
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.resource import Resource, end_all
+from mpidist.comm.group.communicator import Communicator, require_communicator
+from mpidist.comm.group.resource import Resource, end_all
 from mpidist.context import Entry
 from mpidist.missing import Missing
 from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy import datasets, opened
 from mpidist.strategy.extended import StrategyExtended
-from mpidist.strategy.logical_replicas import LogicalReplicas
-from mpidist.strategy.numerics import NumericsRecord
 from mpidist.strategy.replica import ReplicaContext, mixing, require_call
+from mpidist.strategy.reproducible.logical_replicas import LogicalReplicas
+from mpidist.strategy.reproducible.numerics import NumericsRecord
 from mpidist.strategy.scope import Scope
 from mpidist.strategy.threads import share_cores
 from mpidist.strategy.values import ValueContext, gather_nest, gather_object, reduce_leaf, reduce_nest

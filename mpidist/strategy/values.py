@@ -14,19 +14,19 @@ import numpy as np
 from mpidist import arrays, tree
 from mpidist.arguments import described
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.exact import is_checked, parts_along
 from mpidist.comm.collective import check_reducible
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.packing import all_reduce_list
 from mpidist.comm.front.sparse import check_slices, reduce_slices
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
-from mpidist.variables.creation import default_array
-from mpidist.variables.sync_on_read import SyncOnReadVariable
-from mpidist.variables.variable import Variable
+from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
+from mpidist.variables.making.creation import default_array
+from mpidist.variables.variable import BaseVariable
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class DistributedValues(ABC):  # noqa: B024  (for isinstance and annotations onl
 
 DistributedValues.register(np.ndarray)
 DistributedValues.register(np.generic)  # type: ignore[type-abstract]  # register takes abstract classes, too
-DistributedValues.register(Variable)  # type: ignore[type-abstract]
+DistributedValues.register(BaseVariable)  # type: ignore[type-abstract]
 
 
 @dataclass(frozen=True)

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all
-from mpidist.comm.arrival import Arrival
-from mpidist.comm.call_order import CallOrder
-from mpidist.comm.call_text import HINT
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.calls.order import CallOrder
+from mpidist.comm.calls.text import HINT
+from mpidist.comm.front.arrival import Arrival
+from mpidist.comm.group.agreement import same_on_all
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.options import CommunicationOptions, ReduceOp
 

@@ -11,9 +11,9 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.options import VariableAggregation
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
 from mpidist.variables.step.gradient import to_dense
-from mpidist.variables.sync_on_read import SyncOnReadVariable
 from mpidist.variables.variable import Gradient
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.errors import mark_shared
-from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.update.overflow import Overflow
 
 

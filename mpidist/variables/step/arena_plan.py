@@ -16,9 +16,9 @@ import numpy as np
 
 from mpidist.arguments import settings_of
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.combine import is_half
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.comm.group.agreement import same_on_all
+from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.step.accumulator import Accumulator
 from mpidist.variables.step.alarm import Alarm
 from mpidist.variables.step.average import MovingAverage

@@ -18,7 +18,7 @@ from mpidist.comm.choice.tuning import NEVER, ring_begins
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.halves import is_halved
 from mpidist.options import ReduceOp
-from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block, Bundle
 from mpidist.variables.step.step import Phase
 from mpidist.variables.step.sums import (

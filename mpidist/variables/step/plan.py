@@ -16,12 +16,12 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.compression.compression import Compression, CompressionState
+from mpidist.comm.group.agreement import same_on_all
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.slab import Address
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.memory.slab import SlabRange
 from mpidist.variables.step.bundle import Bundle
 from mpidist.variables.step.bundle_step import open_bundle_step, own_blocks
 from mpidist.variables.step.compressed_step import CompressedReduction
@@ -110,11 +110,11 @@ class Plan:
         """Local. The state `name` of variable `number`, as a variable of the same shape."""
         variable, known = self.variables[number], f"{number} ({name})"
         if number in self.tables:
-            address = Address(self.tables[number].slots[name], 0, variable.size, known)
+            address = SlabRange(self.tables[number].slots[name], 0, variable.size, known)
         else:
             bundle = self._bundle_of[number]
             low, high = bundle.spans[number]
-            address = Address(bundle.slots[name], low, high - low, known)
+            address = SlabRange(bundle.slots[name], low, high - low, known)
         return MirroredVariable(
             self.arena, address, variable.shape, name=f"{variable.name}/{name}", trainable=False
         )

@@ -11,12 +11,12 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
-from mpidist.comm.agreement import same_on_all
-from mpidist.comm.call_order import CallOrder
-from mpidist.comm.call_text import AT_ONCE
+from mpidist.comm.calls.order import CallOrder
+from mpidist.comm.calls.text import AT_ONCE
+from mpidist.comm.group.agreement import same_on_all
 from mpidist.errors import mark_shared
-from mpidist.variables.arena_memory import ArenaMemory
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.update.kernel import Update
 
 # All ranks of all nodes compare what they do in so many first steps by messages.

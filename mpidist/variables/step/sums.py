@@ -14,10 +14,10 @@ from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.compiled_sums import CompiledSum, Pairs, in_order
 from mpidist.comm.arithmetic.tree_order import combine_pairs, pairs_of_leaves
 from mpidist.options import ReduceOp
-from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block
 from mpidist.variables.step.step import Phase
-from mpidist.variables.update.compiled import CompiledUpdate, Runs
+from mpidist.variables.update.compiled import CompiledUpdate, JoinedRuns
 from mpidist.variables.update.kernel import Update
 
 # `all_reduce(piece)` is Collective: it sums a piece of a gradient segment over nodes, or over all ranks, in place.
@@ -54,7 +54,7 @@ class GivenSums:
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self._work = Work(blocks)
+        self._work = BlockList(blocks)
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
@@ -77,8 +77,8 @@ class NodeSums:
         self._add = add
 
     @functools.cached_property
-    def _runs(self) -> Runs:
-        return Runs(self._blocks)
+    def _runs(self) -> JoinedRuns:
+        return JoinedRuns(self._blocks)
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
@@ -103,7 +103,7 @@ class ChunkSums:
     """
 
     def __init__(self, chunks: Sequence[Chunk], add: Add, all_reduce: AllReduce) -> None:
-        self._chunks = [(chunk, blocks, Work(blocks)) for chunk, blocks in chunks]
+        self._chunks = [(chunk, blocks, BlockList(blocks)) for chunk, blocks in chunks]
         self._add = add
         self._all_reduce = all_reduce
 
@@ -132,7 +132,7 @@ class PhasedSums:
 
     def __init__(self, reduction: Callable[[], None], blocks: Sequence[Block]) -> None:
         self._reduction = reduction
-        self._work = Work(blocks)
+        self._work = BlockList(blocks)
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
@@ -179,7 +179,7 @@ class WriteBack:
         self._phase.reduce()
 
 
-class Work:
+class BlockList:
     """The blocks that a rank updates by sums, one after another; for a compiled update all of them at once.
 
     Args:
@@ -190,8 +190,8 @@ class Work:
         self._blocks = blocks
 
     @functools.cached_property
-    def _sums(self) -> Runs:
-        return Runs([block._replace(gradients=block.gradients[:1]) for block in self._blocks])
+    def _sums(self) -> JoinedRuns:
+        return JoinedRuns([block._replace(gradients=block.gradients[:1]) for block in self._blocks])
 
     def update(self, update: Update) -> None:
         """Local. Apply `update` to the blocks, whose first gradients are sums."""

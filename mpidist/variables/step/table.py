@@ -14,8 +14,8 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.front.sparse import gather_rows
-from mpidist.variables.arena_memory import ArenaMemory
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.update.halves import state_dtype
 from mpidist.variables.update.kernel import Update
 from mpidist.variables.update.rows import RowArithmetic, Rows

@@ -35,7 +35,7 @@ _CTYPES: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}
 _Function = tuple[Code, tuple[str, ...]]
 
 
-class Block(Protocol):
+class BlockArrays(Protocol):
     """Arrays of one length, of an update: see `mpidist.variables.step.bundle.Block`."""
 
     @property
@@ -54,7 +54,7 @@ class Block(Protocol):
         ...
 
 
-class Runs:
+class JoinedRuns:
     """The places of the blocks of a rank's work, joined where they touch: a compiled loop needs no blocks.
 
     Args:
@@ -64,7 +64,7 @@ class Runs:
         dtype: Of the blocks; None if there is none.
     """
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[BlockArrays]) -> None:
         self.dtype: np.dtype[Any] | None = blocks[0].parameter.dtype if blocks else None
         self._places: list[tuple[int, dict[str, tuple[int, ...]]]] = []
         self._arguments: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
@@ -154,7 +154,7 @@ class CompiledUpdate:
         """
         return parameter.nbytes >= LEAST_BLOCK_BYTES and self._run(parameter, new, gradient, slots)
 
-    def sum_and_update(self, runs: Runs, pairs: Pairs) -> bool:
+    def sum_and_update(self, runs: JoinedRuns, pairs: Pairs) -> bool:
         """Local. Add up gradients and update, over all of a rank's work.
 
         Args:

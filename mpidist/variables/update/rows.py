@@ -9,7 +9,7 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.arithmetic.merging import merge_rows
+from mpidist.comm.arithmetic.rows import merge_rows
 from mpidist.variables.update.compiled import CompiledUpdate
 from mpidist.variables.update.halves import scratch_blocks, state_dtype
 from mpidist.variables.update.kernel import BLOCK_BYTES, GPU_BLOCK_BYTES, Update

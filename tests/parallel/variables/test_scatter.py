@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation
 from mpidist.strategy.base import Strategy
-from mpidist.variables.sync_on_read import variable_sync_on_read_context
+from mpidist.variables.kinds.sync_on_read import variable_sync_on_read_context
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
