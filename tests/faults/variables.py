@@ -214,7 +214,7 @@ FAULTS = (
     ),
     Fault(
         "a gradient is written over before it is read", "variables/step/arena_plan.py",
-        "if aliases else", "if False else",
+        "if copies else", "if False else",
         "parallel/optimizers/test_aliases.py::test_a_gradient_is_read_before_it_is_written_over", 2,
     ),
     Fault(

@@ -244,13 +244,13 @@ class ArenaPlan:
 
     def _apart(self, gradients: Mapping[int, Gradient]) -> Mapping[int, Gradient]:
         """The gradients, copied where they lie in the view of another variable's, which may be written before."""
-        # Most own their memory, and have no base.
         plan, views = self._plan, self._plan.gradients
-        aliases = [
-            number for number, given in gradients.items()
-            if getattr(given, "base", given) is not None and given is not views[number] and plan.holds(given)
-        ]
-        return {**gradients, **{number: copy_of(gradients[number]) for number in aliases}} if aliases else gradients
+        copies: dict[int, Gradient] = {}
+        for number, given in gradients.items():
+            # Most own their memory, and have no base.
+            if getattr(given, "base", given) is not None and given is not views[number] and plan.holds(given):
+                copies[number] = copy_of(given)
+        return {**gradients, **copies} if copies else gradients
 
 
 def open_update(
