@@ -71,7 +71,7 @@ def find_starter() -> Starter:
             [found, "--version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise LauncherError(f"`{found} --version` does not answer: {error}. Install that MPI anew") from None
+        raise LauncherError(f"`{found} --version` failed: {error}. Reinstall that MPI") from None
     text = asked.stdout + asked.stderr
     if "Open MPI" in text or "PRRTE" in text:
         library = "Open MPI"

@@ -112,9 +112,8 @@ class DataSets:
         parts = from_state(saved)
         if self._closures.uses(number):
             raise RuntimeError(
-                "the position of workers in their data is restored while functions that read this data have not "
-                "ended: they would read from the restored position what belongs to the time before. Call "
-                "ClusterCoordinator.join() before `restore`"
+                "cannot restore the workers' dataset positions while functions that read these datasets are running: "
+                "they would read from the restored positions. Call ClusterCoordinator.join() before `restore`"
             )
         living = list(self._closures.workers)
         dealt = dict(zip(living, deal(parts, len(living)), strict=True))

@@ -1,4 +1,4 @@
-"""Waits in vain: why a rank that others wait for can never come."""
+"""Deadlock detection: why a rank will never reach the call that others wait in."""
 
 from __future__ import annotations
 

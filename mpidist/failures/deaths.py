@@ -395,6 +395,6 @@ def describe(names: Iterable[str]) -> str:
     listed = sorted(names)
     ended = ", ".join(name for name in listed if not name.endswith(IS_SILENT))
     silent = ", ".join(name.removesuffix(IS_SILENT) for name in listed if name.endswith(IS_SILENT))
-    told = [f"{ended} ended without telling the others, for instance by a kill or `os._exit`"] * bool(ended)
-    told += [f"{silent} cannot be reached: the host says nothing any more, as where a cable is cut"] * bool(silent)
-    return f"{'; '.join(told)}. Start the job again: a program that saves checkpoints goes on from the last one"
+    told = [f"{ended} terminated unexpectedly, for instance by a kill or `os._exit`"] * bool(ended)
+    told += [f"{silent} cannot be reached: the host does not respond, as after a network failure"] * bool(silent)
+    return f"{'; '.join(told)}. Start the job again: a program that saves checkpoints resumes from the last one"

@@ -71,7 +71,7 @@ class Metric(FixedAttributes):
         if not hasattr(measure, "contribution"):
             raise TypeError(
                 f"`measure` must be the arithmetic of a metric (mpidist.metrics.Measure), got {measure!r} of type "
-                f"{type(measure).__name__}. Use mpidist.metrics.Mean() or another metric that is there"
+                f"{type(measure).__name__}. Use mpidist.metrics.Mean() or another built-in metric"
             )
         self.measure = measure
         self.name = name

@@ -311,7 +311,7 @@ class Optimizer(FixedAttributes):
             if gradient is None:
                 continue
             if number in gradients:
-                raise ValueError(f"{self.name}: variable {variable.name!r} stands twice in the list; pass it once")
+                raise ValueError(f"{self.name}: variable {variable.name!r} appears twice in the list; pass it once")
             gradients[number] = gradient
         return gradients
 

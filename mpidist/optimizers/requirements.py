@@ -44,7 +44,7 @@ def require_kernel(kernel: object) -> None:
     if not hasattr(kernel, "prepare"):
         raise TypeError(
             f"`kernel` must be the arithmetic of an optimizer (mpidist.optimizers.Kernel), got {kernel!r} of type "
-            f"{type(kernel).__name__}. Use mpidist.optimizers.SGD() or another optimizer that is there"
+            f"{type(kernel).__name__}. Use mpidist.optimizers.SGD() or another built-in optimizer"
         )
 
 

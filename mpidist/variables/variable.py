@@ -379,7 +379,7 @@ def common_home(variables: Sequence[BaseVariable]) -> Home:
     if not variables:
         raise ValueError("an optimizer needs at least one variable, got an empty list")
     if len(set(variables)) < len(variables):
-        raise ValueError(f"a variable stands twice in the list {[v.name for v in variables]}")
+        raise ValueError(f"a variable appears twice in the list {[v.name for v in variables]}")
     home = variables[0].home
     for variable in variables:
         if variable.home is not home:

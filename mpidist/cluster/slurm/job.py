@@ -89,8 +89,8 @@ def requeue(environment: Mapping[str, str] | None = None) -> str:
     job = job_name(environment)
     if not job:
         raise LauncherError(
-            "there is no job to queue again: SLURM_JOB_ID is not set. Start the program by sbatch, or leave out "
-            "`requeue=True`"
+            "cannot requeue: there is no Slurm job (SLURM_JOB_ID is not set). Start the program by sbatch, or leave "
+            "out `requeue=True`"
         )
     seen = _seen(job)
     # Slurm preempts some jobs by a requeue of its own, and a script may have asked before.

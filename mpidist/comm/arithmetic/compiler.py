@@ -136,8 +136,8 @@ def _compiler() -> Any:
         # without.
         if is_first_rank():
             logger.info(
-                "updates of variables take several passes over memory, by NumPy: %s. pip install 'mpidist[fast]' "
-                "brings what compiles them", error
+                "variable updates use NumPy (several passes over memory): %s. pip install 'mpidist[fast]' for compiled "
+                "updates", error
             )
         return None
     if is_first_rank():

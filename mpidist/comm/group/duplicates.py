@@ -56,9 +56,9 @@ def open_duplicate(user: MPI.Intracomm | None, purpose: str) -> Communicator:
         user.Set_attr(_DUPLICATES, duplicates)
     if not SERVED.isdisjoint(duplicates.by_purpose.values()):
         raise RuntimeError(
-            "this program has built its ParameterServerStrategy: the other ranks serve it, and leave the program with "
-            "it, so that they come to no other strategy and no other collective call. Use that strategy in all of the "
-            "program; what all ranks are to do together stands above it"
+            "this program has built its ParameterServerStrategy: the other ranks are serving it and will not reach "
+            "later code, so no other strategy or collective call is possible. Use that strategy in the whole program, "
+            "and put what all ranks do together above it"
         )
     if purpose not in duplicates.by_purpose:
         start = pages.begin(this_process(MPI.Get_processor_name()), user.rank, user.size)

@@ -1,4 +1,4 @@
-"""The shards of a variable that is to be made: their names, and their initial values one by one."""
+"""Shards of a new variable: their names, and their initial values one by one."""
 
 from __future__ import annotations
 

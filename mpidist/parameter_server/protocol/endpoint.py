@@ -158,9 +158,9 @@ class Station:
             return
         for rank in self._needed & self.left.keys():
             raise DeadRankError(
-                f"{self.name_of(rank)} (rank {rank}), without which no training goes on, lives and serves no more, "
-                f"after an error of its own: {self.left[rank]}. Start the job again: a program that saves checkpoints "
-                "goes on from the last one"
+                f"{self.name_of(rank)} (rank {rank}) stopped serving after an error: {self.left[rank]}. Training "
+                "cannot continue without it. Start the job again: a program that saves checkpoints resumes from the "
+                "last one"
             )
         dead = lost & self._needed
         if dead:
@@ -168,13 +168,13 @@ class Station:
             WATCH.was_raised = WATCH.was_raised or threading.current_thread() is threading.main_thread()
             names = ", ".join(map(self._why_gone, sorted(dead)))
             raise DeadRankError(
-                f"{names}, without which no training goes on. Start the job again: a program that saves checkpoints "
-                "goes on from the last one, also with another number of servers"
+                f"{names}; training cannot continue without it. Start the job again: a program that saves checkpoints "
+                "resumes from the last one, also with another number of servers"
             )
 
     def _why_gone(self, rank: int) -> str:
         is_silent = WATCH.dead.get(Process(*self._key_of(rank)), "").endswith(IS_SILENT)
-        why = "cannot be reached: its host says nothing any more" if is_silent else "is dead"
+        why = "cannot be reached: its host does not respond" if is_silent else "has died"
         return f"{self.name_of(rank)} (rank {rank}) {why}"
 
     def call(self, rank: int, name: str, *arguments: Any) -> Any:

@@ -57,7 +57,7 @@ class WorkerOptimizer(Optimizer):
                 continue
             known = by_shard.setdefault(id(whole), (whole, {}))[1]
             if id(variable) in known:
-                raise ValueError(f"{self.name}: variable {variable.name!r} stands twice in the list; pass it once")
+                raise ValueError(f"{self.name}: variable {variable.name!r} appears twice in the list; pass it once")
             known[id(variable)] = gradient
         gradients: dict[int, Any] = dict(super()._by_number(others))
         for whole, known in by_shard.values():

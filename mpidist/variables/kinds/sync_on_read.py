@@ -208,8 +208,8 @@ class SyncOnReadVariable(OnReadVariable):
             NotImplementedError: Always.
         """
         raise NotImplementedError(
-            f"variable {self.name!r}: scatter_{kind} is not there for ON_READ variables; change a copy of `v.value()` "
-            "inside `run` and assign it"
+            f"variable {self.name!r}: scatter_{kind} is not supported for ON_READ variables; change a copy of "
+            "`v.value()` inside `run` and assign it"
         )
 
     def reader(self) -> Read:

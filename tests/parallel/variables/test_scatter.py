@@ -89,7 +89,7 @@ def test_a_replica_may_have_no_rows(strategy: Strategy) -> None:
 def test_on_read_has_none(strategy: Strategy) -> None:
     v = create(strategy, np.zeros(4), synchronization="ON_READ", aggregation="SUM")
     for kind in ("add", "sub", "mul", "div", "min", "max", "update"):
-        with pytest.raises(NotImplementedError, match=f"scatter_{kind} is not there for ON_READ"):
+        with pytest.raises(NotImplementedError, match=f"scatter_{kind} is not supported for ON_READ"):
             getattr(v, f"scatter_{kind}")(rows(0))
 
 

@@ -85,7 +85,7 @@ def test_a_kill_while_a_checkpoint_is_saved(tmp_path: Path, dying: str) -> None:
         good, value = "ckpt-2", "2.0"
     else:
         assert "None [" not in text, text
-        assert re.search(rf"{dying} \(rank {rank}\) is dead|rank {rank} of 5 \(process .*\) ended", text), text
+        assert re.search(rf"{dying} \(rank {rank}\) has died|rank {rank} of 5 \(process .*\) terminated", text), text
         good, value = "ckpt-1", "1.0"
     # On another number of servers.
     result = run_program(3, program, tmp_path)

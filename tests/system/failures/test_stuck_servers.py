@@ -183,7 +183,7 @@ def test_nobody_waits_for_a_server_that_has_left_with_an_error(tmp_path: Path, w
     assert re.search(r"ps caught RuntimeError: rank 0 sends Commit.* breaks the serving protocol", text), text
     for task in ("chief", "worker"):
         assert re.search(
-            rf"{task} caught DeadRankError: ps 0 \(rank 2\), .* serves no more, after an error of its own: .*Commit",
+            rf"{task} caught DeadRankError: ps 0 \(rank 2\) stopped serving after an error: .*Commit",
             text,
         ), text
     assert len(re.findall("(?:chief|worker|ps) goes on", text)) == 3, text

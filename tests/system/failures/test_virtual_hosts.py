@@ -213,7 +213,7 @@ def test_survivors_of_a_death_on_another_host_end(virtual_hosts: Open, tmp_path:
     text = result.stdout + result.stderr
     assert result.returncode != 0
     dead = r"rank 3 of 4(?: \(process \d+ on n2\))?" if open_mpi else "a rank on another host"
-    told = set(re.findall(rf"mpidist: (rank \d) of \d on n\d cannot go on: {dead} ended without", text))
+    told = set(re.findall(rf"mpidist: (rank \d) of \d on n\d cannot go on: {dead} terminated unexpectedly", text))
     assert told, text
     if not open_mpi:
         assert told == {"rank 0", "rank 1"}, text

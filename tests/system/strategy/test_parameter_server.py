@@ -70,7 +70,7 @@ def test_a_program_ends_in_good_order_on_all_ranks(tmp_path: Path) -> None:
     assert result.returncode == 0, result.stdout + result.stderr
     assert "counts [2, 2, 2, 2]" in result.stdout
     assert "turned (2, 1) True\ncaught (3, 3)\n" in result.stdout
-    assert result.stdout.count("the other ranks serve it, and leave the program with it") == 5, result.stdout
+    assert result.stdout.count("the other ranks are serving it and will not reach") == 5, result.stdout
     assert result.stdout.count("counts") == 1, "only the chief goes on"
     assert "task:0', 'task:1', 'task:0', 'task:1" in result.stdout, result.stdout
 
@@ -178,7 +178,7 @@ def test_the_death_of_the_chief_or_of_a_server_ends_all_ranks(tmp_path: Path, ra
     write = "from tests.helpers import marks\nif pid:\n    marks.put(sys.argv[1] + '/me', pid)\n"
     program.write_text(PLAIN.replace("resolver = ", note + write + "resolver = ", 1) + wait)
     text = run_to_the_end(4, program, tmp_path, killed=tmp_path / "pid")
-    assert f"DeadRankError: {name} (rank {rank}) is dead, without which no training goes on" in text, text
+    assert f"DeadRankError: {name} (rank {rank}) has died; training cannot continue without it" in text, text
 
 
 @pytest.mark.parametrize(("how", "code", "why"), [

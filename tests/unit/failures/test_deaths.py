@@ -70,7 +70,7 @@ def test_the_end_of_a_process_is_seen(
     assert watch.lost(processes) == [name]
     assert watch.lost(processes[:1]) == []
     assert not watch.was_raised
-    with pytest.raises(DeadRankError, match=r"a sum cannot be done: rank 1 of 2 \(process \d+ on here\) ended"):
+    with pytest.raises(DeadRankError, match=r"a sum cannot be done: rank 1 of 2 \(process \d+ on here\) terminated"):
         watch.require_alive(processes, "a sum")
     assert watch.was_raised
 
@@ -169,11 +169,11 @@ def test_a_death_that_comes_while_one_is_told_harms_nothing() -> None:
 
 
 def test_the_sentence_about_the_dead() -> None:
-    assert describe(["rank 3 of 4", "rank 1 of 4"]).startswith("rank 1 of 4, rank 3 of 4 ended without telling")
+    assert describe(["rank 3 of 4", "rank 1 of 4"]).startswith("rank 1 of 4, rank 3 of 4 terminated unexpectedly")
     silent = f"rank 2 of 4{IS_SILENT}"
-    assert describe([silent]).startswith("rank 2 of 4 cannot be reached: the host says nothing any more")
+    assert describe([silent]).startswith("rank 2 of 4 cannot be reached: the host does not respond")
     both = describe([silent, "rank 1 of 4"])
-    assert both.startswith("rank 1 of 4 ended without telling the others")
+    assert both.startswith("rank 1 of 4 terminated unexpectedly")
     assert "; rank 2 of 4 cannot be reached" in both
 
 

@@ -342,7 +342,7 @@ def test_some_shards_have_a_gradient(servers: Partitioned) -> None:
     servers.run(step, [(None, first), (np.ones((2, 3)), second), (None, third)])
     assert whole.numpy().sum(axis=1).tolist() == [0, 0, 0, -3, -3, 0, 0]
     for pairs, text in (
-        ([(np.ones((2, 3)), second)] * 2, "'.*/part_1' stands twice in the list"),
+        ([(np.ones((2, 3)), second)] * 2, "'.*/part_1' appears twice in the list"),
         ([(np.ones((2, 3)), second), (np.ones((7, 3)), whole)], "stands in the list, and shards of it"),
         ([(np.ones((3, 3)), second)], r"expected a value of shape \(2, 3\), got \(3, 3\)"),
     ):

@@ -1,4 +1,4 @@
-"""The door: it admits ranks that call, and calls others, in threads, so that no stranger holds up who serves."""
+"""Accepts and opens connections in background threads: an unauthenticated peer cannot block the server."""
 
 from __future__ import annotations
 
