@@ -277,7 +277,7 @@ class CheckpointManager(FixedAttributes):
             group: The ranks.
             decide: Called on rank 0.
             choice: The name and the value of an argument that is True or False.
-            number: Of a checkpoint.
+            number: The number of a checkpoint.
         """
         decision: T | None = None
         error: Exception | None = None

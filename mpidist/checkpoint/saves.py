@@ -34,7 +34,7 @@ class Saves:
 
         Args:
             found: The objects that were saved.
-            path: Of the file.
+            path: The path of the file.
         """
         if found.caches and not self._told_caches:
             self._told_caches = True

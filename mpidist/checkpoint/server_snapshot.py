@@ -89,7 +89,7 @@ class _Outcome(NamedTuple):
     """The work of one server.
 
     Attributes:
-        checksums: Of the pieces that it has written.
+        checksums: The checksums of the pieces that it has written.
         small: The content of small variables, by number.
         shards: The checksums of the parts of pieces that shards have, by their numbers.
         heads: The first bytes of shards in a page of the file that begins in an earlier one; likewise.
@@ -171,7 +171,7 @@ def write_cut(
     """Local. Write a checkpoint of variables of servers, and of what the chief has beside them.
 
     Args:
-        home: Of the variables.
+        home: The home of the variables.
         path: The file's name; a missing directory is made. A file that had the name keeps it until all is written.
         find: Finds the objects; called twice.
         count: See `arrays_to_write`.

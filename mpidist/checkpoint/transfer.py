@@ -97,7 +97,7 @@ def verify(communicator: Communicator, file: SavedFile, paths: Iterable[str]) ->
     Args:
         communicator: The ranks that check.
         file: The same checkpoint on every rank.
-        paths: Of the arrays to check, the same on every rank.
+        paths: The paths of the arrays to check, the same on every rank.
 
     Raises:
         CheckpointError: On every rank, naming an array that is damaged.
@@ -217,7 +217,7 @@ class OwnPart:
         """Local. The bytes behind the part that are in its last page, which is this rank's alone.
 
         Args:
-            heads: Of all ranks, in their order.
+            heads: The heads of all ranks, in their order.
         """
         # Of the next ranks: a rank whose whole part is in this page is followed by another one.
         count = self._stop - self.end if self._start < self._stop else 0

@@ -37,7 +37,7 @@ class Notice:
     Attributes:
         reason: As `checkpoint.termination` names them, `SIGNALLED` and more; 0 as long as there is nothing.
         since: When that was known first, by the clock.
-        error: Of the user's function.
+        error: The error of the user's function.
         is_closed: Whether nobody wants to know any more.
         on_first: Called after the first reason, at any moment and in any thread.
     """

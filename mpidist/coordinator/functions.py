@@ -51,7 +51,7 @@ class _SentDataset(NamedTuple):
     """A data set that was sent.
 
     Attributes:
-        number: Of it.
+        number: The number of it.
         names: What a worker must have been sent; itself is the last.
         held: What it captures.
     """

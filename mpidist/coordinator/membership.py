@@ -20,10 +20,10 @@ class Membership:
     """The workers that are lost, and those that join.
 
     Args:
-        strategy: Of the chief.
-        closures: Of the coordinator.
+        strategy: The strategy of the chief.
+        closures: The closures of the coordinator.
         data_sets: Likewise.
-        station: Of the chief.
+        station: The station of the chief.
         do: Does what the closures ask for.
     """
 

@@ -38,8 +38,8 @@ class Names:
     """The names of a coordinator's objects.
 
     Args:
-        strategy: Of the coordinator.
-        chief: Of the strategy.
+        strategy: The strategy of the coordinator.
+        chief: The chief of the strategy.
         values: The values of closures that have not ended, by their numbers.
     """
 

@@ -50,7 +50,7 @@ class ChiefWaits:
     Args:
         closures: Theirs are the workers.
         place_of: The name of a rank, and its process.
-        invitation: Of the chief, if others may join.
+        invitation: The invitation of the chief, if others may join.
         clock: Tells the seconds as the watchdog does, and as the closures were told them.
     """
 

@@ -36,7 +36,7 @@ class DataSets:
         make: Lets workers make values.
         make_again: Lets workers make values of a number anew.
         wait_for: Waits until all workers have made the values of a number.
-        closures: Of the coordinator.
+        closures: The closures of the coordinator.
         is_at_end: Whether an iterator has ended on all workers, by its number.
         workers: The ranks of all workers, in the order of their indices.
         work_of: The work that calls a function.

@@ -65,7 +65,7 @@ def resume(
     Args:
         dataset: This worker's own, which goes on with the next pass.
         dataset_fn: As of `ClusterCoordinator.create_per_worker_dataset`.
-        place: Of this worker.
+        place: The place of this worker.
         parts: What each worker is to read, by its index.
 
     Raises:

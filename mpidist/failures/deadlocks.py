@@ -92,7 +92,7 @@ def find(view: View, waiting: Sequence[Calls], late: Mapping[Key, Peer]) -> Reas
     """Local. The reason why this rank waits in vain; None if there is none, as far as it sees.
 
     Args:
-        view: Of this rank.
+        view: The view of this rank.
         waiting: The communicators on which it waits, the outermost call first.
         late: For whom it waits.
     """

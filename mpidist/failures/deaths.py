@@ -146,7 +146,7 @@ class DeathWatch:
         """Local. Watch the processes of a group that are on this host; each is watched once.
 
         Args:
-            processes: Of all ranks.
+            processes: The processes of all ranks.
             rank: This rank.
         """
         if self._on_death is None:
@@ -202,7 +202,7 @@ class DeathWatch:
         """Local. Raise DeadRankError if one of these processes is dead.
 
         Args:
-            processes: Of the ranks that take part.
+            processes: The processes of the ranks that take part.
             what: The thing that cannot be done then, for the text.
 
         Raises:
@@ -279,7 +279,7 @@ class DeathWatch:
         """Local. Call a function at each signal, also while the main thread is in a call of MPI and runs no handlers.
 
         Args:
-            number: Of a signal that has a handler.
+            number: The number of a signal that has a handler.
             function: Called in a thread of its own, beside those of earlier calls.
         """
         self._heard.setdefault(number, []).append(function)

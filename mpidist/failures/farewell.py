@@ -21,7 +21,8 @@ class Farewell:
 
     Args:
         mpi: An MPI communicator that is used for no other collective operation.
-        processes: Of its ranks. Where one of them is dead, without whom the others go on, nobody waits for it.
+        processes: The processes of its ranks. Where one of them is dead, without whom the others go on, nobody waits
+            for it.
     """
 
     def __init__(self, mpi: Any, processes: Iterable[Process]) -> None:

@@ -43,7 +43,7 @@ def folder_of(directory: str, job: str) -> Path:
     """Local. The directory of one job.
 
     Args:
-        directory: Of all jobs.
+        directory: The directory of all jobs.
         job: A name that no other job has, the same on all ranks.
     """
     return Path(directory) / f".mpidist-{job}"
@@ -84,7 +84,7 @@ class OwnFile:
     """The file of this rank.
 
     Args:
-        folder: Of the job; made if it is missing.
+        folder: The folder of the job; made if it is missing.
         key: This process.
         clock: By which it is written.
 
@@ -132,7 +132,7 @@ class DeathNotes:
     """A file of the job directory in which ranks of a large job tell deaths, which few of them see.
 
     Args:
-        folder: Of the job.
+        folder: The folder of the job.
         me: This rank's own process.
     """
 
@@ -176,7 +176,7 @@ class FarPeer(Peer):
         key: Its process.
         name: What to call it.
         order: Lower ones speak first.
-        folder: Of the job.
+        folder: The folder of the job.
         me: This rank's own process.
         clock: By which this rank looks.
     """

@@ -33,7 +33,7 @@ class Lives:
         """Local. Look at one more process.
 
         Args:
-            number: Of a process that was alive a moment ago.
+            number: The number of a process that was alive a moment ago.
             on_end: Called once when it has ended, in a thread of ours.
         """
         with self._lock:

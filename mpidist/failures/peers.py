@@ -41,7 +41,7 @@ class Peer:
         name: What to call it: "rank 1 of 4 (process 77 on n3)".
         order: Lower ones speak first.
         page: What it shows; None where it cannot be seen.
-        path: Of the file behind the page.
+        path: The path of the file behind the page.
         clock: By which its watchdog looks.
     """
 
@@ -115,7 +115,8 @@ class Peer:
         """Local. Tell where it is: a line, and its stack below it where it is in no call.
 
         Args:
-            identities: Of communicators. It may have entered a call on one of them and not have written about it yet.
+            identities: The identities of communicators. It may have entered a call on one of them and not have written
+                about it yet.
         """
         if self.page is None:
             return f"{self.name} cannot be seen from here"
@@ -172,7 +173,7 @@ def missing(state: int, others: Sequence[Peer], identity: int) -> list[Peer]:
     Args:
         state: The one in which this rank waits.
         others: The other ranks of the communicator.
-        identity: Of the communicator.
+        identity: The identity of the communicator.
     """
     late = []
     for peer in others:
@@ -215,7 +216,7 @@ def elsewhere_inside(
         state: The call in which this rank waits.
         mine: The words about this rank's inner calls.
         others: The other ranks of the communicator.
-        identity: Of the communicator.
+        identity: The identity of the communicator.
 
     Returns:
         Those that were in another one instead; those that have left this call without this rank's last inner one.
@@ -244,7 +245,7 @@ def is_left_behind(me: Key, state: int, others: Sequence[Peer], identity: int) -
         me: This rank.
         state: The call in which it waits.
         others: The other ranks of the communicator.
-        identity: Of the communicator.
+        identity: The identity of the communicator.
     """
     gone_on = [peer for peer in others if peer.state(identity) != state]
     return bool(gone_on) and all(tuple(me) in map(tuple, peer.details().get("missing", ())) for peer in gone_on)

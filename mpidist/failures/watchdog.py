@@ -89,7 +89,7 @@ class Watchdog:
             place: What to call this rank.
             order: Its rank.
             page: What the others see of it.
-            descriptor: Of the file behind the page, to which stacks are appended.
+            descriptor: The descriptor of the file behind the page, to which stacks are appended.
 
         Raises:
             ValueError: A variable of the environment is not a number.

@@ -52,7 +52,7 @@ def instead_of_setting(name: str, owner: str, kernel: object) -> str:
     """Local. What to do instead of setting an attribute of an optimizer; empty if that is none of its settings.
 
     Args:
-        name: Of the attribute.
+        name: The name of the attribute.
         owner: The optimizer, for the error.
         kernel: The optimizer's arithmetic.
     """

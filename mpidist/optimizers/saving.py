@@ -108,7 +108,7 @@ def numbered(saved: Mapping[str, Any], variables: Sequence[BaseVariable], owner:
     Args:
         saved: The optimizer's tree in the checkpoint. What is held by number, as in checkpoints without the variables
             and in those of before paths were stored, stays so.
-        variables: Of the optimizer, in their order.
+        variables: The variables of the optimizer, in their order.
         owner: For the error.
 
     Returns:
@@ -153,7 +153,7 @@ def require_slots(
     Args:
         slots: The state by name.
         saved: As `numbered` returns it. A checkpoint from before the first step has no slots.
-        variables: Of the optimizer.
+        variables: The variables of the optimizer.
         owner: For the error.
     """
     for name, targets in slots.items():
@@ -181,7 +181,7 @@ def read_slots(
     """Local. The state in a checkpoint, as `numbered` gives it, if it fits.
 
     Args:
-        plan: Of the optimizer.
+        plan: The plan of the optimizer.
         saved: The optimizer's tree in the checkpoint.
         older: As of `renewed`.
         owner: The optimizer, for the errors.
@@ -207,10 +207,10 @@ def load_slot(targets: Slot, arrays: Mapping[str, Saved | None] | None, value: c
     """Collective. Set the variables of one slot; each rank reads only the elements that it keeps.
 
     Args:
-        targets: Of the optimizer's state.
+        targets: The targets of the optimizer's state.
         arrays: By number; None where the checkpoint has nothing of a variable, or is from before the first step. Then
             `value` is taken.
-        value: Of every element at first, as of `Kernel.slots`.
+        value: The value of every element at first, as of `Kernel.slots`.
     """
     for number, target in by_number(targets).items():
         array = None if arrays is None else arrays[str(number)]

@@ -74,7 +74,7 @@ def code_of(name: str, sign: int) -> int:
     """Local. A number for a whole call, the same on every rank; never 0.
 
     Args:
-        name: Of the call.
+        name: The name of the call.
         sign: Says which one it is: a checksum of what must be the same on all ranks, and whose it is.
     """
     return CODES[name] ^ (sign & WHICH) or 1
@@ -98,7 +98,7 @@ class Calls:
     communicator make, in the same order on all of them: their numbers are compared.
 
     Args:
-        identity: Of the communicator, the same on all its ranks; positive.
+        identity: The identity of the communicator, the same on all its ranks; positive.
         members: The processes of its ranks, in their order.
         rank: This rank among them.
         words: This communicator's place in the page of this rank.
@@ -147,7 +147,7 @@ class Calls:
         Args:
             name: What the program called, the same on all ranks.
             call: The call, if there is more to say. It is kept: the same object again takes no memory.
-            code: Of the whole call; by default that of its name and its owner.
+            code: The code of the whole call; by default that of its name and its owner.
             owner: The number of the strategy whose call it is; 0: no strategy's.
 
         Raises:

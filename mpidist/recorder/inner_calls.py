@@ -28,8 +28,8 @@ def differ(mine: Sequence[int], number: int, code: int, theirs: Sequence[int]) -
 
     Args:
         mine: The words of this rank.
-        number: Of its call.
-        code: Of its name.
+        number: The number of its call.
+        code: The code of its name.
         theirs: The words of the other rank.
     """
     if theirs[FAILED] // NEXT == number and theirs[FAILED] % NEXT != code:
@@ -49,7 +49,7 @@ def are_missing(mine: Sequence[int], number: int, theirs: Sequence[int]) -> bool
 
     Args:
         mine: The words of this rank.
-        number: Of its call.
+        number: The number of its call.
         theirs: The words of the other rank, read after it has left.
     """
     # Words about a later call say nothing about this one.

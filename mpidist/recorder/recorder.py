@@ -56,7 +56,7 @@ class ClosureCall:
     """A closure that this worker runs.
 
     Attributes:
-        number: Of the closure.
+        number: The number of the closure.
         attempt: How often it was given to a worker.
         find: Gives its function; None before that has come out of its message.
         since: When it has begun, by the monotonic clock.
@@ -124,7 +124,7 @@ class Recorder:
         """Local. Let calls be seen on these words from now on; before the first communicator is opened.
 
         Args:
-            words: Of eight bytes, zero, `PLACE_WORDS` for each communicator.
+            words: The words of eight bytes, zero, `PLACE_WORDS` for each communicator.
         """
         self.page = words
         self._open = [None] * (len(words) // PLACE_WORDS)
@@ -133,7 +133,7 @@ class Recorder:
         """Local. The calls on a new communicator. Its place is used again when the object is gone.
 
         Args:
-            identity: Of the communicator, the same on all its ranks; positive.
+            identity: The identity of the communicator, the same on all its ranks; positive.
             members: The processes of its ranks, in their order.
             rank: This rank among them.
         """

@@ -72,7 +72,7 @@ def write_at_signal(descriptor: int) -> int:
     Not by `faulthandler.dump_traceback_later`: there is one timer in a process, and it may be the program's.
 
     Args:
-        descriptor: Of the file; stays open.
+        descriptor: The descriptor of the file; stays open.
 
     Returns:
         The signal; 0 if none is free.
@@ -100,7 +100,7 @@ def stack_of_process(process: int, number: int, path: str) -> str:
     Args:
         process: Its number.
         number: The signal that `write_at_signal` returned there.
-        path: Of the file.
+        path: The path of the file.
     """
     try:
         with open(path, "rb") as file:

@@ -15,7 +15,7 @@ class Sent:
 
     Attributes:
         messages: The number of messages.
-        bytes: Of these messages, all told.
+        bytes: The bytes of these messages, all told.
         given: The bytes among them that are the user's: pickled arguments, results and errors.
     """
 

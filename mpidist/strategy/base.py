@@ -301,8 +301,8 @@ class Strategy(Resource, FixedAttributes):
         """Collective at the first call with equal options, then Local. The collective for calls with these options.
 
         Args:
-            options: Of the call, the same on every rank: they win over the strategy's where they say something. The
-                strategy's `wire_dtype` is for gradients, and not for calls that do not ask for it.
+            options: The options of the call, the same on every rank: they win over the strategy's where they say
+                something. The strategy's `wire_dtype` is for gradients, and not for calls that do not ask for it.
         """
         if options is None:
             return self.arena.collective
@@ -333,7 +333,7 @@ class Strategy(Resource, FixedAttributes):
         Args:
             dataset: The same on every rank; its last batching step makes global batches. Without such a step elements
                 of a generator or an iterable are global batches, if their arrays all have the same first dimension.
-            options: Of the input.
+            options: The options of the input.
 
         Returns:
             An iterable of this rank's pieces: each global batch is split so that sizes differ by at most one. On GPUs
@@ -348,7 +348,7 @@ class Strategy(Resource, FixedAttributes):
 
         Args:
             dataset_fn: Called once with `InputContext(n, rank, n)`.
-            options: Of the input.
+            options: The options of the input.
 
         Returns:
             An iterable that ends on all ranks together: a rank without data gets empty batches.

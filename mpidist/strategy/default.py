@@ -313,8 +313,9 @@ class Variable(ABC):  # noqa: B024  # for `register`
             the number of rows. Other rows keep their value and state: momentum and decay of a row stop while it has no
             gradient, as in PyTorch's `SparseAdam`. Plain SGD and Adagrad give the same results as with dense gradients.
             tf.Variable has no such argument.
-        shape: Of the variable. With it a function that makes the initial value may make it shard by shard, where a
-            `ParameterServerStrategy` cuts the variable: one with a parameter `shard_info` gets the shard's `shape` and
+        shape: The shape of the variable. With it a function that makes the initial value may make it shard by shard,
+            where a `ParameterServerStrategy` cuts the variable: one with a parameter `shard_info` gets the shard's
+            `shape` and
             `offset`, one with `partition_shape` and `partition_offset` gets these. Give the `dtype`, too.
 
     Raises:

@@ -219,8 +219,8 @@ def signed(collective: CollectiveFront, spec: Any) -> AbstractContextManager[obj
     """Local. Surrounds calls of leaves in their order: dictionaries with other keys would be combined by position.
 
     Args:
-        collective: Of the calls.
-        spec: Of the structure, as `tree.flatten` gives it.
+        collective: The collective of the calls.
+        spec: The spec of the structure, as `tree.flatten` gives it.
     """
     keys = tree.keys(spec)
     return collective.log.begin("values of the keys", keys, None, meets=False).surround() if keys else nullcontext()
@@ -265,7 +265,7 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Local. The dtype in which elements are added up: float32 for half precision, else their own in native order.
 
     Args:
-        dtype: Of the elements.
+        dtype: The dtype of the elements.
     """
     return np.dtype(np.float32) if is_half(dtype) else dtype.newbyteorder("=")
 

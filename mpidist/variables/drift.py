@@ -22,7 +22,7 @@ class DriftCheck:
     variable is compared while all ranks hold it.
 
     Args:
-        arena: Of the variables.
+        arena: The arena of the variables.
     """
 
     def __init__(self, arena: ArenaMemory) -> None:

@@ -15,7 +15,7 @@ def read_together(variable: BaseVariable, read: Read, start: int, stop: int) -> 
     Args:
         variable: Whose they are.
         read: As of `BaseVariable.load`.
-        start: Of the first element.
+        start: The start of the first element.
         stop: Behind the last one.
 
     Raises:

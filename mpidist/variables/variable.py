@@ -281,7 +281,7 @@ class UpdatePlan(Protocol):
 
         Args:
             gradients: This replica's, by the numbers of their variables.
-            settings: Of this update.
+            settings: The settings of this update.
 
         Returns:
             False, on every replica, if a gradient was not finite and nothing was updated; else True.
@@ -364,7 +364,7 @@ class Home(Resource, Protocol):
         """Local. A context that makes new variables where another one is. Where all are in one place it does nothing.
 
         Args:
-            variable: Of this home.
+            variable: The variable of this home.
         """
         del variable
         return nullcontext()

@@ -106,7 +106,7 @@ class DirectoryLock:
 
     Args:
         directory: The directory; `acquire` makes it where it is missing.
-        name: Of the lock file.
+        name: The name of the lock file.
     """
 
     def __init__(self, directory: str, name: str = LOCK_FILE) -> None:

@@ -80,7 +80,7 @@ class Record:
     Args:
         path: Its escaped path.
         shape: The full, global shape.
-        dtype: Of NumPy; a byte string type stands for one text in UTF-8.
+        dtype: The dtype of NumPy; a byte string type stands for one text in UTF-8.
         replicas: Number of replicas whose components the first dimension holds; 0 where all share one value.
 
     Attributes:

@@ -14,7 +14,7 @@ class Exchange:
         begin: Begins one.
 
     Attributes:
-        count: Of those that this rank has begun.
+        count: The number of those that this rank has begun.
     """
 
     def __init__(self, begin: BeginMax) -> None:

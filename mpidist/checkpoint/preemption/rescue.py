@@ -146,8 +146,8 @@ class Rescue:
         checkpoint: What is saved.
         group: The ranks that save together.
         sibling: The same ranks, on a communicator on which nothing is under way.
-        notice: Of this rank.
-        exchange: Of notices.
+        notice: The notice of this rank.
+        exchange: The exchange of notices.
         handler: Whose steps these are.
 
     Attributes:

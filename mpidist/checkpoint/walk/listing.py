@@ -31,7 +31,7 @@ def list_together(
         communicator: The ranks that have to agree.
         step: What is being done, for the error.
         function: Gives a result and one line for each object. Must not communicate.
-        path: Of the checkpoint, which must be the same, too.
+        path: The path of the checkpoint, which must be the same, too.
 
     Returns:
         This rank's result.

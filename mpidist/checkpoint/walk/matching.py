@@ -90,7 +90,7 @@ def state_apart(found: Found, file: SavedFile, path: str, state: State) -> tuple
     Args:
         found: The objects.
         file: The checkpoint file.
-        path: Of the object.
+        path: The path of the object.
         state: The object, whose variables have their paths in the file.
 
     Returns:

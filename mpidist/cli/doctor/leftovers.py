@@ -28,7 +28,7 @@ def look_at_leftovers(
     """Local. Look for files that killed jobs of MPICH have left, and remove those that certainly nobody uses.
 
     Args:
-        folder: Of the files.
+        folder: The folder of the files.
         processes: As /proc.
         clean: Whether to remove them: the user's own, older than ten minutes, that no process has mapped.
         now: The time, in seconds since 1970.

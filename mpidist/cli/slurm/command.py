@@ -182,7 +182,7 @@ def read_options(words: Sequence[str], line: int, component: int = 0) -> Iterato
     """Local. The options among words: `--name=value`, `--name value`, `-n 4`, `-n4` and `-ln4`.
 
     Args:
-        words: Of `#SBATCH`, or those of a command that are options.
+        words: The words of `#SBATCH`, or those of a command that are options.
         line: Their line.
         component: Their component of a heterogeneous job.
     """

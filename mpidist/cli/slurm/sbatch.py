@@ -59,7 +59,7 @@ class Job:
         gpus_per_node: Number of GPUs on each.
         cpus_per_task: Number of cores of a rank.
         time: The limit, in a form of Slurm's.
-        name: Of the job.
+        name: The name of the job.
         requeue: Whether the job may be queued again, and gets SIGUSR1 before its end.
     """
 
@@ -101,7 +101,7 @@ def started(words: Sequence[str]) -> list[str]:
     """Local. The words that start a program: a file of Python's gets `python` in front.
 
     Args:
-        words: Of the program, as `read_program` returns them.
+        words: The words of the program, as `read_program` returns them.
     """
     return [*(["python"] if words[0].endswith(".py") else []), *words]
 
@@ -165,7 +165,7 @@ def write_script(job: Job, site: Site, library: str) -> str:
 
     Args:
         job: The job; its options go before the site's.
-        site: Of the site.
+        site: The name of the site.
         library: The MPI library at hand, "Open MPI" or "MPICH", where the site names no kind.
 
     Raises:

@@ -63,7 +63,7 @@ def loop_text(
 
     Args:
         arguments: Those after the count.
-        lines: Of the loop, for the element `%i`.
+        lines: The lines of the loop, for the element `%i`.
         step: The loop takes so many elements at a time; the count is a multiple of it.
         carried: Lines that begin the loop, for values of the round before: from `%entry` and from `%body`.
         end: Lines after the loop, which begin with the choice of values from `%entry` and `%body`.

@@ -24,7 +24,7 @@ class CallComparison:
 
     Attributes:
         broken: The call that was left in the middle, empty if there is none. Later calls are refused.
-        number: Of the last call.
+        number: The number of the last call.
         key: The last call: its name, what must be the same on all ranks, dtype and shape. The same object again and
             again where it does not change.
         is_across: Whether there are ranks with which this one shares no memory.
@@ -64,8 +64,8 @@ class CallComparison:
         """Local. Compare calls from now on.
 
         Args:
-            page: Of this rank's node; None where the ranks share no memory.
-            barrier: Of this rank's node, on that page.
+            page: The page of this rank's node; None where the ranks share no memory.
+            barrier: The barrier of this rank's node, on that page.
             messages: Where there are ranks that this rank shares no memory with, else None.
         """
         self.is_shown = True
@@ -120,7 +120,7 @@ class CallComparison:
         Where there are several nodes, the next message between them compares, so that all ranks raise the same error.
 
         Args:
-            count: Of the barrier.
+            count: The number of the barrier.
             differs: Ranks are in different calls. Else one of them was interrupted.
 
         Raises:

@@ -32,7 +32,7 @@ class CallMessages:
     Attributes:
         gather: As given.
         look: Called while this rank waits, and may raise; None: nothing.
-        count: Of the comparisons that this rank has begun.
+        count: The number of the comparisons that this rank has begun.
     """
 
     def __init__(self, begin_max: BeginMax, gather: Callable[[str], list[str]]) -> None:
@@ -46,7 +46,7 @@ class CallMessages:
         """Collective. Begin to compare; the comparison before is complete.
 
         Args:
-            checksum: Of this rank's call and all before it.
+            checksum: The checksum of this rank's call and all before it.
             is_asked: This rank was interrupted.
         """
         self.count += 1

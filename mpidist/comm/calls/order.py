@@ -35,7 +35,7 @@ class CallOrder(CallComparison):
 
     Args:
         calls: Where the calls are recorded.
-        processes: Of the ranks.
+        processes: The processes of the ranks.
         is_alone: Whether no other rank makes these calls.
 
     Attributes:
@@ -111,7 +111,7 @@ class CallOrder(CallComparison):
         """Local, and Collective between nodes. Sign a call that begins.
 
         Args:
-            name: Of the call.
+            name: The name of the call.
             detail: What must be the same on all ranks: an operation, a root; hashable, with a `str` that is the same on
                 all ranks. Its attribute `subject`, if there is one, names it in errors.
             array: Its dtype and shape must be the same on all ranks; None where there is none.
@@ -188,7 +188,7 @@ class CallOrder(CallComparison):
         """Local. Sign what another thread does later: ranks that begin something else differ from now on.
 
         Args:
-            name: Of what is done. It gets no number: a rank that leaves it out is not one call behind.
+            name: The name of what is done. It gets no number: a rank that leaves it out is not one call behind.
             detail: As of `enter`.
             array: As of `enter`.
             owner: As of `enter`.
@@ -208,7 +208,7 @@ class CallOrder(CallComparison):
         """Local. Begin what all ranks do in several calls, or in none: an interrupt waits for its end.
 
         Args:
-            name: Of all this.
+            name: The name of all this.
             owner: As of `enter`.
 
         Raises:

@@ -114,7 +114,7 @@ class CallPage:
 
         Args:
             about: The number of the call, or of the barrier: the same on all ranks that write and read.
-            number: Of the call.
+            number: The number of the call.
             text: To show.
         """
         begin, content = self._place * PAGE_BYTES + _TEXT_BEGIN, text.encode()[: PAGE_BYTES - _TEXT_BEGIN - 1] + b"\0"
@@ -126,7 +126,7 @@ class CallPage:
         """Local. Show a text about the call of this number, in which this rank waits and has seen no difference yet.
 
         Args:
-            number: Of the call.
+            number: The number of the call.
             text: To show.
         """
         # Who reads it must not take this rank for one that raises the same error.

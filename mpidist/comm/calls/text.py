@@ -45,7 +45,7 @@ def refuse_inside(name: str, thread: int) -> NoReturn:
     """Local. Raise RuntimeError: a call begins where it would meet the middle of another one.
 
     Args:
-        name: Of the call.
+        name: The name of the call.
         thread: That is in the other one.
     """
     raise RuntimeError(f"{name}: {_NESTED if thread == get_ident() else THREADS}")
@@ -55,7 +55,7 @@ def left_in_the_middle(name: str, broken: str, last_checkpoint: str) -> Interrup
     """Local. The error of a call after another one that was left in the middle.
 
     Args:
-        name: Of the call.
+        name: The name of the call.
         broken: Which one was left, and why.
         last_checkpoint: The last one that these ranks have saved; empty if there is none.
     """
@@ -118,9 +118,9 @@ def mismatch(key: tuple[Any, ...], number: int, texts: Mapping[int, str], what: 
     """Local. The error of ranks whose calls differ.
 
     Args:
-        key: Of this rank's call. Its detail may have a `subject`, which names it.
-        number: Of the call.
-        texts: Of the ranks' calls.
+        key: The key of this rank's call. Its detail may have a `subject`, which names it.
+        number: The number of the call.
+        texts: The texts of the ranks' calls.
         what: Where they differ.
     """
     has_owners, has_taken = _differ(_OWNER, texts), _differ(_TAKEN, texts)

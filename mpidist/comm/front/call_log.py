@@ -130,9 +130,9 @@ class CallLog:
         In a call of MPI a rank would not hear that.
 
         Args:
-            name: Of the call; `refuse` has the same.
-            op: Of the call.
-            array: Of the call.
+            name: The name of the call; `refuse` has the same.
+            op: The operation of the call.
+            array: The array of the call.
 
         Raises:
             MismatchError: Ranks are about to make other calls, or refuse this one; on every rank.

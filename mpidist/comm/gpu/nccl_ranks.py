@@ -77,7 +77,7 @@ class _Owned:
 
     Attributes:
         living: Those that something on this rank still uses; when they are dropped differs between ranks.
-        identities: Of all; the same on every rank.
+        identities: The identities of all; the same on every rank.
     """
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ class Channel(NamedTuple):
     Attributes:
         communicator: The ranks. It keeps the channel open.
         mpi: The mpi4py communicator for the messages.
-        tag: Of the messages.
+        tag: The tag of the messages.
     """
 
     communicator: Communicator

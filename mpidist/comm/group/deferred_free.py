@@ -18,7 +18,8 @@ class Handles:
             before them.
 
     Attributes:
-        requests: Of mpi4py, under way on them, by their `id`; each with its buffer, which lives until it is complete.
+        requests: The requests of mpi4py, under way on them, by their `id`; each with its buffer, which lives until it
+            is complete.
     """
 
     def __init__(self, identity: Identity, mpi: Sequence[Any]) -> None:

@@ -44,11 +44,11 @@ class _Introduction(NamedTuple):
 
     Attributes:
         process: Its process.
-        identity: Of the communicator, if the first rank says it.
+        identity: The identity of the communicator, if the first rank says it.
         offered: What it has dropped; see `mpidist.comm.group.resource`.
         page: The way to its page.
         job_directory: For files of the ranks, if the first rank names one.
-        cores: Of its process.
+        cores: The cores of its process.
         leader: The first rank of its node.
         shares_files: Whether it can open a file of that rank.
     """
@@ -327,8 +327,8 @@ class _NodeCommunicator(MpiCommunicator):
 
     Args:
         mpi: Over the ranks of the node.
-        handles: Of the whole communicator, of which this one is a part.
-        processes: Of the ranks of the node.
+        handles: The handles of the whole communicator, of which this one is a part.
+        processes: The processes of the ranks of the node.
         calls: Notes the communicating calls among them.
         core_count: See `Communicator`.
     """

@@ -23,7 +23,7 @@ def gather_objects(mpi: Any, value: T, code: int = 0, number: int = 0) -> tuple[
         mpi: An mpi4py intracommunicator.
         value: This rank's.
         code: Says in which call this rank is. Where codes differ no value is read, and none is returned.
-        number: Of this rank's call.
+        number: The number of this rank's call.
 
     Returns:
         The codes, the numbers and the values, each in the order of the ranks.

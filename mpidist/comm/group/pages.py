@@ -27,7 +27,7 @@ class _Own(NamedTuple):
 
     Attributes:
         page: The page.
-        descriptor: Of its file, open as long as the process lives: the others open the file through it.
+        descriptor: The descriptor of its file, open as long as the process lives: the others open the file through it.
         shown: The way to the file.
         process: Whose page it is: a forked child inherits this object.
     """
@@ -86,7 +86,7 @@ def look(
     """Local. See other ranks from now on: those of this host by their pages, others by their files.
 
     Args:
-        processes: Of all ranks of a communicator.
+        processes: The processes of all ranks of a communicator.
         rank: This rank.
         shown: What each rank's `show` returned.
         directory: For the files; empty if there is none.

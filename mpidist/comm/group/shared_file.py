@@ -43,7 +43,7 @@ class Shown(NamedTuple):
     """The way to a file, for other processes.
 
     Attributes:
-        name: Of the file in its folder; empty if it has none.
+        name: The name of the file in its folder; empty if it has none.
         through: The descriptor of the process that has made it.
         identity: Device and inode. In another container another process may have the same number.
     """
@@ -61,7 +61,7 @@ class SharedFile:
         has_name: Whether it has to have a name; it has one where there is no other way.
 
     Attributes:
-        descriptor: Of the open file.
+        descriptor: The descriptor of the open file.
         shown: For `open_shared` in other processes, as long as this process has not called `close`.
 
     Raises:

@@ -21,10 +21,10 @@ class Losses:
     Deaths on this host are the kernel's news (`WATCH`); others come from MPI, or from a connection, by `note`.
 
     Args:
-        processes: Of the ranks.
+        processes: The processes of the ranks.
 
     Attributes:
-        processes: Of all ranks, with those that have joined.
+        processes: The processes of all ranks, with those that have joined.
         forgotten: The ranks that the window's user has given up, dead or not.
     """
 
@@ -57,7 +57,7 @@ class Losses:
 
         Args:
             rank: Who is dead.
-            error: Of its connection; a host that says nothing any more may be alive.
+            error: The error of its connection; a host that says nothing any more may be alive.
         """
         if rank not in self.dead():
             with self._lock:
@@ -74,7 +74,7 @@ class Losses:
 
         Args:
             rank: The rank at its other end.
-            error: Of the connection.
+            error: The error of the connection.
         """
         if WATCH.watches(self.processes[rank]):
             self.leave(rank)

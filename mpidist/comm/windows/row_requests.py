@@ -21,7 +21,7 @@ def questions(offset: int, numbers: AnyArray, into: AnyArray) -> Iterator[tuple[
 
     Args:
         offset: Where row 0 begins in the heap.
-        numbers: Of the rows, int64.
+        numbers: The numbers of the rows, int64.
         into: Bytes of shape (n, row bytes), without gaps; the answers are flat parts of it.
     """
     row_bytes = into.shape[1]

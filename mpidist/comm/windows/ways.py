@@ -51,7 +51,7 @@ def asked_for(options: WindowOptions, *, admits_later: bool = False) -> WindowWa
     """Local. The way that the environment asks for, or otherwise the options.
 
     Args:
-        options: Of the window.
+        options: The options of the window.
         admits_later: Whether processes may join that are not in the communicator.
 
     Raises:

@@ -76,7 +76,7 @@ class Window(Resource, Protocol):
         Args:
             rank: Whose heap; this rank's own is allowed.
             offset: The first byte of row 0.
-            numbers: Of the rows, int64 of shape (n,), in any order; one may occur several times.
+            numbers: The numbers of the rows, int64 of shape (n,), in any order; one may occur several times.
             into: As for `get`, of shape (n, ...): `into[i]` gets row `numbers[i]`. Its shape says how long a row is.
 
         Raises:
@@ -255,7 +255,7 @@ def rows_of_heap(window: Window, rank: int, offset: int, numbers: AnyArray, into
         window: The window.
         rank: Whose heap.
         offset: The first byte of row 0.
-        numbers: Of the rows.
+        numbers: The numbers of the rows.
         into: The array.
 
     Returns:

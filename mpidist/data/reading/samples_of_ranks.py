@@ -44,7 +44,7 @@ class Layout(NamedTuple):
     """An array of a sample.
 
     Attributes:
-        dtype: Of numbers.
+        dtype: The dtype of numbers.
         shape: Empty for a number.
     """
 
@@ -65,7 +65,7 @@ class _Stream:
 
     Attributes:
         rank: The sender.
-        layouts: Of the arrays of a sample; empty before the header has come.
+        layouts: The layouts of the arrays of a sample; empty before the header has come.
         has_ended: Whether nothing more comes.
         count: The number of samples that have come.
     """
@@ -153,7 +153,7 @@ class Incoming:
     Args:
         communicator: An mpi4py intracommunicator; None stands for all ranks of the job.
         ranks: The senders.
-        tag: Of all messages.
+        tag: The tag of all messages.
         depth: The number of samples of each sender that are received ahead.
 
     Raises:

@@ -48,7 +48,7 @@ def from_ranks(
         ranks: The senders, at least one. Each sends to no other rank with this tag.
         communicator: The mpi4py intracommunicator that the messages use; default: all ranks of the job, which is
             `MPI_COMM_WORLD` for the other programs.
-        tag: Of the messages, 0 or more; a tag for each dataset.
+        tag: The tag of the messages, 0 or more; a tag for each dataset.
         receives: So many samples of each rank are received ahead, whenever one is taken.
 
     Returns:

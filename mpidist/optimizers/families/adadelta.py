@@ -88,7 +88,7 @@ def Adadelta(
         rho: Decay of both means, below 1.
         epsilon: Added before the roots are taken, above 0.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

@@ -26,7 +26,7 @@ class AdagradKernel:
     """`a += g**2; p -= rate * g / (sqrt(a) + epsilon)`.
 
     Attributes:
-        initial_accumulator_value: Of `a`.
+        initial_accumulator_value: The initial accumulator value of `a`.
         epsilon: Added to the root.
     """
 
@@ -79,7 +79,7 @@ def Adagrad(
         initial_accumulator_value: The sums of squares begin with it.
         epsilon: Added to the root; must not be 0 where the sums begin with 0.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

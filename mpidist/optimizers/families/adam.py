@@ -117,7 +117,7 @@ def Adam(
         epsilon: Added to the denominator.
         amsgrad: Divide by the root of the largest second moment so far, which another slot keeps.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.
@@ -152,7 +152,7 @@ def AdamW(
         epsilon: Added to the denominator.
         amsgrad: Divide by the root of the largest second moment so far, which another slot keeps.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

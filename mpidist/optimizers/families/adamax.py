@@ -87,7 +87,7 @@ def Adamax(
         beta_2: Decay of the largest magnitude, below 1.
         epsilon: Added to the denominator, above 0.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

@@ -32,7 +32,7 @@ class FtrlKernel:
 
     Attributes:
         learning_rate_power: -0.5 for rates that fall as the root of the squares; 0 for a fixed one.
-        initial_accumulator_value: Of `n`.
+        initial_accumulator_value: The initial accumulator value of `n`.
         l1_regularization_strength: At least 0.
         l2_regularization_strength: At least 0.
         l2_shrinkage_regularization_strength: Adds `2 * shrinkage * p` to the gradient in `z`.
@@ -113,7 +113,7 @@ def Ftrl(  # noqa: PLR0913  # the arguments of tf.keras
         l2_shrinkage_regularization_strength: At least 0; acts on the gradient alone.
         beta: At least 0.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

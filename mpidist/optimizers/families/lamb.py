@@ -102,7 +102,7 @@ def LAMB(
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the root.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

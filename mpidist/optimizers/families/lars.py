@@ -97,12 +97,12 @@ def LARS(
 
     Args:
         learning_rate: A number or a schedule.
-        momentum: Of the steps, 0 to 1.
+        momentum: The momentum of the steps, 0 to 1.
         weight_decay_rate: Enters the gradient and the ratio of norms; `weight_decay` is decoupled from both.
         eeta: The trust coefficient: the length of a variable's step as a fraction of the variable's norm.
         nesterov: Nesterov momentum; needs `momentum`.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

@@ -78,7 +78,7 @@ def Lion(
         beta_1: Weight of the momentum in the step, below 1.
         beta_2: Decay of the momentum, below 1.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

@@ -112,7 +112,7 @@ def Nadam(
         beta_2: Decay of the second moment, below 1.
         epsilon: Added to the denominator.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

@@ -31,7 +31,7 @@ class RMSpropKernel:
 
     Attributes:
         rho: Decay of the mean of squares.
-        momentum: Of the steps; 0 needs no state.
+        momentum: The momentum of the steps; 0 needs no state.
         epsilon: Added to the root.
         centered: Subtract the square of the mean gradient from the mean of squares.
     """
@@ -112,11 +112,11 @@ def RMSprop(
     Args:
         learning_rate: A number or a schedule.
         rho: Decay of the mean of squares, below 1.
-        momentum: Of the steps, 0 to 1.
+        momentum: The momentum of the steps, 0 to 1.
         epsilon: Added to the root.
         centered: Divide by the deviation instead: another mean is kept.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

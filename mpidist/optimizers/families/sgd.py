@@ -82,7 +82,7 @@ def SGD(
         momentum: 0 to 1.
         nesterov: Nesterov momentum, `p -= momentum * m + rate * g`; needs `momentum`.
         name: Shown in errors.
-        options: Of every optimizer; see `OptimizerOptions`.
+        options: The options of every optimizer; see `OptimizerOptions`.
 
     Returns:
         The optimizer.

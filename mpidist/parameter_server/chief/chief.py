@@ -56,10 +56,10 @@ class Chief(ServedHome):
     """The coordinator's home of variables.
 
     Args:
-        station: Of this process.
-        rank: Of this process.
+        station: The station of this process.
+        rank: The rank of this process.
         servers: The ranks of the servers.
-        slots: Of each heap.
+        slots: The slots of each heap.
         is_one_process: Whether this process is worker and server, too.
 
     Attributes:

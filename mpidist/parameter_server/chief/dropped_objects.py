@@ -17,7 +17,7 @@ class Dropped:
     """The objects of the program that servers and workers know, until they are dropped.
 
     Args:
-        station: Of the chief.
+        station: The station of the chief.
         commits: The order of all changes.
         give: Gives the memory of a variable back.
 
@@ -41,8 +41,8 @@ class Dropped:
         Args:
             given: The object. It must not be dropped while something in flight uses it.
             kind: As of `Discard`, for workers.
-            number: Of this kind.
-            place: Of a variable.
+            number: The number of this kind.
+            place: The place of a variable.
         """
         # Called in any thread, in the middle of anything.
         weakref.finalize(given, self._noted.append, (kind, number, place)).atexit = False

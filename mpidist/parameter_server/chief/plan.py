@@ -16,7 +16,7 @@ class ServedPlan:
     """The plan of an optimizer on the coordinator, where nothing is applied; see `UpdatePlan`.
 
     Attributes:
-        number: Of the optimizer.
+        number: The number of the optimizer.
         variables: In their order.
         slots: Their state.
         kernel: The arithmetic.

@@ -15,7 +15,7 @@ def rate_of(optimizer: Optimizer, iteration: int) -> float:
 
     Args:
         optimizer: On the coordinator.
-        iteration: Of the step, counted from 0.
+        iteration: The iteration of the step, counted from 0.
 
     Raises:
         RateError: The optimizer refuses the rate, which on the servers would come too late; or it is no number, and

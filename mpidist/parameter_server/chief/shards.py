@@ -37,8 +37,8 @@ def cells_of(
     Args:
         value: The initial value, as of `initial_array`.
         dtype: Likewise.
-        name: Of the variable.
-        aggregation: Of the variable.
+        name: The name of the variable.
+        aggregation: The aggregation of the variable.
         partitioner: None leaves it whole.
         has_rows: Whether its gradients are rows.
         is_on_read: Whether reading it aggregates.

@@ -13,7 +13,7 @@ class Whole:
     """`with whole:` surrounds what is done to its end; one may stand in another. Threads of ours are not interrupted.
 
     Args:
-        order: Of calls that no other rank makes.
+        order: The order of calls that no other rank makes.
     """
 
     def __init__(self, order: CallOrder) -> None:

@@ -28,7 +28,7 @@ class HeapVariable:
 
     Args:
         memory: The heap.
-        place: Of the variable.
+        place: The place of the variable.
         name: For people.
 
     Attributes:
@@ -121,7 +121,7 @@ class Updates:
         Args:
             variable: The variable.
             gradient: Flat, of its dtype; it is used up.
-            step: Of the optimizer.
+            step: The step of the optimizer.
             factor: The gradient is multiplied with it.
         """
         states = [slot.current for slot in self._slots[variable.place.number]]

@@ -124,7 +124,7 @@ class Heaps:
 
     Args:
         heap_sizes: By the rank of the server.
-        slots: Of each heap.
+        slots: The slots of each heap.
         name_of: What to call a rank.
     """
 
@@ -143,8 +143,8 @@ class Heaps:
         """Local. Reserve memory for a variable; None if there is no room.
 
         Args:
-            shape: Of the variable.
-            dtype: Of the variable.
+            shape: The shape of the variable.
+            dtype: The dtype of the variable.
             buffers: How many versions of it, 1 or 2.
             server: The rank of the server; by default it is chosen.
             is_table: Whether its rows are changed where they lie; it has one buffer then, and at least one dimension.

@@ -30,7 +30,7 @@ class Change(NamedTuple):
         kind: "assign", "add", "sub", "step", or one of `Scatter.scatter` behind `rows.SCATTER`.
         variable: The number of the variable.
         begin: Where the array begins in the slot.
-        dtype: Of the array.
+        dtype: The dtype of the array.
         size: Its number of elements.
         step: The place of the step among those of the closure; -1 for another kind.
         factor: The gradient is multiplied with it.
@@ -49,10 +49,10 @@ class Pushed:
     """The changes of one attempt on one server.
 
     Args:
-        station: Of this process.
+        station: The station of this process.
         server: Its rank.
-        offset: Of the slot.
-        slot_bytes: Of the slot.
+        offset: The offset of the slot.
+        slot_bytes: The slot bytes of the slot.
     """
 
     def __init__(self, station: Station, server: int, offset: int, slot_bytes: int) -> None:
@@ -73,7 +73,7 @@ class Pushed:
         Args:
             kind: As of `Change`.
             variable: The number of the variable.
-            array: Of its dtype.
+            array: The array of its dtype.
             step: As of `Change`.
             factor: As of `Change`.
 
@@ -153,7 +153,7 @@ def is_free(window: Window, server: int, offset: int) -> bool:
     Args:
         window: To the server.
         server: Its rank.
-        offset: Of the slot.
+        offset: The offset of the slot.
     """
     place = np.empty(1, np.uint64)
     window.get(server, offset, place)
@@ -166,7 +166,7 @@ def free_slot(memory: AnyArray, offset: int) -> None:
 
     Args:
         memory: The heap.
-        offset: Of the slot.
+        offset: The offset of the slot.
     """
     memory[offset : offset + 8] = 0
 
@@ -176,7 +176,7 @@ def changes_in(memory: AnyArray, offset: int) -> list[Change]:
 
     Args:
         memory: The heap.
-        offset: Of the slot.
+        offset: The offset of the slot.
     """
     begin, size = memory[offset : offset + _HEAD_BYTES].view(np.uint64).tolist()
     table: list[tuple[Any, ...]] = pickle.loads(memory[offset + begin : offset + begin + size].tobytes())
@@ -188,7 +188,7 @@ def read_pushed(memory: AnyArray, offset: int) -> Iterator[tuple[Change, AnyArra
 
     Args:
         memory: The heap.
-        offset: Of the slot.
+        offset: The offset of the slot.
     """
     for change in changes_in(memory, offset):
         dtype = named_dtype(change.dtype)

@@ -36,7 +36,7 @@ def unpack(packed: AnyArray, place: ServedPlace) -> tuple[AnyArray, AnyArray]:
 
     Args:
         packed: As of `pack`.
-        place: Of the variable.
+        place: The place of the variable.
     """
     dtype = np.dtype(place.dtype)
     count = packed.nbytes // (8 + place.width * dtype.itemsize)
@@ -52,8 +52,8 @@ def read_rows(station: Station, place: ServedPlace, rows: AnyArray) -> AnyArray:
     """Local. Rows of a table, each of one version.
 
     Args:
-        station: Of this process.
-        place: Of the table.
+        station: The station of this process.
+        place: The place of the table.
         rows: Their numbers, of shape (n,).
 
     Returns:
@@ -100,7 +100,7 @@ class RowChanges:
     """The changes of some rows of a variable that a closure has made, in their order.
 
     Args:
-        name: Of the variable, for errors.
+        name: The name of the variable, for errors.
     """
 
     def __init__(self, name: str) -> None:
@@ -115,8 +115,8 @@ class RowChanges:
 
         Args:
             kind: Without `SCATTER`.
-            numbers: Of the rows, of shape (n,); they are not changed afterwards.
-            values: Of shape (n, width), likewise.
+            numbers: The numbers of the rows, of shape (n,); they are not changed afterwards.
+            values: The values of shape (n, width), likewise.
         """
         self._changes.append((kind, numbers, values))
 
@@ -125,7 +125,7 @@ class RowChanges:
 
         Args:
             rows: Their numbers, of shape (n,).
-            values: Of shape (n, width).
+            values: The values of shape (n, width).
 
         Raises:
             OverflowError: Integers would wrap.
@@ -168,7 +168,7 @@ def written(place: ServedPlace, kind: str, packed: AnyArray) -> Callable[[AnyArr
     """Local. The change of a variable with two buffers by rows; see `HeapVariable.change`.
 
     Args:
-        place: Of the variable.
+        place: The place of the variable.
         kind: With `SCATTER`.
         packed: As of `pack`.
     """

@@ -26,11 +26,11 @@ class HeapTable(HeapVariable):
 
     Args:
         memory: The heap.
-        place: Of the table.
+        place: The place of the table.
         name: For people.
 
     Attributes:
-        rows: Of shape (rows, width).
+        rows: The rows of shape (rows, width).
     """
 
     def __init__(self, memory: AnyArray, place: ServedPlace, name: str = "") -> None:
@@ -53,7 +53,7 @@ class HeapTable(HeapVariable):
         """Local. Change some rows.
 
         Args:
-            numbers: Of the rows.
+            numbers: The numbers of the rows.
             write: Writes to them, and to no others.
         """
         blocks = np.unique(numbers // self.place.block_rows)
@@ -121,8 +121,8 @@ def rows_of(variable: HeapVariable, kind: str, array: AnyArray) -> tuple[list[in
 
     Args:
         variable: A table or another one.
-        kind: Of the change.
-        array: Of the change.
+        kind: The kind of the change.
+        array: The array of the change.
 
     Returns:
         The first elements of the rows, increasing, and the number of elements of each.

@@ -36,8 +36,8 @@ def read_whole(station: Station, place: ServedPlace, known: Value | None = None,
     """Local. A version of a variable, whole, in an array that the caller does not change.
 
     Args:
-        station: Of this process.
-        place: Of the variable.
+        station: The station of this process.
+        place: The place of the variable.
         known: What was read before. It is good for an unchanged variable, and else its memory is used again where
             nobody else holds it: new memory costs more than the copy.
         is_relaxed: Whether the array may hold a part of the version after it.
@@ -66,7 +66,7 @@ def read_in_pieces(
 
     Args:
         window: To the server.
-        place: Of the variable.
+        place: The place of the variable.
         known: What was read before; returned for an unchanged variable.
         memory: For the value; by default new memory.
         is_relaxed: As of `read_whole`.

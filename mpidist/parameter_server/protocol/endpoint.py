@@ -58,7 +58,7 @@ class Station:
 
     Attributes:
         window: As given.
-        roles: Of this process.
+        roles: The roles of this process.
         lost: The ranks that are dead, or count as dead.
         left: The ranks that live and serve no more, with the reason.
         awaited: Surrounds waits for others, which the watchdog then looks after.

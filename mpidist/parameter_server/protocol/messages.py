@@ -35,7 +35,7 @@ class Define(NamedTuple):
 
     Attributes:
         kind: "function", "dataset", "variable", "sharded" for a variable of several shards, or "optimizer".
-        number: Of this kind; never used again.
+        number: The number of this kind; never used again.
         code: What it is, pickled.
     """
 
@@ -235,7 +235,7 @@ class SnapshotRequest(NamedTuple):
     """Coordinator to server: save the state that holds exactly the commits up to this number.
 
     Attributes:
-        number: Of the last of these commits.
+        number: The number of the last of these commits.
         share: The pickled `cut.Share`, which says what to save of it, and how; empty for nothing.
     """
 
@@ -247,7 +247,7 @@ class CutDone(NamedTuple):
     """Server to coordinator: the state of that cut is saved, or cannot be.
 
     Attributes:
-        number: Of the cut.
+        number: The number of the cut.
         outcome: What the share returned, pickled; of one that failed, the pickled exception.
         traceback: The text of the exception; empty if there was none.
     """
@@ -292,7 +292,7 @@ class Discard(NamedTuple):
 
     Attributes:
         kind: For workers one of `Define`, or "resource"; for servers "memory" of a variable, or "plan".
-        number: Of this kind.
+        number: The number of this kind.
     """
 
     kind: str

@@ -138,9 +138,9 @@ def variable_of(
     """Local. A variable that was described on another process.
 
     Args:
-        home: Of this process.
+        home: The home of this process.
         place: As of `ServedPlace`.
-        name: Of the variable.
+        name: The name of the variable.
         trainable: Of the variable.
         is_sum: Whether it is the variable of a metric.
     """
@@ -237,7 +237,7 @@ def load(data: bytes, find: Callable[[tuple[Any, ...]], Any]) -> Any:
     """Local. Load on another process what was dumped.
 
     Args:
-        data: Of one of the functions above.
+        data: The data of one of the functions above.
         find: Gives the object of a handle.
     """
     file = io.BytesIO(data)

@@ -27,7 +27,7 @@ class Listener:
     """The role of a worker or a server that takes signals for the chief.
 
     Args:
-        station: Of this process.
+        station: The station of this process.
         chief: Its rank.
     """
 
@@ -76,7 +76,7 @@ class Others:
     """The role of the chief that hears of signals of the other processes. Its `PreemptionCheckpointHandler` uses it.
 
     Args:
-        station: Of the chief.
+        station: The station of the chief.
         lock: Held by the thread that uses the station.
 
     Attributes:
@@ -170,7 +170,7 @@ def others_of(station: Station) -> Others:
     """Local. The role of the chief.
 
     Args:
-        station: Of the chief.
+        station: The station of the chief.
     """
     return next(role for role in station.roles if isinstance(role, Others))
 

@@ -128,7 +128,7 @@ class Closures(Book):
 
         Args:
             kind: As of `Discard`.
-            number: Of this kind.
+            number: The number of this kind.
         """
         if kind == "resource":
             self.resources.discard(number)

@@ -65,7 +65,8 @@ class Commits:
 
     Attributes:
         number: The last commit.
-        iterations: Of each optimizer, the number of steps so far; may be set, from a checkpoint for instance.
+        iterations: The iterations of each optimizer, the number of steps so far; may be set, from a checkpoint for
+            instance.
         saving: The servers that have not saved the last cut.
         saved: What the others have said of it.
         refused: By the numbers of own writes, the pickled exception of a variable that could not be changed.

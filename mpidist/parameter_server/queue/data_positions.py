@@ -40,7 +40,7 @@ class Positions:
         """Local. Note an iterator that workers make, or make anew.
 
         Args:
-            number: Of the iterator, as a resource.
+            number: The number of the iterator, as a resource.
             parts: By the worker's rank, what it reads.
         """
         self._places[number] = {rank: _Place(list(its)) for rank, its in parts.items()}
@@ -79,7 +79,7 @@ class Positions:
         """Local. Let a worker read what is left of the part of the data that its place has.
 
         Args:
-            number: Of the iterator; nothing happens if it is none.
+            number: The number of the iterator; nothing happens if it is none.
             rank: The worker, which joins.
             before: Those that had its place, which are lost.
             fresh: What it reads where none of them has begun.

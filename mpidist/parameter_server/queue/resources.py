@@ -22,7 +22,7 @@ class Resources:
         workers: The workers that are not lost, by rank.
 
     Attributes:
-        positions: Of the workers in their own data.
+        positions: The positions of the workers in their own data.
     """
 
     workers: Mapping[int, WorkerRecord]
@@ -44,7 +44,7 @@ class Resources:
         """Local. Let every worker make a resource anew. No closure that uses it is under way.
 
         Args:
-            number: Of the resource.
+            number: The number of the resource.
             work: What makes it.
         """
         self._works[number] = work

@@ -23,7 +23,7 @@ class Versions:
         note: Takes note of each update that counts.
 
     Attributes:
-        number: Of the updates that count.
+        number: The number of the updates that count.
         late: Of those that came too late to count.
     """
 

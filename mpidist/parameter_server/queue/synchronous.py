@@ -82,7 +82,7 @@ def versions_of(pace: Pace, workers: int) -> Versions:
     """Local. The versions of a strategy, noted in this process's recorder.
 
     Args:
-        pace: Of the strategy.
+        pace: The pace of the strategy.
         workers: So many there are.
     """
     if pace.synchronous:

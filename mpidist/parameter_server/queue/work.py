@@ -68,7 +68,7 @@ class Closure:
         """Local. The attempt, if its worker has finished it, and all servers that it has pushed to are prepared.
 
         Args:
-            number: Of this closure.
+            number: The number of this closure.
         """
         finished = self.finished
         if finished is None or self.worker is None or not self.prepared.issuperset(finished.servers):
@@ -82,7 +82,7 @@ class Running(NamedTuple):
     Attributes:
         rank: The worker's.
         closure: The number of the closure that it runs; 0 where it makes a value or a data set of its own.
-        attempt: Of the closure.
+        attempt: The attempt of the closure.
         label: The name of the function.
         since: When it was begun; 0 where that is not known.
     """
@@ -103,7 +103,7 @@ class Owing(NamedTuple):
     """A server that has not answered for updates of functions, which have returned.
 
     Attributes:
-        rank: Of the server.
+        rank: The rank of the server.
         since: When the first of them returned.
     """
 

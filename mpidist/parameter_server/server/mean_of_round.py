@@ -20,7 +20,7 @@ def mean(place: ServedPlace, gradients: Sequence[tuple[AnyArray, float]], count:
     """Local. The mean of gradients, added in their order; that of half precision is taken in float32.
 
     Args:
-        place: Of the variable.
+        place: The place of the variable.
         gradients: Each flat and of the variable's dtype, with its factor; of a table rows, as of `rows.pack`, each
             of them once. They are used up.
         count: So many count; those that are not given are zeros.

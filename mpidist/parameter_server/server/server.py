@@ -44,9 +44,9 @@ class VariableServer:
     """The variables of one server, and their updates.
 
     Args:
-        station: Of this process.
+        station: The station of this process.
         coordinator: Its rank.
-        slots: Of the heap.
+        slots: The slots of the heap.
         copy_bytes: The bytes that it copies while a checkpoint is saved.
 
     Raises:

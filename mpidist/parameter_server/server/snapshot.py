@@ -152,7 +152,7 @@ class Saver:
 
     Local. Args:
         save: What to save.
-        variables: Of this server, by number.
+        variables: The variables of this server, by number.
         cutting: Of this server; nobody else uses it before `done`.
 
     Attributes:

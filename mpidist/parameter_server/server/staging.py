@@ -66,7 +66,7 @@ class Save(NamedTuple):
     """The state is to be saved as it is after this commit; `CutDone` is to be sent when it is.
 
     Attributes:
-        number: Of the commit.
+        number: The number of the commit.
         share: As of `SnapshotRequest`.
     """
 

@@ -14,7 +14,7 @@ class OwnDataEnd(StopIteration):
     """The end of a worker's own data. Pickled, it is the error of whoever wants the function's value.
 
     Args:
-        number: Of the iterator, as a resource.
+        number: The number of the iterator, as a resource.
     """
 
     def __init__(self, number: int) -> None:

@@ -33,7 +33,7 @@ class _Share(NamedTuple):
 
     Attributes:
         part: The variable.
-        indices: Of a table the rows, each of them once.
+        indices: The indices of a table the rows, each of them once.
         array: The gradient, or that of these rows.
     """
 
@@ -47,7 +47,7 @@ class _Cut(NamedTuple):
 
     Attributes:
         array: The whole; of a table that of its rows.
-        shares: Of the shards.
+        shares: The shares of the shards.
     """
 
     array: AnyArray
@@ -59,10 +59,10 @@ class WorkerPlan:
 
     Args:
         apply: As `Worker.apply`.
-        number: Of the optimizer.
-        name: Of the optimizer.
+        number: The number of the optimizer.
+        name: The name of the optimizer.
         variables: That it updates.
-        options: Of the optimizer.
+        options: The options of the optimizer.
     """
 
     def __init__(

@@ -90,7 +90,7 @@ class Ahead:
     """The pulls ahead of one worker.
 
     Args:
-        station: Of this process.
+        station: The station of this process.
         known: What this worker has read last of each variable, by number.
         next_do: Gives the closure that waits for the one that runs, if it has come.
 
@@ -150,7 +150,7 @@ class Ahead:
         """Local. The value that was pulled ahead for the closure that runs; None: read it now. With the turn.
 
         Args:
-            place: Of a variable that this closure has not read before.
+            place: The place of a variable that this closure has not read before.
         """
         if not self._is_possible:
             return None

@@ -32,7 +32,7 @@ class RunningClosure:
         do: The same.
         pushed: What it sends to servers, by their ranks.
         optimizers: The numbers of those whose steps it makes, in their order.
-        values: Of variables, by number, as this closure sees them.
+        values: The values of variables, by number, as this closure sees them.
         added: By the numbers of variables, what was changed and is not in `values`, since most closures never read it.
         stepped: The names of optimizers, by the numbers of the variables that they will change on the servers.
     """
@@ -50,8 +50,8 @@ class RunningClosure:
 
         Args:
             kind: As of `RowChanges.add`.
-            number: Of the variable.
-            name: Of the variable.
+            number: The number of the variable.
+            name: The name of the variable.
             numbers: As of `RowChanges.add`.
             values: Likewise.
         """

@@ -13,7 +13,7 @@ class OwnUpdates:
     """The updates of this worker that are not known to be applied.
 
     Args:
-        station: Of this process.
+        station: The station of this process.
         servers: The ranks of the servers.
         is_fenced: Whether the coordinator counts this worker as lost.
     """

@@ -62,16 +62,16 @@ class Worker(ServedHome, OwnThreads):
     """The closures of one worker. It is also the home of variables, as they see it.
 
     Args:
-        station: Of this process.
+        station: The station of this process.
         coordinator: Its rank.
-        slots: Of each heap.
+        slots: The slots of each heap.
         servers: The ranks of the servers.
         context: Which worker this is, and of how many.
-        rank: Of this process.
+        rank: The rank of this process.
         is_relaxed: Whether a read in a closure may mix two versions of a variable.
 
     Attributes:
-        index: Of this worker.
+        index: The index of this worker.
         is_fenced: Whether the coordinator counts this worker as lost.
         turn: To use the window.
     """
@@ -366,7 +366,7 @@ class Worker(ServedHome, OwnThreads):
         Args:
             optimizer: Its number.
             name: Its name.
-            gradients: Of variables, with factors.
+            gradients: The gradients of variables, with factors.
         """
         closure = self._require_closure("gradients are applied")
         step = len(closure.optimizers)

@@ -42,14 +42,14 @@ class Welcome(NamedTuple):
     """All that a worker needs that joins.
 
     Attributes:
-        introduction: Of it.
+        introduction: The introduction of it.
         place: The index of its place.
         first: The rank whose slots it has.
         chief: The chief's rank.
         workers: The ranks that were workers at the beginning.
         servers: The ranks of the servers.
         neighbours: The window's ranks.
-        slots: Of each heap: who pushes from the beginning, and the size of a slot.
+        slots: The slots of each heap: who pushes from the beginning, and the size of a slot.
         options: The chief's.
         pace: Likewise.
         cluster: As `ClusterSpec.as_dict` gives it.
@@ -92,9 +92,9 @@ class Invitation:
     """The chief's invitation to workers. Nobody has a place before the coordinator gives it one.
 
     Args:
-        strategy: Of the chief.
-        window: Of the chief.
-        slots: Of each heap.
+        strategy: The strategy of the chief.
+        window: The window of the chief.
+        slots: The slots of each heap.
         desk: Where workers ask.
         file: By which they find it.
     """
@@ -212,8 +212,8 @@ def invite(
 
     Args:
         window: To the others.
-        slots: Of each heap.
-        strategy: Of this rank.
+        slots: The slots of each heap.
+        strategy: The strategy of this rank.
         directory: For the file.
 
     Raises:

@@ -47,8 +47,8 @@ class _Others(SoloCommunicator):
     """The ranks of the job, which this process shares no communicator with.
 
     Args:
-        rank: Of this process.
-        processes: Of all ranks that have begun the job.
+        rank: The rank of this process.
+        processes: The processes of all ranks that have begun the job.
     """
 
     def __init__(self, rank: int, processes: tuple[Process, ...]) -> None:

@@ -94,7 +94,7 @@ class ParameterServerStrategy(Strategy):
         roles: Who is what.
         options: The chief's.
         pace: `staleness`, `synchronous` and `backup_workers`, the chief's.
-        places: Of the workers: which rank has each.
+        places: The places of the workers: which rank has each.
         invitation: On the chief, for workers that join; None without `join_directory`.
         chief: The home of variables on the chief; None on other ranks.
     """

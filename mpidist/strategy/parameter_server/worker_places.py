@@ -11,7 +11,7 @@ class WorkerPlaces:
     """The places of the workers of a job.
 
     Args:
-        roles: Of the ranks that have begun it.
+        roles: The roles of the ranks that have begun it.
 
     Attributes:
         ranks: By the index of a worker: the rank that has the place, or had it last.
@@ -28,7 +28,7 @@ class WorkerPlaces:
         """Local. Give a process a rank for a place, which no other process had. The place is not its own yet.
 
         Args:
-            index: Of the place.
+            index: The index of the place.
             process: The process.
             rank: The rank, where that is known already.
         """

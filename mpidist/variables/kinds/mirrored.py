@@ -35,9 +35,9 @@ class MirroredVariable(BaseVariable):
     `mpidist.Variable` makes it in a strategy's scope. On one rank, or without a strategy, it is a plain variable.
 
     Args:
-        arena: Of its strategy.
+        arena: The arena of its strategy.
         address: Its memory there.
-        shape: Of the value.
+        shape: The shape of the value.
         name: For people.
         trainable: Whether `trainable_variables` lists it.
         aggregation: How the replicas' values are combined when they write in replica context. NONE takes the first
@@ -165,7 +165,7 @@ class MirroredVariable(BaseVariable):
         """Change the value by one rank's array.
 
         Args:
-            name: Of the change.
+            name: The name of the change.
             array: This replica's.
             change: Writes, on one rank per copy.
             prepare: Makes of the one array what is written, on every rank before the first one writes.

@@ -29,14 +29,14 @@ class ServedPlace(NamedTuple):
     """The place of a variable on its server. It travels with functions that name the variable.
 
     Attributes:
-        number: Of the variable; a slot of an optimizer has a number, too.
+        number: The number of the variable; a slot of an optimizer has a number, too.
         server: The rank of its server.
         header: Where its version stands in the heap.
         buffers: Where its two buffers begin. Version v is in buffer v % 2.
-        shape: Of the value.
+        shape: The shape of the value.
         dtype: Its name.
-        block_rows: Of a table, whose rows are changed where they lie and which has one buffer: so many rows have a
-            version of their own. 0 for another variable.
+        block_rows: The block rows of a table, whose rows are changed where they lie and which has one buffer: so many
+            rows have a version of their own. 0 for another variable.
         versions: Where these versions stand in the heap, a number of eight bytes each. An odd one is that of rows
             which are being changed.
     """
@@ -82,8 +82,8 @@ class ServedHome(Home, Protocol):
 
         Args:
             kind: "assign" or "add"; of integers also "sub", as `BaseVariable.add_array` under `SUBTRACT`.
-            place: Of the variable.
-            array: Of the variable's shape and dtype.
+            place: The place of the variable.
+            array: The array of the variable's shape and dtype.
 
         Raises:
             OverflowError: A sum of integers does not fit, on the coordinator. Of a closure the server says so later.
@@ -94,7 +94,7 @@ class ServedHome(Home, Protocol):
         """Local. Some rows of a variable; of a table only these are fetched, each of them whole.
 
         Args:
-            place: Of the variable.
+            place: The place of the variable.
             rows: Their numbers, int64 of shape (n,), in any order; they exist.
 
         Returns:
@@ -107,7 +107,7 @@ class ServedHome(Home, Protocol):
 
         Args:
             kind: As of `Scatter.scatter`.
-            place: Of the variable.
+            place: The place of the variable.
             rows: As `checked_rows` gives them.
         """
         ...
@@ -146,7 +146,7 @@ class ServedVariable(BaseVariable):
     """A variable of a `ParameterServerStrategy`. Reading it fetches its value from its server.
 
     Args:
-        home: Of the strategy.
+        home: The home of the strategy.
         place: Where it lies.
         name: For people.
         trainable: Whether `trainable_variables` lists it.

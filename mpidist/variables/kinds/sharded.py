@@ -35,7 +35,7 @@ class ShardedVariable(BaseVariable):
 
     Attributes:
         variables: The shards.
-        rows: Of each shard, the rows of the whole variable that it holds.
+        rows: The rows of each shard, the rows of the whole variable that it holds.
         served: The home of the shards.
 
     Raises:
@@ -203,7 +203,7 @@ def rows_within(given: IndexedSlices, rows: slice) -> IndexedSlices:
 
     Args:
         given: Rows of the whole variable.
-        rows: Of the shard.
+        rows: The rows of the shard.
     """
     here = (given.indices >= rows.start) & (given.indices < rows.stop)
     return IndexedSlices(given.values[here], given.indices[here] - rows.start)

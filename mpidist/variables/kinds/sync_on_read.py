@@ -52,7 +52,7 @@ class SyncOnReadVariable(OnReadVariable):
     touch this replica's component. In cross-replica context `value()` aggregates.
 
     Collective. Args:
-        arena: Of the strategy.
+        arena: The arena of the strategy.
         initial: First component, the same on every replica.
         name: For people.
         trainable: Whether `trainable_variables` lists it.

@@ -34,7 +34,7 @@ def create_variable(  # noqa: PLR0913  # tf.Variable's arguments
     """Collective. Create a variable over the arena's ranks; its value is the first replica's.
 
     Args:
-        arena: Of the variable.
+        arena: The arena of the variable.
         initial_value: An array, a number, nested lists, or a function without arguments that gives one.
         name: For people; default "Variable". If it is given it must be the same on every rank: variables of one shape
             that some ranks make in another order would be read swapped. Default names are not compared.
@@ -148,8 +148,8 @@ def initial_array(
     Args:
         value: An array, a number, nested lists, or a function without arguments that gives one.
         dtype: Default: see `default_array`.
-        name: Of the variable, for the errors.
-        aggregation: Of the variable.
+        name: The name of the variable, for the errors.
+        aggregation: The aggregation of the variable.
         has_rows: Whether its gradients are rows.
         is_on_read: Whether reading it aggregates.
 

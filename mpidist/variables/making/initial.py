@@ -22,8 +22,8 @@ class ShardInfo(NamedTuple):
     """The place of a shard in its variable.
 
     Attributes:
-        shape: Of the shard.
-        offset: Of its first element, for each dimension.
+        shape: The shape of the shard.
+        offset: The offset of its first element, for each dimension.
     """
 
     shape: tuple[int, ...]
@@ -49,10 +49,10 @@ class ShardedInitial:
     these. Each shard's value is asked for by itself then. Other functions give the whole array.
 
     Args:
-        function: Of the program.
-        shape: Of the whole array.
-        dtype: Of the whole array; None for that of the values.
-        name: Of the variable, for errors.
+        function: The function of the program.
+        shape: The shape of the whole array.
+        dtype: The dtype of the whole array; None for that of the values.
+        name: The name of the variable, for errors.
 
     Raises:
         TypeError: `function` is no function, or `shape` no shape.
@@ -88,8 +88,8 @@ class ShardedInitial:
         """Local. The value of one shard; for a function that is not told which one, of the whole array.
 
         Args:
-            shape: Of the shard.
-            offset: Of its first element.
+            shape: The shape of the shard.
+            offset: The offset of its first element.
 
         Raises:
             ValueError: It has another shape.

@@ -48,7 +48,7 @@ class RandomUniform(Placed):
     Args:
         minval: The least value.
         maxval: All values are below it, before they are rounded to the variable's dtype.
-        seed: Of the random numbers. The same one gives the same values.
+        seed: The seed of the random numbers. The same one gives the same values.
 
     Raises:
         TypeError: A bound is no number, or the seed no integer.
@@ -71,7 +71,7 @@ class RandomNormal(Placed):
     """Every element is drawn from a normal distribution. It depends on the seed and on its place alone.
 
     Args:
-        mean: Of the distribution.
+        mean: The mean of the distribution.
         stddev: Its standard deviation.
         seed: As of `RandomUniform`.
 

@@ -20,8 +20,8 @@ class Partitioner:
         """Local. The number of shards along each dimension.
 
         Args:
-            shape: Of the variable.
-            dtype: Of the variable.
+            shape: The shape of the variable.
+            dtype: The dtype of the variable.
             axis: The dimension that is cut. A strategy cuts the first one.
 
         Returns:
@@ -145,9 +145,9 @@ def shards_of(partitioner: Partitioner, shape: tuple[int, ...], dtype: np.dtype[
 
     Args:
         partitioner: Any function of shape and dtype as `Partitioner` has it.
-        shape: Of the variable.
-        dtype: Of the variable.
-        name: Of the variable, for the error.
+        shape: The shape of the variable.
+        dtype: The dtype of the variable.
+        name: The name of the variable, for the error.
 
     Returns:
         One slice for a variable that is not cut, such as one without dimensions.

@@ -67,7 +67,7 @@ class ArenaMemory(Home, ABC):
 
     Collective. Args:
         communicator: The strategy's ranks.
-        options: Of the strategy's communication.
+        options: The options of the strategy's communication.
         shared: True demands node memory (an error where there is none), False refuses it, None takes it where
             /dev/shm is large enough. One rank alone has private memory. An explicit `implementation`,
             `cross_device_ops` or `compression` makes memory private, too: then a collective sums the gradients, and
@@ -97,7 +97,7 @@ class ArenaMemory(Home, ABC):
         strategy: The strategy whose variables live here, None for variables without one.
         strategy_number: Its number among those on the same ranks, which its calls carry; see `CallOrder.deal`.
         plan_count: The number of plans so far, of optimizers.
-        overflow_counts: Of the node's ranks, see `step.alarm`; None before the first plan.
+        overflow_counts: The overflow counts of the node's ranks, see `step.alarm`; None before the first plan.
         is_default: Whether its variables are of no strategy.
         guard: Held while this rank is in a write, from before the first byte of any rank of the node until behind the
             last one. Copies that other threads make wait for it.
@@ -180,8 +180,8 @@ class ArenaMemory(Home, ABC):
 
         Args:
             name: For the error.
-            shape: Of the variable, as this rank sees it.
-            dtype: Of the variable, as this rank sees it.
+            shape: The shape of the variable, as this rank sees it.
+            dtype: The dtype of the variable, as this rank sees it.
 
         Returns:
             A number for `release`, and the address.
@@ -267,7 +267,7 @@ class ArenaMemory(Home, ABC):
         Args:
             slab: Where.
             function: Writes.
-            name: Of the write; with `detail` the same on all ranks, see `CallOrder.enter`.
+            name: The name of the write; with `detail` the same on all ranks, see `CallOrder.enter`.
             detail: To what.
         """
         if self.is_closed:

@@ -28,7 +28,7 @@ def wanted(shared: bool | None, options: CommunicationOptions, summed_by: str | 
 
     Args:
         shared: The user's choice.
-        options: Of the strategy's communication.
+        options: The options of the strategy's communication.
         summed_by: What the user asked for that makes a collective sum the gradients, None if nothing.
         on_gpu: Whether the variables lie on GPUs.
 

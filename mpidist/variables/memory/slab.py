@@ -18,7 +18,7 @@ class Slab:
     """A piece of node memory, or of private memory, of one dtype.
 
     Args:
-        dtype: Of its elements.
+        dtype: The dtype of its elements.
         count: Number of elements.
         memory: Node memory of that size; None makes it private.
         xp: The module that makes private memory: NumPy, or CuPy for the current GPU.
@@ -73,7 +73,7 @@ class SlabRange(NamedTuple):
         slab: The slab.
         start: First element in it.
         size: Number of elements.
-        number: Of the variable, the same on every rank.
+        number: The number of the variable, the same on every rank.
     """
 
     slab: Slab

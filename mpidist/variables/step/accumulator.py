@@ -21,11 +21,11 @@ class Accumulator:
     """Sums of this replica's gradients; half precision is added up in float32.
 
     Collective. Args:
-        variables: Of the optimizer.
+        variables: The variables of the optimizer.
 
     Attributes:
         sums: One ON_READ variable for each. A checkpoint saves it as the sum over the replicas.
-        numbers: Of the variables that have had a gradient since the last update.
+        numbers: The numbers of the variables that have had a gradient since the last update.
         calls: Since the last update; see `UpdateSettings`.
     """
 
@@ -47,7 +47,7 @@ class Accumulator:
 
         Args:
             gradients: By the numbers of their variables.
-            factor: Of all of them.
+            factor: The factor of all of them.
             is_summed: They are sums over the ranks already.
 
         Raises:
@@ -73,7 +73,7 @@ class Accumulator:
         Args:
             gradients: As for `add`. One may be the view of its own variable, and of no other.
             factor: As for `add`.
-            views: Of all variables.
+            views: The views of all variables.
             is_summed: As for `add`.
 
         Returns:

@@ -20,12 +20,12 @@ class Alarm:
     """The overflows that the ranks of a node have noted in the steps of one plan.
 
     Collective. Args:
-        arena: Of the variables, in host memory.
+        arena: The arena of the variables, in host memory.
 
     Attributes:
         overflow: Watches the updates of this rank. Where memory is shared, a step begins and ends with a barrier, and
             an overflow is noted between these.
-        text: Of the error, which each step raises that finds infinite state; empty before.
+        text: The text of the error, which each step raises that finds infinite state; empty before.
     """
 
     def __init__(self, arena: ArenaMemory) -> None:

@@ -19,9 +19,9 @@ class Block(NamedTuple):
     """One cache-sized piece of this rank's work; every array has the same length.
 
     Attributes:
-        parameter: Of the variables, writable.
+        parameter: The parameter of the variables, writable.
         gradients: One for each rank of the node in a shared bundle, else this rank's own.
-        slots: Of the state, in the kernel's order.
+        slots: The slots of the state, in the kernel's order.
         total: Private; takes the sum of the gradients.
         scratch: Private, for the kernel.
     """
@@ -37,7 +37,7 @@ class Bundle:
     """The variables of a plan that have one dtype and one kind of memory, laid end to end.
 
     Collective. Args:
-        arena: Of the variables.
+        arena: The arena of the variables.
         variables: In the plan's order, with their numbers in it.
         slots: Names of the state and its initial value.
         scratch_count: Number of private blocks for the kernel.

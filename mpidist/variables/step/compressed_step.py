@@ -33,7 +33,7 @@ class CompressedReduction:
     """Sums the gradients of some variables of a private bundle, small ones as they are.
 
     Args:
-        bundle: Of a plan.
+        bundle: The bundle of a plan.
         gradients: This rank's, by the numbers of the variables, increasing; in their shapes.
         compression: Sums gradients that are large enough.
         states: What earlier steps have left out, by number; kept up to date.
@@ -73,8 +73,8 @@ class CompressionErrors:
     gradient (`pay`).
 
     Args:
-        variables: Of the plan, in the order of their numbers.
-        states: Of the compressed gradients, by number; read by `state`, and changed by `load`.
+        variables: The variables of the plan, in the order of their numbers.
+        states: The states of the compressed gradients, by number; read by `state`, and changed by `load`.
 
     Attributes:
         owed: Errors of variables whose gradients are not compressed here, by number.
@@ -136,7 +136,7 @@ class CompressionErrors:
         """Local. Add errors that are owed to gradients that are about to be summed.
 
         Args:
-            numbers: Of the variables of this step.
+            numbers: The numbers of the variables of this step.
             gradients: This rank's, of all variables of the plan.
         """
         for number in self.owed.keys() & set(numbers):

@@ -45,7 +45,7 @@ class Selection:
         plan: The number of the plan among those of its arena.
 
     Attributes:
-        checksum: Of all this.
+        checksum: The checksum of all this.
         names: Names of the selected variables by number.
         text: The selection for people.
         is_summed, plan: As given.
@@ -69,7 +69,7 @@ class Meeting(NamedTuple):
     """The facts that ranks compare before a step.
 
     Attributes:
-        numbers: Of the step: which one it is, the learning rate, factors.
+        numbers: The numbers of the step: which one it is, the learning rate, factors.
         selection: The variables.
     """
 
@@ -99,7 +99,7 @@ class StepHeader:
     """The ranks' meeting before a step, where they compare what they are about to do.
 
     Collective. Args:
-        arena: Of a plan.
+        arena: The arena of a plan.
         is_shared: Whether the plan has gradients or state in node memory.
     """
 
@@ -159,10 +159,10 @@ class Step:
     """The work of one rank in a step over one selection of variables.
 
     Args:
-        selection: Of the variables.
+        selection: The selection of the variables.
         header: Where the ranks meet first.
         phases: In their order.
-        barrier: Of the node, where they meet again; None where no memory is shared.
+        barrier: The barrier of the node, where they meet again; None where no memory is shared.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class NoGradients:
 
     Args:
         variables: All variables of the plan.
-        barrier: Of the node; None where no memory is shared.
+        barrier: The barrier of the node; None where no memory is shared.
     """
 
     def __init__(self, variables: Sequence[MirroredVariable], barrier: Callable[[], None] | None) -> None:

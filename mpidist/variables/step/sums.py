@@ -50,7 +50,7 @@ class GivenSums:
     """A bundle whose first gradient segment holds the sums already.
 
     Args:
-        blocks: Of this rank's slice.
+        blocks: The blocks of this rank's slice.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
@@ -68,7 +68,7 @@ class NodeSums:
     """A bundle in the memory of one node: each rank reads all ranks' gradients of its slice.
 
     Args:
-        blocks: Of this rank's slice.
+        blocks: The blocks of this rank's slice.
         add: Sums the ranks' gradients of a block.
     """
 
@@ -97,7 +97,7 @@ class ChunkSums:
     """A bundle that is summed by a collective: a chunk is reduced and updated while it is in the cache.
 
     Args:
-        chunks: Of this rank's slice.
+        chunks: The chunks of this rank's slice.
         add: Sums the gradients of the node's ranks.
         all_reduce: Sums over the nodes, or over all ranks where memory is private.
     """
@@ -127,7 +127,7 @@ class PhasedSums:
 
     Args:
         reduction: Puts the sums into the first segment; ends with a barrier of the node.
-        blocks: Of this rank's slice.
+        blocks: The blocks of this rank's slice.
     """
 
     def __init__(self, reduction: Callable[[], None], blocks: Sequence[Block]) -> None:
@@ -152,7 +152,7 @@ class WriteBack:
     node memory has one writer.
 
     Args:
-        arena: Of the bundle.
+        arena: The arena of the bundle.
         blocks: All blocks of the step.
         phase: Sums the gradients and applies an update.
         room: Private memory for a block.
@@ -205,7 +205,7 @@ def aside(update: Update, room: AnyArray) -> Update:
     """Local. The same update of a copy of the parameter, which it leaves in the memory of the gradient.
 
     Args:
-        update: Of a bundle's blocks.
+        update: The update of a bundle's blocks.
         room: For the copy of a block.
     """
 
@@ -236,9 +236,9 @@ def adder(dtype: np.dtype[Any], count: int, byte_count: int, *, in_tree: bool) -
     """Local. The function that sums the gradients of a block; half precision is added up in float32.
 
     Args:
-        dtype: Of the gradients.
+        dtype: The dtype of the gradients.
         count: Their number.
-        byte_count: Of the largest block.
+        byte_count: The number of bytes of the largest block.
         in_tree: Add in the order of the tree over the ranks, not rank after rank.
     """
     if count == 1:

@@ -58,10 +58,10 @@ class JoinedRuns:
     """The places of the blocks of a rank's work, joined where they touch: a compiled loop needs no blocks.
 
     Args:
-        blocks: Of contiguous arrays, all of one dtype. Whoever has the runs keeps them.
+        blocks: The blocks of contiguous arrays, all of one dtype. Whoever has the runs keeps them.
 
     Attributes:
-        dtype: Of the blocks; None if there is none.
+        dtype: The dtype of the blocks; None if there is none.
     """
 
     def __init__(self, blocks: Sequence[BlockArrays]) -> None:
@@ -100,7 +100,7 @@ class CompiledUpdate:
     """An update that is compiled where that is possible and pays, and is NumPy's elsewhere; with the same bits.
 
     Args:
-        update: Of one step, on blocks.
+        update: The update of one step, on blocks.
         slot_count: Number of its slots.
         scratch_count: Number of its scratch blocks.
         keeps_gradient: Store the values that the update leaves in `gradient`.
@@ -283,7 +283,7 @@ def is_wanted(byte_count: int, rank_count: int = 1) -> bool:
     """Local. Whether updates are compiled.
 
     Args:
-        byte_count: Of the parameters that this rank updates.
+        byte_count: The number of bytes of the parameters that this rank updates.
         rank_count: Number of ranks that share the cores of this machine.
     """
     return byte_count >= LEAST_BYTES and load(rank_count)

@@ -15,7 +15,7 @@ def allocate(mpi: MPI.Intracomm, heap_bytes: int, *, is_shared: bool) -> MPI.Win
 
     Args:
         mpi: The ranks.
-        heap_bytes: Of this rank's heap.
+        heap_bytes: The heap bytes of this rank's heap.
         is_shared: Whether all ranks share a node. What `Win.Allocate` gives there is shared as well, but Open MPI does
             not show it.
     """

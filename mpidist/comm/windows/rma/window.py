@@ -66,7 +66,7 @@ class RmaWindow(Window):
     """Heaps in an MPI window, and messages by MPI.
 
     Collective. Args:
-        communicator: Of nobody else; it is closed with the window.
+        communicator: The communicator of nobody else; it is closed with the window.
         heap_bytes: The size of this rank's heap.
         options: `silence_seconds` is the limit of a host that says nothing.
 

@@ -25,7 +25,7 @@ class Address(NamedTuple):
 
     Attributes:
         place: The kernel and its network, within which a name is valid.
-        name: Of the Unix socket. It is in no file system (`man 7 unix`), so nothing is left behind.
+        name: The name of the Unix socket. It is in no file system (`man 7 unix`), so nothing is left behind.
         interfaces: Addresses of the host with their networks, "10.1.0.5/16"; empty where no port is open.
         port: On all of these; 0 where none is open.
     """

@@ -86,7 +86,7 @@ class Connection:
         """Local. Send a frame, as far as the kernel takes it now.
 
         Args:
-            kind: Of the frame.
+            kind: The kind of the frame.
             at: A place in a heap.
             size: The number of bytes.
             body: What follows the header; it must not change until it is sent.

@@ -43,7 +43,7 @@ def greet(link: socket.socket, secret: bytes, rank: int, other: int, seconds: fl
 
     Args:
         link: A connected socket. It is left with a time limit of its own.
-        secret: Of the window.
+        secret: The secret of the window.
         rank: This rank.
         other: The rank at the other end.
         seconds: The limit for all of it.
@@ -69,7 +69,7 @@ def admit(link: socket.socket, secret: bytes, rank: int, size: int, seconds: flo
 
     Args:
         link: A connected socket. It is left with a time limit of its own.
-        secret: Of the window.
+        secret: The secret of the window.
         rank: This rank.
         size: The number of ranks; `ANY_RANK` where others may join.
         seconds: The limit for all of it.

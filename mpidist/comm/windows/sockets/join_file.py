@@ -28,12 +28,12 @@ class JoinFile(NamedTuple):
     """The content of the file.
 
     Attributes:
-        version: Of mpidist.
-        host: Of the chief, for people.
+        version: The version of mpidist.
+        host: The host of the chief, for people.
         process: The number of its process, likewise.
         rank: The chief's.
         address: Where it waits.
-        secret: Of the window.
+        secret: The secret of the window.
         silence_seconds: A host of the job that says nothing for so long counts as lost.
         ports: As of `WindowOptions`.
     """
@@ -95,7 +95,7 @@ def read(directory: Path) -> JoinFile:
     """Local. Read the file of a job.
 
     Args:
-        directory: Of the file.
+        directory: The directory of the file.
 
     Raises:
         LauncherError: There is none, it is not this user's alone, or nothing that this version knows.
@@ -144,7 +144,7 @@ def connect(directory: Path, found: JoinFile, here: Address) -> socket.socket:
     """Local. A connection to the chief of a job.
 
     Args:
-        directory: Of the file, for the text.
+        directory: The directory of the file, for the text.
         found: What it says.
         here: The address of this process.
 

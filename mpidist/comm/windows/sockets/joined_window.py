@@ -22,7 +22,7 @@ class Neighbours(NamedTuple):
     """The ranks of a window with which one that joins has to do.
 
     Attributes:
-        heap_sizes: Of all ranks that have begun the window.
+        heap_sizes: The heap sizes of all ranks that have begun the window.
         processes: Likewise.
         addresses: By rank, of those that it calls and is called by. All others are gone to it.
     """
@@ -36,9 +36,9 @@ class JoinedWindow(SocketWindow):
     """A window by sockets without a heap of its own.
 
     Local. Args:
-        introduction: Of this process.
+        introduction: The introduction of this process.
         neighbours: The others.
-        door: Of this process; closed with the window.
+        door: The listener of this process; closed with the window.
         lifeline: The connection over which this process was given its rank, and the rank at the other end: the end of
             the one process is known to the other by it. It is closed with the window.
         silence_seconds: As of `WindowOptions`.

@@ -54,7 +54,7 @@ class Opened(NamedTuple):
         rank: The rank at the other end.
         link: The connection; None where the rank could not be reached.
         is_ours: Whether this rank has called.
-        introduction: Of a process that was given its rank over this connection.
+        introduction: The introduction of a process that was given its rank over this connection.
     """
 
     rank: int
@@ -68,15 +68,15 @@ class Door:
 
     Args:
         listeners: Sockets that wait for connections. They are closed with the door.
-        secret: Of the window.
+        secret: The secret of the window.
         rank: This rank.
-        addresses: Of all ranks, in their order; or by rank of those that this one calls, and of itself.
+        addresses: The addresses of all ranks, in their order; or by rank of those that this one calls, and of itself.
         silence_seconds: A host that says nothing for so long cannot be reached any more.
         admits_later: Whether others may join.
 
     Attributes:
         secret: As given.
-        addresses: Of all ranks; one that joins is added.
+        addresses: The addresses of all ranks; one that joins is added.
         desk: For processes that ask for a rank; None where nobody gives any.
         bell: A descriptor that can be read when `take` has something.
     """
@@ -293,7 +293,7 @@ def send_away(listener: socket.socket) -> None:
     """Local. Close the connections of all who have called so far: who knew nothing of this rank has only tried the way.
 
     Args:
-        listener: Of a window that is not open yet.
+        listener: The listener of a window that is not open yet.
     """
     listener.setblocking(False)
     with contextlib.suppress(OSError):

@@ -32,8 +32,8 @@ class Newcomer(NamedTuple):
     Attributes:
         process: Its process.
         address: Where it waits for connections.
-        version: Of mpidist.
-        python: Of Python, "3.12": functions are sent as its code.
+        version: The version of mpidist.
+        python: The version of Python, "3.12": functions are sent as its code.
     """
 
     process: Process

@@ -53,7 +53,7 @@ class SocketWindow(Window):
     """Heaps in each rank's own memory, and everything by sockets.
 
     Collective. Args:
-        communicator: Of nobody else; it is closed with the window.
+        communicator: The communicator of nobody else; it is closed with the window.
         heap_bytes: The size of this rank's heap.
         options: Its ports, and the limit of a host that says nothing.
         admits_later: Whether processes may join that are not in the communicator; the same on all ranks.
@@ -109,7 +109,7 @@ class SocketWindow(Window):
         """Local. Know a rank that joins; nothing if it is known.
 
         Args:
-            introduction: Of the rank.
+            introduction: The introduction of the rank.
         """
         rank = introduction.rank
         if rank in self._door.addresses:
