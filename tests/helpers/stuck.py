@@ -86,7 +86,7 @@ def why_broken(folder: Path, seen: str) -> str | None:
 def folder_of_answers(job: subprocess.Popen[str]) -> Path | None:
     """Where the ranks of a job answer whether messages arrive; None where none is expected to die."""
     command = " ".join(job.args) if isinstance(job.args, list) else str(job.args)
-    found = re.search(r"-m tests\.messages (\S+)", command)
+    found = re.search(r"-m tests\.helpers\.messages (\S+)", command)
     return Path(found[1]) if found else None
 
 

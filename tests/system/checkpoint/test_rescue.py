@@ -15,7 +15,7 @@ TRAINING = f"""
 import atexit, os, signal, sys, threading
 import numpy as np
 import mpidist
-from mpidist.checkpoint import preemption
+from mpidist.checkpoint.preemption import handler as preemption
 from mpidist.comm.group.opening import open_communicator
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 from mpidist.testing import fake_nodes

@@ -14,7 +14,7 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import numpy as np
 import mpidist
-from mpidist.strategy import parameter_server
+from mpidist.strategy.parameter_server import strategy as parameter_server
 from tests.helpers.carrier import wait_for_end
 from tests.helpers.limits import limit
 

@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import mpidist
 from mpidist.coordinator import ClusterCoordinator
-from mpidist.strategy import parameter_server
+from mpidist.strategy.parameter_server import strategy as parameter_server
 from tests.helpers.carrier import EVERY_MOMENT, Carrier, wait_for_end
 from tests.helpers.limits import limit
 
