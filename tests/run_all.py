@@ -42,7 +42,7 @@ PART_SECONDS = 1800
 LONG_PART_SECONDS = 4 * 3600
 UNIT_AT_ONCE = 2
 # Programs wait most of their time: for a death, a report, a launcher.
-PROGRAMS_AT_ONCE = 6
+PROGRAMS_AT_ONCE = 4
 
 
 @dataclass
