@@ -19,7 +19,7 @@ from measure import WORLD, Case, say
 from mpi4py import MPI
 from native_mpi import NativeAllReduce
 
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_memory import NodeMemory
 
 Array = npt.NDArray[Any]

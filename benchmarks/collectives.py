@@ -48,9 +48,9 @@ from native_mpi import open_native
 from sync_step import SHAPES
 
 from mpidist.comm.choice import selection
-from mpidist.comm.communicator import open_communicator
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.packing import all_reduce_nest
+from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
 

@@ -17,7 +17,7 @@ import numpy as np
 from measure import WORLD, say
 
 import mpidist
-from mpidist.comm.communicator import open_communicator
+from mpidist.comm.group.opening import open_communicator
 from mpidist.strategy.base import Strategy
 from mpidist.testing.plugin import fake_nodes
 

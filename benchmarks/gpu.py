@@ -27,16 +27,17 @@ import click
 import numpy as np
 from measure import WORLD, interleaved, record, say
 
-from mpidist.cluster.gpu import agree, bind, why_no_gpu
+from mpidist.cluster.devices.gpu_binding import agree, bind, why_no_gpu
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import selection
-from mpidist.comm.communicator import Communicator, open_communicator
 from mpidist.comm.gpu.transport import TRANSPORT, Transport
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import UnavailableError
-from mpidist.optimizers.adam import Adam, AdamKernel
+from mpidist.optimizers.families.adam import Adam, AdamKernel
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
-from mpidist.variables.creation import create_variable
+from mpidist.variables.making.creation import create_variable
 from mpidist.variables.update.fused import fused
 
 SIZES = (1 << 12, 1 << 16, 1 << 20, 1 << 24, 1 << 27)

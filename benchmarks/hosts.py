@@ -70,7 +70,7 @@ def run_job(layout: str, sizes: Sequence[int], rounds: int, megabits: int) -> di
     """The figures of a job on so many hosts."""
     sys.path.insert(0, str(ROOT))
     virtual_hosts = importlib.import_module("tests.hosts.virtual_hosts")
-    launching = importlib.import_module("tests.launching")
+    launching = importlib.import_module("tests.helpers.launching")
     ranks = ranks_of(layout)
     with virtual_hosts.VirtualHosts(len(ranks)) as hosts, tempfile.TemporaryDirectory() as folder:
         for name in hosts.names:

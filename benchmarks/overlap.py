@@ -24,9 +24,9 @@ from measure import WORLD, Case, say
 from mpi4py import MPI
 from threadpoolctl import threadpool_limits
 
-from mpidist.comm.asynchronous import AsyncCollective, open_asynchronous
 from mpidist.comm.choice import selection
-from mpidist.comm.communicator import open_communicator
+from mpidist.comm.cross_device.asynchronous import AsyncCollective, open_asynchronous
+from mpidist.comm.group.opening import open_communicator
 from mpidist.options import CommunicationOptions
 
 Array = npt.NDArray[Any]

@@ -28,16 +28,17 @@ from measure import WORLD, say
 from mpi4py import MPI
 
 import mpidist
-from mpidist.comm.communicator import Communicator, open_communicator
-from mpidist.comm.window import open_window
-from mpidist.observe.peers import Key
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.opening import open_communicator
+from mpidist.comm.windows.window import open_window
+from mpidist.failures.peers import Key
 from mpidist.options import WindowOptions
-from mpidist.serving.heap import slots_of
-from mpidist.serving.holder import Holder
-from mpidist.serving.messages import Call, Drop, Message, Prepared, Push, Send
-from mpidist.serving.station import Station
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.strategy.server_options import ServerOptions
+from mpidist.parameter_server.heap.layout import slots_of
+from mpidist.parameter_server.options import ServerOptions
+from mpidist.parameter_server.protocol.endpoint import Station
+from mpidist.parameter_server.protocol.messages import Call, Drop, Message, Prepared, Push, Send
+from mpidist.parameter_server.server.server import VariableServer
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 
 WAYS = ("RMA", "SOCKETS")
 PEER = Path(__file__).with_name("parameter_servers_peer.py")
@@ -94,7 +95,7 @@ def doorbell(communicator: Communicator, way: str, count: int) -> float:
     station, answers = Station(window, str, lambda rank: Key("", rank, ""), frozenset({0, last})), Answers()
     found = 0.0
     if rank == last:
-        station.roles = [Holder(station, 0, slots_of(1 << 20, [0], None), 0), answers]
+        station.roles = [VariableServer(station, 0, slots_of(1 << 20, [0], None), 0), answers]
         while not answers.has_ended:
             station.step(0.05)
     elif rank == 0:

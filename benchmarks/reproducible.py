@@ -22,8 +22,8 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist.comm.choice import selection
-from mpidist.comm.communicator import open_communicator
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.opening import open_communicator
 from mpidist.experimental import CommunicationOptions
 
 Array = npt.NDArray[Any]

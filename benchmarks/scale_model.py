@@ -28,8 +28,9 @@ from measure import WORLD, say
 from mpi4py import MPI
 
 from mpidist.comm.choice import selection
-from mpidist.comm.communicator import Communicator, open_communicator
 from mpidist.comm.cross_device.reductions import ReductionToOneDevice
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.opening import open_communicator
 from mpidist.options import CommunicationOptions
 
 Points = dict[tuple[int, int], float]  # ranks, bytes: seconds

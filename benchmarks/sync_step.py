@@ -32,10 +32,10 @@ from mpi4py import MPI
 
 import mpidist
 from mpidist.comm.arithmetic import compiler
-from mpidist.optimizers.adam import AdamKernel
+from mpidist.optimizers.families.adam import AdamKernel
+from mpidist.optimizers.families.sgd import SGDKernel
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.optimizers.sgd import SGDKernel
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.step.plan import Plan
 from mpidist.variables.update import compiled
 from mpidist.variables.update.kernel import BLOCK_BYTES, Kernel

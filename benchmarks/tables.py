@@ -26,8 +26,8 @@ from parameter_servers import PEER, WAYS, timed, wait
 
 import mpidist
 from mpidist.options import WindowOptions
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.strategy.server_options import ServerOptions
+from mpidist.parameter_server.options import ServerOptions
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 
 WIDTH = 64
 ROW_BYTES = 4 * WIDTH

@@ -23,8 +23,8 @@ import numpy.typing as npt
 from measure import WORLD, say
 from mpi4py import MPI
 
-from mpidist.comm.communicator import open_communicator
-from mpidist.comm.window import Window, open_window
+from mpidist.comm.group.opening import open_communicator
+from mpidist.comm.windows.window import Window, open_window
 from mpidist.options import WindowOptions
 
 Times = dict[str, float]

@@ -9,84 +9,17 @@
 
 Importing this package starts no MPI. Without a launcher a program has one replica, and MPI never starts.
 
-Layers, from top to bottom. A module imports from lower rows, or from lower modules of its own folder; the import
-contracts in `setup.cfg` check it:
+- Strategies: `MultiWorkerMirroredStrategy` (all ranks), `MirroredStrategy` (one node), `OneDeviceStrategy`,
+  `ParameterServerStrategy`; `get_strategy()` is the current one.
+- In a strategy: `scope()`, `run()`, `reduce()`, `gather()`, `experimental_distribute_dataset()`.
+- What spans ranks: `Variable`, `Module`, `optimizers`, `metrics`, `data.Dataset`.
+- What outlives a job: `Checkpoint`, `CheckpointManager`, `experimental.PreemptionCheckpointHandler`.
+- Who takes part: `cluster_resolver`; `mpidist doctor` on the command line says what is missing.
 
-    cli                          the command line
-    testing                      the pytest plugin, the contract of a collective
-    cluster_resolver experimental    thin modules with tf.distribute's names
-    strategy | checkpoint        what a user calls: scope, run, reduce, gather, data | save and restore
-    optimizers metrics | data    state with arithmetic | input
-    variables                    arrays that span ranks, and their home: the arena, and the step
-    cluster                      who takes part
-    comm                         communicators, collectives, node memory
-    observe summary              progress, who waits for whom; event files
-    indexed_slices chief         rows of an array; who writes for a group
-    errors options tree arrays attributes launch context    vocabulary; no MPI
-    arguments missing            checks of arguments | names of TensorFlow that are not here
+The first line of a docstring says who must call: *Collective* (every rank, in one order), *Local* (whoever likes, it
+communicates with nobody) or *Root only* (rank 0).
 
-Rooms of `comm`, likewise:
-
-    asynchronous                 reductions in the background
-    cross_device/                tf.distribute's `CrossDeviceOps`, and collectives of the user's own
-    choice/                      which backend, from which size on
-    backends/ gpu/ compression/  one way to move arrays a module; CUDA, NCCL, staging; compressed gradients
-    front/                       the front of every collective: checks, conversions, the call log, packing, sparse sums
-    backend collective memory/ arrival    the two interfaces; memory that ranks share; who is late
-    agreement duplicates         one error on all ranks; our duplicates of the user's communicator
-    mpi_communicator             the only home of `mpi4py.MPI`
-    arithmetic/ communicator ending    arithmetic without communication; a group of ranks; how a job ends
-
-Five minutes through the code: `strategy/mirrored.py` (a strategy), `comm/collective.py` (what a collective promises),
-`comm/front/front.py` (what all of them share), `comm/backend.py` and `comm/backends/ring.py` (one of them),
-`testing/contract.py` (its tests), `variables/variable.py` (a variable and its home), `variables/arena.py` and
-`variables/step/` (a synchronous step), `variables/update/` (its arithmetic).
-
-Where a new thing goes: a backend is one module in `comm/backends/` and a line in `comm/choice/selection.py`; a resolver
-one module in `cluster/` and a line in `cluster/detect.py`; an optimizer or a metric one module and a line in the
-package's `__init__`.
-
-Glossary; each word has one meaning:
-
-    rank            MPI's. One rank is one replica.
-    node            the ranks that share memory
-    chief           rank 0 of a strategy; it prints and writes for all
-    local           communicates with nobody
-    host, device    CPU memory, GPU memory
-    communicator    a group of ranks that the library owns
-    resource        what is closed by its owner: a communicator, a collective, an arena, a strategy
-    claim           the right to something that all ranks of a group must give back together
-    channel         messages between two ranks, apart from all others
-    death           the end of a rank's process while other ranks still need it
-    calls           the communicating calls of this rank on one communicator, which the recorder notes
-    page            memory in which a rank shows its calls to the ranks of its node
-    peer            another rank, as the watchdog sees it by its page, or by its file in the job directory
-    collective      an object that combines arrays of all ranks; as a word before a call: every rank makes the call
-    front           the checks and conversions around a backend
-    backend         one way to move and combine flat arrays
-    messages        point-to-point transport of our own algorithms
-    wire dtype      the dtype in which arrays are sent
-    lane            the communicator of the ranks with the same number on all nodes
-    staging copier  copies between arrays and the room in which another backend combines them
-    node memory     memory that the ranks of a node share; our own file
-    home            where variables live: it makes them and plans their updates
-    arena           the home of mirrored variables: the slabs in which they live, once per node
-    slab            a piece of node memory of one dtype
-    slice           a rank's share of a slab, or of an array
-    block           as many elements as fit a cache
-    bucket          private memory for a packed message
-    chunk           a piece of an array on its way between ranks
-    shard           a part of a partitioned variable, or of a dataset
-    plan            where gradients and state of some variables lie, and which slice each rank updates
-    update plan     what a home keeps for one optimizer: gradients, state, and the way of its updates
-    kernel          the arithmetic of one family of optimizers, on one block
-    bundle          variables of a plan that have one dtype, laid end to end
-    table           a variable of a plan whose gradients are rows
-    variable pass   one look at every variable of a plan, for norms
-    compression errors    what compressed gradients left out, to be sent later
-    machine profile the facts on which measured sizes depend
-    strategy        the user's one entry: scope, run, reduce, gather, data
-    checkpoint      a tree of arrays, agreed on by a group of ranks, in one HDF5 file
+The guides are in `docs/`; `docs/architecture.md` says how the package is built.
 """
 
 from __future__ import annotations
@@ -135,6 +68,7 @@ if TYPE_CHECKING:
         VariableSynchronization,
         WindowOptions,
     )
+    from mpidist.parameter_server.options import ServerOptions
     from mpidist.strategy.base import Strategy
     from mpidist.strategy.default import (
         Variable,
@@ -149,14 +83,13 @@ if TYPE_CHECKING:
     from mpidist.strategy.mirrored import MirroredStrategy
     from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
     from mpidist.strategy.one_device import OneDeviceStrategy
-    from mpidist.strategy.parameter_server import ParameterServerStrategy
+    from mpidist.strategy.parameter_server.server import Server
+    from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
     from mpidist.strategy.replica import ReplicaContext
-    from mpidist.strategy.server import Server
-    from mpidist.strategy.server_options import ServerOptions
     from mpidist.strategy.values import DistributedValues
+    from mpidist.variables.kinds.sharded import ShardedVariable
     from mpidist.variables.lookup import embedding_gradient, embedding_lookup, embedding_lookup_sparse
     from mpidist.variables.module import Module
-    from mpidist.variables.sharded import ShardedVariable
 
 # Public name -> the module that has it. Loaded at first use: a program that only reads a checkpoint loads no strategy.
 _HOMES = {
@@ -178,14 +111,14 @@ _HOMES = {
     "MultiWorkerMirroredStrategy": "mpidist.strategy.multi_worker",
     "NcclAllReduce": "mpidist.comm.cross_device.reductions",
     "OneDeviceStrategy": "mpidist.strategy.one_device",
-    "ParameterServerStrategy": "mpidist.strategy.parameter_server",
+    "ParameterServerStrategy": "mpidist.strategy.parameter_server.strategy",
     "ReduceOp": "mpidist.options",
     "ReductionToOneDevice": "mpidist.comm.cross_device.reductions",
     "ReplicaContext": "mpidist.strategy.replica",
     "RunOptions": "mpidist.options",
-    "Server": "mpidist.strategy.server",
-    "ServerOptions": "mpidist.strategy.server_options",
-    "ShardedVariable": "mpidist.variables.sharded",
+    "Server": "mpidist.strategy.parameter_server.server",
+    "ServerOptions": "mpidist.parameter_server.options",
+    "ShardedVariable": "mpidist.variables.kinds.sharded",
     "Strategy": "mpidist.strategy.base",
     "StrategyExtended": "mpidist.strategy.extended",
     "Variable": "mpidist.strategy.default",
@@ -291,7 +224,7 @@ def __dir__() -> list[str]:
 
 def _leave() -> None:
     # Nothing to leave where no communicator of several ranks was ever opened.
-    ending = sys.modules.get("mpidist.comm.ending")
+    ending = sys.modules.get("mpidist.failures.ending")
     if ending is not None:
         ending.leave()
 

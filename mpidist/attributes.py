@@ -23,8 +23,8 @@ _OPAQUE = sys.stdlib_module_names | {"numpy", "h5py", "mpi4py"}
 # shows also what the first of them hides of the others.
 _OPENED = (types.SimpleNamespace, ChainMap)
 _OPAQUE_HERE = {
-    "mpidist.comm", "mpidist.cluster", "mpidist.strategy", "mpidist.checkpoint", "mpidist.serving",
-    "mpidist.coordinator",
+    "mpidist.comm", "mpidist.cluster", "mpidist.strategy", "mpidist.checkpoint", "mpidist.parameter_server",
+    "mpidist.coordinator", "mpidist.failures", "mpidist.recorder",
 }
 
 

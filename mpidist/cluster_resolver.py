@@ -2,12 +2,12 @@
 
 from typing import TYPE_CHECKING, NoReturn
 
-from mpidist.cluster.mpi import MPIClusterResolver
-from mpidist.cluster.resolver import ClusterResolver
-from mpidist.cluster.simple import SimpleClusterResolver
-from mpidist.cluster.slurm import SlurmClusterResolver
-from mpidist.cluster.tf_config import TFConfigClusterResolver
-from mpidist.cluster.union import UnionResolver
+from mpidist.cluster.resolvers.mpi import MPIClusterResolver
+from mpidist.cluster.resolvers.resolver import ClusterResolver
+from mpidist.cluster.resolvers.simple import SimpleClusterResolver
+from mpidist.cluster.resolvers.slurm import SlurmClusterResolver
+from mpidist.cluster.resolvers.tf_config import TFConfigClusterResolver
+from mpidist.cluster.resolvers.union import UnionResolver
 from mpidist.missing import no_attribute
 
 __all__ = [

@@ -55,8 +55,8 @@ def require_home(home: object, name: str) -> None:
     """Local. Raise ValueError if a strategy is current whose variables live somewhere else.
 
     Args:
-        home: Of a variable that is about to be updated.
-        name: Of the variable.
+        home: The home of a variable that is about to be updated.
+        name: The name of the variable.
     """
     entries = stack.entries
     if entries and entries[-1].home is not home:

@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from mpidist import coordinator
-from mpidist.checkpoint.preemption import PreemptionCheckpointHandler
-from mpidist.checkpoint.termination import TerminationConfig
-from mpidist.cluster.resolver import ClusterResolver
+from mpidist.checkpoint.preemption.handler import PreemptionCheckpointHandler
+from mpidist.checkpoint.preemption.termination import TerminationConfig
+from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.comm.compression.power_sgd import PowerSGD
 from mpidist.comm.compression.top_k import TopK
 from mpidist.missing import no_attribute
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from mpidist.strategy import multi_worker
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.strategy.values import ValueContext
-from mpidist.variables import partitioners
-from mpidist.variables.sync_on_read import variable_sync_on_read_context
+from mpidist.variables.kinds.sync_on_read import variable_sync_on_read_context
+from mpidist.variables.making import partitioners
 
 CollectiveCommunication = CommunicationImplementation
 

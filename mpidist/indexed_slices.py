@@ -91,8 +91,8 @@ def first_misfit(change: np.ufunc, target: AnyArray, values: AnyArray, indices: 
     Args:
         change: `np.add`, `np.subtract` or `np.multiply`; a row that occurs several times is changed by each of them.
         target: The array of which rows would be changed, in host memory or on a GPU.
-        values: Of the rows, in host memory, of the same dtype.
-        indices: Of the rows, in host memory.
+        values: The values of the rows, in host memory, of the same dtype.
+        indices: The indices of the rows, in host memory.
 
     Returns:
         None if all of them fit.

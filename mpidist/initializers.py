@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, NoReturn
 
 from mpidist.missing import no_attribute
-from mpidist.variables.initializers import Constant, RandomNormal, RandomUniform
+from mpidist.variables.making.initializers import Constant, RandomNormal, RandomUniform
 
 __all__ = ["Constant", "RandomNormal", "RandomUniform"]
 

@@ -40,7 +40,7 @@ def keys(spec: Any) -> tuple[str, ...]:
     """Local. The keys of the leaves that are values of dictionaries, the same text on all ranks; else nothing.
 
     Args:
-        spec: Of `flatten`.
+        spec: The spec of `flatten`.
     """
     paths = spec.paths()
     if all(type(part) is int for path in paths for part in path):

@@ -9,14 +9,14 @@ from importlib.metadata import entry_points
 import hypothesis
 import pytest
 
-from mpidist.chief import note_role
-from mpidist.cluster.devices import visible_gpus
-from tests import amounts, leaks, selection, times
+from mpidist.cluster.devices.names import visible_gpus
+from mpidist.first_rank import note_role
 from tests.gpu import host_runtime
+from tests.helpers import amounts, leaks, selection, times
 
 # An installed mpidist has its plugin loaded by pytest itself; a checkout on PYTHONPATH has not.
 _INSTALLED = any(point.value == "mpidist.testing.plugin" for point in entry_points(group="pytest11"))
-pytest_plugins = ["tests.second_try", *([] if _INSTALLED else ["mpidist.testing.plugin"])]
+pytest_plugins = ["tests.helpers.second_try", *([] if _INSTALLED else ["mpidist.testing.plugin"])]
 
 # All ranks must draw the same examples: always the same, or those of `--hypothesis-seed`. Machines that run tests are
 # slow at times.

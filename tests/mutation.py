@@ -27,9 +27,9 @@ if __package__ in (None, ""):
     # Started as a file: the folder above tests is where it and mpidist stand.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests import selection
 from tests.faults import FAULTS, Fault
-from tests.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
+from tests.helpers import selection
+from tests.helpers.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
 from tests.run_all import commit_seed
 
 ROOT = Path(__file__).resolve().parent.parent

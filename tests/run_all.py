@@ -7,7 +7,7 @@ The MPI is the one of this environment. Every test has a time limit (see `mpidis
 the end, also of a run that is cut off, come the minutes of each part and the slowest tests. Exit code 0: all passed.
 
 `--select quick` takes minutes instead of half an hour: a quarter of the unit and parallel tests, on 2 ranks, and the
-programs of the pages. `tests/selection.py` has the other selections. The seed that they choose by, and by which
+programs of the pages. `tests/helpers/selection.py` has the other selections. The seed that they choose by, and by which
 Hypothesis draws, is that of the commit; `MPIDIST_TEST_SEED` in the environment is another one.
 `MPIDIST_TEST_SELECTION` there stands for `--select`.
 
@@ -33,8 +33,8 @@ if __package__ in (None, ""):
     # Started as a file: the folder above tests is where it and mpidist stand.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from tests import coverage_table, selection, times
-from tests.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
+from tests.helpers import coverage_table, selection, times
+from tests.helpers.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
 
 ROOT = Path(__file__).resolve().parent.parent
 # No part was seen to take much more than a quarter of it; only a launcher that hangs comes here.

@@ -23,9 +23,9 @@ if __package__ in (None, ""):
     # Started as a file: the folder above tests is where it and mpidist stand.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from mpidist.cluster.devices import visible_gpus
+from mpidist.cluster.devices.names import visible_gpus
 from mpidist.comm.choice.capabilities import NCCL_HOST
-from tests.launching import find_mpirun, launch_environment, mpirun_command
+from tests.helpers.launching import find_mpirun, launch_environment, mpirun_command
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "docs" / "gpus.md"

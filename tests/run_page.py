@@ -19,7 +19,7 @@ import types
 from pathlib import Path
 
 from mpidist import launch
-from tests.markdown import Block, blocks_of
+from tests.helpers.markdown import Block, blocks_of
 
 NO_RUN = "no-run:"
 REQUIRES = "requires "

@@ -8,9 +8,9 @@ import time
 from functools import partial
 from typing import Any
 
-from mpidist.checkpoint import hdf5
-from mpidist.checkpoint.cut import write_cut
-from mpidist.checkpoint.directory import (
+from mpidist.checkpoint.directory.leftovers import remove_leftovers, remove_temporaries
+from mpidist.checkpoint.directory.lock import DirectoryLock
+from mpidist.checkpoint.directory.state import (
     SUFFIX,
     DirectoryWork,
     as_path,
@@ -19,18 +19,18 @@ from mpidist.checkpoint.directory import (
     make_latest,
     require_file,
 )
-from mpidist.checkpoint.found import Found, Holder, Parts
-from mpidist.checkpoint.layout import SAVE_COUNTER
-from mpidist.checkpoint.leftovers import remove_leftovers, remove_temporaries
-from mpidist.checkpoint.listing import arrays_to_write, list_together
-from mpidist.checkpoint.lock import DirectoryLock
-from mpidist.checkpoint.objects import can_hold_variables, walk
+from mpidist.checkpoint.file import hdf5
+from mpidist.checkpoint.file.layout import SAVE_COUNTER
+from mpidist.checkpoint.file.saved import SavedArray, SavedFile
 from mpidist.checkpoint.restoring import Status
-from mpidist.checkpoint.saved import SavedArray, SavedFile
 from mpidist.checkpoint.saves import Saves
+from mpidist.checkpoint.server_snapshot import write_cut
 from mpidist.checkpoint.transfer import write_checkpoint
-from mpidist.comm.agreement import on_first_rank, together
-from mpidist.comm.call_text import AT_ONCE, refuse_inside
+from mpidist.checkpoint.walk.found import Found, NestedCheckpoint, Parts
+from mpidist.checkpoint.walk.listing import arrays_to_write, list_together
+from mpidist.checkpoint.walk.objects import can_hold_variables, walk
+from mpidist.comm.calls.text import AT_ONCE, refuse_inside
+from mpidist.comm.group.agreement import on_first_rank, together
 from mpidist.errors import CheckpointError, MismatchError, mark_shared
 from mpidist.variables.module import WATCHER
 
@@ -42,7 +42,7 @@ _OWN_ATTRIBUTES = {"_pending", "_root", "_saves", WATCHER}
 _NO_WORK = DirectoryWork()
 
 
-class Checkpoint(Holder):
+class Checkpoint(NestedCheckpoint):
     """Objects that are saved and restored together.
 
     Local. The keyword arguments become attributes. Saved are all variables, all objects with `state` and `load_state`

@@ -12,12 +12,13 @@ from collections.abc import Callable, Iterator
 
 from mpidist.arguments import described, number
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.checkpoint.directory import as_path
-from mpidist.checkpoint.latest import latest_checkpoint
-from mpidist.chief import training_has_ended
-from mpidist.comm.agreement import on_first_rank
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.checkpoint.directory.latest import latest_checkpoint
+from mpidist.checkpoint.directory.state import as_path
+from mpidist.comm.group.agreement import on_first_rank
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError
+from mpidist.first_rank import training_has_ended
 
 logger = logging.getLogger("mpidist")
 

@@ -14,7 +14,10 @@ from typing import Any, TypeVar, cast
 from mpidist.arguments import described, flag, number, whole
 from mpidist.attributes import FixedAttributes
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.checkpoint.directory import (
+from mpidist.checkpoint.directory.latest import latest_checkpoint
+from mpidist.checkpoint.directory.leftovers import delete_checkpoints, remove_leftovers
+from mpidist.checkpoint.directory.lock import DirectoryLock
+from mpidist.checkpoint.directory.state import (
     CheckpointEntry,
     DirectoryState,
     DirectoryWork,
@@ -27,13 +30,10 @@ from mpidist.checkpoint.directory import (
     unnamed,
     write_state,
 )
-from mpidist.checkpoint.latest import latest_checkpoint
-from mpidist.checkpoint.leftovers import delete_checkpoints, remove_leftovers
-from mpidist.checkpoint.lock import DirectoryLock
-from mpidist.comm.agreement import exchange, require_same
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.agreement import exchange, require_same
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 
 __all__ = ["CheckpointManager", "latest_checkpoint"]
 
@@ -76,7 +76,7 @@ class CheckpointManager(FixedAttributes):
         max_to_keep: int | None,
         keep_checkpoint_every_n_hours: float | None = None,
         checkpoint_name: str = "ckpt",
-        step_counter: Variable | None = None,
+        step_counter: BaseVariable | None = None,
         checkpoint_interval: int | None = None,
         init_fn: Callable[[], object] | None = None,
         last_checkpoint_step: int | None = None,
@@ -151,7 +151,7 @@ class CheckpointManager(FixedAttributes):
         """Local. Paths of the checkpoints that are kept for now, the latest last."""
         return [self._path(entry.name) for entry in self._state.entries]
 
-    def save(self, checkpoint_number: int | Variable | None = None, check_interval: bool = True) -> str | None:
+    def save(self, checkpoint_number: int | BaseVariable | None = None, check_interval: bool = True) -> str | None:
         """Collective. Save the next checkpoint, and delete the oldest ones beyond `max_to_keep`.
 
         A manager deletes only what managers with its `checkpoint_name` have saved to the directory. Where the state
@@ -178,7 +178,7 @@ class CheckpointManager(FixedAttributes):
             self._checkpoint.pending.require_restored(found)
         step = self._step()
         given: Any = checkpoint_number
-        if isinstance(checkpoint_number, Variable):
+        if isinstance(checkpoint_number, BaseVariable):
             given = checkpoint_number.numpy()[()]
         group = found.group()
         with found.calls(group).during("save"):
@@ -277,7 +277,7 @@ class CheckpointManager(FixedAttributes):
             group: The ranks.
             decide: Called on rank 0.
             choice: The name and the value of an argument that is True or False.
-            number: Of a checkpoint.
+            number: The number of a checkpoint.
         """
         decision: T | None = None
         error: Exception | None = None

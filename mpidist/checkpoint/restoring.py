@@ -8,16 +8,16 @@ from collections.abc import Callable, Iterable
 from contextlib import nullcontext
 from functools import partial
 
-from mpidist.checkpoint.found import Found
-from mpidist.checkpoint.layout import SAVE_COUNTER
-from mpidist.checkpoint.listing import list_together, number_of
-from mpidist.checkpoint.matching import Match, match_objects, new_paths, state_apart
-from mpidist.checkpoint.objects import can_hold_variables, walk
-from mpidist.checkpoint.saved import Saved, SavedFile, arrays_in
-from mpidist.checkpoint.states import State
+from mpidist.checkpoint.file.layout import SAVE_COUNTER
+from mpidist.checkpoint.file.saved import Saved, SavedFile, arrays_in
 from mpidist.checkpoint.transfer import verify
-from mpidist.comm.agreement import together
-from mpidist.comm.communicator import Communicator
+from mpidist.checkpoint.walk.found import Found
+from mpidist.checkpoint.walk.listing import list_together, number_of
+from mpidist.checkpoint.walk.matching import Match, match_objects, new_paths, state_apart
+from mpidist.checkpoint.walk.objects import can_hold_variables, walk
+from mpidist.checkpoint.walk.states import State
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, MpidistError, mark_shared
 from mpidist.variables.module import unwatch, watch
 

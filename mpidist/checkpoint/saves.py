@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 
-from mpidist.checkpoint.found import Found
 from mpidist.checkpoint.restoring import listed
+from mpidist.checkpoint.walk.found import Found
 
 logger = logging.getLogger("mpidist")
 
@@ -34,7 +34,7 @@ class Saves:
 
         Args:
             found: The objects that were saved.
-            path: Of the file.
+            path: The path of the file.
         """
         if found.caches and not self._told_caches:
             self._told_caches = True

@@ -16,14 +16,14 @@ from typing import NamedTuple
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.checkpoint import hdf5
-from mpidist.checkpoint.directory import DirectoryWork
-from mpidist.checkpoint.hdf5 import WAY_OUT, Blank
-from mpidist.checkpoint.layout import Bounds, Piece, Record, deal, joined_checksum, page_share
-from mpidist.checkpoint.positional import read_at, sync_directory, write_at
-from mpidist.checkpoint.saved import SavedFile
-from mpidist.comm.agreement import exchange, on_first_rank, together
-from mpidist.comm.communicator import Communicator
+from mpidist.checkpoint.directory.state import DirectoryWork
+from mpidist.checkpoint.file import hdf5
+from mpidist.checkpoint.file.hdf5 import WAY_OUT, Blank
+from mpidist.checkpoint.file.layout import Bounds, Piece, Record, deal, joined_checksum, page_share
+from mpidist.checkpoint.file.positional import read_at, sync_directory, write_at
+from mpidist.checkpoint.file.saved import SavedFile
+from mpidist.comm.group.agreement import exchange, on_first_rank, together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError
 from mpidist.variables.variable import Read
 
@@ -97,7 +97,7 @@ def verify(communicator: Communicator, file: SavedFile, paths: Iterable[str]) ->
     Args:
         communicator: The ranks that check.
         file: The same checkpoint on every rank.
-        paths: Of the arrays to check, the same on every rank.
+        paths: The paths of the arrays to check, the same on every rank.
 
     Raises:
         CheckpointError: On every rank, naming an array that is damaged.
@@ -217,7 +217,7 @@ class OwnPart:
         """Local. The bytes behind the part that are in its last page, which is this rank's alone.
 
         Args:
-            heads: Of all ranks, in their order.
+            heads: The heads of all ranks, in their order.
         """
         # Of the next ranks: a rank whose whole part is in this page is followed by another one.
         count = self._stop - self.end if self._start < self._stop else 0

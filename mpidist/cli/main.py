@@ -13,18 +13,18 @@ from pathlib import Path
 import click
 
 from mpidist import launch
-from mpidist.cli.doctor import find_obstacle, look
-from mpidist.cli.finding import Finding
-from mpidist.cli.lint import lint
-from mpidist.cli.page import Page
-from mpidist.cli.sbatch import Job, Site, read_program, read_site, started, write_script
+from mpidist.cli.doctor.finding import Finding
+from mpidist.cli.doctor.machine import find_obstacle, look
+from mpidist.cli.doctor.report import Report
+from mpidist.cli.slurm.lint import lint
+from mpidist.cli.slurm.sbatch import Job, Site, read_program, read_site, started, write_script
 from mpidist.cli.texts import read_text, write
-from mpidist.cluster.host_list import expand
 from mpidist.cluster.launch_line import find_starter, launch_line
-from mpidist.comm.communicator import open_communicator
-from mpidist.comm.ending import agree_on_exit
+from mpidist.cluster.slurm.host_list import expand
+from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import LauncherError, MpidistError
-from mpidist.observe.patience import LIMIT_VARIABLE
+from mpidist.failures.ending import agree_on_exit
+from mpidist.recorder.time_limits import LIMIT_VARIABLE
 
 # The first rank has so long to show its page where MPI cannot start: some seconds where packages load slowly.
 _FIRST_SECONDS = 15.0
@@ -155,7 +155,7 @@ def join_job(directory: str) -> None:
     """
     try:
         # By name: it loads NumPy.
-        code = importlib.import_module("mpidist.strategy.joined").work(directory)
+        code = importlib.import_module("mpidist.strategy.parameter_server.joined_worker").work(directory)
     except (MpidistError, OSError) as error:
         raise click.ClickException(str(error)) from None
     sys.exit(code)
@@ -172,7 +172,7 @@ def print_diagnosis(as_json: bool, measure: bool, seconds: float, clean: bool) -
     The exit code is 1 where something is wrong.
     """
     place, is_first = launch.read(), launch.is_first_rank()
-    page = Page(as_json=as_json, is_shown=is_first)
+    page = Report(as_json=as_json, is_shown=is_first)
     # Before MPI starts, which may end this process where something is wrong: on the first rank of each host.
     own = look(clean=clean) if is_first or (place is not None and place.node_rank == 0) else []
     page.add(own if is_first else [])
@@ -183,7 +183,7 @@ def print_diagnosis(as_json: bool, measure: bool, seconds: float, clean: bool) -
         sys.exit(1)
 
 
-def _add_ranks(page: Page, own: list[Finding], seconds: float | None) -> None:
+def _add_ranks(page: Report, own: list[Finding], seconds: float | None) -> None:
     """Collective. Look at the ranks, unless MPI cannot start on this one."""
     obstacle = find_obstacle()
     if obstacle is not None:
@@ -209,7 +209,7 @@ def _add_ranks(page: Page, own: list[Finding], seconds: float | None) -> None:
         page.add([Finding("ranks", "wrong", str(error), mend)])
         return
     # By name: they load NumPy, which may be what is broken.
-    ranks = importlib.import_module("mpidist.cli.doctor_ranks")
+    ranks = importlib.import_module("mpidist.cli.doctor.ranks")
     for findings in ranks.look_at_ranks(communicator, own, seconds):
         page.add(findings)
     page.findings = communicator.broadcast_object(page.findings)

@@ -16,7 +16,7 @@ import threading
 from collections.abc import Iterable
 from pathlib import Path
 
-from mpidist.comm.deaths import WATCH
+from mpidist.failures.deaths import WATCH
 
 _PR_SET_PDEATHSIG = 1
 # Of a number of a process in the pipe: less than a page is written in one piece.

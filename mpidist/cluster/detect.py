@@ -7,13 +7,13 @@ import os
 from collections.abc import Callable
 from typing import NamedTuple
 
-from mpidist.cluster.mpi import MPIClusterResolver
-from mpidist.cluster.resolver import ClusterResolver
-from mpidist.cluster.slurm import DEFAULT_COMPONENTS, SlurmClusterResolver, named_components
-from mpidist.cluster.slurm_step import is_own_step, read_step
-from mpidist.cluster.tf_config import TFConfigClusterResolver, read_tf_config
-from mpidist.comm.agreement import gather_together, together
-from mpidist.comm.communicator import Communicator
+from mpidist.cluster.resolvers.mpi import MPIClusterResolver
+from mpidist.cluster.resolvers.resolver import ClusterResolver
+from mpidist.cluster.resolvers.slurm import DEFAULT_COMPONENTS, SlurmClusterResolver, named_components
+from mpidist.cluster.resolvers.tf_config import TFConfigClusterResolver, read_tf_config
+from mpidist.cluster.slurm.step import is_own_step, read_step
+from mpidist.comm.group.agreement import gather_together, together
+from mpidist.comm.group.communicator import Communicator
 
 _logger = logging.getLogger(__name__)
 

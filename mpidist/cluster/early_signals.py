@@ -19,8 +19,8 @@ from types import FrameType
 from typing import Any
 
 from mpidist import launch
-from mpidist.cluster import slurm_job
-from mpidist.comm.call_order import call_before
+from mpidist.cluster.slurm import job
+from mpidist.comm.calls.order import call_before
 from mpidist.errors import LauncherError
 
 VARIABLE = "MPIDIST_SIGNALS"
@@ -80,7 +80,7 @@ class EarlySignals:
         can_be_requeued = True
         if self._asks:
             with contextlib.suppress(LauncherError):
-                can_be_requeued = slurm_job.can_be_requeued()
+                can_be_requeued = job.can_be_requeued()
         # No event: a signal's handler may not wait for the lock of one.
         while can_be_requeued and self._previous and time.monotonic() < self._began + MOST_SECONDS:
             time.sleep(_LOOK_SECONDS)
@@ -147,7 +147,7 @@ def begin() -> None:
         LauncherError: The variable names no signals.
     """
     given = os.environ.get(VARIABLE, "")
-    in_slurm = bool(slurm_job.job_name())
+    in_slurm = bool(job.job_name())
     if not (given or in_slurm) or launch.read() is None or launch.is_multiprocessing_child() or _is_child_of_rank():
         return
     numbers = _signals(given) if given else _DEFAULT

@@ -15,11 +15,11 @@ from typing import NamedTuple
 
 from mpidist import launch
 from mpidist.cluster.command import program
-from mpidist.comm.agreement import name_ranks
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.ending import note_survival
-from mpidist.comm.mpi_library import loaded_device, loaded_library
+from mpidist.comm.group.agreement import name_ranks
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.mpi_library import loaded_device, loaded_library
 from mpidist.errors import LauncherError, UnavailableError
+from mpidist.failures.ending import note_survival
 
 logger = logging.getLogger("mpidist")
 
@@ -71,7 +71,7 @@ def find_starter() -> Starter:
             [found, "--version"], capture_output=True, text=True, timeout=_VERSION_SECONDS, check=True
         )
     except (OSError, subprocess.SubprocessError) as error:
-        raise LauncherError(f"`{found} --version` does not answer: {error}. Install that MPI anew") from None
+        raise LauncherError(f"`{found} --version` failed: {error}. Reinstall that MPI") from None
     text = asked.stdout + asked.stderr
     if "Open MPI" in text or "PRRTE" in text:
         library = "Open MPI"

@@ -13,8 +13,8 @@ from typing import Any
 
 from mpidist.cluster.children import CHILDREN
 from mpidist.cluster.early_signals import EARLY
-from mpidist.comm.deaths import WATCH
-from mpidist.comm.interrupts import INTERRUPTS
+from mpidist.failures.deaths import WATCH
+from mpidist.failures.interrupts import INTERRUPTS
 
 # What a notice says of a signal: this and its number.
 SIGNALLED = 100
@@ -37,7 +37,7 @@ class Notice:
     Attributes:
         reason: As `checkpoint.termination` names them, `SIGNALLED` and more; 0 as long as there is nothing.
         since: When that was known first, by the clock.
-        error: Of the user's function.
+        error: The error of the user's function.
         is_closed: Whether nobody wants to know any more.
         on_first: Called after the first reason, at any moment and in any thread.
     """

@@ -7,9 +7,9 @@ import os
 import socket
 from collections.abc import Sequence
 
-from mpidist.comm.agreement import together
-from mpidist.comm.communicator import open_communicator
-from mpidist.comm.windows.addresses import interfaces, place
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.opening import open_communicator
+from mpidist.comm.windows.sockets.addresses import interfaces, place
 
 _ADDRESS, _PORT = "MASTER_ADDR", "MASTER_PORT"
 

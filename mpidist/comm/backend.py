@@ -1,7 +1,7 @@
 """The backend: one way to move and combine flat arrays. The front checks and converts before it calls a backend.
 
 A new backend is one module in `comm/backends/` with a class that keeps this Protocol, one line in the table of
-`choice/selection.py`, and one fixture for the contract tests of `mpidist.testing.contract`.
+`comm/choice/selection.py`, and one fixture for the contract tests of `mpidist.testing.contract`.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.resource import Resource
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import Resource
 from mpidist.options import ReduceOp
 
 

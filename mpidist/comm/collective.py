@@ -14,8 +14,8 @@ from typing import Protocol
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import require_same
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.agreement import require_same
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import mark_shared
 from mpidist.options import ReduceOp
 

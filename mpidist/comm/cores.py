@@ -65,7 +65,7 @@ def count_cores(claims: Sequence[Cores]) -> int:
     return max(1, int(min(len(union), sum(quotas.values()))) if is_limited else len(union))
 
 
-class Node(Protocol):
+class NodeRanks(Protocol):
     """The ranks of a node, see `Communicator`."""
 
     def all_gather_object(self, value: T) -> list[T]:
@@ -73,7 +73,7 @@ class Node(Protocol):
         ...
 
 
-def node_cores(node: Node) -> int:
+def node_cores(node: NodeRanks) -> int:
     """Collective over the node. The number of cores that its ranks may use together.
 
     Each of them may be bound to a core of its own, or all of them to the same one.

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue
-from mpidist.coordinator.worker_data import experimental_get_current_worker_index
+from mpidist.coordinator.worker_side import experimental_get_current_worker_index
 from mpidist.missing import no_attribute
 
 __all__ = ["ClusterCoordinator", "PerWorkerValues", "RemoteValue", "experimental_get_current_worker_index"]

@@ -10,25 +10,25 @@ from typing import Any, Literal, NoReturn, cast
 from mpidist import tree
 from mpidist.arguments import flag, number, whole
 from mpidist.attributes import FixedAttributes
-from mpidist.coordinator.closures import QUEUE_SIZE, Action, Closures
-from mpidist.coordinator.data_sets import DataSets
-from mpidist.coordinator.functions import Functions, Naming, arguments_of, require_function
-from mpidist.coordinator.iterations import Iterations
-from mpidist.coordinator.keeping import keep_going
+from mpidist.coordinator.background import keep_going
+from mpidist.coordinator.functions import Naming, SentFunctions, arguments_of, require_function
 from mpidist.coordinator.membership import Membership
-from mpidist.coordinator.names import Names
+from mpidist.coordinator.references import Names
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
-from mpidist.coordinator.rounds import versions_of
-from mpidist.coordinator.waits import Waits
-from mpidist.coordinator.work import ClosureEnd, End, rules_of
+from mpidist.coordinator.waits import ChiefWaits
+from mpidist.coordinator.worker_datasets import DataSets
 from mpidist.data.dataset import Dataset
 from mpidist.errors import DeadRankError, EndOfDataError
-from mpidist.serving.chief import Chief
-from mpidist.serving.handles import portable
-from mpidist.serving.messages import Message, Send
-from mpidist.serving.signals import others_of
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.variables.variable import Variable
+from mpidist.parameter_server.chief.chief import Chief
+from mpidist.parameter_server.protocol.messages import Message, Send
+from mpidist.parameter_server.protocol.references import portable
+from mpidist.parameter_server.protocol.signal_relay import others_of
+from mpidist.parameter_server.queue.closures import QUEUE_SIZE, Action, Closures
+from mpidist.parameter_server.queue.iterations import Iterations
+from mpidist.parameter_server.queue.synchronous import versions_of
+from mpidist.parameter_server.queue.work import ClosureEnd, End, rules_of
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
+from mpidist.variables.variable import BaseVariable
 
 _WAIT_SECONDS = 0.05
 
@@ -92,14 +92,14 @@ class ClusterCoordinator(FixedAttributes):
         self._closures = Closures(self._chief.commits, queue_size, closure_timeout, prefetch, self._versions)
         self._values: dict[int, RemoteValue] = {}
         self._names = Names(strategy, self._chief, self._values)
-        self._functions = Functions(Naming(self._names.handle_of, self._names.name_of, self._chief.dropped.note))
+        self._functions = SentFunctions(Naming(self._names.handle_of, self._names.name_of, self._chief.dropped.note))
         self._failure: BaseException | None = None
         self._data_sets = DataSets(
             self._resource, self._make_again, self._wait_for_made, self._closures, self._is_at_end,
             strategy.places.ranks, lambda fn, args: self._functions.work(fn, args, {})[0],
         )
         self._membership = Membership(strategy, self._closures, self._data_sets, self._station, self._do)
-        self._waits = Waits(self._closures, self._membership.place_of, strategy.invitation)
+        self._waits = ChiefWaits(self._closures, self._membership.place_of, strategy.invitation)
         self._chief.closures = self._take
         self._chief.watch = self._watch
         others_of(self._station).follow(self.join, self._closures.counts)
@@ -279,7 +279,7 @@ class ClusterCoordinator(FixedAttributes):
         self._names.discard(kind, number)
         return self._closures.discard(kind, number)
 
-    def _find(self, handle: tuple[Any, ...]) -> Variable:
+    def _find(self, handle: tuple[Any, ...]) -> BaseVariable:
         """A variable that a function has returned."""
         variable = self._chief.variable_of(*handle[:2])
         if variable is None:

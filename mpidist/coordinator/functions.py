@@ -11,13 +11,13 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from mpidist.arguments import described
-from mpidist.comm.resource import Resource
+from mpidist.comm.group.resource import Resource
 from mpidist.coordinator.captured import Use, Uses, captured, identity
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue
-from mpidist.coordinator.work import Name, Work
 from mpidist.data.dataset import Dataset
-from mpidist.observe.recorder import name_of_function
-from mpidist.serving.handles import HandleOf, dump_arguments, dump_function
+from mpidist.parameter_server.protocol.references import HandleOf, dump_arguments, dump_function
+from mpidist.parameter_server.queue.work import Name, Work
+from mpidist.recorder.recorder import name_of_function
 
 # What is kept for the next use.
 _MOST_FUNCTIONS = 256
@@ -51,7 +51,7 @@ class _SentDataset(NamedTuple):
     """A data set that was sent.
 
     Attributes:
-        number: Of it.
+        number: The number of it.
         names: What a worker must have been sent; itself is the last.
         held: What it captures.
     """
@@ -103,7 +103,7 @@ def arguments_of(
     return tuple(args or ()), dict(kwargs or {})
 
 
-class Functions:
+class SentFunctions:
     """The functions that were sent, by what tells one from another.
 
     Args:

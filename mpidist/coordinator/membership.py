@@ -6,12 +6,12 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
-from mpidist.coordinator.closures import Action, Closures
-from mpidist.coordinator.data_sets import DataSets
-from mpidist.observe.peers import Key
-from mpidist.serving.station import Station
-from mpidist.strategy.joining import Invitation, require_more
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.coordinator.worker_datasets import DataSets
+from mpidist.failures.peers import Key
+from mpidist.parameter_server.protocol.endpoint import Station
+from mpidist.parameter_server.queue.closures import Action, Closures
+from mpidist.strategy.parameter_server.invitation import Invitation, require_more
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 
 logger = logging.getLogger("mpidist")
 
@@ -20,10 +20,10 @@ class Membership:
     """The workers that are lost, and those that join.
 
     Args:
-        strategy: Of the chief.
-        closures: Of the coordinator.
+        strategy: The strategy of the chief.
+        closures: The closures of the coordinator.
         data_sets: Likewise.
-        station: Of the chief.
+        station: The station of the chief.
         do: Does what the closures ask for.
     """
 

@@ -7,9 +7,9 @@ import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from mpidist.coordinator.work import ClosureEnd, End
 from mpidist.errors import CancelledError
-from mpidist.serving.handles import load
+from mpidist.parameter_server.protocol.references import load
+from mpidist.parameter_server.queue.work import ClosureEnd, End
 
 # Every result that names a variable has these bytes in it, and few others.
 _VARIABLE = b"variable"
@@ -19,7 +19,7 @@ class RemoteValue:
     """The result of a scheduled function, which may not be there yet.
 
     Args:
-        number: Of the closure.
+        number: The number of the closure.
         wait: Returns when the function has ended.
         find: Gives the object of a handle in the result.
         look: Lets functions go on, where nothing else does.
@@ -82,7 +82,7 @@ def value_of(end: ClosureEnd | None, find: Callable[[tuple[Any, ...]], Any]) -> 
     """Local. The result of a closure, or its error raised.
 
     Args:
-        end: Of the closure.
+        end: The end of the closure.
         find: Gives the object of a handle.
     """
     if end is None or end.end is End.CANCELLED:
@@ -107,7 +107,7 @@ class PerWorkerValues:
     """A value, or a data set, of which each worker has its own. In a scheduled function it is the worker's.
 
     Args:
-        number: Of the resource.
+        number: The number of the resource.
         iterate: Makes the values of `iter`; None where that has no meaning.
     """
 
@@ -150,7 +150,7 @@ class PerWorkerIterator(PerWorkerValues):
     """The iterators of workers over their own data sets, which a `Checkpoint` may hold.
 
     Args:
-        number: Of the resource.
+        number: The number of the resource.
         at_end: Whether iterators have come to their end on all workers, by their number.
         state: Gives what a checkpoint saves, by their number.
         load_state: Takes it back, by their number.

@@ -9,14 +9,14 @@ import time
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from mpidist.coordinator.closures import Closures
-from mpidist.coordinator.work import Owing, Running
+from mpidist.failures.peers import Key, where_are
+from mpidist.failures.watchdog import WATCHDOG
 from mpidist.observe.output import say
-from mpidist.observe.patience import LIMIT_VARIABLE, limit_seconds, warn_seconds
-from mpidist.observe.peers import Key, where_are
-from mpidist.observe.watchdog import WATCHDOG
-from mpidist.serving.awaited import ADVICE, UNSEEN
-from mpidist.strategy.joining import Invitation
+from mpidist.parameter_server.protocol.awaited_ranks import ADVICE, UNSEEN
+from mpidist.parameter_server.queue.closures import Closures
+from mpidist.parameter_server.queue.work import Owing, Running
+from mpidist.recorder.time_limits import LIMIT_VARIABLE, limit_seconds, warn_seconds
+from mpidist.strategy.parameter_server.invitation import Invitation
 
 # What the watchdog sees may be so old.
 _SHOW_SECONDS = 0.2
@@ -44,13 +44,13 @@ class Absent(NamedTuple):
 _KINDS = {Running: "functions of workers", Owing: "servers", Absent: "a worker that joins"}
 
 
-class Waits:
+class ChiefWaits:
     """The waits of the chief: `with` surrounds each one.
 
     Args:
         closures: Theirs are the workers.
         place_of: The name of a rank, and its process.
-        invitation: Of the chief, if others may join.
+        invitation: The invitation of the chief, if others may join.
         clock: Tells the seconds as the watchdog does, and as the closures were told them.
     """
 

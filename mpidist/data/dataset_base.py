@@ -16,7 +16,7 @@ from mpidist.arguments import described, flag, named, whole
 from mpidist.attributes import FixedAttributes
 from mpidist.data.items.files import file_rows
 from mpidist.data.items.shuffle import Shuffle, ShuffleSeed
-from mpidist.data.items.stream import INFINITE, Elements, Rows, Stream
+from mpidist.data.items.stream import INFINITE, Elements, RowNumbers, Stream
 from mpidist.data.options import Options
 from mpidist.data.pipeline.iterator import DatasetIterator
 from mpidist.data.pipeline.pipeline import Pipeline
@@ -60,14 +60,14 @@ class BaseDataset(FixedAttributes):
         """
         with named("from_tensor_slices"):
             source = ArraySource(elements.convert(tensors))
-        return cls._of(source, Rows(source.count))
+        return cls._of(source, RowNumbers(source.count))
 
     @classmethod
     def from_tensors(cls: type[D], tensors: Any) -> D:
         """Local. A dataset of one element, which is the whole of `tensors`."""
         with named("from_tensors"):
             rows = tree.map_leaves(lambda leaf: np.asarray(leaf)[np.newaxis], elements.convert(tensors))
-            return cls._of(ArraySource(rows), Rows(1))
+            return cls._of(ArraySource(rows), RowNumbers(1))
 
     @classmethod
     def range(cls: type[D], *args: int, output_type: npt.DTypeLike = np.int64) -> D:
@@ -82,7 +82,7 @@ class BaseDataset(FixedAttributes):
         """
         with named("range"):
             source = RangeSource(range(*args), np.dtype(output_type))
-        return cls._of(source, Rows(len(source.numbers)))
+        return cls._of(source, RowNumbers(len(source.numbers)))
 
     @classmethod
     def from_iterable(
@@ -141,7 +141,7 @@ class BaseDataset(FixedAttributes):
                 f"from_indexable: expected an object with __len__ and __getitem__, got {described(items)}. Use "
                 "from_iterable for an object that can only be iterated"
             )
-        return cls._of(IndexableSource(items), Rows(len(items)))
+        return cls._of(IndexableSource(items), RowNumbers(len(items)))
 
     @classmethod
     def list_files(

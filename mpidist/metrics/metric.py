@@ -11,12 +11,12 @@ import numpy.typing as npt
 from mpidist.arguments import settings_of
 from mpidist.arrays import AnyArray
 from mpidist.attributes import FixedAttributes
-from mpidist.comm.agreement import same_on_all
+from mpidist.comm.group.agreement import same_on_all
 from mpidist.metrics.argument import as_float_dtype, on_one_device
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.arena import current_home
-from mpidist.variables.on_read import OnReadVariable
-from mpidist.variables.variable import Variable
+from mpidist.variables.kinds.on_read import OnReadVariable
+from mpidist.variables.variable import BaseVariable
 
 
 class Measure(Protocol):
@@ -71,7 +71,7 @@ class Metric(FixedAttributes):
         if not hasattr(measure, "contribution"):
             raise TypeError(
                 f"`measure` must be the arithmetic of a metric (mpidist.metrics.Measure), got {measure!r} of type "
-                f"{type(measure).__name__}. Use mpidist.metrics.Mean() or another metric that is there"
+                f"{type(measure).__name__}. Use mpidist.metrics.Mean() or another built-in metric"
             )
         self.measure = measure
         self.name = name
@@ -96,7 +96,7 @@ class Metric(FixedAttributes):
         return np.dtype(np.float64) if self._dtype is None else self._dtype
 
     @property
-    def variables(self) -> list[Variable]:
+    def variables(self) -> list[BaseVariable]:
         """Local. The variables that hold the state."""
         return [self.sums]
 

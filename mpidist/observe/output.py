@@ -15,7 +15,7 @@ class Beside(NamedTuple):
     """A second place for texts, beside a stderr that somebody has redirected.
 
     Attributes:
-        descriptor: Of what stderr was before.
+        descriptor: The descriptor of what stderr was before.
         heading: Gives a line that says what the program is doing.
     """
 

@@ -14,7 +14,7 @@ from tqdm import tqdm
 
 from mpidist import launch
 from mpidist.arguments import number, whole
-from mpidist.chief import is_chief
+from mpidist.first_rank import is_chief
 
 
 class Progress:

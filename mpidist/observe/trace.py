@@ -63,7 +63,7 @@ class Trace:
             function: Its name.
             begin: The time.
             thread: Where it ran.
-            number: Of the closure.
+            number: The number of the closure.
             attempt: How often it was given to a worker.
         """
         self.add(

@@ -3,18 +3,19 @@
 from typing import TYPE_CHECKING, NoReturn
 
 from mpidist.missing import no_attribute
-from mpidist.optimizers.adadelta import Adadelta
-from mpidist.optimizers.adagrad import Adagrad
-from mpidist.optimizers.adam import Adam, AdamW
-from mpidist.optimizers.adamax import Adamax
-from mpidist.optimizers.ftrl import Ftrl
-from mpidist.optimizers.lamb import LAMB
-from mpidist.optimizers.lars import LARS
-from mpidist.optimizers.lion import Lion
+from mpidist.optimizers.families.adadelta import Adadelta
+from mpidist.optimizers.families.adagrad import Adagrad
+from mpidist.optimizers.families.adam import Adam, AdamW
+from mpidist.optimizers.families.adamax import Adamax
+from mpidist.optimizers.families.ftrl import Ftrl
+from mpidist.optimizers.families.lamb import LAMB
+from mpidist.optimizers.families.lars import LARS
+from mpidist.optimizers.families.lion import Lion
+from mpidist.optimizers.families.nadam import Nadam
+from mpidist.optimizers.families.rmsprop import RMSprop
+from mpidist.optimizers.families.sgd import SGD
 from mpidist.optimizers.loss_scale import LossScaleOptimizer
-from mpidist.optimizers.nadam import Nadam
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.optimizers.rmsprop import RMSprop
 from mpidist.optimizers.schedules import (
     CosineDecay,
     CosineDecayRestarts,
@@ -24,7 +25,6 @@ from mpidist.optimizers.schedules import (
     PiecewiseConstantDecay,
     PolynomialDecay,
 )
-from mpidist.optimizers.sgd import SGD
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
 

@@ -15,7 +15,7 @@ from mpidist.errors import CheckpointError
 from mpidist.missing import Missing
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.variables.update.kernel import Schedule
-from mpidist.variables.variable import Gradient, Variable
+from mpidist.variables.variable import BaseVariable, Gradient
 
 # Four times as much is infinite in float32.
 LARGEST_SCALE = 2.0**126
@@ -83,7 +83,7 @@ class LossScaleOptimizer(FixedAttributes):
         self.inner_optimizer.learning_rate = learning_rate
 
     @property
-    def variables(self) -> list[Variable]:
+    def variables(self) -> list[BaseVariable]:
         """Local. The state of the inner optimizer."""
         return self.inner_optimizer.variables
 
@@ -103,16 +103,17 @@ class LossScaleOptimizer(FixedAttributes):
                 f"{self.name}: `loss` must be a number or an array of numbers, got {described(loss)}"
             ) from None
 
-    def build(self, variables: Iterable[Variable]) -> None:
+    def build(self, variables: Iterable[BaseVariable]) -> None:
         """Collective. See `Optimizer.build`."""
         self.inner_optimizer.build(variables)
 
-    def gradients(self, variables: Iterable[Variable]) -> tuple[AnyArray, ...]:
+    def gradients(self, variables: Iterable[BaseVariable]) -> tuple[AnyArray, ...]:
         """Collective at the first call, then Local. See `Optimizer.gradients`."""
         return self.inner_optimizer.gradients(variables)
 
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], *, skip_gradients_aggregation: bool = False
+        self, grads_and_vars: Iterable[tuple[Gradient | None, BaseVariable]], *,
+        skip_gradients_aggregation: bool = False,
     ) -> None:
         """Collective. Unscale the gradients and apply them, or skip the step; see `Optimizer.apply_gradients`."""
         with self.inner_optimizer.uninterrupted():
@@ -139,12 +140,12 @@ class LossScaleOptimizer(FixedAttributes):
             self.dynamic_scale = min(self.dynamic_scale * 2, LARGEST_SCALE)
             self._good_steps = 0
 
-    def finalize_variable_values(self, variables: Iterable[Variable] | None = None) -> None:
+    def finalize_variable_values(self, variables: Iterable[BaseVariable] | None = None) -> None:
         """Collective. See `Optimizer.finalize_variable_values`."""
         self.inner_optimizer.finalize_variable_values(variables)
 
     @property
-    def built_on(self) -> Sequence[Variable]:
+    def built_on(self) -> Sequence[BaseVariable]:
         """Local. See `Optimizer.built_on`."""
         return self.inner_optimizer.built_on
 

@@ -10,7 +10,7 @@ from mpidist import context
 from mpidist.arguments import flag, number, python_numbers
 from mpidist.arrays import AnyArray
 from mpidist.attributes import FixedAttributes
-from mpidist.comm.agreement import together
+from mpidist.comm.group.agreement import together
 from mpidist.missing import Missing
 from mpidist.optimizers.rates import NO_RATES, no_rate, rate_at, refused_rate, require_rate
 from mpidist.optimizers.requirements import (
@@ -23,13 +23,13 @@ from mpidist.optimizers.requirements import (
     require_updatable,
 )
 from mpidist.optimizers.saving import RATE, load_slot, read_slots, renewed, require_names
-from mpidist.variables.sharded import wholes
+from mpidist.variables.kinds.sharded import wholes
 from mpidist.variables.update.arithmetic import UpdateSettings, slots_of
 from mpidist.variables.update.halves import MASTER_COPY
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Schedule
 from mpidist.variables.update.options import ACCUMULATES, COMPRESSION, OptimizerOptions
 from mpidist.variables.update.parts import by_parts
-from mpidist.variables.variable import Gradient, UpdatePlan, Variable, by_number, common_home
+from mpidist.variables.variable import BaseVariable, Gradient, UpdatePlan, by_number, common_home
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -80,7 +80,7 @@ class Optimizer(FixedAttributes):
         self._older: Mapping[str, tuple[str, float]] = getattr(kernel, "older_slots", {})
         self._settle(Optimizer)
 
-    def build(self, variables: Iterable[Variable]) -> None:
+    def build(self, variables: Iterable[BaseVariable]) -> None:
         """Collective. Reserve gradients and state for `variables`; otherwise the first `apply_gradients` does it.
 
         Args:
@@ -95,7 +95,7 @@ class Optimizer(FixedAttributes):
         """
         self._build(variables)
 
-    def _build(self, variables: Iterable[Variable]) -> UpdatePlan:
+    def _build(self, variables: Iterable[BaseVariable]) -> UpdatePlan:
         chosen = wholes([
             require_updatable(variable, self.kernel, self.options, self.name)
             for variable in listed(variables, "variables", self.name)
@@ -116,7 +116,7 @@ class Optimizer(FixedAttributes):
             self._pending = None
         return self._plan
 
-    def gradients(self, variables: Iterable[Variable]) -> tuple[AnyArray, ...]:
+    def gradients(self, variables: Iterable[BaseVariable]) -> tuple[AnyArray, ...]:
         """Collective at the first call (see `build`), then Local. Writable views for the gradients of `variables`.
 
         A program that writes its gradients here and passes the views to `apply_gradients` copies nothing. Their
@@ -136,7 +136,8 @@ class Optimizer(FixedAttributes):
         return tuple(plan.gradient(number) for number in numbers)
 
     def apply_gradients(
-        self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], *, skip_gradients_aggregation: bool = False
+        self, grads_and_vars: Iterable[tuple[Gradient | None, BaseVariable]], *,
+        skip_gradients_aggregation: bool = False,
     ) -> None:
         """Collective. Sum the gradients over all replicas and update the variables.
 
@@ -165,7 +166,7 @@ class Optimizer(FixedAttributes):
 
     def apply_scaled_gradients(
         self,
-        grads_and_vars: Iterable[tuple[Gradient | None, Variable]],
+        grads_and_vars: Iterable[tuple[Gradient | None, BaseVariable]],
         scale: float,
         *,
         skip_gradients_aggregation: bool = False,
@@ -220,7 +221,7 @@ class Optimizer(FixedAttributes):
                 self.iterations = last + 1 if was_applied else self.iterations - count
         return was_applied if count else None
 
-    def finalize_variable_values(self, variables: Iterable[Variable] | None = None) -> None:
+    def finalize_variable_values(self, variables: Iterable[BaseVariable] | None = None) -> None:
         """Collective. Set variables to their moving average; nothing without `use_ema` or before the first update.
 
         Args:
@@ -234,7 +235,7 @@ class Optimizer(FixedAttributes):
             self._plan.take_average(tuple(sorted(chosen)), calls)
 
     def _apply(
-        self, grads_and_vars: Iterable[tuple[Gradient | None, Variable]], scale: float | None, *, is_summed: bool
+        self, grads_and_vars: Iterable[tuple[Gradient | None, BaseVariable]], scale: float | None, *, is_summed: bool
     ) -> bool | None:
         context.require_collectives()
         if type(is_summed) is not bool:
@@ -303,19 +304,19 @@ class Optimizer(FixedAttributes):
         home = self._plan.variables[0].home
         return home.communicator.order.during("apply_gradients", home.strategy_number)
 
-    def _by_number(self, pairs: Iterable[tuple[Gradient | None, Variable]]) -> dict[int, Gradient]:
+    def _by_number(self, pairs: Iterable[tuple[Gradient | None, BaseVariable]]) -> dict[int, Gradient]:
         gradients: dict[int, Gradient] = {}
         for gradient, variable in pairs:
             number = self._number(variable)
             if gradient is None:
                 continue
             if number in gradients:
-                raise ValueError(f"{self.name}: variable {variable.name!r} stands twice in the list; pass it once")
+                raise ValueError(f"{self.name}: variable {variable.name!r} appears twice in the list; pass it once")
             gradients[number] = gradient
         return gradients
 
     @property
-    def variables(self) -> list[Variable]:
+    def variables(self) -> list[BaseVariable]:
         """Local. The state, slot by slot; each slot variable has the shape of its variable."""
         slots = {} if self._plan is None else self._plan.slots
         return [variable for slot in slots.values() for variable in by_number(slot).values()]
@@ -331,7 +332,7 @@ class Optimizer(FixedAttributes):
         return self._plan
 
     @property
-    def built_on(self) -> Sequence[Variable]:
+    def built_on(self) -> Sequence[BaseVariable]:
         """Local. The variables that it updates, by whose numbers its state is; none before `build`."""
         return () if self._plan is None else self._plan.variables
 
@@ -382,7 +383,7 @@ class Optimizer(FixedAttributes):
         for name, targets in plan.slots.items():
             load_slot(targets, tree.get(name), self._initial.get(name, 0.0))
 
-    def _number(self, variable: Variable) -> int:
+    def _number(self, variable: BaseVariable) -> int:
         number = self._numbers.get(id(variable))
         if number is None:
             raise ValueError(

@@ -26,8 +26,8 @@ def rate_at(learning_rate: float | Schedule, iteration: int, owner: str) -> floa
     """Local. The learning rate of a step.
 
     Args:
-        learning_rate: Of an optimizer.
-        iteration: Of the step, counted from 0.
+        learning_rate: The learning rate of an optimizer.
+        iteration: The iteration of the step, counted from 0.
         owner: The optimizer, for the errors.
 
     Raises:

@@ -11,7 +11,7 @@ from mpidist import context
 from mpidist.options import VariableSynchronization
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 
 T = TypeVar("T")
 
@@ -44,7 +44,7 @@ def require_kernel(kernel: object) -> None:
     if not hasattr(kernel, "prepare"):
         raise TypeError(
             f"`kernel` must be the arithmetic of an optimizer (mpidist.optimizers.Kernel), got {kernel!r} of type "
-            f"{type(kernel).__name__}. Use mpidist.optimizers.SGD() or another optimizer that is there"
+            f"{type(kernel).__name__}. Use mpidist.optimizers.SGD() or another built-in optimizer"
         )
 
 
@@ -52,7 +52,7 @@ def instead_of_setting(name: str, owner: str, kernel: object) -> str:
     """Local. What to do instead of setting an attribute of an optimizer; empty if that is none of its settings.
 
     Args:
-        name: Of the attribute.
+        name: The name of the attribute.
         owner: The optimizer, for the error.
         kernel: The optimizer's arithmetic.
     """
@@ -68,7 +68,7 @@ def instead_of_setting(name: str, owner: str, kernel: object) -> str:
     return f"`learning_rate` may be set at any time, and `{real}` is an argument of {owner}: make another optimizer"
 
 
-def require_dense(variables: Iterable[Variable], owner: str) -> None:
+def require_dense(variables: Iterable[BaseVariable], owner: str) -> None:
     """Local. Raise ValueError for a variable whose gradients are `IndexedSlices`."""
     for variable in variables:
         if variable.sparse_gradient:
@@ -89,7 +89,7 @@ def listed(given: Iterable[T], what: str, owner: str) -> list[T]:
     Raises:
         TypeError: It is a single variable, or nothing that has elements.
     """
-    if isinstance(given, Variable):
+    if isinstance(given, BaseVariable):
         raise TypeError(f"{owner} expected a list of {what}, got only {given!r}. Pass a list, for instance [variable]")
     if not isinstance(given, Iterable):
         raise TypeError(f"{owner} expected a list of {what}, got {given!r} of type {type(given).__name__}")
@@ -99,7 +99,7 @@ def listed(given: Iterable[T], what: str, owner: str) -> list[T]:
 def require_pairs(given: list[Any], owner: str) -> None:
     """Local. Raise TypeError unless all elements are pairs of a gradient and a variable."""
     for element in given:
-        if not (isinstance(element, (list, tuple)) and len(element) == 2 and isinstance(element[1], Variable)):
+        if not (isinstance(element, (list, tuple)) and len(element) == 2 and isinstance(element[1], BaseVariable)):
             raise TypeError(
                 f"{owner} expected pairs (gradient, variable), got an element {element!r} of type "
                 f"{type(element).__name__}. Pass zip(gradients, variables)"
@@ -107,8 +107,8 @@ def require_pairs(given: list[Any], owner: str) -> None:
 
 
 def require_updatable(
-    variable: Variable, kernel: Kernel | LayerKernel, options: OptimizerOptions, owner: str
-) -> Variable:
+    variable: BaseVariable, kernel: Kernel | LayerKernel, options: OptimizerOptions, owner: str
+) -> BaseVariable:
     """Local. The variable, if an optimizer with this kernel and these options can update it.
 
     Args:
@@ -122,7 +122,7 @@ def require_updatable(
         ValueError: A variable of another strategy than the current one; or one with sparse gradients, and an optimizer
             that needs all of its rows.
     """
-    if not isinstance(variable, Variable) or variable.synchronization is not VariableSynchronization.ON_WRITE:
+    if not isinstance(variable, BaseVariable) or variable.synchronization is not VariableSynchronization.ON_WRITE:
         raise TypeError(f"{owner} updates ON_WRITE variables of mpidist, got {variable!r}")
     if variable.dtype.kind in "biu":
         raise TypeError(

@@ -13,7 +13,7 @@ from mpidist.variables.update.arithmetic import AVERAGE
 from mpidist.variables.update.halves import MASTER_COPY, state_dtype
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, COMPRESSION
 from mpidist.variables.update.parts import initial
-from mpidist.variables.variable import Read, Slot, UpdatePlan, Variable, by_number
+from mpidist.variables.variable import BaseVariable, Read, Slot, UpdatePlan, by_number
 
 # The learning rate in a checkpoint, if it is a number.
 RATE = "learning_rate"
@@ -102,13 +102,13 @@ def require_names(names: Set[str], slots: Iterable[str], owner: str, *, accumula
         )
 
 
-def numbered(saved: Mapping[str, Any], variables: Sequence[Variable], owner: str) -> dict[str, Any]:
+def numbered(saved: Mapping[str, Any], variables: Sequence[BaseVariable], owner: str) -> dict[str, Any]:
     """Local. Find what a checkpoint holds for each variable, by the path that the variable has in it.
 
     Args:
         saved: The optimizer's tree in the checkpoint. What is held by number, as in checkpoints without the variables
             and in those of before paths were stored, stays so.
-        variables: Of the optimizer, in their order.
+        variables: The variables of the optimizer, in their order.
         owner: For the error.
 
     Returns:
@@ -146,14 +146,14 @@ def numbered(saved: Mapping[str, Any], variables: Sequence[Variable], owner: str
 
 
 def require_slots(
-    slots: Mapping[str, Slot], saved: Mapping[str, Any], variables: Sequence[Variable], owner: str
+    slots: Mapping[str, Slot], saved: Mapping[str, Any], variables: Sequence[BaseVariable], owner: str
 ) -> None:
     """Local. Raise CheckpointError unless what a checkpoint has of an optimizer's state fits.
 
     Args:
         slots: The state by name.
         saved: As `numbered` returns it. A checkpoint from before the first step has no slots.
-        variables: Of the optimizer.
+        variables: The variables of the optimizer.
         owner: For the error.
     """
     for name, targets in slots.items():
@@ -181,7 +181,7 @@ def read_slots(
     """Local. The state in a checkpoint, as `numbered` gives it, if it fits.
 
     Args:
-        plan: Of the optimizer.
+        plan: The plan of the optimizer.
         saved: The optimizer's tree in the checkpoint.
         older: As of `renewed`.
         owner: The optimizer, for the errors.
@@ -207,15 +207,15 @@ def load_slot(targets: Slot, arrays: Mapping[str, Saved | None] | None, value: c
     """Collective. Set the variables of one slot; each rank reads only the elements that it keeps.
 
     Args:
-        targets: Of the optimizer's state.
+        targets: The targets of the optimizer's state.
         arrays: By number; None where the checkpoint has nothing of a variable, or is from before the first step. Then
             `value` is taken.
-        value: Of every element at first, as of `Kernel.slots`.
+        value: The value of every element at first, as of `Kernel.slots`.
     """
     for number, target in by_number(targets).items():
         array = None if arrays is None else arrays[str(number)]
         target.load(_constant(value, target) if array is None else array.read)
 
 
-def _constant(value: complex, target: Variable) -> Read:
+def _constant(value: complex, target: BaseVariable) -> Read:
     return lambda start, stop: np.full(stop - start, initial(value, target.dtype), target.dtype)

@@ -9,21 +9,21 @@ from typing import TYPE_CHECKING, Any, NoReturn, TypeVar, cast
 
 from mpidist import context
 from mpidist.attributes import FixedAttributes
-from mpidist.cluster.resolver import ClusterResolver
+from mpidist.cluster.resolvers.resolver import ClusterResolver
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator, require_communicator
 from mpidist.comm.cross_device.chosen_collective import another_collective
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.resource import Resource, end_all
+from mpidist.comm.group.communicator import Communicator, require_communicator
+from mpidist.comm.group.resource import Resource, end_all
 from mpidist.context import Entry
 from mpidist.missing import Missing
 from mpidist.options import CommunicationOptions, InputOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy import datasets, opened
 from mpidist.strategy.extended import StrategyExtended
-from mpidist.strategy.logical_replicas import LogicalReplicas
-from mpidist.strategy.numerics import NumericsRecord
 from mpidist.strategy.replica import ReplicaContext, mixing, require_call
+from mpidist.strategy.reproducible.logical_replicas import LogicalReplicas
+from mpidist.strategy.reproducible.numerics import NumericsRecord
 from mpidist.strategy.scope import Scope
 from mpidist.strategy.threads import share_cores
 from mpidist.strategy.values import ValueContext, gather_nest, gather_object, reduce_leaf, reduce_nest
@@ -301,8 +301,8 @@ class Strategy(Resource, FixedAttributes):
         """Collective at the first call with equal options, then Local. The collective for calls with these options.
 
         Args:
-            options: Of the call, the same on every rank: they win over the strategy's where they say something. The
-                strategy's `wire_dtype` is for gradients, and not for calls that do not ask for it.
+            options: The options of the call, the same on every rank: they win over the strategy's where they say
+                something. The strategy's `wire_dtype` is for gradients, and not for calls that do not ask for it.
         """
         if options is None:
             return self.arena.collective
@@ -333,7 +333,7 @@ class Strategy(Resource, FixedAttributes):
         Args:
             dataset: The same on every rank; its last batching step makes global batches. Without such a step elements
                 of a generator or an iterable are global batches, if their arrays all have the same first dimension.
-            options: Of the input.
+            options: The options of the input.
 
         Returns:
             An iterable of this rank's pieces: each global batch is split so that sizes differ by at most one. On GPUs
@@ -348,7 +348,7 @@ class Strategy(Resource, FixedAttributes):
 
         Args:
             dataset_fn: Called once with `InputContext(n, rank, n)`.
-            options: Of the input.
+            options: The options of the input.
 
         Returns:
             An iterable that ends on all ranks together: a rank without data gets empty batches.

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 import numpy.typing as npt
 
 from mpidist import context, launch
-from mpidist.chief import is_chief
 from mpidist.comm.collective import require_axis
-from mpidist.comm.communicator import SoloCommunicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.context import Entry
+from mpidist.first_rank import is_chief
 from mpidist.options import (
     CommunicationOptions,
     InputOptions,
@@ -34,7 +34,7 @@ from mpidist.strategy.replica import ReplicaContext, require_call
 from mpidist.strategy.scope import Scope
 from mpidist.variables import variable as variables
 from mpidist.variables.arena import current_home, solo_arena
-from mpidist.variables.initial import ShardedInitial
+from mpidist.variables.making.initial import ShardedInitial
 
 if TYPE_CHECKING:
     from mpidist.data.dataset import Dataset
@@ -299,7 +299,7 @@ class Variable(ABC):  # noqa: B024  # for `register`
 
     Collective in a strategy's scope: every rank must make the same variables in the same order. The value is the first
     replica's. Outside any scope the variable belongs to this process alone. All variables are instances of this class;
-    `mpidist.variables.variable.Variable` documents their methods.
+    `mpidist.variables.variable.BaseVariable` documents their methods.
 
     Args:
         initial_value: An array, a number, nested lists, or a function without arguments that returns one of them.
@@ -313,8 +313,9 @@ class Variable(ABC):  # noqa: B024  # for `register`
             the number of rows. Other rows keep their value and state: momentum and decay of a row stop while it has no
             gradient, as in PyTorch's `SparseAdam`. Plain SGD and Adagrad give the same results as with dense gradients.
             tf.Variable has no such argument.
-        shape: Of the variable. With it a function that makes the initial value may make it shard by shard, where a
-            `ParameterServerStrategy` cuts the variable: one with a parameter `shard_info` gets the shard's `shape` and
+        shape: The shape of the variable. With it a function that makes the initial value may make it shard by shard,
+            where a `ParameterServerStrategy` cuts the variable: one with a parameter `shard_info` gets the shard's
+            `shape` and
             `offset`, one with `partition_shape` and `partition_offset` gets these. Give the `dtype`, too.
 
     Raises:
@@ -333,7 +334,7 @@ class Variable(ABC):  # noqa: B024  # for `register`
     # By design it gives a variable of the kind that the strategy wants; the arguments are tf.Variable's.
     def __new__(  # type: ignore[misc]  # noqa: PLR0913
         cls,
-        initial_value: npt.ArrayLike | variables.Variable | Callable[..., npt.ArrayLike],
+        initial_value: npt.ArrayLike | variables.BaseVariable | Callable[..., npt.ArrayLike],
         trainable: bool | None = None,
         *,
         name: str | None = None,
@@ -342,7 +343,7 @@ class Variable(ABC):  # noqa: B024  # for `register`
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         sparse_gradient: bool = False,
         shape: Sequence[int] | None = None,
-    ) -> variables.Variable:
+    ) -> variables.BaseVariable:
         """Collective. See the class."""
         if shape is not None:
             make = initial_value if callable(initial_value) else functools.partial(_itself, initial_value)
@@ -357,4 +358,4 @@ def _itself(value: npt.ArrayLike) -> npt.ArrayLike:
     return value
 
 
-Variable.register(variables.Variable)  # type: ignore[type-abstract]  # register takes abstract classes, too
+Variable.register(variables.BaseVariable)  # type: ignore[type-abstract]  # register takes abstract classes, too

@@ -11,18 +11,18 @@ import numpy as np
 
 from mpidist import context, tree
 from mpidist.arguments import flag
-from mpidist.comm.agreement import exchange, require_same
-from mpidist.comm.asynchronous import AsyncCollective, open_asynchronous
-from mpidist.comm.communication_thread import Handle
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.cross_device.asynchronous import AsyncCollective, open_asynchronous
 from mpidist.comm.cross_device.user_backend import HookCollective
-from mpidist.comm.resource import Resource, end_all
+from mpidist.comm.group.agreement import exchange, require_same
+from mpidist.comm.group.communication_thread import Handle
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import Resource, end_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, VariableAggregation, parse_enum
 from mpidist.strategy.replica import Owner, mixing, require_call
 from mpidist.strategy.values import as_array, reduce_leaf, signed
-from mpidist.variables.sync_on_read import SyncOnReadVariable
-from mpidist.variables.variable import Variable
+from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
+from mpidist.variables.variable import BaseVariable
 
 T = TypeVar("T")
 
@@ -120,8 +120,8 @@ class StrategyExtended(Resource):
             for handle in handles:
                 handle.wait()
 
-        The first call opens a communicator and a thread for it. The docstring of `mpidist.comm.asynchronous` says when
-        this is faster.
+        The first call opens a communicator and a thread for it. The docstring of
+        `mpidist.comm.cross_device.asynchronous` says when this is faster.
 
         Args:
             reduce_op: SUM, MEAN, MIN, MAX or PROD, or the name in any case.
@@ -179,7 +179,7 @@ class StrategyExtended(Resource):
 
     def update(
         self,
-        var: Variable,
+        var: BaseVariable,
         fn: Callable[..., Any],
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
@@ -221,7 +221,7 @@ class StrategyExtended(Resource):
         return result if group else (result,)
 
     @contextmanager
-    def colocate_vars_with(self, colocate_with_variable: Variable) -> Iterator[None]:
+    def colocate_vars_with(self, colocate_with_variable: BaseVariable) -> Iterator[None]:
         """Local. A context that puts new variables on the server of another variable; without servers it does nothing.
 
         Raises:
@@ -241,7 +241,7 @@ class StrategyExtended(Resource):
 
     def variable_created_in_scope(self, v: object) -> bool:
         """Local. Whether `v` is a variable made under this strategy."""
-        return isinstance(v, Variable) and v.home is self._owner.home
+        return isinstance(v, BaseVariable) and v.home is self._owner.home
 
     def value_container(self, value: T) -> T:
         """Local. The value itself. One rank is one replica, so a component and its container are the same."""
@@ -253,13 +253,13 @@ class StrategyExtended(Resource):
         """Local. `strategy.run(fn, args, kwargs)`."""
         return self._owner.run(fn, args, kwargs, RunOptions())
 
-    def read_var(self, v: Variable) -> Any:
+    def read_var(self, v: BaseVariable) -> Any:
         """Collective for an ON_READ variable, which it aggregates; else Local. A copy of the variable's value.
 
         Raises:
             TypeError: `v` is no variable.
         """
-        if not isinstance(v, Variable):
+        if not isinstance(v, BaseVariable):
             raise TypeError(f"`read_var` expects a variable, got {v!r} of type {type(v).__name__}")
         return v.aggregate() if isinstance(v, SyncOnReadVariable) else v.numpy()
 

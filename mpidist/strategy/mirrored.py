@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpidist.cluster.devices import node_device, warn_about_host_memory, warn_about_idle_gpus
-from mpidist.cluster.gpu import agree, bind
-from mpidist.cluster.idle_tasks import warn_about_idle_tasks
-from mpidist.comm.agreement import together
+from mpidist.cluster.devices.gpu_binding import agree, bind
+from mpidist.cluster.devices.names import node_device, warn_about_host_memory, warn_about_idle_gpus
+from mpidist.cluster.slurm.idle_tasks import warn_about_idle_tasks
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import open_communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy

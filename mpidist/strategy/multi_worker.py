@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from mpidist.cluster.detect import detect
-from mpidist.cluster.devices import warn_about_idle_gpus
-from mpidist.cluster.gpu import agree, bind
-from mpidist.cluster.groups import enter_group
-from mpidist.cluster.idle_tasks import warn_about_idle_tasks
-from mpidist.cluster.placement import place
-from mpidist.cluster.resolver import ClusterResolver
+from mpidist.cluster.devices.gpu_binding import agree, bind
+from mpidist.cluster.devices.names import warn_about_idle_gpus
+from mpidist.cluster.resolvers.resolver import ClusterResolver
+from mpidist.cluster.roles.groups import enter_group
+from mpidist.cluster.roles.placement import place
+from mpidist.cluster.slurm.idle_tasks import warn_about_idle_tasks
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator, open_communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
-from mpidist.comm.resource import end_all
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.opening import open_communicator
+from mpidist.comm.group.resource import end_all
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from mpidist.cluster.devices import parse_device, warn_about_host_memory
-from mpidist.cluster.gpu import agree, bind
-from mpidist.comm.communicator import SoloCommunicator
+from mpidist.cluster.devices.gpu_binding import agree, bind
+from mpidist.cluster.devices.names import parse_device, warn_about_host_memory
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.default import warn_about_independent_programs
 

@@ -7,7 +7,7 @@ import weakref
 from typing import Protocol
 
 
-class Opened(Protocol):
+class OpenedStrategy(Protocol):
     """A strategy, as far as it is asked here.
 
     Attributes:
@@ -22,16 +22,16 @@ class Opened(Protocol):
         ...
 
 
-_made: weakref.WeakSet[Opened] = weakref.WeakSet()
+_made: weakref.WeakSet[OpenedStrategy] = weakref.WeakSet()
 
 
-def note(strategy: Opened) -> None:
+def note(strategy: OpenedStrategy) -> None:
     """Local. Note a strategy that was made."""
     if strategy.num_replicas_in_sync > 1:
         _made.add(strategy)
 
 
-def open_strategy() -> Opened | None:
+def open_strategy() -> OpenedStrategy | None:
     """Local. An open strategy of several replicas that the program can still reach, None if there is none."""
     if _find() is None:
         return None
@@ -40,5 +40,5 @@ def open_strategy() -> Opened | None:
     return _find()
 
 
-def _find() -> Opened | None:
+def _find() -> OpenedStrategy | None:
     return next((strategy for strategy in list(_made) if not strategy.is_closed), None)

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from mpidist import context
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationOptions, ReduceOp, RunOptions, parse_enum
 from mpidist.strategy.values import gather_nest, gather_object, reduce_nest
 from mpidist.variables.arena import Arena

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 
 from threadpoolctl import threadpool_limits
 
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.cores import count_cores, own_cores
+from mpidist.comm.group.communicator import Communicator
 
 logger = logging.getLogger("mpidist")
 

@@ -14,19 +14,19 @@ import numpy as np
 from mpidist import arrays, tree
 from mpidist.arguments import described
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.exact import is_checked, parts_along
 from mpidist.comm.collective import check_reducible
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.packing import all_reduce_list
 from mpidist.comm.front.sparse import check_slices, reduce_slices
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
-from mpidist.variables.creation import default_array
-from mpidist.variables.sync_on_read import SyncOnReadVariable
-from mpidist.variables.variable import Variable
+from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
+from mpidist.variables.making.creation import default_array
+from mpidist.variables.variable import BaseVariable
 
 T = TypeVar("T")
 
@@ -40,7 +40,7 @@ class DistributedValues(ABC):  # noqa: B024  (for isinstance and annotations onl
 
 DistributedValues.register(np.ndarray)
 DistributedValues.register(np.generic)  # type: ignore[type-abstract]  # register takes abstract classes, too
-DistributedValues.register(Variable)  # type: ignore[type-abstract]
+DistributedValues.register(BaseVariable)  # type: ignore[type-abstract]
 
 
 @dataclass(frozen=True)
@@ -219,8 +219,8 @@ def signed(collective: CollectiveFront, spec: Any) -> AbstractContextManager[obj
     """Local. Surrounds calls of leaves in their order: dictionaries with other keys would be combined by position.
 
     Args:
-        collective: Of the calls.
-        spec: Of the structure, as `tree.flatten` gives it.
+        collective: The collective of the calls.
+        spec: The spec of the structure, as `tree.flatten` gives it.
     """
     keys = tree.keys(spec)
     return collective.log.begin("values of the keys", keys, None, meets=False).surround() if keys else nullcontext()
@@ -265,7 +265,7 @@ def wide_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
     """Local. The dtype in which elements are added up: float32 for half precision, else their own in native order.
 
     Args:
-        dtype: Of the elements.
+        dtype: The dtype of the elements.
     """
     return np.dtype(np.float32) if is_half(dtype) else dtype.newbyteorder("=")
 

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist.arguments import described, whole
-from mpidist.summary.png import encode_png, to_pixels
+from mpidist.summary.encoders import encode_png, to_pixels
 from mpidist.summary.step import Step, require_step
 from mpidist.summary.wav import encode_wav, fits_wav
 from mpidist.summary.writer import recording_writer

@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mpidist.arguments import number, whole
-from mpidist.chief import is_chief
 from mpidist.errors import UnavailableError
+from mpidist.first_rank import is_chief
 from mpidist.summary.step import Step, get_step, set_step
 
 if TYPE_CHECKING:

@@ -1,6 +1,6 @@
 """Tests of programs of several ranks: the pytest plugin, and the contract of a collective (`testing.contract`)."""
 
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.testing.plugin import communicator, fake_nodes
 
 __all__ = ["Communicator", "communicator", "fake_nodes"]

@@ -61,8 +61,8 @@ def integers_at_the_limit(
 
     Args:
         size: Number of ranks, at least two.
-        count: Of each array.
-        dtype: Of integers.
+        count: The number of each array.
+        dtype: The dtype of integers.
         op: SUM or PROD.
         largest: Whether it is the largest number of the dtype, or the least one that is no zero.
     """

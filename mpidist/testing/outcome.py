@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import pytest
 
-from mpidist.comm.agreement import name_ranks
+from mpidist.comm.group.agreement import name_ranks
 
 # So the report of a test begins that was to fail, with strict=True, and has passed.
 _STRICT = "[XPASS(strict)]"

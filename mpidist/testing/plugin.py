@@ -36,7 +36,9 @@ from _pytest.config import create_terminal_writer
 
 from mpidist import launch
 from mpidist.arguments import number
-from mpidist.comm.communicator import Communicator, SoloCommunicator, open_communicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.opening import open_communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.observe import output
 from mpidist.testing.failures import Failures
 from mpidist.testing.marker import add_option, make_marker
@@ -118,14 +120,14 @@ def pytest_configure(config: pytest.Config) -> None:
     place = launch.read()
     size = 1 if place is None else place.size
     rank = 0 if place is None else place.rank
-    watchdog = Watchdog(config, rank, size)
+    watchdog = TimeLimit(config, rank, size)
     config.pluginmanager.register(watchdog, "mpidist-watchdog")
     marker = make_marker(config)
     if marker is not None:
         config.pluginmanager.register(marker, "mpidist-marker")
     if size > 1:
         _separate_temporary_folders(rank)
-        ranks = Ranks(config, watchdog)
+        ranks = RunOfRanks(config, watchdog)
         if rank > 0:
             # Only rank 0 uses the terminal, the debugger at it, and the report file.
             config.option.usepdb = config.option.trace = False
@@ -146,7 +148,7 @@ def _separate_temporary_folders(rank: int) -> None:
     os.environ[TEMPORARY_ROOT] = folder
 
 
-class Watchdog:
+class TimeLimit:
     """Ends the run, with all Python stacks, if a test takes too long.
 
     Args:
@@ -268,7 +270,7 @@ def _has_debugger(config: pytest.Config) -> bool:
     return bool(config.getoption("usepdb", False) or config.getoption("trace", False))
 
 
-class Ranks:
+class RunOfRanks:
     """Turns the pytest runs of the ranks into one run.
 
     pytest calls the hooks below on every rank in the same order, and most of them meet the other ranks. A hook that ran
@@ -279,7 +281,7 @@ class Ranks:
         watchdog: Limits the time that a rank waits for others, and can end the run.
     """
 
-    def __init__(self, config: pytest.Config, watchdog: Watchdog) -> None:
+    def __init__(self, config: pytest.Config, watchdog: TimeLimit) -> None:
         self.grace: float = math.inf if _has_debugger(config) else config.getoption("--mpi-grace")
         self.watchdog = watchdog
         self.communicator: Communicator = SoloCommunicator()

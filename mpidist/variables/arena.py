@@ -10,16 +10,16 @@ import numpy.typing as npt
 from typing_extensions import override
 
 from mpidist import context
-from mpidist.comm.communicator import SoloCommunicator
-from mpidist.observe.calls import noted
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.variables.arena_memory import ArenaMemory
-from mpidist.variables.creation import create_variable
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.recorder.calls import noted
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.making.creation import create_variable
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.step.arena_plan import ArenaPlan
 from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
-from mpidist.variables.variable import Home, UpdatePlan, Variable
+from mpidist.variables.variable import BaseVariable, Home, UpdatePlan
 
 
 class Arena(ArenaMemory):
@@ -32,7 +32,7 @@ class Arena(ArenaMemory):
     @noted("creating a variable")
     def create_variable(
         self,
-        initial_value: npt.ArrayLike | Variable | Callable[[], npt.ArrayLike],
+        initial_value: npt.ArrayLike | BaseVariable | Callable[[], npt.ArrayLike],
         *,
         name: str | None = None,
         dtype: npt.DTypeLike | None = None,
@@ -40,7 +40,7 @@ class Arena(ArenaMemory):
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         sparse_gradient: bool = False,
-    ) -> Variable:
+    ) -> BaseVariable:
         """Collective. See `Home.create_variable`, and `creation.create_variable` for the errors."""
         return create_variable(
             self, initial_value, name=name, dtype=dtype, trainable=trainable, synchronization=synchronization,
@@ -50,7 +50,7 @@ class Arena(ArenaMemory):
     @override
     @noted("building an optimizer")
     def plan(
-        self, variables: Sequence[Variable], kernel: Kernel | LayerKernel, options: OptimizerOptions
+        self, variables: Sequence[BaseVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
     ) -> UpdatePlan:
         """Collective. See `Home.plan`.
 

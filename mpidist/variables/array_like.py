@@ -20,8 +20,8 @@ class ArrayLike(NDArrayOperatorsMixin, ABC):
 
     Attributes:
         name: For errors.
-        shape: Of the value.
-        dtype: Of the value.
+        shape: The shape of the value.
+        dtype: The dtype of the value.
     """
 
     name: str

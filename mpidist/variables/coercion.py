@@ -16,9 +16,9 @@ def coerced(name: str, shape: tuple[int, ...], dtype: np.dtype[Any], value: npt.
     """Local. See `Variable.coerce`.
 
     Args:
-        name: Of the variable, for errors.
-        shape: Of the variable.
-        dtype: Of the variable.
+        name: The name of the variable, for errors.
+        shape: The shape of the variable.
+        dtype: The dtype of the variable.
         value: The value.
     """
     array = arrays.as_array(value)

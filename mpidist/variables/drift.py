@@ -7,9 +7,9 @@ import zlib
 import numpy as np
 
 from mpidist import arrays
-from mpidist.comm.agreement import name_ranks
+from mpidist.comm.group.agreement import name_ranks
 from mpidist.errors import MismatchError, mark_shared
-from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.memory.arena_memory import ArenaMemory
 
 # Of a variable on one rank: its name and checksum; the checksum is None where the node's first rank speaks for all.
 _Seen = dict[int, tuple[str, int | None]]
@@ -22,7 +22,7 @@ class DriftCheck:
     variable is compared while all ranks hold it.
 
     Args:
-        arena: Of the variables.
+        arena: The arena of the variables.
     """
 
     def __init__(self, arena: ArenaMemory) -> None:

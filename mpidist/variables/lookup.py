@@ -13,13 +13,13 @@ from mpidist.arguments import described, number
 from mpidist.arrays import AnyArray
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.variables.scatter import row_numbers
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 
 _COMBINERS = ("sum", "mean", "sqrtn")
 
 
 def embedding_lookup(
-    params: Variable, ids: npt.ArrayLike, max_norm: float | None = None, name: str | None = None
+    params: BaseVariable, ids: npt.ArrayLike, max_norm: float | None = None, name: str | None = None
 ) -> AnyArray:
     """Rows of a table; Local or Collective as the variable's `value()` is.
 
@@ -44,7 +44,7 @@ def embedding_lookup(
 
 
 def embedding_lookup_sparse(
-    params: Variable, sp_ids: Sequence[npt.ArrayLike], sp_weights: Sequence[npt.ArrayLike] | None = None,
+    params: BaseVariable, sp_ids: Sequence[npt.ArrayLike], sp_weights: Sequence[npt.ArrayLike] | None = None,
     combiner: str | None = None, max_norm: float | None = None,
 ) -> AnyArray:
     """Rows of a table, those of each example combined into one; Local or Collective as `embedding_lookup`.
@@ -73,7 +73,7 @@ def embedding_lookup_sparse(
 
 
 def embedding_gradient(
-    params: Variable, ids: Any, gradient: npt.ArrayLike,
+    params: BaseVariable, ids: Any, gradient: npt.ArrayLike,
     sp_weights: Sequence[npt.ArrayLike] | None = None, combiner: str | None = None,
 ) -> IndexedSlices:
     """Local. The gradient of a table, as rows, from that of what was looked up without `max_norm`.
@@ -106,8 +106,8 @@ def embedding_gradient(
     return IndexedSlices(_weighted(given[examples], shares), ids_of, table.shape)
 
 
-def _require_table(params: Variable) -> Variable:
-    if not isinstance(params, Variable):
+def _require_table(params: BaseVariable) -> BaseVariable:
+    if not isinstance(params, BaseVariable):
         raise TypeError(f"`params` must be a variable of mpidist, the table, got {described(params)}")
     return params
 
@@ -134,7 +134,7 @@ def _clipped(rows: AnyArray, ids_ndim: int, max_norm: float | None) -> AnyArray:
 
 
 def _shares(
-    table: Variable, ids: Any, weights: Any, combiner: str | None
+    table: BaseVariable, ids: Any, weights: Any, combiner: str | None
 ) -> tuple[AnyArray, AnyArray, AnyArray]:
     """The ids of all examples one after another, what each counts in its example, and the numbers of the examples."""
     chosen = "mean" if combiner is None else combiner

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any, Protocol
 
 from mpidist.attributes import CONTAINERS, SETS, attributes_of, children_of, has_children, slots_of
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 
 # The attribute of a module, or of a checkpoint that another one holds, with its watcher.
 WATCHER = "_watcher"
@@ -77,17 +77,17 @@ class Module:
         return getattr(self, "_name", None) or _snake_case(type(self).__name__)
 
     @property
-    def variables(self) -> tuple[Variable, ...]:
+    def variables(self) -> tuple[BaseVariable, ...]:
         """Local. All variables of this module and of the objects it holds; of a `ShardedVariable` its shards."""
-        return tuple(part for found in _walk(self) if isinstance(found, Variable) for part in found.parts)
+        return tuple(part for found in _walk(self) if isinstance(found, BaseVariable) for part in found.parts)
 
     @property
-    def trainable_variables(self) -> tuple[Variable, ...]:
+    def trainable_variables(self) -> tuple[BaseVariable, ...]:
         """Local. Those with `trainable=True`."""
         return tuple(variable for variable in self.variables if variable.trainable)
 
     @property
-    def non_trainable_variables(self) -> tuple[Variable, ...]:
+    def non_trainable_variables(self) -> tuple[BaseVariable, ...]:
         """Local. Those with `trainable=False`."""
         return tuple(variable for variable in self.variables if not variable.trainable)
 
@@ -110,16 +110,16 @@ def unwatch(module: object, watcher: Watcher) -> None:
         del vars(module)[WATCHER]
 
 
-def _walk(root: object) -> Iterator[Variable | Module]:
+def _walk(root: object) -> Iterator[BaseVariable | Module]:
     """Variables and modules below `root`, each once: first those in its own attributes, then those in its objects."""
     seen = {id(root)}
     waiting: list[object] = [root]
     while waiting:
         held: list[object] = []
         for leaf in _leaves(waiting.pop(), seen):
-            if isinstance(leaf, (Variable, Module)):
+            if isinstance(leaf, (BaseVariable, Module)):
                 yield leaf
-            if not isinstance(leaf, Variable):
+            if not isinstance(leaf, BaseVariable):
                 held.append(leaf)
         waiting.extend(reversed(held))
 
@@ -129,7 +129,7 @@ def _leaves(owner: object, seen: set[int]) -> Iterator[object]:
     waiting = _reversed_children(owner)
     while waiting:
         value = waiting.pop()
-        if id(value) in seen or not (isinstance(value, Variable) or _is_followed(value)):
+        if id(value) in seen or not (isinstance(value, BaseVariable) or _is_followed(value)):
             continue
         seen.add(id(value))
         # A module is more than the container that it may be, too.

@@ -5,17 +5,17 @@ from __future__ import annotations
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import together
-from mpidist.variables.variable import Read, Variable
+from mpidist.comm.group.agreement import together
+from mpidist.variables.variable import BaseVariable, Read
 
 
-def read_together(variable: Variable, read: Read, start: int, stop: int) -> AnyArray:
+def read_together(variable: BaseVariable, read: Read, start: int, stop: int) -> AnyArray:
     """Collective. The elements of a variable that this rank asks for, one-dimensional, in host memory.
 
     Args:
         variable: Whose they are.
-        read: As of `Variable.load`.
-        start: Of the first element.
+        read: As of `BaseVariable.load`.
+        start: The start of the first element.
         stop: Behind the last one.
 
     Raises:

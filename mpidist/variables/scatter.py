@@ -127,10 +127,10 @@ def apply_rows(kind: str, target: AnyArray, values: AnyArray, indices: AnyArray)
     """Local. Change rows of an array in place.
 
     Args:
-        kind: Of the change.
+        kind: The kind of the change.
         target: The array, in host memory or on a GPU.
         values: The rows, as `checked_rows` gives them, in host memory.
-        indices: Of the rows, likewise.
+        indices: The indices of the rows, likewise.
     """
     if arrays.is_cupy(target):
         # CuPy adds the values of one row in any order, so that ranks would get different bits, and it has no

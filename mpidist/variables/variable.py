@@ -16,11 +16,11 @@ import numpy.typing as npt
 
 from mpidist import arrays, context
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.resource import Resource
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import Resource
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.observe.calls import Calls
 from mpidist.options import VariableAggregation, VariableSynchronization
+from mpidist.recorder.calls import Calls
 from mpidist.variables.array_like import ArrayLike
 from mpidist.variables.coercion import coerced
 from mpidist.variables.scatter import Scatter
@@ -33,7 +33,7 @@ Read = Callable[[int, int], AnyArray]
 Gradient = npt.ArrayLike | IndexedSlices
 
 
-class Variable(ArrayLike, Scatter, ABC):
+class BaseVariable(ArrayLike, Scatter, ABC):
     """An array that is written by `assign` and read like a NumPy array.
 
     Arithmetic, NumPy functions, comparison and indexing work on the value and give plain arrays.
@@ -105,7 +105,7 @@ class Variable(ArrayLike, Scatter, ABC):
 
     def assign(
         self, value: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
-    ) -> Variable:
+    ) -> BaseVariable:
         """Collective for ON_WRITE variables, and in cross-replica context; else Local. Set the value.
 
         In cross-replica context the first replica's value counts (under `CommunicationOptions(check=True)` differing
@@ -130,7 +130,7 @@ class Variable(ArrayLike, Scatter, ABC):
 
     def assign_add(
         self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
-    ) -> Variable:
+    ) -> BaseVariable:
         """Collective or Local as `assign`. Add to the value, once, whatever the number of replicas.
 
         Raises:
@@ -145,7 +145,7 @@ class Variable(ArrayLike, Scatter, ABC):
 
     def assign_sub(
         self, delta: npt.ArrayLike, use_locking: bool = False, name: str | None = None, read_value: bool = True
-    ) -> Variable:
+    ) -> BaseVariable:
         """Collective or Local as `assign`. Subtract from the value; see `assign_add`.
 
         Raises:
@@ -208,12 +208,12 @@ class Variable(ArrayLike, Scatter, ABC):
         return found
 
     @property
-    def parts(self) -> tuple[Variable, ...]:
+    def parts(self) -> tuple[BaseVariable, ...]:
         """Local. The variables that lie in one place each: this one, or its shards."""
         return (self,)
 
     @property
-    def whole(self) -> Variable:
+    def whole(self) -> BaseVariable:
         """Local. The variable of which this one is a part, or itself."""
         return self
 
@@ -239,9 +239,9 @@ class Variable(ArrayLike, Scatter, ABC):
 
 
 # One kind of an optimizer's state: of all variables in order, or of some by number.
-Slot: TypeAlias = Sequence[Variable] | Mapping[int, Variable]
+Slot: TypeAlias = Sequence[BaseVariable] | Mapping[int, BaseVariable]
 
-def by_number(slot: Slot) -> Mapping[int, Variable]:
+def by_number(slot: Slot) -> Mapping[int, BaseVariable]:
     """Local. A slot by the numbers of the optimizer's variables."""
     return slot if isinstance(slot, Mapping) else dict(enumerate(slot))
 
@@ -253,7 +253,7 @@ class UpdatePlan(Protocol):
     """
 
     @property
-    def variables(self) -> Sequence[Variable]:
+    def variables(self) -> Sequence[BaseVariable]:
         """Local. The variables in their order."""
         ...
 
@@ -281,7 +281,7 @@ class UpdatePlan(Protocol):
 
         Args:
             gradients: This replica's, by the numbers of their variables.
-            settings: Of this update.
+            settings: The settings of this update.
 
         Returns:
             False, on every replica, if a gradient was not finite and nothing was updated; else True.
@@ -327,7 +327,7 @@ class Home(Resource, Protocol):
 
     def create_variable(  # tf.Variable's arguments
         self,
-        initial_value: npt.ArrayLike | Variable | Callable[[], npt.ArrayLike],
+        initial_value: npt.ArrayLike | BaseVariable | Callable[[], npt.ArrayLike],
         *,
         name: str | None = None,
         dtype: npt.DTypeLike | None = None,
@@ -335,7 +335,7 @@ class Home(Resource, Protocol):
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         sparse_gradient: bool = False,
-    ) -> Variable:
+    ) -> BaseVariable:
         """Collective. Make a variable; its value is the first replica's. See `mpidist.Variable`.
 
         A `name` that is given must be the same on every rank.
@@ -346,7 +346,7 @@ class Home(Resource, Protocol):
         ...
 
     def plan(
-        self, variables: Sequence[Variable], kernel: Kernel | LayerKernel, options: OptimizerOptions
+        self, variables: Sequence[BaseVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
     ) -> UpdatePlan:
         """Collective. Reserve gradients and state for the variables of an optimizer.
 
@@ -360,17 +360,17 @@ class Home(Resource, Protocol):
         """
         ...
 
-    def colocated(self, variable: Variable) -> AbstractContextManager[None]:
+    def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:
         """Local. A context that makes new variables where another one is. Where all are in one place it does nothing.
 
         Args:
-            variable: Of this home.
+            variable: The variable of this home.
         """
         del variable
         return nullcontext()
 
 
-def common_home(variables: Sequence[Variable]) -> Home:
+def common_home(variables: Sequence[BaseVariable]) -> Home:
     """Local. The one home of all these variables.
 
     Raises:
@@ -379,7 +379,7 @@ def common_home(variables: Sequence[Variable]) -> Home:
     if not variables:
         raise ValueError("an optimizer needs at least one variable, got an empty list")
     if len(set(variables)) < len(variables):
-        raise ValueError(f"a variable stands twice in the list {[v.name for v in variables]}")
+        raise ValueError(f"a variable appears twice in the list {[v.name for v in variables]}")
     home = variables[0].home
     for variable in variables:
         if variable.home is not home:

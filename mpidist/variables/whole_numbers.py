@@ -21,9 +21,9 @@ def fitting(name: str, values: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
     """Local. Integers in the dtype of a variable.
 
     Args:
-        name: Of the variable.
+        name: The name of the variable.
         values: Integers or booleans.
-        dtype: Of the variable: integers.
+        dtype: The dtype of the variable: integers.
 
     Raises:
         OverflowError: They do not fit.
@@ -39,9 +39,9 @@ def changed(name: str, value: AnyArray, array: AnyArray, method: str) -> AnyArra
     """Local. The sum of a variable's integers and of an array, in a new array.
 
     Args:
-        name: Of the variable.
-        value: Of the variable.
-        array: Of the same dtype, as `Variable.add_array` takes it.
+        name: The name of the variable.
+        value: The value of the variable.
+        array: The array of the same dtype, as `Variable.add_array` takes it.
         method: Under `SUBTRACT` what is subtracted comes with the other sign, which may have wrapped.
 
     Raises:
@@ -65,11 +65,11 @@ def changed_rows(name: str, kind: str, target: AnyArray, values: AnyArray, indic
     """Local. Raise an error if a change of rows of integers would wrap.
 
     Args:
-        name: Of the variable.
+        name: The name of the variable.
         kind: As of `Scatter.scatter`.
         target: The variable's value.
-        values: Of the rows, of the same dtype.
-        indices: Of the rows.
+        values: The values of the rows, of the same dtype.
+        indices: The indices of the rows.
 
     Raises:
         OverflowError: It would.

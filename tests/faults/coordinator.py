@@ -4,33 +4,33 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault
 
-AGAIN = "unit/test_coordinator_again.py::test_"
-DATA = "unit/test_coordinator_data_again.py::test_"
-WAITS = "unit/test_waits.py::test_"
+AGAIN = "unit/coordinator/test_coordinator_again.py::test_"
+DATA = "unit/coordinator/test_coordinator_data_again.py::test_"
+WAITS = "unit/parameter_server/test_waits.py::test_"
 
 FAULTS = (
     Fault(
-        "a server that has answered is blamed", "coordinator/reports.py", "pushed - one.prepared", "pushed",
+        "a server that has answered is blamed", "parameter_server/queue/reports.py", "pushed - one.prepared", "pushed",
         AGAIN + "a_server_owes_until_it_has_answered_and_then_until_it_has_applied",
     ),
     Fault(
-        "a server that does not apply is not named", "coordinator/reports.py",
+        "a server that does not apply is not named", "parameter_server/queue/reports.py",
         "one.unapplied if one.is_decided else pushed - one.prepared", "pushed - one.prepared",
         AGAIN + "a_server_owes_until_it_has_answered_and_then_until_it_has_applied",
     ),
     Fault(
-        "a server owes since the last of two functions", "coordinator/reports.py",
+        "a server owes since the last of two functions", "parameter_server/queue/reports.py",
         "found.setdefault(server, since)", "found[server] = since",
         AGAIN + "a_server_owes_since_the_first_of_two_functions",
     ),
     Fault(
-        "a function that is tried again owes since its first attempt", "coordinator/closures.py",
+        "a function that is tried again owes since its first attempt", "parameter_server/queue/closures.py",
         "        self._finished.pop(number, None)\n        self.versions.end(number)\n",
         "        self.versions.end(number)\n",
         AGAIN + "a_server_owes_nothing_for_an_attempt_that_is_void",
     ),
     Fault(
-        "a worker runs a function while it makes a value", "coordinator/reports.py",
+        "a worker runs a function while it makes a value", "parameter_server/queue/reports.py",
         "if worker.building:", "if worker.building and not worker.running:",
         AGAIN + "the_value_that_is_made_first_is_told_of_first",
     ),
@@ -66,95 +66,97 @@ FAULTS = (
         WAITS + "one_of_two_that_runs_over_the_limit_ends_the_job",
     ),
     Fault(
-        "what servers have prepared of a void attempt counts for the next one", "coordinator/closures.py",
+        "what servers have prepared of a void attempt counts for the next one", "parameter_server/queue/closures.py",
         "        closure.prepared = frozenset()\n", "",
         AGAIN + "servers_prepare_each_attempt_anew " + AGAIN + "servers_prepare_an_attempt_after_a_failure_anew",
     ),
     Fault(
-        "what a lost worker had finished is not run again", "coordinator/closures.py",
+        "what a lost worker had finished is not run again", "parameter_server/queue/closures.py",
         "for number in sorted({number for number in worker.slots if number is not None}):",
         "for number in sorted(worker.running):",
         AGAIN + "what_a_lost_worker_had_finished_and_what_it_ran_are_run_again",
     ),
     Fault(
-        "losses count as failures", "coordinator/closures.py",
+        "losses count as failures", "parameter_server/queue/closures.py",
         "        closure.failures += 1\n", "        closure.failures = closure.attempt\n",
         AGAIN + "losses_are_no_failures_of_a_function_that_is_tried_again",
     ),
     Fault(
-        "the second failure of an input", "coordinator/awaiting.py",
+        "the second failure of an input", "parameter_server/queue/awaiting_inputs.py",
         "self._takers.pop(ended, ()) if closure in self._inputs]", "self._takers.pop(ended, ())]",
         AGAIN + "the_second_failure_of_an_input_ends_nothing_twice",
     ),
     Fault(
-        "who joins gets slots whose update is not applied", "coordinator/book.py",
+        "who joins gets slots whose update is not applied", "parameter_server/queue/unfinished.py",
         "any(closure.worker == rank for", "any(closure.worker == rank and not closure.is_decided for",
         AGAIN + "the_slots_of_a_lost_worker_are_in_use_until_its_update_is_applied",
     ),
     Fault(
-        "what is bound to the last worker waits for it for ever", "coordinator/workers.py",
+        "what is bound to the last worker waits for it for ever", "parameter_server/queue/worker_table.py",
         "        self.waiting.unbind(rank)\n",
         "        if len(self.by_rank) > 1:\n            self.waiting.unbind(rank)\n",
         AGAIN + "what_was_bound_to_the_last_worker_goes_to_who_joins",
     ),
     Fault(
-        "a function stays bound to a worker that is lost", "coordinator/closures.py",
+        "a function stays bound to a worker that is lost", "parameter_server/queue/closures.py",
         "closure.rules.worker in self.workers\n", "closure.rules.worker is not None\n",
         AGAIN + "what_was_bound_to_a_lost_worker_goes_on_where_data_is_left",
     ),
     Fault(
-        "a function that was sent ahead runs since its worker began the one before", "coordinator/workers.py",
+        "a function that was sent ahead runs since its worker began the one before",
+        "parameter_server/queue/worker_table.py",
         "        worker.running.pop(0)\n        worker.since = now\n", "        worker.running.pop(0)\n",
         AGAIN + "the_time_of_a_function_that_was_sent_ahead_begins_with_it",
     ),
     Fault(
-        "a function that is sent ahead makes the one before younger", "coordinator/workers.py",
+        "a function that is sent ahead makes the one before younger", "parameter_server/queue/worker_table.py",
         "        if not self.running:\n            self.since = now\n", "        self.since = now\n",
         AGAIN + "the_time_of_a_function_that_was_sent_ahead_begins_with_it",
     ),
     Fault(
-        "who begins again waits before those that run", "coordinator/versions.py",
+        "who begins again waits before those that run", "parameter_server/queue/staleness.py",
         "for one, version in self._begun.items() if one != attempt.closure]",
         "for one, version in sorted(self._begun.items()) if one != attempt.closure]",
         AGAIN + "an_attempt_that_begins_again_is_behind_those_that_run",
     ),
     Fault(
-        "an update without a step is one of the round", "coordinator/rounds.py",
+        "an update without a step is one of the round", "parameter_server/queue/synchronous.py",
         "if not attempt.optimizers or self._is_late(attempt):", "if self._is_late(attempt):",
-        "unit/test_rounds.py::test_what_makes_no_step_counts_beside_the_round",
+        "unit/parameter_server/test_rounds.py::test_what_makes_no_step_counts_beside_the_round",
     ),
     Fault(
-        "who was at the end of its data gets none after a restore", "coordinator/resources.py",
+        "who was at the end of its data gets none after a restore", "parameter_server/queue/resources.py",
         "            worker.ended.discard(number)\n", "            pass\n",
         DATA + "after_a_restore_who_was_at_the_end_reads_again",
     ),
     Fault(
-        "the first of two iterators of a worker gives the place of the second", "coordinator/resources.py",
+        "the first of two iterators of a worker gives the place of the second", "parameter_server/queue/resources.py",
         "if message.resource not in worker.building:", "if True:",
         DATA + "values_that_are_made_again_before_they_were_made_once",
     ),
     Fault(
-        "who joins after a restore makes what was there before it", "coordinator/resources.py",
+        "who joins after a restore makes what was there before it", "parameter_server/queue/resources.py",
         "        self._works[number] = work\n        for worker", "        for worker",
         DATA + "who_joins_after_a_restore_makes_what_the_restore_made",
     ),
     Fault(
-        "a restore deals data to the dead", "coordinator/data_sets.py",
+        "a restore deals data to the dead", "coordinator/worker_datasets.py",
         "living = list(self._closures.workers)", "living = list(self._workers)",
         DATA + "a_restore_after_a_loss_deals_all_that_is_left_over_those_that_live",
     ),
     Fault(
-        "data is set back under functions that read it", "coordinator/data_sets.py",
+        "data is set back under functions that read it", "coordinator/worker_datasets.py",
         "if self._closures.uses(number):", "if False:",
         DATA + "data_is_not_set_back_under_functions_that_read_it",
     ),
     Fault(
-        "the second one that joins in a place begins where the first one began", "coordinator/positions.py",
+        "the second one that joins in a place begins where the first one began",
+        "parameter_server/queue/data_positions.py",
         "[places.pop(one) for one in before if one in places]", "[places[one] for one in before[:1] if one in places]",
         DATA + "the_second_one_that_joins_in_a_place_goes_on_behind_the_first_one",
     ),
     Fault(
-        "a part of the data keeps the pass of the one before", "coordinator/positions.py",
+        "a part of the data keeps the pass of the one before", "parameter_server/queue/data_positions.py",
         "                if new:\n", "                if False:\n",
         DATA + "each_part_has_the_pass_to_which_it_belongs",
     ),

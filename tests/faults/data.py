@@ -5,42 +5,44 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 DATA = "parallel/data/test_data.py::test_"
-BLOCKS = "unit/test_data_blocks.py::test_"
-COUPLED = "system/test_coupled.py::test_"
+BLOCKS = "unit/data/test_data_blocks.py::test_"
+COUPLED = "system/data/test_coupled.py::test_"
 
 FAULTS = (
     Fault(
         "a StopIteration of a user's function ends the data", "data/reading/element.py",
         '        raise stopped(f"the function', '        raise error or stopped(f"the function',
-        "unit/test_data_transformations.py::test_a_stop_of_a_users_function_is_no_end_of_the_data",
+        "unit/data/test_data_transformations.py::test_a_stop_of_a_users_function_is_no_end_of_the_data",
     ),
     Fault(
         "a finite repetition ends at an empty pass", "data/items/stream.py",
         "if is_empty and (self.count is None or length == 0):", "if is_empty:",
-        "unit/test_data_transformations.py::test_a_finite_repetition_goes_on_behind_an_empty_pass",
+        "unit/data/test_data_transformations.py::test_a_finite_repetition_goes_on_behind_an_empty_pass",
     ),
     Fault(
         "parts of other dtypes become a batch", "data/reading/element.py",
         "        _require_alike({(tuple(leaf.shape[1:]), leaf.dtype) for leaf in leaves})\n", "",
-        "unit/test_data_transformations.py::test_parts_of_different_dtypes_make_no_batch",
+        "unit/data/test_data_transformations.py::test_parts_of_different_dtypes_make_no_batch",
     ),
     Fault(
-        "a sample of another size is taken", "comm/incoming.py", "if size in (expected, 0):", "if size >= 0:",
+        "a sample of another size is taken", "data/reading/samples_of_ranks.py", "if size in (expected, 0):",
+        "if size >= 0:",
         COUPLED + "messages_that_are_no_samples_are_errors",
     ),
     Fault(
-        "a sender waits for ever for a program that has ended", "comm/incoming.py",
+        "a sender waits for ever for a program that has ended", "data/reading/samples_of_ranks.py",
         "        incoming.drain()\n", "        incoming.ranks\n",
         COUPLED + "samples_come_in_turns_and_the_sender_is_held_back",
     ),
     Fault(
-        "a fast sender is not held back", "comm/incoming.py", "len(self._ahead) < self._depth:", "True:",
+        "a fast sender is not held back", "data/reading/samples_of_ranks.py", "len(self._ahead) < self._depth:",
+        "True:",
         COUPLED + "samples_come_in_turns_and_the_sender_is_held_back",
     ),
     Fault(
         "each pass in the same order", "data/items/shuffle.py",
         "path = () if is_same else epoch.path", "path = ()",
-        "unit/test_data_dataset.py::test_shuffle_is_a_permutation_that_depends_on_seed_and_iteration_only",
+        "unit/data/test_data_dataset.py::test_shuffle_is_a_permutation_that_depends_on_seed_and_iteration_only",
     ),
     Fault(
         "each rank shuffles by its own seed", "data/distribution/share.py",
@@ -55,36 +57,36 @@ FAULTS = (
     Fault(
         "rows between slices are lost", "data/items/sharding.py",
         "begin = least * reader + min(reader, more)", "begin = least * reader + more",
-        "unit/test_data_sharding.py::test_even_slices_are_contiguous_and_cover_everything",
+        "unit/data/test_data_sharding.py::test_even_slices_are_contiguous_and_cover_everything",
     ),
     Fault(
         "batch sizes are not rotated", "data/items/sharding.py",
         "return (*sizes[reader:], *sizes[:reader])", "return tuple(sizes)",
-        "unit/test_data_sharding.py::test_rotated_sizes_make_global_steps_of_the_batch_size",
+        "unit/data/test_data_sharding.py::test_rotated_sizes_make_global_steps_of_the_batch_size",
     ),
     Fault(
         "a pass goes on at another batch", "data/items/batching.py",
         "return rounds * sum(self.sizes) + sum(self.sizes[:turn])", "return group * self.sizes[0]",
-        "unit/test_data_sharding.py::test_batches_of_sizes_in_turn_are_the_same_from_any_start",
+        "unit/data/test_data_sharding.py::test_batches_of_sizes_in_turn_are_the_same_from_any_start",
     ),
     Fault(
         "padding takes the first dtype", "data/reading/padding.py",
         "dtype = np.result_type(*(leaf.dtype for leaf in column))", "dtype = column[0].dtype",
-        "unit/test_data_transformations.py::test_padded_batch",
+        "unit/data/test_data_transformations.py::test_padded_batch",
     ),
     Fault(
         "padding wraps", "data/reading/padding.py", "batch[...] = _value_as(value, dtype)",
-        "batch[...] = np.asarray(value).astype(dtype)", "unit/test_data_arguments.py",
+        "batch[...] = np.asarray(value).astype(dtype)", "unit/data/test_data_arguments.py",
     ),
     Fault(
         "an error of reading looks like the end", "data/reading/prefetch.py",
         "channel.end(error)", "channel.end(None)",
-        "unit/test_data_prefetch.py::test_an_error_comes_after_the_elements_before_it",
+        "unit/data/test_data_prefetch.py::test_an_error_comes_after_the_elements_before_it",
     ),
     Fault(
         "a reader is not told of room", "data/reading/prefetch.py",
         "                return None\n            self._changed.notify_all()\n", "                return None\n",
-        "unit/test_data_prefetch.py::test_elements_that_are_taken_when_they_are_ready_make_room_for_the_next",
+        "unit/data/test_data_prefetch.py::test_elements_that_are_taken_when_they_are_ready_make_room_for_the_next",
     ),
     Fault(
         "ranks that have read before exchange no empty batch", "data/distribution/distributed_iterator.py",
@@ -94,7 +96,7 @@ FAULTS = (
     Fault(
         "a forgotten prefetcher stays", "data/reading/prefetch.py",
         "weakref.finalize(self, channel.close)", "channel.close",
-        "unit/test_data_prefetch.py::test_a_forgotten_prefetcher_ends_its_thread",
+        "unit/data/test_data_prefetch.py::test_a_forgotten_prefetcher_ends_its_thread",
     ),
     Fault(
         "a position in an exhausted iterator", "data/distribution/distributed_iterator.py",
@@ -120,13 +122,13 @@ FAULTS = (
         "elements are views of the data", "data/reading/source.py",
         "return np.array(leaf[begin:end]) if isinstance(leaf, np.ndarray) else _opened(leaf)[begin:end]",
         "return leaf[begin:end]",
-        "unit/test_data_dataset.py::test_what_the_user_does_to_an_element_does_not_reach_the_data",
+        "unit/data/test_data_dataset.py::test_what_the_user_does_to_an_element_does_not_reach_the_data",
     ),
     Fault(
         "lazy rows are sorted", "data/reading/source.py",
         "return _opened(leaf)[increasing][positions]", "return _opened(leaf)[increasing]",
-        "unit/test_data_dataset.py::test_hdf5_datasets "
-        "unit/test_data_dataset.py::test_lazy_arrays_are_read_in_increasing_order_once_a_batch",
+        "unit/data/test_data_dataset.py::test_hdf5_datasets "
+        "unit/data/test_data_dataset.py::test_lazy_arrays_are_read_in_increasing_order_once_a_batch",
     ),
     Fault(
         "windows far apart lose their place behind a block", "data/transformations/windows.py",
@@ -156,7 +158,7 @@ FAULTS = (
     ),
     Fault(
         "a cache keeps one order for all ranks", "data/pipeline/caching.py", "key = (epoch.salt, *", "key = (0, *",
-        "unit/test_data_transformations.py::test_a_cache_keeps_an_order_for_each_rank_that_shuffles_by_itself",
+        "unit/data/test_data_transformations.py::test_a_cache_keeps_an_order_for_each_rank_that_shuffles_by_itself",
     ),
     Fault(
         "files are shared out though one list has too few", "data/pipeline/file_sharding.py",
@@ -169,7 +171,7 @@ FAULTS = (
         "parallel/data/test_data.py::test_the_pass_after_two_that_are_resumed_is_the_third", 1,
     ),
     Fault(
-        "of ranks that have taken the same batch last nothing is told", "comm/call_text.py",
+        "of ranks that have taken the same batch last nothing is told", "comm/calls/text.py",
         "if len(set(texts.values())) == 1 and _TAKEN", "if len(set(texts.values())) == 0 and _TAKEN",
         "parallel/data/test_peek.py::test_a_rank_that_looks_at_a_pass_of_its_own_first", 2,
     ),
@@ -231,11 +233,11 @@ FAULTS = (
     Fault(
         "rows of arrays are rebatched whole", "data/transformations/rebatched.py",
         "    return pipeline.unbatch()", "    return pipeline.unbatch() if pipeline.is_batched else pipeline",
-        "unit/test_data_transformations.py::test_elements_of_any_first_dimension_are_unbatched_and_rebatched",
+        "unit/data/test_data_transformations.py::test_elements_of_any_first_dimension_are_unbatched_and_rebatched",
     ),
     Fault(
         "a file of that very name is taken for a pattern", "data/reading/file_names.py",
         " and not os.path.lexists(one)", "",
-        "unit/test_data_arguments.py::test_a_file_whose_name_looks_like_a_pattern_is_found",
+        "unit/data/test_data_arguments.py::test_a_file_whose_name_looks_like_a_pattern_is_found",
     ),
 )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault
 
-METRICS = "unit/test_metrics.py::test_"
-POSITIVES = "unit/test_metrics_positives.py::test_"
+METRICS = "unit/metrics/test_metrics.py::test_"
+POSITIVES = "unit/metrics/test_metrics_positives.py::test_"
 
 FAULTS = (
     Fault(
@@ -51,16 +51,16 @@ FAULTS = (
         "classes that are ignored count in the divisor", "metrics/crossentropy.py",
         "weighted_sums(counts.astype(np.float64), sample_weight)[0]",
         "weighted_sums(np.ones(losses.shape), sample_weight)[1]",
-        "unit/test_metrics.py::test_crossentropies_by_hand_and_by_scikit_learn",
+        "unit/metrics/test_metrics.py::test_crossentropies_by_hand_and_by_scikit_learn",
     ),
     Fault(
         "classes that never occur count in the mean", "metrics/mean_iou.py",
         "occurs = either > 0", "occurs = either >= 0",
-        "unit/test_metrics.py::test_intersection_over_union_by_scikit_learn",
+        "unit/metrics/test_metrics.py::test_intersection_over_union_by_scikit_learn",
     ),
     Fault(
         "the F1 score is weighted by predictions", "metrics/f1_score.py",
         "positives = hits + missed", "positives = hits + wrong",
-        "unit/test_metrics.py::test_f1_score_by_scikit_learn",
+        "unit/metrics/test_metrics.py::test_f1_score_by_scikit_learn",
     ),
 )

@@ -5,96 +5,97 @@ from __future__ import annotations
 from tests.faults.fault import Fault
 
 FAMILIES = "parallel/optimizers/test_families.py::test_agrees_with_the_formula"
-OVERFLOW = "unit/test_optimizers_overflow.py"
+OVERFLOW = "unit/optimizers/test_optimizers_overflow.py"
 ACCUMULATION = "parallel/optimizers/test_accumulation.py"
-HALVES = "unit/test_optimizers_halves.py"
-FORMULAS = "unit/test_optimizers.py::test_formulas"
+HALVES = "unit/optimizers/test_optimizers_halves.py"
+FORMULAS = "unit/optimizers/test_optimizers.py::test_formulas"
 
 FAULTS = (
     Fault(
-        "bias correction of another step", "optimizers/adam.py",
+        "bias correction of another step", "optimizers/families/adam.py",
         "(1 - self.beta_2**step))", "(1 - self.beta_2**(step + 1)))",
-        "unit/test_optimizers.py::test_adams_first_step_is_the_rate",
+        "unit/optimizers/test_optimizers.py::test_adams_first_step_is_the_rate",
     ),
     Fault(
-        "epsilon as in Keras", "optimizers/adam.py", "epsilon = self.epsilon / root", "epsilon = self.epsilon",
+        "epsilon as in Keras", "optimizers/families/adam.py", "epsilon = self.epsilon / root", "epsilon = self.epsilon",
         FORMULAS,
     ),
     Fault(
-        "decay without the rate", "optimizers/adam.py",
+        "decay without the rate", "optimizers/families/adam.py",
         "keep = 1 - learning_rate * self.weight_decay", "keep = 1 - self.weight_decay",
         FORMULAS,
     ),
     Fault(
-        "amsgrad forgets the largest", "optimizers/adam.py",
+        "amsgrad forgets the largest", "optimizers/families/adam.py",
         "np.maximum(slots[2], squares, out=slots[2])", "np.copyto(slots[2], squares)",
         FORMULAS,
     ),
     Fault(
-        "nesterov as plain momentum", "optimizers/sgd.py",
+        "nesterov as plain momentum", "optimizers/families/sgd.py",
         "np.add(gradient, scratch[0], out=gradient)", "np.copyto(gradient, velocity)",
         FORMULAS,
     ),
     Fault(
-        "Adagrad forgets", "optimizers/adagrad.py",
+        "Adagrad forgets", "optimizers/families/adagrad.py",
         "np.add(total, root, out=total)", "np.maximum(total, root, out=total)", FORMULAS,
     ),
     Fault(
-        "Adadelta counts its steps with the rate", "optimizers/adadelta.py",
+        "Adadelta counts its steps with the rate", "optimizers/families/adadelta.py",
         "            np.multiply(steps, self.rho, out=steps)\n",
         "            np.multiply(gradient, learning_rate, out=gradient)\n"
         "            np.multiply(steps, self.rho, out=steps)\n", FORMULAS,
     ),
     Fault(
-        "Ftrl leaves beta out", "optimizers/ftrl.py",
+        "Ftrl leaves beta out", "optimizers/families/ftrl.py",
         "2 * self.l2_regularization_strength + self.beta / learning_rate", "2 * self.l2_regularization_strength",
         FAMILIES, 2,
     ),
     Fault(
-        "LAMB does not correct its velocity", "optimizers/lamb.py",
+        "LAMB does not correct its velocity", "optimizers/families/lamb.py",
         "root_correction = 1 / math.sqrt(1 - self.beta_2**step)", "root_correction = 1.0", FAMILIES, 2,
     ),
     Fault(
-        "LARS leaves the decay out of the norm", "optimizers/lars.py",
+        "LARS leaves the decay out of the norm", "optimizers/families/lars.py",
         "(direction_norm + decay * parameter_norm)", "direction_norm", FAMILIES, 2,
     ),
     Fault(
-        "Lion decays its momentum as its direction", "optimizers/lion.py",
+        "Lion decays its momentum as its direction", "optimizers/families/lion.py",
         "np.multiply(momentum, self.beta_2, out=momentum)", "np.multiply(momentum, self.beta_1, out=momentum)",
         FAMILIES, 2,
     ),
     Fault(
-        "RMSprop does not subtract the mean", "optimizers/rmsprop.py",
+        "RMSprop does not subtract the mean", "optimizers/families/rmsprop.py",
         "np.subtract(square, root, out=root)", "np.copyto(root, square)", FORMULAS,
     ),
     Fault(
-        "RMSprop adds epsilon under the root", "optimizers/rmsprop.py",
+        "RMSprop adds epsilon under the root", "optimizers/families/rmsprop.py",
         "                np.sqrt(root, out=root)\n",
         "                np.sqrt(root + self.epsilon, out=root)\n", FORMULAS,
     ),
     Fault(
         "warming up begins at zero", "optimizers/schedules.py",
-        "(step + 1) / self.warmup_steps", "step / self.warmup_steps", "unit/test_schedules.py::test_linear_warmup",
+        "(step + 1) / self.warmup_steps", "step / self.warmup_steps",
+        "unit/optimizers/test_schedules.py::test_linear_warmup",
     ),
     Fault(
         "the scale grows at each step after the first time", "optimizers/loss_scale.py",
         "(self.dynamic_scale * 2, LARGEST_SCALE)\n            self._good_steps = 0\n",
         "(self.dynamic_scale * 2, LARGEST_SCALE)\n",
-        "unit/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
+        "unit/optimizers/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
     ),
     Fault(
         "a cycle ends one step early", "optimizers/schedules.py",
         "max(1, math.ceil(step / self.decay_steps))", "math.floor(step / self.decay_steps) + 1",
-        "unit/test_schedules.py",
+        "unit/optimizers/test_schedules.py",
     ),
     Fault(
         "a restart comes one step late by rounding", "optimizers/schedules.py", "        done *= 1 + _ROUNDING\n", "",
-        "unit/test_schedules.py",
+        "unit/optimizers/test_schedules.py",
     ),
     Fault(
         "the scale grows one step late", "optimizers/loss_scale.py",
         "if self._good_steps >= self.dynamic_growth_steps:", "if self._good_steps > self.dynamic_growth_steps:",
-        "unit/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
+        "unit/optimizers/test_optimizers_options.py::test_the_scale_doubles_after_steps_in_a_row_and_is_halved_by_one_that_is_skipped",
     ),
     Fault(
         "state of half precision is of half precision", "variables/update/halves.py",
@@ -102,7 +103,7 @@ FAULTS = (
         f"{HALVES}::test_updates_are_those_of_float32_rounded_after_each_step",
     ),
     Fault(
-        "a server's state is of the variable's dtype", "serving/chief.py",
+        "a server's state is of the variable's dtype", "parameter_server/chief/chief.py",
         "state_dtype(one.dtype)", "one.dtype",
         "parallel/serving/test_optimizers_of_servers.py::test_other_dtypes_have_the_bits_of_one_process", 3,
     ),
@@ -112,7 +113,7 @@ FAULTS = (
         f"{HALVES}::test_a_variable_that_is_assigned_is_copied_anew",
     ),
     Fault(
-        "squares are taken before they are scaled", "optimizers/adam.py",
+        "squares are taken before they are scaled", "optimizers/families/adam.py",
         "            np.multiply(gradient, scale, out=gradient)\n"
         "            np.multiply(gradient, gradient, out=gradient)\n",
         "            np.multiply(gradient, gradient, out=gradient)\n"
@@ -145,17 +146,17 @@ FAULTS = (
         f"{OVERFLOW}::test_the_error_comes_again_until_state_is_restored",
     ),
     Fault(
-        "Nadam looks ahead by the weight of this step", "optimizers/nadam.py",
+        "Nadam looks ahead by the weight of this step", "optimizers/families/nadam.py",
         "of_momentum = following / ", "of_momentum = weight / ", FORMULAS,
     ),
     Fault(
-        "Adamax forgets the largest at once", "optimizers/adamax.py",
+        "Adamax forgets the largest at once", "optimizers/families/adamax.py",
         "np.maximum(norm, block, out=norm)", "np.copyto(norm, block)", FORMULAS,
     ),
     Fault(
         "the decay begins while the rate rises", "optimizers/schedules.py",
         "_cosine(min(step - self.warmup_steps, self.decay_steps)", "_cosine(min(step, self.decay_steps)",
-        "unit/test_schedules.py::test_cosine_decay_after_a_line_upwards",
+        "unit/optimizers/test_schedules.py::test_cosine_decay_after_a_line_upwards",
     ),
     Fault(
         "the order of accumulated gradients is compared", "variables/step/accumulator.py",

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.faults.fault import Fault
 
-_CHILDREN = "unit/test_children.py::test_"
-_EARLY = "unit/test_early_signals.py::test_"
+_CHILDREN = "unit/cluster/test_children.py::test_"
+_EARLY = "unit/cluster/test_early_signals.py::test_"
 _LOSES_NOTHING = "parallel/checkpoint/test_preemption.py::test_a_rank_that_fails_loses_nothing"
-_RESCUE = "system/test_rescue.py::test_all_ranks_save_the_last_complete_step"
+_RESCUE = "system/checkpoint/test_rescue.py::test_all_ranks_save_the_last_complete_step"
 
 FAULTS: tuple[Fault, ...] = (
     Fault(
@@ -36,83 +36,83 @@ FAULTS: tuple[Fault, ...] = (
         f"{_CHILDREN}an_interrupt_reaches_children_whoever_handles_it",
     ),
     Fault(
-        "a child's interrupt is its parent's, again and again", "comm/deaths.py",
+        "a child's interrupt is its parent's, again and again", "failures/deaths.py",
         "                os.register_at_fork(after_in_child=self._be_deaf)\n", "",
         f"{_CHILDREN}an_interrupt_of_a_child_is_its_own",
     ),
     Fault(
-        "an exception after a notice loses the checkpoint", "checkpoint/rescue.py",
+        "an exception after a notice loses the checkpoint", "checkpoint/preemption/rescue.py",
         "                self._meet(handler)\n", "                pass\n", _RESCUE,
     ),
     Fault(
-        "ranks meet in the rescues of different handlers", "checkpoint/rescue.py",
+        "ranks meet in the rescues of different handlers", "checkpoint/preemption/rescue.py",
         "        if self._group.size > 1 and self._others():\n", "        if False:\n",
-        "system/test_rescue.py::test_handlers_that_take_turns_do_not_meet_each_other",
+        "system/checkpoint/test_rescue.py::test_handlers_that_take_turns_do_not_meet_each_other",
     ),
     Fault(
         "steps of another thread cannot end", "cluster/signals.py",
         "        if threading.current_thread() is not threading.main_thread():\n            return\n", "",
-        "unit/test_preemption.py::test_steps_of_another_thread_than_the_main_one_end_it_alone",
+        "unit/checkpoint/test_preemption.py::test_steps_of_another_thread_than_the_main_one_end_it_alone",
     ),
     Fault(
         "a handler cannot be closed in another thread", "cluster/signals.py",
         "        if is_ours and threading.current_thread() is not threading.main_thread():\n", "        if False:\n",
-        "unit/test_preemption.py::test_steps_of_another_thread_than_the_main_one_end_it_alone",
+        "unit/checkpoint/test_preemption.py::test_steps_of_another_thread_than_the_main_one_end_it_alone",
     ),
     Fault(
-        "what the failed step has read is skipped", "checkpoint/rescue.py",
+        "what the failed step has read is skipped", "checkpoint/preemption/rescue.py",
         "        self._states.go_back(steps)\n", "        pass\n", _RESCUE,
     ),
     Fault(
-        "ranks go on one call apart after a failed step", "checkpoint/rescue.py",
+        "ranks go on one call apart after a failed step", "checkpoint/preemption/rescue.py",
         "        order.go_on_at(max(one.calls for one in everyone), max(one.noted for one in everyone))\n", "", _RESCUE,
     ),
     Fault(
-        "a program that is stuck after a notice is never saved", "checkpoint/rescue.py",
+        "a program that is stuck after a notice is never saved", "checkpoint/preemption/rescue.py",
         "            elif time.monotonic() > begin + seconds:\n", "            elif False:\n", _RESCUE,
     ),
     Fault(
         "a signal that came before the handler is forgotten", "cluster/signals.py",
         "            if EARLY.hand_over(number_):\n", "            if EARLY.hand_over(number_) and False:\n",
-        "system/test_early_signals.py::test_a_handler_hears_of_what_came_before_it",
+        "system/checkpoint/test_early_signals.py::test_a_handler_hears_of_what_came_before_it",
     ),
     Fault(
         "a signal that nobody handles is swallowed", "cluster/early_signals.py",
         "            signal.raise_signal(number)\n", "            pass\n",
-        "system/test_early_signals.py::test_without_a_handler_the_signal_ends_the_job_at_the_first_call",
+        "system/checkpoint/test_early_signals.py::test_without_a_handler_the_signal_ends_the_job_at_the_first_call",
     ),
     Fault(
-        "the doctor removes the memory of a job that runs", "cli/doctor_leftovers.py",
+        "the doctor removes the memory of a job that runs", "cli/doctor/leftovers.py",
         "\"in use\" if path.name in mapped\n", "\"in use\" if False\n",
-        "unit/test_doctor_leftovers.py::test_what_nobody_uses_is_listed_and_removed_when_asked",
+        "unit/cli/test_doctor_leftovers.py::test_what_nobody_uses_is_listed_and_removed_when_asked",
     ),
     Fault(
-        "the doctor removes what processes use that it cannot see", "cli/doctor_leftovers.py",
+        "the doctor removes what processes use that it cannot see", "cli/doctor/leftovers.py",
         "_namespace(processes) == _FIRST_NAMESPACE", "True",
-        "unit/test_doctor_leftovers.py::test_in_a_namespace_of_its_own_nothing_is_removed",
+        "unit/cli/test_doctor_leftovers.py::test_in_a_namespace_of_its_own_nothing_is_removed",
     ),
     Fault(
-        "after the last save an exit function keeps the job for ever", "checkpoint/preemption.py",
+        "after the last save an exit function keeps the job for ever", "checkpoint/preemption/handler.py",
         "            leave_later(EXIT_SECONDS, number_of(error.code))\n", "            pass\n",
-        "system/test_rescue.py::test_an_exit_function_that_never_returns_keeps_no_job",
+        "system/checkpoint/test_rescue.py::test_an_exit_function_that_never_returns_keeps_no_job",
     ),
     Fault(
-        "between nodes a rank that fails between steps loses the checkpoint", "checkpoint/exchange.py",
+        "between nodes a rank that fails between steps loses the checkpoint", "checkpoint/preemption/exchange.py",
         "return has_failed > 0 and -least > 0", "return False",
         _LOSES_NOTHING, 3,
     ),
     Fault(
-        "between nodes a rank that waits for a failed one never comes out", "comm/mpi_communicator.py",
+        "between nodes a rank that waits for a failed one never comes out", "comm/group/mpi_communicator.py",
         "                    if looks % _LOOKS == 0:\n", "                    if False:\n",
         _LOSES_NOTHING, 3,
     ),
     Fault(
-        "who waits for others to come out keeps their messages waiting", "comm/calling_out.py",
+        "who waits for others to come out keeps their messages waiting", "comm/group/calling_out.py",
         "        self._progress()\n", "",
         "parallel/comm/test_calling_out.py::test_a_rank_that_waits_for_others_to_come_out_lets_their_messages_go_on",
     ),
     Fault(
-        "between nodes ranks go on one comparison apart after a failed step", "checkpoint/rescue.py",
+        "between nodes ranks go on one comparison apart after a failed step", "checkpoint/preemption/rescue.py",
         "        order.catch_up(max(one.comparisons for one in everyone))\n", "",
         _LOSES_NOTHING, 3,
     ),
@@ -128,7 +128,7 @@ FAULTS: tuple[Fault, ...] = (
     ),
     Fault(
         "a job that is not queued again waits for a handler", "cluster/early_signals.py",
-        "can_be_requeued = slurm_job.can_be_requeued()", "slurm_job.can_be_requeued()",
+        "can_be_requeued = job.can_be_requeued()", "job.can_be_requeued()",
         f"{_EARLY}nobody_waits_for_a_handler_in_vain",
     ),
     Fault(
@@ -142,22 +142,22 @@ FAULTS: tuple[Fault, ...] = (
         f"{_EARLY}only_ranks_that_want_it_handle_signals_at_the_import",
     ),
     Fault(
-        "on servers an exception after a notice loses the checkpoint", "checkpoint/preemption.py",
+        "on servers an exception after a notice loses the checkpoint", "checkpoint/preemption/handler.py",
         "        self._rescue.begin(", "        if self._others is None: self._rescue.begin(",
-        "unit/test_preemption.py::test_an_error_on_servers_after_a_signal_loses_no_checkpoint",
+        "unit/checkpoint/test_preemption.py::test_an_error_on_servers_after_a_signal_loses_no_checkpoint",
     ),
     Fault(
         "a rank gives up a step that is complete, as another one fails behind it", "comm/memory/node_barrier.py",
         "        return all(self._words[other] >= self._least for other in self._others)\n", "        return False\n",
-        "unit/test_node_barrier.py::test_who_waits_for_nobody_any_more_goes_on",
+        "unit/comm/test_node_barrier.py::test_who_waits_for_nobody_any_more_goes_on",
     ),
     Fault(
-        "who looks for a failed rank waits for it for ever", "checkpoint/exchange.py",
+        "who looks for a failed rank waits for it for ever", "checkpoint/preemption/exchange.py",
         "pending is None else pending(look)", "pending is None else pending()",
         _LOSES_NOTHING, 3,
     ),
     Fault(
-        "a step that others have ended is saved under the number before", "checkpoint/rescue.py",
+        "a step that others have ended is saved under the number before", "checkpoint/preemption/rescue.py",
         "handler.look_again(int(self.is_inside))", "handler.look_again(0)",
         _LOSES_NOTHING, 3,
     ),

@@ -38,22 +38,22 @@ FAULTS = (
         "parallel/strategy/test_values.py::test_sums_of_halves_along_an_axis_are_rounded_once", 2,
     ),
     Fault(
-        "rows go to another micro-batch", "strategy/cut.py",
+        "rows go to another micro-batch", "strategy/reproducible/micro_batches.py",
         "return cut_evenly(self.count, len(self.rows))", "return cut_evenly(self.logical_replicas, len(self.rows))",
-        "unit/test_strategy_cut.py",
+        "unit/strategy/test_strategy_cut.py",
     ),
     Fault(
-        "integers of micro-batches wrap", "strategy/micro_batch_results.py",
+        "integers of micro-batches wrap", "strategy/reproducible/micro_batch_sums.py",
         "narrowed(whole, dtype, ReduceOp.SUM)[()]", "whole.astype(dtype)[()]",
         "parallel/strategy/test_integers.py::test_sums_over_micro_batches", 2,
     ),
     Fault(
-        "64-bit integers of micro-batches wrap", "strategy/micro_batch_results.py",
+        "64-bit integers of micro-batches wrap", "strategy/reproducible/micro_batch_sums.py",
         'halves(np.ascontiguousarray(array, f"{array.dtype.kind}8"))', 'np.stack([array * 0, array]).astype("i8")',
         "parallel/strategy/test_integers.py::test_sums_over_micro_batches", 2,
     ),
     Fault(
-        "micro-batches are added rank by rank", "strategy/logical_replicas.py",
+        "micro-batches are added rank by rank", "strategy/reproducible/logical_replicas.py",
         "pairs = pairing([node for own in nodes for node in own])",
         "pairs = [(0, number) for number in range(1, sum(len(own) for own in nodes))]",
         "parallel/strategy/test_logical_replicas.py::test_the_sum_is_the_tree_over_micro_batches", 2,

@@ -8,12 +8,12 @@ OPTIONS = "parallel/optimizers/test_options.py::test_"
 
 FAULTS = (
     Fault(
-        "a variable of integers wraps", "variables/mirrored.py",
+        "a variable of integers wraps", "variables/kinds/mirrored.py",
         "changed(self.name, self._view, delta, method)", "np.add(self._view, delta)",
         "parallel/variables/test_integers.py::test_sums_and_differences_of_a_variable", 2,
     ),
     Fault(
-        "each rank looks whether its own integer fits", "variables/mirrored.py",
+        "each rank looks whether its own integer fits", "variables/kinds/mirrored.py",
         "prepare(self.arena.collective.broadcast(array))", "prepare(self.arena.first_value(array, self.address.slab))",
         "parallel/variables/test_integers.py::test_the_first_replicas_number_counts", 2,
     ),
@@ -26,15 +26,15 @@ FAULTS = (
         "dense rows of integers wrap", "indexed_slices.py",
         "self.values, self.indices) if self.dtype.kind in \"iu\" else None",
         "self.values, self.indices) if self.dtype.kind in \"\" else None",
-        "unit/test_variable.py",
+        "unit/variables/test_variable.py",
     ),
     Fault(
-        "components of integers wrap", "variables/sync_on_read.py",
+        "components of integers wrap", "variables/kinds/sync_on_read.py",
         "changed(self.name, self._component, delta, method)\n        else", "self._component + delta\n        else",
         "parallel/variables/test_integers.py::test_a_sum_on_read_holds_more_than_its_components", 2,
     ),
     Fault(
-        "shares of a restored sum wrap", "variables/sync_on_read.py",
+        "shares of a restored sum wrap", "variables/kinds/sync_on_read.py",
         "fitting(self.name, one, self.dtype) for one in", "one for one in",
         "parallel/variables/test_integers.py::test_a_counter_never_stops_a_save", 2,
     ),
@@ -71,7 +71,7 @@ FAULTS = (
     Fault(
         "a variable that has had a gradient has one in each update", "variables/step/accumulator.py",
         "        self.numbers = set()\n        self.calls", "        self.calls",
-        "unit/test_optimizers_options.py::test_a_variable_without_gradients_in_a_later_update_stays_as_it_is",
+        "unit/optimizers/test_optimizers_options.py::test_a_variable_without_gradients_in_a_later_update_stays_as_it_is",
     ),
     Fault(
         "accumulated sums are not cleared", "variables/step/accumulator.py",
@@ -119,29 +119,29 @@ FAULTS = (
         '"add": "fadd {T} {0}, {1}",\n    "subtract": "fsub {T} {0}, {1}",\n    "multiply": "fmul {T} {0}, {1}",',
         '"add": "fadd contract {T} {0}, {1}",\n    "subtract": "fsub contract {T} {0}, {1}",\n'
         '    "multiply": "fmul contract {T} {0}, {1}",',
-        "unit/test_optimizers_compiled.py::test_any_sequence_of_operations_has_numpys_bits "
-        "unit/test_optimizers_compiled.py::test_each_family_has_numpys_bits",
+        "unit/optimizers/test_optimizers_compiled.py::test_any_sequence_of_operations_has_numpys_bits "
+        "unit/optimizers/test_optimizers_compiled.py::test_each_family_has_numpys_bits",
     ),
     Fault(
         "a number of a wider dtype is rounded before it is used", "variables/update/llvm_text.py",
         "if program.widens:", "if False:",
-        "unit/test_optimizers_compiled.py::test_numbers_of_a_wider_dtype_stay_in_numpy",
+        "unit/optimizers/test_optimizers_compiled.py::test_numbers_of_a_wider_dtype_stay_in_numpy",
     ),
     Fault(
         "a server's compiled update changes the version that is read", "variables/update/llvm_text.py",
         '**({"p": aside} if loop.is_aside else {})', "**{}",
-        "unit/test_optimizers_compiled.py::test_an_update_aside_leaves_the_parameter",
+        "unit/optimizers/test_optimizers_compiled.py::test_an_update_aside_leaves_the_parameter",
     ),
     Fault(
         "blocks that do not touch are one run", "variables/update/compiled.py",
         "begin + before * itemsize == here", "begin <= here",
-        "unit/test_optimizers_compiled.py::test_blocks_that_touch_are_one_run_and_others_are_not",
+        "unit/optimizers/test_optimizers_compiled.py::test_blocks_that_touch_are_one_run_and_others_are_not",
     ),
     Fault(
         "compiled sums forget the order of the tree", "variables/step/sums.py",
         "    return Add(partial(_add_compiled, CompiledSum(pairs_of, count), by_numpy), pairs)",
         "    return Add(partial(_add_compiled, CompiledSum(pairs_of, count), by_numpy), in_order(count))",
-        "unit/test_optimizers_compiled.py::test_gradients_are_added_in_the_order_of_numpys_sums",
+        "unit/optimizers/test_optimizers_compiled.py::test_gradients_are_added_in_the_order_of_numpys_sums",
     ),
     Fault(
         "sums before the norms are compiled in another order", "variables/step/sums.py",
@@ -162,30 +162,30 @@ FAULTS = (
         "compiled sums go over sources that are yet to be read", "comm/arithmetic/compiled_sums.py",
         "if not _is_plain(out, sources[0]) or len(shared) > 1 or any(places[number] != at for number in shared):",
         "if not _is_plain(out, sources[0]):",
-        "unit/test_compiled_sums.py::test_arrays_that_overlap_are_left_to_numpy",
+        "unit/comm/test_compiled_sums.py::test_arrays_that_overlap_are_left_to_numpy",
     ),
     Fault(
         "merged rows begin at zero", "comm/arithmetic/compiled_sums.py",
         "width), -0.0, values.dtype", "width), 0.0, values.dtype",
-        "unit/test_compiled_sums.py::test_rows_are_merged_with_numpys_bits",
+        "unit/comm/test_compiled_sums.py::test_rows_are_merged_with_numpys_bits",
     ),
     Fault(
-        "keys of rows overflow", "comm/arithmetic/merging.py", "limit = 1 << (63 - bits)", "limit = 1 << 63",
-        "unit/test_variables_merging.py::test_indices_of_any_size_are_sorted_with_their_places",
+        "keys of rows overflow", "comm/arithmetic/rows.py", "limit = 1 << (63 - bits)", "limit = 1 << 63",
+        "unit/comm/test_variables_merging.py::test_indices_of_any_size_are_sorted_with_their_places",
     ),
     Fault(
         "compiled rows take the places of the gradient", "variables/update/llvm_text.py",
         'begin = "%here" if name.startswith("g") else "%there"', 'begin = "%here"',
-        "unit/test_optimizers_compiled.py::test_rows_of_a_table_have_numpys_bits",
+        "unit/optimizers/test_optimizers_compiled.py::test_rows_of_a_table_have_numpys_bits",
     ),
     Fault(
         "compiled rows change the version that is read", "variables/update/llvm_text.py",
         'aside = "g0" if loop.is_of_rows else "q"', 'aside = "p" if loop.is_of_rows else "q"',
-        "unit/test_optimizers_compiled.py::test_rows_of_a_table_have_numpys_bits",
+        "unit/optimizers/test_optimizers_compiled.py::test_rows_of_a_table_have_numpys_bits",
     ),
     Fault(
         "squares lose what is left of the lanes", "comm/arithmetic/compiled_sums.py",
-        "sums.sum() + np.dot(rest, rest)", "sums.sum()", "unit/test_compiled_sums.py::test_squares",
+        "sums.sum() + np.dot(rest, rest)", "sums.sum()", "unit/comm/test_compiled_sums.py::test_squares",
     ),
     Fault(
         "norms are compiled where their bits are promised", "variables/step/limits.py",
@@ -195,11 +195,11 @@ FAULTS = (
     Fault(
         "ranks without cores load the compiler", "comm/arithmetic/compiler.py",
         "(is_loaded() or not _are_too_many(rank_count)) and ", "",
-        "unit/test_compiled_sums.py::test_ranks_that_would_wait_for_one_another_load_nothing",
+        "unit/comm/test_compiled_sums.py::test_ranks_that_would_wait_for_one_another_load_nothing",
     ),
     Fault(
         "the average begins at zero", "variables/update/arithmetic.py", "if is_first:", "if False:",
-        "unit/test_update_arithmetic.py::test_the_average_is_the_last_slot_and_no_kernel_sees_it",
+        "unit/variables/test_update_arithmetic.py::test_the_average_is_the_last_slot_and_no_kernel_sees_it",
     ),
     Fault(
         "variables become their average once", "variables/step/average.py",
@@ -210,7 +210,7 @@ FAULTS = (
         "clipping by value before unscaling", "variables/update/arithmetic.py",
         "np.clip(parts, -clipvalue, clipvalue, out=parts)",
         "np.clip(parts, -clipvalue * factor, clipvalue * factor, out=parts)",
-        "unit/test_update_arithmetic.py::test_a_block_is_unscaled_then_clipped_then_decayed",
+        "unit/variables/test_update_arithmetic.py::test_a_block_is_unscaled_then_clipped_then_decayed",
     ),
     Fault(
         "a gradient is written over before it is read", "variables/step/arena_plan.py",
@@ -234,26 +234,26 @@ FAULTS = (
         "parallel/variables/test_drift.py::test_the_culprit_is_named", 2,
     ),
     Fault(
-        "memory of a variable is used again when one rank has released it", "variables/arena_memory.py",
+        "memory of a variable is used again when one rank has released it", "variables/memory/arena_memory.py",
         "if self._releases[number] == self.communicator.size:", "if self._releases[number] == 1:",
         "parallel/variables/test_arena.py", 2,
     ),
     Fault(
-        "ranges of a slab that touch stay apart", "variables/slab.py",
-        "if merged and merged[-1][1] == low:", "if False:", "unit/test_arena.py",
+        "ranges of a slab that touch stay apart", "variables/memory/slab.py",
+        "if merged and merged[-1][1] == low:", "if False:", "unit/variables/test_arena.py",
     ),
     Fault(
-        "each rank assigns its own value", "variables/arena_memory.py",
+        "each rank assigns its own value", "variables/memory/arena_memory.py",
         "        return self.collective.broadcast(array)\n", "        return array\n",
         "parallel/variables/test_variables.py::test_on_write_table", 2,
     ),
     Fault(
         "rows that are named twice count once", "variables/scatter.py", '"add": np.add.at,',
         '"add": lambda target, indices, values: target.__setitem__(indices, target[indices] + values),',
-        "unit/test_variable_scatter.py::test_rows_are_applied_one_after_another",
+        "unit/variables/test_variable_scatter.py::test_rows_are_applied_one_after_another",
     ),
     Fault(
-        "an integer sum loses its rest", "variables/sync_on_read.py",
+        "an integer sum loses its rest", "variables/kinds/sync_on_read.py",
         "np.where(self.group.rank < rest, largest, least)", "least",
         "parallel/variables/test_variables.py::test_an_integer_sum_on_read_loses_nothing", 2,
     ),
@@ -269,24 +269,24 @@ FAULTS = (
         "parallel/strategy/test_two_strategies.py", 2,
     ),
     Fault(
-        "a write does not say of which strategy it is", "variables/arena_memory.py",
+        "a write does not say of which strategy it is", "variables/memory/arena_memory.py",
         "order.enter(name, detail, None, self.strategy_number, meets", "order.enter(name, detail, None, meets",
         "parallel/strategy/test_two_strategies.py", 2,
     ),
     Fault(
-        "a metric does not say of which strategy it is", "variables/sync_on_read.py",
+        "a metric does not say of which strategy it is", "variables/kinds/sync_on_read.py",
         'self._number, None, self.arena.strategy_number, meets=False,\n            sign',
         'self._number, None, meets=False,\n            sign',
         "parallel/strategy/test_two_strategies.py", 2,
     ),
     Fault(
-        "a component's write does not say to which variable", "variables/sync_on_read.py",
+        "a component's write does not say to which variable", "variables/kinds/sync_on_read.py",
         'order.enter(f"{method} to variable number", self._number, None,',
         'order.enter(f"{method} to variable number", 0, None,',
         "parallel/comm/test_call_order.py::test_writes_to_other_variables_and_other_metrics_are_errors", 2,
     ),
     Fault(
-        "names of variables are not compared", "variables/creation.py",
+        "names of variables are not compared", "variables/making/creation.py",
         "[given for given, _ in everyone], ", "[name for _ in everyone], ",
         "parallel/variables/test_variables.py::test_variables_of_one_shape_that_a_rank_makes_in_another_order", 2,
     ),
@@ -303,35 +303,35 @@ FAULTS = (
         "parallel/variables/test_copies.py", 2,
     ),
     Fault(
-        "a copy of another thread has half of a write in node memory", "variables/arena_memory.py",
+        "a copy of another thread has half of a write in node memory", "variables/memory/arena_memory.py",
         "            with self.guard:\n                self.barrier()",
         "            if True:\n                self.barrier()",
         "parallel/variables/test_copies.py", 2,
     ),
     Fault(
-        "a copy of another thread has half of a private write", "variables/arena_memory.py",
+        "a copy of another thread has half of a private write", "variables/memory/arena_memory.py",
         "                with self.guard:\n                    function()",
         "                if True:\n                    function()",
         "parallel/variables/test_copies.py", 2,
     ),
     Fault(
-        "a copy of another thread has half of a restore", "variables/mirrored.py",
+        "a copy of another thread has half of a restore", "variables/kinds/mirrored.py",
         "        with self.arena.guard:\n            self.arena.barrier()",
         "        if True:\n            self.arena.barrier()",
         "parallel/variables/test_copies.py", 2,
     ),
     Fault(
-        "numpy() does not wait for a step", "variables/mirrored.py",
+        "numpy() does not wait for a step", "variables/kinds/mirrored.py",
         "        with self.arena.guard:\n            return super().numpy()", "        return super().numpy()",
         "parallel/variables/test_copies.py::test_a_copy_in_another_thread_is_of_whole_writes", 2,
     ),
     Fault(
-        "np.asarray of a variable does not wait for a step", "variables/mirrored.py",
+        "np.asarray of a variable does not wait for a step", "variables/kinds/mirrored.py",
         "        with self.arena.guard:\n            return super().__array__(dtype, copy)",
         "        return super().__array__(dtype, copy)", "parallel/variables/test_copies.py", 2,
     ),
     Fault(
-        "rows that are read do not wait for a step", "variables/mirrored.py",
+        "rows that are read do not wait for a step", "variables/kinds/mirrored.py",
         "        with self.arena.guard:\n            return super().read_rows(rows)",
         "        return super().read_rows(rows)", "parallel/variables/test_copies.py", 2,
     ),

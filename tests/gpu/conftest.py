@@ -8,18 +8,19 @@ from typing import Any
 
 import pytest
 
-from mpidist.cluster.gpu import choose_index
-from mpidist.comm import asynchronous, resource
+from mpidist.cluster.devices.gpu_binding import choose_index
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import device_selection
 from mpidist.comm.choice.selection import choose
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.cross_device import asynchronous
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.gpu.cuda_awareness import Answer
+from mpidist.comm.gpu.cuda_awareness import Awareness
 from mpidist.comm.gpu.transport import TRANSPORT
+from mpidist.comm.group import resource
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
-from tests.leaks import KEPT
+from tests.helpers.leaks import KEPT
 
 
 @pytest.fixture
@@ -54,7 +55,7 @@ def open_collective(
         monkeypatch.setenv(TRANSPORT, transport)
         if is_simulated and transport == "cuda-aware":
             # To MPI the memory of simulated GPUs is memory of the host.
-            monkeypatch.setattr(device_selection, "find_out", lambda _: Answer(True, "GPUs are simulated"))
+            monkeypatch.setattr(device_selection, "find_out", lambda _: Awareness(True, "GPUs are simulated"))
         collective = choose(communicator, options or CommunicationOptions())
         if isinstance(collective.backend, AutomaticBackend):
             try:

@@ -17,7 +17,7 @@ import pytest
 from mpidist.variables.update import fused
 from mpidist.variables.update.fused import Program, record
 from tests.gpu.test_device_collectives import SLOW
-from tests.unit.test_optimizers_fused import KERNELS, LAYER_KERNELS
+from tests.unit.optimizers.test_optimizers_fused import KERNELS, LAYER_KERNELS
 
 pytestmark = [pytest.mark.timeout_seconds(240)]
 

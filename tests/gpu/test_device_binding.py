@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mpidist.cluster.gpu import bind
+from mpidist.cluster.devices.gpu_binding import bind
 from mpidist.comm.gpu import cuda_awareness
 
 # Ranks on GPUs that take one process at a time could not all take the same one.

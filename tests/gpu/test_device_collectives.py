@@ -9,13 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.asynchronous import open_asynchronous
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import capabilities
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.cross_device.asynchronous import open_asynchronous
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.gpu import nccl_ranks
 from mpidist.comm.gpu.nccl_ranks import open_ranks
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.data import Dataset
 from mpidist.data.distribution.device import DeviceReader
 from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function

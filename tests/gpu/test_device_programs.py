@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpidist.cluster.devices import visible_gpus
-from tests.launching import run_program
+from mpidist.cluster.devices.names import visible_gpus
+from tests.helpers.launching import run_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout_seconds(300)]
 

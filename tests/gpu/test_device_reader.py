@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.communicator import SoloCommunicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.data import Dataset
 from mpidist.data.distribution.device import DeviceReader
 from mpidist.data.distribution.distributed_dataset import DistributedDataset

@@ -10,19 +10,19 @@ import pytest
 
 from mpidist.arrays import AnyArray
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.compression.top_k import TopK
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import LAMB, LARS, SGD, Adadelta, Adagrad, Adam, AdamW, Ftrl, Lion, RMSprop
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import CommunicationOptions
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
 from mpidist.variables.drift import DriftCheck
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.making.creation import create_variable
 from mpidist.variables.update.fused import UnknownOperationError
-from tests.unit.test_checkpoint_walk import check_that_an_array_would_be_lost
+from tests.unit.checkpoint.test_checkpoint_walk import check_that_an_array_would_be_lost
 
 pytestmark = [pytest.mark.gpu, pytest.mark.mpi]
 

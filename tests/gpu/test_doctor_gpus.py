@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from tests.launching import run_program
+from tests.helpers.launching import run_program
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout_seconds(240)]
 

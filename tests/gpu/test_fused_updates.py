@@ -9,7 +9,7 @@ import pytest
 
 from mpidist.variables.update.fused import fused
 from mpidist.variables.update.halves import in_float32, scratch_blocks, state_dtype
-from tests.unit.test_optimizers_fused import KERNELS
+from tests.unit.optimizers.test_optimizers_fused import KERNELS
 
 pytestmark = pytest.mark.gpu
 

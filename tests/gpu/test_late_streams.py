@@ -10,11 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm import asynchronous as background
-from mpidist.comm.asynchronous import open_asynchronous
-from mpidist.comm.communication_thread import Handle, communication_thread
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.cross_device import asynchronous as background
+from mpidist.comm.cross_device.asynchronous import open_asynchronous
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.communication_thread import Handle, communication_thread
+from mpidist.comm.group.communicator import Communicator
 from mpidist.data import Dataset
 from mpidist.data.distribution.device import DeviceReader
 from mpidist.data.distribution.distributed_dataset import DistributedDataset

@@ -16,7 +16,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
-from tests import launching, limits, waiting
+from tests.helpers import launching, limits, waiting
 
 FOLDER = Path(__file__).resolve().parent
 ROOT = FOLDER.parent.parent

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from tests.helpers.waiting import until
 from tests.hosts.virtual_hosts import VirtualHosts
-from tests.waiting import until
 
 # Not the launcher's own processes, in whose command lines the program is, too.
-_RANK = re.compile(r"\S*python\S* (?:-m tests\.messages \S+ )?\S+/program\.py")
+_RANK = re.compile(r"\S*python\S* (?:-m tests\.helpers\.messages \S+ )?\S+/program\.py")
 
 
 def until_no_rank_is_left(hosts: VirtualHosts, names: Iterable[str] | None = None) -> None:

@@ -21,14 +21,14 @@ from typing import NamedTuple
 
 import numpy as np
 
-from mpidist.comm.window import SoloWindow
-from mpidist.observe.peers import Key
-from mpidist.serving.ahead import Ahead
-from mpidist.serving.block import HeapVariable
-from mpidist.serving.messages import Do
-from mpidist.serving.reading import Value
-from mpidist.serving.station import Station
-from mpidist.variables.served import Place
+from mpidist.comm.windows.window import SoloWindow
+from mpidist.failures.peers import Key
+from mpidist.parameter_server.heap.dense import HeapVariable
+from mpidist.parameter_server.heap.versioned_read import Value
+from mpidist.parameter_server.protocol.endpoint import Station
+from mpidist.parameter_server.protocol.messages import Do
+from mpidist.parameter_server.worker.prefetch import Ahead
+from mpidist.variables.kinds.served import ServedPlace
 from tests.model.parties import BrokenError
 
 _SIZE = 4
@@ -75,8 +75,10 @@ class _Walk:
         self.counts: list[int] = []
         window = SoloWindow(1 << 10)
         window.memory[:] = 0
-        self.places = [Place(number, 0, 512 * number, (512 * number + 64, 512 * number + 256), (_SIZE,), "float64")
-                       for number in range(2)]
+        self.places = [
+            ServedPlace(number, 0, 512 * number, (512 * number + 64, 512 * number + 256), (_SIZE,), "float64")
+            for number in range(2)
+        ]
         self.variables = [HeapVariable(window.memory, place) for place in self.places]
         # Of each variable the closures that have changed it; 0 is another worker. Its value is the length of this.
         self.changes: list[list[int]] = [[], []]
@@ -235,7 +237,7 @@ class KeepsPartOfGroups(Ahead):
 class KeepsOlder(Ahead):
     """Keeps what it has pulled of a variable that the running function reads afterwards."""
 
-    def take(self, place: Place) -> Value | None:
+    def take(self, place: ServedPlace) -> Value | None:
         pulls, self._next = self._next, None
         try:
             return super().take(place)

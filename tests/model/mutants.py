@@ -4,13 +4,23 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from mpidist.coordinator.closures import Closures
-from mpidist.coordinator.rounds import Rounds
-from mpidist.coordinator.work import ClosureEnd, End, Rules
-from mpidist.serving.commits import Attempt, Commits
-from mpidist.serving.cut import Cutting, Ready
-from mpidist.serving.messages import Commit, Cut, Drop, Fence, Left, Prepared, Push, Round, Send
-from mpidist.serving.staging import Apply, ApplyRound, Free, Save, Staging
+from mpidist.parameter_server.protocol.messages import (
+    Commit,
+    Drop,
+    Fence,
+    Left,
+    Prepared,
+    Push,
+    Round,
+    Send,
+    SnapshotRequest,
+)
+from mpidist.parameter_server.queue.closures import Closures
+from mpidist.parameter_server.queue.commits import Attempt, Commits
+from mpidist.parameter_server.queue.synchronous import Rounds
+from mpidist.parameter_server.queue.work import ClosureEnd, End, Rules
+from mpidist.parameter_server.server.snapshot import Cutting, Ready
+from mpidist.parameter_server.server.staging import Apply, ApplyRound, Free, Save, Staging
 from tests.model.parties import Schedule, Write, rate_of_first
 from tests.model.world import Job
 
@@ -153,7 +163,7 @@ class CutsLate(Commits):
     """Names a cut that holds one commit too many."""
 
     def cut(self, shares: Any = None) -> list[Send]:
-        return [Send(send.rank, Cut(self.number + 1)) for send in super().cut(shares)]
+        return [Send(send.rank, SnapshotRequest(self.number + 1)) for send in super().cut(shares)]
 
 
 class RepeatsSteps(Commits):
@@ -223,7 +233,7 @@ class SavesLate(Staging):
 
     def take(self, sender: int, message: Any) -> list[Any] | None:
         actions = super().take(sender, message)
-        if isinstance(message, Cut):
+        if isinstance(message, SnapshotRequest):
             self.late = message.number
             return []
         if isinstance(message, Commit) and actions is not None and "late" in vars(self):

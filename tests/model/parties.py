@@ -1,7 +1,7 @@
 """The parties of a job: a coordinator with a user's program, servers, and workers, each a state and what changes it.
 
 Coordinator and servers are the product's own machines (`Closures`, `Staging`) with a record of what they did. Workers
-are a model: they put into slots, ring, and finish or fail, as `serving/worker.py` does.
+are a model: they put into slots, ring, and finish or fail, as `parameter_server/worker/worker.py` does.
 """
 
 from __future__ import annotations
@@ -10,10 +10,7 @@ import itertools
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from mpidist.coordinator.closures import Closures
-from mpidist.coordinator.work import ClosureEnd, Name, ResourceEnd, Rules, Work
-from mpidist.serving.cut import Block, Cutting
-from mpidist.serving.messages import (
+from mpidist.parameter_server.protocol.messages import (
     OWN_WRITE,
     Commit,
     CutDone,
@@ -28,7 +25,10 @@ from mpidist.serving.messages import (
     Round,
     Send,
 )
-from mpidist.serving.staging import Apply, ApplyRound, Free, Save, Staging
+from mpidist.parameter_server.queue.closures import Closures
+from mpidist.parameter_server.queue.work import ClosureEnd, Name, ResourceEnd, Rules, Work
+from mpidist.parameter_server.server.snapshot import Cutting, ElementRange
+from mpidist.parameter_server.server.staging import Apply, ApplyRound, Free, Save, Staging
 
 COORDINATOR = 0
 
@@ -295,7 +295,7 @@ class Server:
             self.copies.update({block.variable: self.contents[block.variable] for block in ready.copies})
             if isinstance(ready.action, Save):
                 self.cut = ready.action.number
-                self.cutting.begin({Block(variable, 0, 1): 1 for variable in range(2)})
+                self.cutting.begin({ElementRange(variable, 0, 1): 1 for variable in range(2)})
                 continue
             if isinstance(ready.action, Apply | ApplyRound):
                 self._apply(updates_of(ready.action))

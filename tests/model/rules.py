@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mpidist.coordinator.work import End
-from mpidist.serving.messages import OWN_WRITE
+from mpidist.parameter_server.protocol.messages import OWN_WRITE
+from mpidist.parameter_server.queue.work import End
 from tests.model.parties import BrokenError, Coordinator, Server, Worker, changed_by
 
 

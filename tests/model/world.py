@@ -29,14 +29,14 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
-from mpidist.coordinator.closures import Closures
-from mpidist.coordinator.rounds import Rounds
-from mpidist.coordinator.versions import Versions
-from mpidist.coordinator.workers import FreeWorkers
-from mpidist.serving.commits import Commits
-from mpidist.serving.cut import Cutting
-from mpidist.serving.messages import SLOTS, Fence, Left, Send
-from mpidist.serving.staging import Apply, ApplyRound, Free, Staging
+from mpidist.parameter_server.protocol.messages import SLOTS, Fence, Left, Send
+from mpidist.parameter_server.queue.closures import Closures
+from mpidist.parameter_server.queue.commits import Commits
+from mpidist.parameter_server.queue.staleness import Versions
+from mpidist.parameter_server.queue.synchronous import Rounds
+from mpidist.parameter_server.queue.worker_table import FreeWorkers
+from mpidist.parameter_server.server.snapshot import Cutting
+from mpidist.parameter_server.server.staging import Apply, ApplyRound, Free, Staging
 from tests.model.parties import (
     COORDINATOR,
     BrokenError,

@@ -7,7 +7,7 @@ import hashlib
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 
 
 def require_same_bits(communicator: Communicator, *arrays: AnyArray) -> None:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import pytest
 
 # Hypothesis draws from the constants of the modules that a process has loaded, and ranks must draw alike.
-from mpidist.checkpoint import checkpoint, manager, preemption  # noqa: F401
-from mpidist.comm import asynchronous, resource
-from mpidist.comm.communicator import Communicator, open_communicator
-from tests.leaks import KEPT
+from mpidist.checkpoint import checkpoint, manager  # noqa: F401
+from mpidist.checkpoint.preemption import handler
+from mpidist.comm.cross_device import asynchronous
+from mpidist.comm.group import resource
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.opening import open_communicator
+from tests.helpers.leaks import KEPT
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -19,6 +22,6 @@ def communicators_of_the_job(communicator: Communicator) -> None:
         # On several hosts a strategy opens these, too.
         ranks.open_lane()
         ranks.open_sibling(asynchronous.PURPOSE).open_lane()
-        ranks.open_sibling(preemption.PURPOSE).open_channel()
+        ranks.open_sibling(handler.PURPOSE).open_channel()
         ranks.open_channel()
     KEPT.update(resource.held())

@@ -8,18 +8,19 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.checkpoint import preemption
-from mpidist.comm import resource
-from mpidist.comm.asynchronous import PURPOSE
+from mpidist.checkpoint.preemption import handler
 from mpidist.comm.backends.direct_copies import DIRECT_FROM
 from mpidist.comm.backends.node import NodeBackend
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.cross_device.asynchronous import PURPOSE
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group import resource
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
-from mpidist.variables.slab import Slab
-from tests.leaks import KEPT
+from mpidist.variables.memory.slab import Slab
+from tests.helpers.leaks import KEPT
 
 # node: all ranks on one node. private: on one node, nothing shared. pairs: nodes of two. each: a node per rank.
 # first: rank 0 alone, the others together; last: the other way round. chunks: pairs, little at a time.
@@ -57,7 +58,7 @@ def lay_out(communicator: Communicator, layout: str) -> Communicator:
         # Its lanes, too, which are opened when the first strategy wants them.
         _made[key].open_lane()
         _made[key].open_sibling(PURPOSE).open_lane()
-        _made[key].open_sibling(preemption.PURPOSE).open_channel()
+        _made[key].open_sibling(handler.PURPOSE).open_channel()
         KEPT.update(resource.held() - before)
     return _made[key]
 

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist import chief, launch, summary
-from mpidist.comm.communicator import Communicator
+from mpidist import first_rank, launch, summary
+from mpidist.comm.group.communicator import Communicator
 from mpidist.observe import Progress
 from mpidist.strategy.base import Strategy
 
@@ -82,7 +82,7 @@ def test_an_evaluator_prints_and_writes_for_itself(
     assert strategy.num_replicas_in_sync == (1 if is_evaluator else workers)
     for current in (None, strategy):
         with strategy.scope() if current else nullcontext():
-            assert chief.is_chief() == is_chief
+            assert first_rank.is_chief() == is_chief
             assert shows_progress() == is_chief
             assert writes_summaries(mpi_tmp_path / f"{job}-{communicator.rank}-{current is None}") == is_chief
     assert save(mpi_tmp_path / job, strategy).is_file()

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from mpidist.cli import doctor_gpus
-from mpidist.cli.doctor_gpus import look_at_gpus
-from mpidist.comm.communicator import Communicator
+from mpidist.cli.doctor import gpus
+from mpidist.cli.doctor.gpus import look_at_gpus
 from mpidist.comm.gpu import cuda_awareness
+from mpidist.comm.group.communicator import Communicator
 
 # What a child of a rank finds first.
 BROKEN = "raise ImportError('libcuda.so.1: cannot open shared object file')\n"
@@ -21,7 +21,7 @@ def test_gpus_without_cupy(
     (folder / "cupy.py").write_text(BROKEN)
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.syspath_prepend(str(folder))
-    monkeypatch.setattr(doctor_gpus, "visible_gpus", lambda *_: ["0"])
+    monkeypatch.setattr(gpus, "visible_gpus", lambda *_: ["0"])
     # A library that does not say has to be tried, by CuPy.
     monkeypatch.setattr(cuda_awareness, "query", lambda: None)
     monkeypatch.setattr(cuda_awareness, "device_limit", lambda _: None)

@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from mpidist.cli import doctor_times
-from mpidist.cli.clock import Clock
-from mpidist.cli.doctor_messages import look_at_messages
-from mpidist.cli.doctor_ranks import look_at_ranks
-from mpidist.cli.doctor_times import SIZES, look_at_times
+from mpidist.cli.doctor import times
+from mpidist.cli.doctor.clock import SharedClock
+from mpidist.cli.doctor.messages import look_at_messages
+from mpidist.cli.doctor.ranks import look_at_ranks
+from mpidist.cli.doctor.times import SIZES, look_at_times
 from mpidist.comm.choice.selection import choose
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationOptions
 
 pytestmark = pytest.mark.mpi(min_size=2)
@@ -29,7 +29,7 @@ def collective(communicator: Communicator) -> Iterator[Collective]:
 def test_all_ranks_have_one_table(
     communicator: Communicator, collective: Collective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_times, "SIZES", SIZES[:4])
+    monkeypatch.setattr(times, "SIZES", SIZES[:4])
     found = look_at_times(communicator, collective, 30.0)
     assert communicator.all_gather_object(found) == [found] * communicator.size
     sizes = [one.data["bytes"] for one in found if one.subject.startswith("sum of")]
@@ -78,7 +78,7 @@ def test_a_wrong_sum_is_found(
     communicator: Communicator, collective: Collective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On one rank; all ranks say so."""
-    monkeypatch.setattr(doctor_times, "SIZES", (8, 1 << 10))
+    monkeypatch.setattr(times, "SIZES", (8, 1 << 10))
     changed: Any = Changed(collective, more=float(communicator.rank == communicator.size - 1))
     found = look_at_times(communicator, changed, 5.0)
     assert [one.state for one in found if one.subject.startswith("sum of")] == ["wrong"] * 2
@@ -87,11 +87,11 @@ def test_a_wrong_sum_is_found(
 def test_a_slow_collective_is_looked_at_twice(
     communicator: Communicator, collective: Collective, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(doctor_times, "SIZES", (8,))
-    monkeypatch.setattr(doctor_times, "_MOST_LOOKS", 6)
+    monkeypatch.setattr(times, "SIZES", (8,))
+    monkeypatch.setattr(times, "_MOST_LOOKS", 6)
     monkeypatch.delenv("MPIDIST_COLLECTIVE", raising=False)
     changed: Any = Changed(collective, seconds=0.1)
-    monkeypatch.setattr(doctor_times, "time", changed)
+    monkeypatch.setattr(times, "time", changed)
     found = look_at_times(communicator, changed, 30.0)
     (slow,) = [one for one in found if one.subject == "sum of 8 B"]
     assert (slow.state, slow.data["looks"]) == ("note", 12)
@@ -100,13 +100,14 @@ def test_a_slow_collective_is_looked_at_twice(
 
 def test_messages_between_first_ranks(communicator: Communicator) -> None:
     names = [f"n{rank}" for rank in range(communicator.size)]
-    found = look_at_messages(communicator, Clock(communicator, 5.0), {name: rank for rank, name in enumerate(names)})
+    clock = SharedClock(communicator, 5.0)
+    found = look_at_messages(communicator, clock, {name: rank for rank, name in enumerate(names)})
     pairs = [one.data["hosts"] for one in found if one.subject == "between hosts"]
     left_out = [one for one in found if one.subject == "hosts left out"]
     assert pairs == [["n0", name] for name in names[1 : 1 + len(pairs)]]
     assert pairs
     assert bool(left_out) == (len(pairs) < communicator.size - 1)
-    (only,) = look_at_messages(communicator, Clock(communicator, -1.0), {"n0": 0, "n1": 1})
+    (only,) = look_at_messages(communicator, SharedClock(communicator, -1.0), {"n0": 0, "n1": 1})
     assert only.text == "n1: no time was left"
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import NamedTuple
 
-from tests import launching, stuck
+from tests.helpers import launching, stuck
+from tests.helpers.limits import limit
+from tests.helpers.processes import with_variable
 from tests.hosts.virtual_hosts import ROOT, VirtualHosts, why_unavailable
-from tests.limits import limit
-from tests.processes import with_variable
 
 PROGRAMS = ("munged", "slurmctld", "slurmd", "sbatch", "srun", "scontrol", "scancel")
 PACKAGES = "slurm-wlm slurmd slurmctld slurm-client munge libpmix2"

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 import mpidist
+from tests.helpers.launching import run_program
 from tests.hosts.virtual_hosts import ROOT
-from tests.launching import run_program
 
 Array = npt.NDArray[Any]
 

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tests import launching
-from tests.containers import make_image, why_no_apptainer
+from tests.helpers import launching
+from tests.helpers.containers import make_image, why_no_apptainer
+from tests.helpers.limits import limit
+from tests.helpers.second_try import STARTS
 from tests.hosts.virtual_hosts import VirtualHosts, why_unavailable
-from tests.limits import limit
-from tests.second_try import STARTS
 from tests.slurm.private_slurm import PrivateSlurm, why_no_slurm
 
 FOLDER = Path(__file__).parent

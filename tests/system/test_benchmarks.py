@@ -13,9 +13,9 @@ from types import ModuleType
 
 import pytest
 
+from tests.helpers.launching import run_program
+from tests.helpers.measured import run_measured
 from tests.hosts.virtual_hosts import why_unavailable
-from tests.launching import run_program
-from tests.measured import run_measured
 
 pytestmark = pytest.mark.timeout_seconds(240)
 

@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import mpidist
-from tests.launching import run_program
-from tests.markdown import ROOT, all_pages, anchors_of, blocks_of, documentation, links_of
+from tests.helpers.launching import run_program
+from tests.helpers.markdown import ROOT, all_pages, anchors_of, blocks_of, documentation, links_of
 from tests.run_page import NO_RUN, REQUIRES, is_run
 
 # Two busy cores.

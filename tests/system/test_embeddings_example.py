@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import launch_environment, run_program
-from tests.markdown import ROOT
+from tests.helpers.launching import launch_environment, run_program
+from tests.helpers.markdown import ROOT
 
 # Six ranks on two busy cores take their time.
 pytestmark = pytest.mark.timeout_seconds(240)

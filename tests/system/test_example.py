@@ -13,11 +13,11 @@ import h5py
 import numpy as np
 import pytest
 
-from tests.launching import end, run_program, start_program
-from tests.leftovers import files_left_behind
-from tests.limits import limit
-from tests.processes import descendants
-from tests.waiting import until
+from tests.helpers.launching import end, run_program, start_program
+from tests.helpers.leftovers import files_left_behind
+from tests.helpers.limits import limit
+from tests.helpers.processes import descendants
+from tests.helpers.waiting import until
 
 # Eight ranks on two busy cores take their time.
 pytestmark = pytest.mark.timeout_seconds(240)

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.launching import run_program
-from tests.markdown import ROOT
+from tests.helpers.launching import run_program
+from tests.helpers.markdown import ROOT
 
 # Seven ranks on two busy cores take their time.
 pytestmark = pytest.mark.timeout_seconds(240)

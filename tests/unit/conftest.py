@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.watching import MakeWorld, World
+from tests.helpers.watching import MakeWorld, World
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from mpidist import chief, context, launch
-from mpidist.chief import is_chief
+from mpidist import context, first_rank, launch
+from mpidist.first_rank import is_chief
 
 
 def ranks(rank: int, *, alone: bool = False) -> Any:
@@ -35,11 +35,11 @@ def test_in_a_group_its_first_rank_does(monkeypatch: pytest.MonkeyPatch, rank: i
 
 def test_the_cluster_may_divide_the_job(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "world_rank", lambda: 3)
-    chief.note_role(0)
+    first_rank.note_role(0)
     assert is_chief()
     assert is_chief(ranks(0, alone=True))
     assert not is_chief(ranks(1))
-    chief.note_role(2)
+    first_rank.note_role(2)
     assert not is_chief()
-    chief.note_role(None)
+    first_rank.note_role(None)
     assert not is_chief()

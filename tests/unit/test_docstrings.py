@@ -12,7 +12,8 @@ import mpidist
 
 # These import MPI, which would start it here.
 NEEDS_MPI = {
-    "mpidist.comm.mpi_communicator", "mpidist.comm.duplicates", "mpidist.comm.backends.mpi", "mpidist.comm.windows.rma",
+    "mpidist.comm.group.mpi_communicator", "mpidist.comm.group.duplicates", "mpidist.comm.backends.mpi",
+    "mpidist.comm.windows.rma.window",
 }
 # And this one imports CuPy, which is there only where a GPU is.
 NEEDS_CUPY = {"mpidist.comm.gpu.cuda"}

@@ -9,8 +9,8 @@ import pytest
 
 import mpidist
 from mpidist.coordinator import ClusterCoordinator, PerWorkerValues
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.strategy.server_options import ServerOptions
+from mpidist.parameter_server.options import ServerOptions
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ import pytest
 
 import mpidist
 from mpidist import launch
-from tests.launch_environments import ranks_of
-from tests.launching import launch_environment
+from tests.helpers.launch_environments import ranks_of
+from tests.helpers.launching import launch_environment
 
 OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_SIZE": "4", "OMPI_COMM_WORLD_LOCAL_RANK": "1"}
 HYDRA = {"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALRANKID": "1"}

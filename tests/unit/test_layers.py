@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import collections
+import graphlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,12 +12,15 @@ from pathlib import Path
 import pytest
 
 import mpidist
-from tests.launching import launch_environment
+from tests.helpers.launching import launch_environment
 
 PACKAGE = Path(mpidist.__file__).parent
 MODULES = sorted(PACKAGE.rglob("*.py"))
 NAMES = [str(path.relative_to(PACKAGE)) for path in MODULES]
 MAX_LINES = 400
+MAX_MODULES = 15
+# TensorFlow has one name for two classes, in two of its namespaces.
+OF_ONE_NAME = {"MultiWorkerMirroredStrategy": {"experimental.py", "strategy/multi_worker.py"}}
 
 
 def imported_modules(tree: ast.AST) -> set[str]:
@@ -27,6 +32,66 @@ def imported_modules(tree: ast.AST) -> set[str]:
         elif isinstance(node, ast.ImportFrom):
             names.update(f"{node.module}.{alias.name}" for alias in node.names)
     return names
+
+
+def depends_on(tree: ast.AST) -> set[str]:
+    """Every module that the code imports when it runs, by statement or by name."""
+    only_types = {
+        id(node)
+        for test in ast.walk(tree)
+        if isinstance(test, ast.If) and ast.unparse(test.test) == "TYPE_CHECKING"
+        for node in ast.walk(test)
+    }
+    nodes = [node for node in ast.walk(tree) if id(node) not in only_types]
+    names = {
+        f"{node.module}.{alias.name}" for node in nodes if isinstance(node, ast.ImportFrom) for alias in node.names
+    }
+    names |= {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    for node in nodes:
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith("import_module"):
+            names |= {one.value for one in node.args if isinstance(one, ast.Constant) and isinstance(one.value, str)}
+    return names
+
+
+def module_name(path: Path) -> str:
+    return ".".join(path.relative_to(PACKAGE.parent).with_suffix("").parts).removesuffix(".__init__")
+
+
+def test_no_circle_of_imports() -> None:
+    """Also none that an import by name hides from the import contracts."""
+    trees = {module_name(path): ast.parse(path.read_text()) for path in MODULES}
+
+    def known(name: str) -> str:
+        return name if name in trees or "." not in name else known(name.rpartition(".")[0])
+
+    graph = {
+        name: {known(one) for one in depends_on(tree)} & {*trees} - {name, "mpidist"} for name, tree in trees.items()
+    }
+    try:
+        tuple(graphlib.TopologicalSorter(graph).static_order())
+    except graphlib.CycleError as error:
+        raise AssertionError(" -> ".join(error.args[1])) from None
+
+
+def test_no_folder_is_crowded() -> None:
+    sizes = collections.Counter(path.parent for path in MODULES if path.name != "__init__.py")
+    crowded = {str(folder.relative_to(PACKAGE)): size for folder, size in sizes.items() if size > MAX_MODULES}
+    assert crowded == {}
+
+
+def test_no_two_public_classes_have_one_name() -> None:
+    homes: dict[str, set[str]] = {}
+    for path, name in zip(MODULES, NAMES, strict=True):
+        for node in ast.parse(path.read_text()).body:
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                homes.setdefault(node.name, set()).add(name)
+    assert {name: found for name, found in homes.items() if len(found) > 1} == OF_ONE_NAME
+
+
+def test_the_architecture_page_names_every_package() -> None:
+    page = (PACKAGE.parent / "docs" / "architecture.md").read_text()
+    packages = [path.name for path in PACKAGE.iterdir() if (path / "__init__.py").exists()]
+    assert [name for name in packages if f"`{name}/`" not in page] == []
 
 
 @pytest.mark.parametrize("path", MODULES, ids=NAMES)
@@ -51,7 +116,7 @@ def test_only_the_mpi_communicator_imports_mpi() -> None:
         for path, name in zip(MODULES, NAMES, strict=True)
         if any(module.split(".")[0] == "mpi4py" for module in imported_modules(ast.parse(path.read_text())))
     ]
-    assert homes == ["comm/mpi_communicator.py"]
+    assert homes == ["comm/group/mpi_communicator.py"]
 
 
 def test_import_contracts_hold() -> None:

@@ -23,7 +23,7 @@ from mpidist.options import (
     WindowOptions,
     parse_enum,
 )
-from mpidist.strategy.server_options import ServerOptions
+from mpidist.parameter_server.options import ServerOptions
 
 
 def test_values_are_those_of_tf_distribute() -> None:

@@ -16,7 +16,7 @@ from mpidist import optimizers
 from mpidist.attributes import FixedAttributes
 from mpidist.data import Dataset, Options
 from mpidist.metrics.metric import Metric
-from mpidist.optimizers.sgd import SGDKernel
+from mpidist.optimizers.families.sgd import SGDKernel
 
 
 def manager(folder: Path) -> mpidist.CheckpointManager:

@@ -22,12 +22,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import mpidist
-from mpidist.cluster.simple import SimpleClusterResolver
-from mpidist.comm.communicator import SoloCommunicator
+from mpidist.cluster.resolvers.simple import SimpleClusterResolver
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import UnavailableError
 from mpidist.metrics.mean import MeanMeasure
-from mpidist.optimizers.sgd import SGDKernel
-from tests.amounts import amount
+from mpidist.optimizers.families.sgd import SGDKernel
+from tests.helpers.amounts import amount
 
 MODULES = (
     mpidist, mpidist.data, mpidist.experimental, mpidist.optimizers, mpidist.metrics, mpidist.cluster_resolver,

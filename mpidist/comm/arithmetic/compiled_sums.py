@@ -52,7 +52,7 @@ class CompiledSum:
 
         Args:
             count: Number of arrays.
-            byte_count: Of each of them.
+            byte_count: The number of bytes of each of them.
         """
         return LEAST_ARRAYS <= count <= MOST_ARRAYS and byte_count >= LEAST_BYTES
 

@@ -63,7 +63,7 @@ def loop_text(
 
     Args:
         arguments: Those after the count.
-        lines: Of the loop, for the element `%i`.
+        lines: The lines of the loop, for the element `%i`.
         step: The loop takes so many elements at a time; the count is a multiple of it.
         carried: Lines that begin the loop, for values of the round before: from `%entry` and from `%body`.
         end: Lines after the loop, which begin with the choice of values from `%entry` and `%body`.
@@ -136,8 +136,8 @@ def _compiler() -> Any:
         # without.
         if is_first_rank():
             logger.info(
-                "updates of variables take several passes over memory, by NumPy: %s. pip install 'mpidist[fast]' "
-                "brings what compiles them", error
+                "variable updates use NumPy (several passes over memory): %s. pip install 'mpidist[fast]' for compiled "
+                "updates", error
             )
         return None
     if is_first_rank():

@@ -56,7 +56,7 @@ def wide_dtype(dtype: np.dtype[Any], op: ReduceOp, count: int) -> np.dtype[Any]:
     """Local. A dtype that holds the sum of `count` integers of up to 32 bits, or tells that a product is too large.
 
     Args:
-        dtype: Of up to 32 bits.
+        dtype: The dtype of up to 32 bits.
         op: SUM or PROD.
         count: Number of integers.
     """
@@ -137,8 +137,8 @@ def small_enough(part: AnyArray, dtype: np.dtype[Any], count: int) -> AnyArray |
     """Local. The integers of a part, if a sum of `count` that are as large as the largest of them fits their dtype.
 
     Args:
-        part: Of sums, as of `parts_along`; at least one element.
-        dtype: Of the integers, native.
+        part: The part of sums, as of `parts_along`; at least one element.
+        dtype: The dtype of the integers, native.
         count: Number of integers.
 
     Returns:
@@ -157,7 +157,7 @@ def whole(combined: Sequence[AnyArray], dtype: np.dtype[Any], op: ReduceOp) -> A
 
     Args:
         combined: May change.
-        dtype: Of the integers, native.
+        dtype: The dtype of the integers, native.
         op: SUM or PROD.
 
     Raises:
@@ -185,7 +185,7 @@ def joined(sums: AnyArray, dtype: np.dtype[Any]) -> AnyArray:
 
     Args:
         sums: Shape (2, ...).
-        dtype: Of the integers.
+        dtype: The dtype of the integers.
 
     Raises:
         OverflowError: They do not fit; on every rank.
@@ -228,7 +228,7 @@ def overflow(op: ReduceOp, dtype: np.dtype[Any], found: float) -> Exception:
 
     Args:
         op: SUM or PROD.
-        dtype: Of the integers.
+        dtype: The dtype of the integers.
         found: One that does not fit.
     """
     limits = np.iinfo(dtype)

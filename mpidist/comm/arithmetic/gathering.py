@@ -13,7 +13,7 @@ def gather(memory: AnyArray, offset: int, numbers: AnyArray, into: AnyArray) -> 
     Args:
         memory: The block, as bytes.
         offset: Where row 0 begins.
-        numbers: Of the rows, int64 of shape (n,); the block has them all.
+        numbers: The numbers of the rows, int64 of shape (n,); the block has them all.
         into: Bytes of shape (n, row bytes), without gaps; they are overwritten.
     """
     row_bytes = into.shape[1]

@@ -27,8 +27,8 @@ class MachineCode:
     """A function that was compiled. Calls release the interpreter's lock.
 
     Args:
-        text: Of a module, in LLVM's language.
-        name: Of the function in it; it returns nothing.
+        text: The text of a module, in LLVM's language.
+        name: The name of the function in it; it returns nothing.
         arguments: Types of its arguments.
 
     Attributes:

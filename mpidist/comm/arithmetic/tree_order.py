@@ -21,7 +21,7 @@ from mpidist.options import ReduceOp
 BLOCK_BYTES = 1 << 15
 
 
-class Node(NamedTuple):
+class TreeNode(NamedTuple):
     """A node of the tree.
 
     Attributes:
@@ -33,18 +33,18 @@ class Node(NamedTuple):
     number: int
 
 
-def subtrees(start: int, stop: int) -> list[Node]:
+def subtrees(start: int, stop: int) -> list[TreeNode]:
     """Local. The smallest list of nodes that stands for the leaves [start, stop), from left to right."""
-    nodes: list[Node] = []
+    nodes: list[TreeNode] = []
     while start < stop:
         fits = (stop - start).bit_length() - 1
         level = fits if start == 0 else min(fits, (start & -start).bit_length() - 1)
-        nodes.append(Node(level, start >> level))
+        nodes.append(TreeNode(level, start >> level))
         start += 1 << level
     return nodes
 
 
-def pairing(nodes: Sequence[Node]) -> list[tuple[int, int]]:
+def pairing(nodes: Sequence[TreeNode]) -> list[tuple[int, int]]:
     """Local. The order in which nodes are combined.
 
     Args:
@@ -69,9 +69,9 @@ def pairing(nodes: Sequence[Node]) -> list[tuple[int, int]]:
     return pairs
 
 
-def leaves(count: int) -> list[Node]:
+def leaves(count: int) -> list[TreeNode]:
     """Local. The nodes of `count` leaves."""
-    return [Node(0, number) for number in range(count)]
+    return [TreeNode(0, number) for number in range(count)]
 
 
 # An overflow gives an infinity in silence, as it does where MPI adds. A warning would come on one rank only.

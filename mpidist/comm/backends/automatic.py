@@ -11,8 +11,8 @@ import numpy as np
 from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.backend import Backend
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.resource import end_all
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import end_all
 from mpidist.options import ReduceOp
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import Combine
 from mpidist.comm.arithmetic.slices import cut_by_length, cut_evenly, slices_of
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES
 from mpidist.comm.memory.peer_memory import PeerMemory
 from mpidist.options import ReduceOp

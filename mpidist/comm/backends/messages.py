@@ -7,7 +7,7 @@ from typing import Any
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.slices import cut_by_length
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 
 # The size of a message: large enough for the full bandwidth, small enough that adding overlaps with receiving.
 PIECE_BYTES = 1 << 19

@@ -12,8 +12,8 @@ from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.arithmetic.slices import cut_by_length, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.extremes import Extremes
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.mpi_communicator import MPI
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.mpi_communicator import MPI
 from mpidist.options import CommunicationOptions, ReduceOp
 
 _OPERATIONS = {

@@ -24,10 +24,10 @@ from mpidist.comm.backends.direct_copies import DIRECT_FROM, DirectCopies, piece
 from mpidist.comm.backends.mpi import MpiBackend
 from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.backends.shared_blocks import SharedBlocks
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import end_all
 from mpidist.comm.memory.peer_memory import open_peer_memory
 from mpidist.comm.memory.shared_buffers import SharedBuffers
-from mpidist.comm.resource import end_all
 from mpidist.options import CommunicationOptions, ReduceOp
 
 logger = logging.getLogger("mpidist")

@@ -18,7 +18,7 @@ from mpidist.comm.arithmetic.combine import FUNCTIONS
 from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.messages import Messages, Traffic
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # The number of receives that have begun, with that of the piece that is added next.

@@ -12,7 +12,7 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import Combine
 from mpidist.comm.arithmetic.slices import cut_by_length, cut_evenly, slices_of
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES, NodeMemory
 from mpidist.comm.memory.show_calls import open_node_barrier
 from mpidist.errors import UnavailableError

@@ -8,7 +8,7 @@ from typing_extensions import override
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.backend import Backend
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import ReduceOp
 
 

@@ -17,8 +17,8 @@ from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.slices import cut_by_length, even_sizes, in_bytes
 from mpidist.comm.arithmetic.tree_order import combine_pairs, leaves, pairing
 from mpidist.comm.backend import Backend
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.resource import end_all
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import end_all
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # Up to this size of all ranks' arrays together every rank receives them whole, in one exchange instead of two.

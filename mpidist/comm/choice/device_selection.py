@@ -8,15 +8,15 @@ from typing import Any, cast
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import together
 from mpidist.comm.backend import Backend
 from mpidist.comm.choice import capabilities
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.gpu.cuda_awareness import find_out
 from mpidist.comm.gpu.nccl import NcclBackend
 from mpidist.comm.gpu.staged import StagedBackend
 from mpidist.comm.gpu.staging_copier import HostCopier, StagingCopier
 from mpidist.comm.gpu.transport import TRANSPORT, Transport, asked_transport
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import UnavailableError, is_shared, mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 

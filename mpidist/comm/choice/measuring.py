@@ -22,8 +22,8 @@ from mpidist.comm.choice.tuning import (
     read_tuning,
     usual_tuning,
 )
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.mpi_library import loaded_library
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.mpi_library import loaded_library
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 

@@ -9,19 +9,19 @@ import os
 from dataclasses import replace
 from typing import Any, cast
 
-from mpidist.comm.agreement import exchange, name_ranks, require_same, same_on_all
 from mpidist.comm.backend import Backend
 from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.backends.large_ring import LargeRing
 from mpidist.comm.backends.solo import SoloBackend
 from mpidist.comm.backends.tree import TreeBackend
-from mpidist.comm.call_text import OWNERS_HINT
+from mpidist.comm.calls.text import OWNERS_HINT
 from mpidist.comm.choice import capabilities
 from mpidist.comm.choice.measuring import find_tuning
 from mpidist.comm.choice.tuning import NEVER, Tuning
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
-from mpidist.comm.shared_file import descriptors_missing
+from mpidist.comm.group.agreement import exchange, name_ranks, require_same, same_on_all
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.shared_file import descriptors_missing
 from mpidist.errors import UnavailableError, mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions, parse_enum
 

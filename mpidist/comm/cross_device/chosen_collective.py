@@ -5,13 +5,13 @@ from __future__ import annotations
 import logging
 from typing import cast
 
-from mpidist.comm.agreement import gather_together, require_same
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.cross_device.user_backend import CollectiveBackend, HookCollective
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.agreement import gather_together, require_same
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 

@@ -13,9 +13,9 @@ from typing import Any, ClassVar
 from mpidist.arrays import AnyArray
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.user_backend import HookBackend, HookCollective, as_array
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationOptions, ReduceOp
 

@@ -17,14 +17,14 @@ from typing_extensions import override
 from mpidist import arrays
 from mpidist.arguments import whole
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.slices import cut_evenly, slices_of
 from mpidist.comm.backends.gather_to_one import GatherToOne
 from mpidist.comm.backends.messages import Messages, Traffic
 from mpidist.comm.backends.ring import RingBackend
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import mark_shared
 from mpidist.options import CommunicationOptions, ReduceOp
 

@@ -15,10 +15,10 @@ from mpidist.comm.arithmetic.exact import is_checked
 from mpidist.comm.arithmetic.slices import slices_of
 from mpidist.comm.backend import Backend
 from mpidist.comm.collective import Collective, check_reducible
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.sparse import reduce_slices
-from mpidist.comm.resource import end_all
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import end_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationOptions, ReduceOp
 

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all
-from mpidist.comm.arrival import Arrival
-from mpidist.comm.call_order import CallOrder
-from mpidist.comm.call_text import HINT
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.calls.order import CallOrder
+from mpidist.comm.calls.text import HINT
+from mpidist.comm.front.arrival import Arrival
+from mpidist.comm.group.agreement import same_on_all
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.options import CommunicationOptions, ReduceOp
 
@@ -130,9 +130,9 @@ class CallLog:
         In a call of MPI a rank would not hear that.
 
         Args:
-            name: Of the call; `refuse` has the same.
-            op: Of the call.
-            array: Of the call.
+            name: The name of the call; `refuse` has the same.
+            op: The operation of the call.
+            array: The array of the call.
 
         Raises:
             MismatchError: Ranks are about to make other calls, or refuse this one; on every rank.

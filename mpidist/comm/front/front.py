@@ -9,12 +9,11 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
-from mpidist.comm.agreement import require_same
 from mpidist.comm.arithmetic.combine import combined_dtype, named_dtype
 from mpidist.comm.arithmetic.exact import is_checked, whole
 from mpidist.comm.arithmetic.slices import even_sizes, in_bytes, slices_of
 from mpidist.comm.backend import Backend
-from mpidist.comm.call_text import AT_ONCE, HINT
+from mpidist.comm.calls.text import AT_ONCE, HINT
 from mpidist.comm.collective import (
     check_axis,
     check_gatherable,
@@ -24,13 +23,14 @@ from mpidist.comm.collective import (
     check_reducible,
     check_root,
 )
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.call_log import CallLog
 from mpidist.comm.front.halves import all_reduce_in_halves, is_halved
 from mpidist.comm.front.integer_sums import IntegerSums
 from mpidist.comm.front.plain import is_plain, plain
+from mpidist.comm.group.agreement import require_same
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import Resource, end_all
 from mpidist.comm.memory.show_calls import show_calls
-from mpidist.comm.resource import Resource, end_all
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # Up to this size copying the array and reducing the copy in place is faster than reducing into a new array: MPI has one

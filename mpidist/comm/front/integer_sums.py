@@ -97,7 +97,7 @@ class IntegerSums:
 
         Args:
             found: As of `exact.parts_along`, at least one element; they are used up.
-            dtype: Of the integers, native.
+            dtype: The dtype of the integers, native.
             op: SUM or PROD.
 
         Returns:

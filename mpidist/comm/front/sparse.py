@@ -9,11 +9,11 @@ from collections.abc import Sequence
 import numpy as np
 
 from mpidist.arrays import AnyArray, as_bytes
-from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.exact import halves, is_checked, joined, narrowed
-from mpidist.comm.arithmetic.merging import merge_rows
+from mpidist.comm.arithmetic.rows import merge_rows
 from mpidist.comm.collective import Collective, check_reducible
+from mpidist.comm.group.agreement import same_on_all
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import ReduceOp
 

@@ -24,10 +24,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mpidist.comm.agreement import together
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.gpu.transport import OFF, ON, SWITCHES
-from mpidist.comm.mpi_library import Library, device_limit, loaded_library
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.mpi_library import Library, device_limit, loaded_library
 from mpidist.comm.user_cache import cache_folder, write_whole
 
 PROBE_SECONDS = 120.0
@@ -46,19 +46,19 @@ _SETTING_PREFIXES = ("OMPI_MCA_", "MPICH_", "MPIR_CVAR_", "MV2_", "PSP_", "I_MPI
 
 
 @dataclass(frozen=True)
-class Answer:
+class Awareness:
     """Whether MPI takes pointers to GPU memory, None if it is not known, and the reason."""
 
     is_aware: bool | None
     why: str
 
 
-def find_out(communicator: Communicator) -> Answer:
+def find_out(communicator: Communicator) -> Awareness:
     """Collective. Whether all ranks may give MPI pointers to GPU memory; the same answer on every rank.
 
     Takes seconds if a child process has to try it, the first time on a host.
     """
-    def ask() -> Answer | None:
+    def ask() -> Awareness | None:
         return _ask(loaded_library(), os.environ) if communicator.node.rank == 0 else None
 
     answers = communicator.all_gather_object(together(communicator, "asking whether MPI is CUDA-aware", ask))
@@ -66,20 +66,20 @@ def find_out(communicator: Communicator) -> Answer:
     return next((answer for answer in told if not answer.is_aware), told[0])
 
 
-def _ask(library: Library, environment: Mapping[str, str]) -> Answer:
+def _ask(library: Library, environment: Mapping[str, str]) -> Awareness:
     limit = device_limit(library)
     if limit is not None:
-        return Answer(False, limit)
+        return Awareness(False, limit)
     answer = decide(library, environment, query())
     if answer.is_aware is not None:
         return answer
     cuda: Any = importlib.import_module("mpidist.comm.gpu.cuda")
     if cuda.is_exclusive(cuda.current_device()):
-        return Answer(False, f"{answer.why}, and no child process can try it: the GPU takes one process at a time")
+        return Awareness(False, f"{answer.why}, and no child process can try it: the GPU takes one process at a time")
     return start_probe().answer(str(library))
 
 
-def decide(library: Library, environment: Mapping[str, str], queried: bool | None) -> Answer:
+def decide(library: Library, environment: Mapping[str, str], queried: bool | None) -> Awareness:
     """Local. The answer from the library and its switches.
 
     Args:
@@ -94,15 +94,15 @@ def decide(library: Library, environment: Mapping[str, str], queried: bool | Non
     for switch in (switch for switch in SWITCHES if switch.library == library.name):
         value = environment.get(switch.variable, "").strip().lower()
         if value in OFF:
-            return Answer(False, f"{switch.variable}={value}")
+            return Awareness(False, f"{switch.variable}={value}")
         is_on = is_on or value in ON
         if switch.needed and not is_on:
-            return Answer(False, f"{library} takes GPU memory under {switch.variable}=1, which is not set")
+            return Awareness(False, f"{library} takes GPU memory under {switch.variable}=1, which is not set")
     if queried:
-        return Answer(True, f"{library} says so")
+        return Awareness(True, f"{library} says so")
     if queried is False and not is_on:
-        return Answer(False, f"{library} denies it")
-    return Answer(None, f"{library} does not say")
+        return Awareness(False, f"{library} denies it")
+    return Awareness(None, f"{library} does not say")
 
 
 def query() -> bool | None:
@@ -143,7 +143,7 @@ class Probe:
         """Local. Whether a child was started, because no answer was kept."""
         return self._child is not None
 
-    def answer(self, library: str) -> Answer:
+    def answer(self, library: str) -> Awareness:
         """Local. The kept answer, or the child's, after waiting for the child to end.
 
         Args:
@@ -157,10 +157,10 @@ class Probe:
                 _keep(self._path, self._known)
         said = self._known.get("library")
         if said is not None and said != library:
-            return Answer(False, f"the probe has loaded {said}, and this process {library}")
+            return Awareness(False, f"the probe has loaded {said}, and this process {library}")
         if self._known.get("messages") and self._known.get("sums"):
-            return Answer(True, "a child process tried it")
-        return Answer(False, f"a child process tried it: {self._known.get('reason', 'it failed')}")
+            return Awareness(True, "a child process tried it")
+        return Awareness(False, f"a child process tried it: {self._known.get('reason', 'it failed')}")
 
 
 def child_environment(environment: Mapping[str, str]) -> dict[str, str]:

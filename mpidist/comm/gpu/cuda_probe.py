@@ -34,8 +34,8 @@ def main(memory: str) -> int:
         _tell(reason=f"{type(error).__name__}: {error}", is_final=isinstance(error, ImportError))
         return 0
     # The GPU's context is created before MPI starts, as in a program that binds its GPU.
-    module = importlib.import_module("mpidist.comm.mpi_communicator")
-    library = importlib.import_module("mpidist.comm.mpi_library").loaded_library()
+    module = importlib.import_module("mpidist.comm.group.mpi_communicator")
+    library = importlib.import_module("mpidist.comm.group.mpi_library").loaded_library()
     _tell(library=str(library))
     ranks = module.MPI.COMM_SELF
     ranks.Sendrecv(sent, 0, 0, got, 0, 0)

@@ -18,8 +18,8 @@ from mpidist.comm.arithmetic.combine import FUNCTIONS, is_half
 from mpidist.comm.arithmetic.ordered import from_ordered, to_ordered
 from mpidist.comm.arithmetic.slices import slices_of
 from mpidist.comm.backend import Backend
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.gpu.nccl_ranks import open_ranks
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import ReduceOp
 
 _OPERATIONS = {

@@ -11,10 +11,10 @@ import weakref
 from collections.abc import Callable
 from typing import Any
 
-from mpidist.comm.agreement import together
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.farewell import LAST
-from mpidist.comm.resource import Claim, Identity, new_identity
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import Claim, Identity, new_identity
+from mpidist.failures.farewell import LAST
 from mpidist.observe.output import say
 
 # A rank on which NCCL fails does not come to its start, and the others would wait there for ever.
@@ -77,7 +77,7 @@ class _Owned:
 
     Attributes:
         living: Those that something on this rank still uses; when they are dropped differs between ranks.
-        identities: Of all; the same on every rank.
+        identities: The identities of all; the same on every rank.
     """
 
     def __init__(self) -> None:

@@ -14,9 +14,9 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray, as_bytes
 from mpidist.comm.arithmetic.slices import cut_by_length, slices_of
 from mpidist.comm.backend import Backend
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.gpu.staging_copier import DONE, StagingCopier, Ticket
-from mpidist.comm.resource import end_all
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import end_all
 from mpidist.options import CommunicationOptions, ReduceOp
 
 # The size of a piece: large enough for the full speed of a copy between GPU and host, small enough that a gradient has

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import os
 
-from mpidist.comm.call_order import CallOrder
-from mpidist.comm.call_page import FLAG, FLAGGED, HASH, NUMBER, CallPage
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.deaths import WATCH
+from mpidist.comm.calls.order import CallOrder
+from mpidist.comm.calls.signature_page import FLAG, FLAGGED, HASH, NUMBER, CallPage
+from mpidist.comm.group.communicator import Communicator
+from mpidist.failures.deaths import WATCH
 
 # Looks at the others' words before this rank gives its core away between looks: about 80 us. Fewer looks are no
 # faster on an idle machine; on a busy one another program takes the core and keeps it for milliseconds.

@@ -17,11 +17,11 @@ from pathlib import Path
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import together
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import Resource
+from mpidist.comm.group.shared_file import SharedFile, Shown, directory, open_shared
 from mpidist.comm.memory.numa import domain_count, pages_by_domain
-from mpidist.comm.resource import Resource
-from mpidist.comm.shared_file import SharedFile, Shown, directory, open_shared
 
 logger = logging.getLogger("mpidist")
 

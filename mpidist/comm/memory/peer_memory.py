@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.shared_buffers import address_of
 from mpidist.errors import MismatchError, mark_shared
 

@@ -7,7 +7,7 @@ import weakref
 from typing import Any, cast
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_memory import CACHE_LINE_BYTES, NodeMemory
 
 

@@ -6,10 +6,10 @@ import contextlib
 import platform
 from collections.abc import Callable
 
-from mpidist.comm.call_messages import CallMessages
-from mpidist.comm.call_page import PAGE_BYTES, CallPage
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.calls.messages import CallMessages
+from mpidist.comm.calls.signature_page import PAGE_BYTES, CallPage
 from mpidist.comm.cores import count_cores, own_cores
+from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.comm.memory.node_memory import NodeMemory
 

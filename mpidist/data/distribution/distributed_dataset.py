@@ -9,11 +9,11 @@ import numpy as np
 
 from mpidist.arguments import described
 from mpidist.attributes import FixedAttributes
-from mpidist.comm.agreement import together
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.data.dataset import Dataset
 from mpidist.data.distribution.distributed_iterator import DistributedIterator, Numbered, Passes
-from mpidist.data.distribution.share import FROM_DATASET, FROM_FUNCTION, Share, share_dataset, take_dataset
+from mpidist.data.distribution.share import FROM_DATASET, FROM_FUNCTION, RankShare, share_dataset, take_dataset
 from mpidist.data.input_context import InputContext
 from mpidist.options import InputOptions
 
@@ -136,7 +136,7 @@ def distribute_datasets_from_function(
     return DistributedDataset(dataset, communicator, options=options, presharded=True, namespace=namespace)
 
 
-def _prefetch_depth(share: Share, options: InputOptions | None, *, is_copied: bool) -> int:
+def _prefetch_depth(share: RankShare, options: InputOptions | None, *, is_copied: bool) -> int:
     if options is not None:
         return options.experimental_per_replica_buffer_size
     if share.pipeline.prefetch is not None:

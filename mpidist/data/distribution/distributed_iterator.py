@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mpidist import arrays, context, tree
-from mpidist.comm.agreement import together
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.data.distribution.device import DeviceReader, is_for_gpu
-from mpidist.data.distribution.share import FROM_FUNCTION, Share, unbatched_error
+from mpidist.data.distribution.share import FROM_FUNCTION, RankShare, unbatched_error
 from mpidist.data.items.position import load_position, position_state
 from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch
 from mpidist.data.pipeline.iterator import Reader
@@ -96,7 +96,7 @@ class DistributedIterator(Iterator[Any]):
 
     def __init__(
         self,
-        share: Share,
+        share: RankShare,
         communicator: Communicator,
         iteration: int,
         depth: int,

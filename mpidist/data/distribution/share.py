@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 from mpidist.arguments import described
-from mpidist.comm.agreement import require_same, together
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.agreement import require_same, together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.data.dataset import Dataset
 from mpidist.data.items.joined_shards import JoinedShards
 from mpidist.data.items.sharding import shared_sizes
@@ -31,7 +31,7 @@ FROM_FUNCTION = "distribute_datasets_from_function"
 
 
 @dataclass(frozen=True)
-class Share:
+class RankShare:
     """The data of one rank.
 
     Attributes:
@@ -49,7 +49,7 @@ class Share:
     counts: tuple[int, ...]
     salt: int
     readers: int = 0
-    others: Callable[[int], Share] | None = None
+    others: Callable[[int], RankShare] | None = None
     is_common: bool = False
 
     @property
@@ -69,7 +69,7 @@ class Share:
         """Local. Whether every rank is known to have data for every step."""
         return UNKNOWN not in self.counts and len(set(self.counts)) == 1
 
-    def resumed(self, readers: int) -> Share:
+    def resumed(self, readers: int) -> RankShare:
         """Local. This rank's share in the rest of a pass that `readers` ranks have begun."""
         return self if self.others is None or readers == self.readers else self.others(readers)
 
@@ -87,7 +87,7 @@ class _Facts(NamedTuple):
     files: tuple[str, ...]
 
 
-def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
+def share_dataset(dataset: Dataset, communicator: Communicator) -> RankShare:
     """Collective. This rank's share of a dataset that is the same on every rank, by the `auto_shard_policy`.
 
     DATA gives the rank's contiguous piece of every global batch. The other policies give batches of 1/n of the global
@@ -125,10 +125,10 @@ def share_dataset(dataset: Dataset, communicator: Communicator) -> Share:
         share = _common(whole, _counts(facts), communicator)
         return replace(share, readers=int(others is not None), others=others)
     readers = 0 if others is None else size
-    return Share(pipeline, pipeline.read, _counts(facts), rank, readers, others)
+    return RankShare(pipeline, pipeline.read, _counts(facts), rank, readers, others)
 
 
-def take_dataset(dataset: Dataset, communicator: Communicator) -> Share:
+def take_dataset(dataset: Dataset, communicator: Communicator) -> RankShare:
     """Collective. A share that is the whole dataset of this rank; other ranks may have other datasets.
 
     Raises:
@@ -141,7 +141,7 @@ def take_dataset(dataset: Dataset, communicator: Communicator) -> Share:
     if len(set(counts)) > 1 and not all(fact.is_batched for fact in facts):
         raise mark_shared(unbatched_error(f"the ranks' datasets have different lengths {counts!r}"))
     _adopt_seeds(pipeline, facts)
-    return Share(pipeline, pipeline.read, counts, communicator.rank)
+    return RankShare(pipeline, pipeline.read, counts, communicator.rank)
 
 
 def unbatched_error(cause: str) -> ValueError:
@@ -215,7 +215,7 @@ def _pipeline_of(pipeline: Pipeline, policy: AutoShardPolicy, readers: int, read
 
 def _others(
     pipeline: Pipeline, wanted: AutoShardPolicy, communicator: Communicator
-) -> Callable[[int], Share] | None:
+) -> Callable[[int], RankShare] | None:
     """A function that goes on with a pass of another number of readers; None where ranks share no files or hints."""
     is_by_file = wanted in (AutoShardPolicy.AUTO, AutoShardPolicy.FILE) and file_count(pipeline) is not None
     is_by_hint = wanted is AutoShardPolicy.HINT and has_hint(pipeline)
@@ -223,7 +223,7 @@ def _others(
         return None
     policy = AutoShardPolicy.FILE if is_by_file else AutoShardPolicy.HINT
 
-    def others(readers: int) -> Share:
+    def others(readers: int) -> RankShare:
         shards = [_pipeline_of(pipeline, policy, readers, reader) for reader in range(readers)]
         joined = pipeline
         if readers > 1:
@@ -238,12 +238,12 @@ def _others(
     return others
 
 
-def _common(pipeline: Pipeline, counts: tuple[int, ...], communicator: Communicator) -> Share:
+def _common(pipeline: Pipeline, counts: tuple[int, ...], communicator: Communicator) -> RankShare:
     """A share in which all ranks follow the same batches and each reads its piece of them."""
     rank, size = communicator.rank, communicator.size
     # One rank, too, looks whether elements that are assumed to be batches have rows.
     read = pipeline.piece_reader(size, rank) if size > 1 or pipeline.is_assumed else pipeline.read
-    return Share(pipeline, read, counts, 0, is_common=True)
+    return RankShare(pipeline, read, counts, 0, is_common=True)
 
 
 def _facts_of(pipeline: Pipeline, policy: str) -> _Facts:

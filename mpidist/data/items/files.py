@@ -6,14 +6,14 @@ import hashlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mpidist.data.items.stream import Epoch, Items, Rows, Seed, Shard, Stream
+from mpidist.data.items.stream import Epoch, Items, RowNumbers, Seed, Shard, Stream
 
 # The value of both arguments of `Dataset.shard` that makes a `HintedShard`.
 SHARD_HINT = -1
 
 
 @dataclass(frozen=True)
-class FileRows(Rows):
+class FileRows(RowNumbers):
     """The row numbers of a list of files.
 
     Attributes:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.data.items.stream import Epoch, Items, Rows, Seed, Shard, Skip, Stream, Take, drop_items, join
+from mpidist.data.items.stream import Epoch, Items, RowNumbers, Seed, Shard, Skip, Stream, Take, drop_items, join
 
 
 class ShuffleSeed:
@@ -93,7 +93,7 @@ class Shuffle:
 
     def _shuffled(self, epoch: Epoch) -> Iterator[Items]:
         generator = self.seed.generator(epoch, is_same=not self.reshuffle_each_iteration)
-        if isinstance(self.parent, Rows) and 0 < self.parent.count <= self.buffer_size:
+        if isinstance(self.parent, RowNumbers) and 0 < self.parent.count <= self.buffer_size:
             # A shortcut: the code below gives the same permutation, but touches more memory. Both ways must agree bit
             # for bit, since a saved position counts on the order.
             yield generator.permutation(self.parent.count)
@@ -139,7 +139,7 @@ def is_steady(stream: Stream, *, in_order: bool = False) -> bool:
         return not in_order and is_steady(stream.parent)
     if isinstance(stream, (Take, Skip, Shard)):
         return is_steady(stream.parent, in_order=True)
-    return isinstance(stream, Rows)
+    return isinstance(stream, RowNumbers)
 
 
 def _exchange(places: list[Any], block: Items, generator: np.random.Generator, as_rows: bool) -> Items:

@@ -102,7 +102,7 @@ def drop_items(blocks: Iterator[Items], count: int) -> Iterator[Items]:
 
 
 @dataclass(frozen=True)
-class Rows:
+class RowNumbers:
     """The row numbers 0 to `count` - 1."""
 
     count: int

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from mpidist.data.items.files import FileRows, FileShard, HintedShard
-from mpidist.data.items.stream import INFINITE, Elements, Rows, Stream
+from mpidist.data.items.stream import INFINITE, Elements, RowNumbers, Stream
 from mpidist.data.pipeline.pipeline import Pipeline
 from mpidist.data.pipeline.places import Interleave
 
@@ -56,7 +56,7 @@ def is_all_of_files(pipeline: Pipeline, pairs: type[Any]) -> bool:
         if isinstance(node, FileRows) or (isinstance(node, Interleave) and _reads_names(node.pipeline)):
             return node
         # Each reader would have all of other rows, and would begin with the first.
-        if isinstance(node, (Rows, Elements)) or (
+        if isinstance(node, (RowNumbers, Elements)) or (
             isinstance(node, pairs) and len(set(map(file_digests, node.pipelines))) > 1
         ):
             others.append(node)

@@ -18,7 +18,7 @@ from mpidist.data.items.stream import Epoch, Items, Seed, Stream
 from mpidist.data.reading import element as elements
 from mpidist.data.reading.padding import Padding, stack_with
 from mpidist.data.reading.source import ElementSource, PieceSource, Source
-from mpidist.data.reading.workers import Workers
+from mpidist.data.reading.workers import ReaderThreads
 
 # Beginning and end of the error for elements that a strategy cannot cut.
 UNBATCHED = (
@@ -60,8 +60,8 @@ class Pipeline:
     batch_functions: tuple[Callable[..., Any], ...] = ()
     prefetch: int | None = None
     padding: Padding | None = None
-    workers: Workers | None = None
-    batch_workers: Workers | None = None
+    workers: ReaderThreads | None = None
+    batch_workers: ReaderThreads | None = None
 
     @property
     def is_batched(self) -> bool:
@@ -83,7 +83,7 @@ class Pipeline:
         """Local. Whether all batches have the same size."""
         return self.grouping is not None and self.grouping.drop_remainder and len(self.grouping.sizes) == 1
 
-    def map(self, function: Callable[..., Any], workers: Workers | None = None) -> Pipeline:
+    def map(self, function: Callable[..., Any], workers: ReaderThreads | None = None) -> Pipeline:
         """Local. Map a function over the elements; `workers` call all functions of examples, or all of batches."""
         if self.is_batched:
             functions = (*self.batch_functions, function)

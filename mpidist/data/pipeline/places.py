@@ -18,7 +18,7 @@ from mpidist.data.reading import element as elements
 from mpidist.data.reading.source import NoElementError
 
 
-class Place(NamedTuple):
+class ExamplePlace(NamedTuple):
     """The place of an example.
 
     Attributes:
@@ -131,7 +131,7 @@ class Interleave:
         found = self._in_sequence(epoch, start) if self.cycle_length == 1 else self._by_turns(epoch, start)
         for pipeline, items in found:
             if len(items):
-                yield [Place(pipeline, item) for item in items]
+                yield [ExamplePlace(pipeline, item) for item in items]
 
     def seeds(self) -> list[Seed]:
         """Local. The seeds of the pipeline that says what to open, then that for the opened pipelines."""
@@ -245,7 +245,7 @@ class Concatenate:
             if number == 0 and 0 <= known <= start:
                 continue
             for items in pipeline.stream.blocks(epoch, begin):
-                yield [Place(pipeline, item) for item in items]
+                yield [ExamplePlace(pipeline, item) for item in items]
 
     def seeds(self) -> list[Seed]:
         """Local. The seeds of the first pipeline, then those of the second."""

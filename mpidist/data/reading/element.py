@@ -139,7 +139,7 @@ def concatenate(batches: Sequence[Any], order: AnyArray) -> Any:
 
     Args:
         batches: At least one.
-        order: Of the rows, numbered through all batches.
+        order: The order of the rows, numbered through all batches.
 
     Raises:
         ValueError: Shapes of rows, or dtypes, differ.

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 
 from mpidist import context, tree
-from mpidist.comm.agreement import same_on_all, together
-from mpidist.comm.communicator import Communicator, open_communicator
+from mpidist.comm.group.agreement import same_on_all, together
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.opening import open_communicator
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.data.items.sharding import even_slice
 from mpidist.data.reading.source import ArraySource

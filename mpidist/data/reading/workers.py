@@ -19,7 +19,7 @@ def automatic_count() -> int:
     return max(1, min(_AUTOMATIC_LIMIT, count_cores([own_cores()])))
 
 
-class Workers:
+class ReaderThreads:
     """Threads that call a function for each item. They must not call MPI; see `reading.prefetch`.
 
     Args:

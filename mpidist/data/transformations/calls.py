@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from mpidist.arguments import flag
 from mpidist.data.dataset_base import check_count
-from mpidist.data.reading.workers import Workers, automatic_count
+from mpidist.data.reading.workers import ReaderThreads, automatic_count
 
 AUTOTUNE = -1
 
 
-def workers_of(subject: str, num_parallel_calls: int | None, deterministic: bool | None) -> Workers | None:
+def workers_of(subject: str, num_parallel_calls: int | None, deterministic: bool | None) -> ReaderThreads | None:
     """Local. The threads that two arguments ask for; None where one call at a time is asked for.
 
     Args:
@@ -29,4 +29,4 @@ def workers_of(subject: str, num_parallel_calls: int | None, deterministic: bool
     if number == 0:
         raise ValueError(f"{subject}: `num_parallel_calls` must be None, AUTOTUNE or at least 1, got 0")
     chosen = automatic_count() if number == AUTOTUNE else number
-    return Workers(chosen) if chosen > 1 else None
+    return ReaderThreads(chosen) if chosen > 1 else None

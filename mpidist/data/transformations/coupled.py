@@ -12,7 +12,7 @@ import numpy as np
 
 from mpidist import launch
 from mpidist.arguments import described, whole
-from mpidist.comm.mpi_start import start_mpi
+from mpidist.comm.group.mpi_start import start_mpi
 from mpidist.data.dataset_base import D
 from mpidist.data.items.shuffle import ShuffleSeed
 from mpidist.data.items.stream import UNKNOWN, Epoch, Items, Seed
@@ -48,7 +48,7 @@ def from_ranks(
         ranks: The senders, at least one. Each sends to no other rank with this tag.
         communicator: The mpi4py intracommunicator that the messages use; default: all ranks of the job, which is
             `MPI_COMM_WORLD` for the other programs.
-        tag: Of the messages, 0 or more; a tag for each dataset.
+        tag: The tag of the messages, 0 or more; a tag for each dataset.
         receives: So many samples of each rank are received ahead, whenever one is taken.
 
     Returns:
@@ -74,7 +74,8 @@ def from_ranks(
         )
     start_mpi()
     # Loaded by name, since it imports `mpi4py.MPI`.
-    incoming = importlib.import_module("mpidist.comm.incoming").Incoming(communicator, senders, number, depth)
+    samples = importlib.import_module("mpidist.data.reading.samples_of_ranks")
+    incoming = samples.Incoming(communicator, senders, number, depth)
     source = ElementSource(_element, lambda: tuple(np.zeros(one.shape, one.dtype) for one in incoming.layouts()))
     # A thread that reads ahead would call MPI beside the program.
     return cls(Pipeline(source, _Samples(incoming), prefetch=0), Options())
@@ -89,7 +90,7 @@ class _Samples:
     """The samples of other ranks as items.
 
     Attributes:
-        incoming: Receives them; an `mpidist.comm.incoming.Incoming`.
+        incoming: Receives them; an `mpidist.data.reading.samples_of_ranks.Incoming`.
     """
 
     incoming: Any

@@ -15,7 +15,7 @@ from mpidist.data.dataset_base import BaseDataset
 from mpidist.data.items.stream import INFINITE, UNKNOWN, Epoch, Items, Seed, Stream, drop_items
 from mpidist.data.options import options_of_all
 from mpidist.data.pipeline.pipeline import Pipeline
-from mpidist.data.pipeline.places import Place, PlaceSource
+from mpidist.data.pipeline.places import ExamplePlace, PlaceSource
 from mpidist.data.transformations.random_numbers import END, RandomNumbers, random_numbers
 
 _END = object()
@@ -115,7 +115,7 @@ class Chosen:
         for number in itertools.chain.from_iterable(self.choices.blocks(epoch, choice)):
             item = next(items[number], _END)
             if item is not _END:
-                yield [Place(self.pipelines[number], item)]
+                yield [ExamplePlace(self.pipelines[number], item)]
                 continue
             left.discard(int(number))
             if self.stops or not left:

@@ -11,9 +11,9 @@ from mpidist import arrays
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.options import VariableAggregation
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
 from mpidist.variables.step.gradient import to_dense
-from mpidist.variables.sync_on_read import SyncOnReadVariable
 from mpidist.variables.variable import Gradient
 
 
@@ -21,11 +21,11 @@ class Accumulator:
     """Sums of this replica's gradients; half precision is added up in float32.
 
     Collective. Args:
-        variables: Of the optimizer.
+        variables: The variables of the optimizer.
 
     Attributes:
         sums: One ON_READ variable for each. A checkpoint saves it as the sum over the replicas.
-        numbers: Of the variables that have had a gradient since the last update.
+        numbers: The numbers of the variables that have had a gradient since the last update.
         calls: Since the last update; see `UpdateSettings`.
     """
 
@@ -47,7 +47,7 @@ class Accumulator:
 
         Args:
             gradients: By the numbers of their variables.
-            factor: Of all of them.
+            factor: The factor of all of them.
             is_summed: They are sums over the ranks already.
 
         Raises:
@@ -73,7 +73,7 @@ class Accumulator:
         Args:
             gradients: As for `add`. One may be the view of its own variable, and of no other.
             factor: As for `add`.
-            views: Of all variables.
+            views: The views of all variables.
             is_summed: As for `add`.
 
         Returns:

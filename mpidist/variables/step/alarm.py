@@ -12,7 +12,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.errors import mark_shared
-from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.update.overflow import Overflow
 
 
@@ -20,12 +20,12 @@ class Alarm:
     """The overflows that the ranks of a node have noted in the steps of one plan.
 
     Collective. Args:
-        arena: Of the variables, in host memory.
+        arena: The arena of the variables, in host memory.
 
     Attributes:
         overflow: Watches the updates of this rank. Where memory is shared, a step begins and ends with a barrier, and
             an overflow is noted between these.
-        text: Of the error, which each step raises that finds infinite state; empty before.
+        text: The text of the error, which each step raises that finds infinite state; empty before.
     """
 
     def __init__(self, arena: ArenaMemory) -> None:

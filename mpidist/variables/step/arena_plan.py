@@ -16,9 +16,9 @@ import numpy as np
 
 from mpidist.arguments import settings_of
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.combine import is_half
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.comm.group.agreement import same_on_all
+from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.step.accumulator import Accumulator
 from mpidist.variables.step.alarm import Alarm
 from mpidist.variables.step.average import MovingAverage
@@ -44,7 +44,7 @@ class ArenaPlan:
     """Memory, state and updates of an optimizer whose variables live in an arena; see `UpdatePlan`.
 
     Collective. Args:
-        variables: Of the optimizer, the same list on every rank.
+        variables: The variables of the optimizer, the same list on every rank.
         kernel: The arithmetic.
         options: For the work around the kernel.
 
@@ -259,9 +259,9 @@ def open_update(
     """Local. The way of an optimizer's updates.
 
     Args:
-        plan: Of the variables.
-        arithmetic: Of the optimizer.
-        options: Of the optimizer.
+        plan: The plan of the variables.
+        arithmetic: The arithmetic of the optimizer.
+        options: The options of the optimizer.
         must_be_finite: Skip updates in which a sum is not finite.
     """
     kernel = arithmetic.kernel
@@ -278,7 +278,7 @@ class DirectUpdate:
     """An update in one pass: each block is summed and updated while it is in the cache.
 
     Args:
-        plan: Of the variables.
+        plan: The plan of the variables.
         kernel: The arithmetic.
         arithmetic: The same, with the work around it.
     """
@@ -302,7 +302,7 @@ class MeasuredUpdate:
     """An update whose gradients are clipped by their norms, or tested, before any parameter is changed.
 
     Args:
-        plan: Of the variables.
+        plan: The plan of the variables.
         kernel: The arithmetic.
         arithmetic: The same, with the work around it.
         limits: Clipping and the test.
@@ -336,7 +336,7 @@ class LayerUpdate:
     """An update by a kernel that needs the norms of each variable and of its direction.
 
     Args:
-        plan: Of the variables.
+        plan: The plan of the variables.
         kernel: The arithmetic.
         arithmetic: The same, with the work around it.
         limits: Clipping and the test for what is not finite.

@@ -12,7 +12,7 @@ class MovingAverage:
 
     Args:
         plan: Its last slot is the average.
-        arithmetic: Of the optimizer.
+        arithmetic: The arithmetic of the optimizer.
         options: How often the variables become their average.
     """
 
@@ -26,8 +26,8 @@ class MovingAverage:
         """Collective. Move the average towards the variables; every so many steps, set the variables to it.
 
         Args:
-            step: Of the update that has just changed the variables. In step 1 the average becomes their value.
-            numbers: Of these variables.
+            step: The step of the update that has just changed the variables. In step 1 the average becomes their value.
+            numbers: The numbers of these variables.
             moves: So many moves were made before it changed them. Others are due as many more.
         """
         move = self._arithmetic.follow(step)

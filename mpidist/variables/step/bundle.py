@@ -8,9 +8,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.variables.arena_memory import ArenaMemory
-from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.slab import Address, Slab, line_elements, padded
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.memory.arena_memory import ArenaMemory
+from mpidist.variables.memory.slab import Slab, SlabRange, line_elements, padded
 from mpidist.variables.update.halves import scratch_blocks, state_dtype
 from mpidist.variables.update.kernel import BLOCK_BYTES, GPU_BLOCK_BYTES
 
@@ -19,9 +19,9 @@ class Block(NamedTuple):
     """One cache-sized piece of this rank's work; every array has the same length.
 
     Attributes:
-        parameter: Of the variables, writable.
+        parameter: The parameter of the variables, writable.
         gradients: One for each rank of the node in a shared bundle, else this rank's own.
-        slots: Of the state, in the kernel's order.
+        slots: The slots of the state, in the kernel's order.
         total: Private; takes the sum of the gradients.
         scratch: Private, for the kernel.
     """
@@ -37,7 +37,7 @@ class Bundle:
     """The variables of a plan that have one dtype and one kind of memory, laid end to end.
 
     Collective. Args:
-        arena: Of the variables.
+        arena: The arena of the variables.
         variables: In the plan's order, with their numbers in it.
         slots: Names of the state and its initial value.
         scratch_count: Number of private blocks for the kernel.
@@ -67,7 +67,7 @@ class Bundle:
         first = variables[0][1].address.slab
         self.dtype = first.dtype
         self.is_shared = first.is_shared
-        self._runs: list[tuple[int, Address]] = []
+        self._runs: list[tuple[int, SlabRange]] = []
         self.spans: dict[int, tuple[int, int]] = {}
         self.size = self._lay_out(variables)
         self._segments: list[AnyArray] = []
@@ -105,7 +105,7 @@ class Bundle:
     def _lay_out(self, variables: Sequence[tuple[int, MirroredVariable]]) -> int:
         """Join variables that lie next to one another into runs; returns the length of all runs."""
         position = 0
-        previous: Address | None = None
+        previous: SlabRange | None = None
         for number, variable in variables:
             address = variable.address
             length = padded(address.size, self.dtype)
@@ -174,7 +174,7 @@ class Bundle:
             for block in self.blocks(at, min(at + self._length, high), of_directions=of_directions)
         ]
 
-    def _block(self, position: int, address: Address, at: int, end: int, of_directions: bool) -> Block:
+    def _block(self, position: int, address: SlabRange, at: int, end: int, of_directions: bool) -> Block:
         segments = self._segments if self.directions is None or not of_directions else [self.directions]
         offset = address.start - position
         return Block(

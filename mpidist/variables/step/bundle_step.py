@@ -18,7 +18,7 @@ from mpidist.comm.choice.tuning import NEVER, ring_begins
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.halves import is_halved
 from mpidist.options import ReduceOp
-from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block, Bundle
 from mpidist.variables.step.step import Phase
 from mpidist.variables.step.sums import (
@@ -44,8 +44,8 @@ def open_bundle_step(bundle: Bundle, numbers: Sequence[int], *, is_summed: bool 
     """Local. The phase of this rank for some variables of a bundle.
 
     Args:
-        bundle: Of a plan.
-        numbers: Of variables in it, increasing.
+        bundle: The bundle of a plan.
+        numbers: The numbers of variables in it, increasing.
         is_summed: The first segment of each node, or each private one, holds the sums already.
     """
     chunks = _own_chunks(bundle, numbers)
@@ -57,8 +57,8 @@ def own_blocks(bundle: Bundle, numbers: Sequence[int]) -> list[Block]:
     """Local. The blocks that this rank updates: its slice in node memory, all of them in private memory.
 
     Args:
-        bundle: Of a plan.
-        numbers: Of variables in it, increasing.
+        bundle: The bundle of a plan.
+        numbers: The numbers of variables in it, increasing.
     """
     return _blocks_in(_own_chunks(bundle, numbers))
 
@@ -133,8 +133,8 @@ class LaneReduction:
 
     Args:
         bundle: In node memory.
-        numbers: Of variables in it, increasing.
-        blocks: Of this rank's slice.
+        numbers: The numbers of variables in it, increasing.
+        blocks: The blocks of this rank's slice.
     """
 
     def __init__(self, bundle: Bundle, numbers: Sequence[int], blocks: Sequence[Block]) -> None:
@@ -170,7 +170,7 @@ class SegmentReduction:
 
     Args:
         bundle: In node memory.
-        numbers: Of variables in it, increasing.
+        numbers: The numbers of variables in it, increasing.
     """
 
     def __init__(self, bundle: Bundle, numbers: Sequence[int]) -> None:

@@ -14,17 +14,17 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import together
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.compression.compression import ERROR, Compression, CompressionState
+from mpidist.comm.group.agreement import together
 from mpidist.errors import CheckpointError
 from mpidist.options import VariableAggregation, VariableSynchronization
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
 from mpidist.variables.step.bundle import Bundle
 from mpidist.variables.step.bundle_step import open_bundle_step
-from mpidist.variables.sync_on_read import SyncOnReadVariable
 from mpidist.variables.update.options import COMPRESSION
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 
 logger = logging.getLogger("mpidist")
 
@@ -33,7 +33,7 @@ class CompressedReduction:
     """Sums the gradients of some variables of a private bundle, small ones as they are.
 
     Args:
-        bundle: Of a plan.
+        bundle: The bundle of a plan.
         gradients: This rank's, by the numbers of the variables, increasing; in their shapes.
         compression: Sums gradients that are large enough.
         states: What earlier steps have left out, by number; kept up to date.
@@ -73,8 +73,8 @@ class CompressionErrors:
     gradient (`pay`).
 
     Args:
-        variables: Of the plan, in the order of their numbers.
-        states: Of the compressed gradients, by number; read by `state`, and changed by `load`.
+        variables: The variables of the plan, in the order of their numbers.
+        states: The states of the compressed gradients, by number; read by `state`, and changed by `load`.
 
     Attributes:
         owed: Errors of variables whose gradients are not compressed here, by number.
@@ -86,12 +86,12 @@ class CompressionErrors:
         self._states = states
         self.owed: dict[int, AnyArray] = {}
 
-    def state(self) -> dict[str, dict[int, Variable | AnyArray]]:
+    def state(self) -> dict[str, dict[int, BaseVariable | AnyArray]]:
         """Local. By name and number: errors as variables with a component on each rank, all else as arrays.
 
         Names begin with `COMPRESSION`.
         """
-        tree: dict[str, dict[int, Variable | AnyArray]] = {}
+        tree: dict[str, dict[int, BaseVariable | AnyArray]] = {}
         states = dict(self._states)
         for number, error in self.owed.items():
             states[number] = {ERROR: error}
@@ -136,7 +136,7 @@ class CompressionErrors:
         """Local. Add errors that are owed to gradients that are about to be summed.
 
         Args:
-            numbers: Of the variables of this step.
+            numbers: The numbers of the variables of this step.
             gradients: This rank's, of all variables of the plan.
         """
         for number in self.owed.keys() & set(numbers):

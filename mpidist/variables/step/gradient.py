@@ -10,13 +10,13 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all
-from mpidist.comm.arithmetic.merging import merge_rows
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.arithmetic.rows import merge_rows
+from mpidist.comm.group.agreement import same_on_all
+from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.scatter import require_rows
-from mpidist.variables.variable import Gradient, Variable
+from mpidist.variables.variable import BaseVariable, Gradient
 
 
 def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariable) -> None:
@@ -48,7 +48,7 @@ def write_gradient(view: AnyArray, gradient: Gradient, variable: MirroredVariabl
     view[arrays.move(indices, xp)] = arrays.move(sums.reshape(len(sums), *view.shape[1:]), xp)
 
 
-def take_rows(gradient: Gradient, variable: Variable) -> tuple[AnyArray, AnyArray]:
+def take_rows(gradient: Gradient, variable: BaseVariable) -> tuple[AnyArray, AnyArray]:
     """Local. Indices and values of the gradient of a variable that was made with `sparse_gradient=True`.
 
     Raises:

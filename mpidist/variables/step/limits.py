@@ -20,7 +20,7 @@ class Limits:
     """The factors of gradients by their norms: what clipping leaves of each, and whether all are finite.
 
     Args:
-        options: Of the optimizer.
+        options: The options of the optimizer.
         squares: See `squares_of`.
         must_be_finite: Whether sums that are not finite are looked for.
 
@@ -42,8 +42,8 @@ class Limits:
 
         Args:
             variable_pass: Over the variables, after the reduction.
-            numbers: Of the variables.
-            factor: Of all gradients, before they are clipped.
+            numbers: The numbers of the variables.
+            factor: The factor of all gradients, before they are clipped.
         """
         if not self.are_measured:
             return dict.fromkeys(numbers, factor)

@@ -16,12 +16,12 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import same_on_all
 from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.compression.compression import Compression, CompressionState
+from mpidist.comm.group.agreement import same_on_all
 from mpidist.indexed_slices import IndexedSlices
-from mpidist.variables.mirrored import MirroredVariable
-from mpidist.variables.slab import Address
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.memory.slab import SlabRange
 from mpidist.variables.step.bundle import Bundle
 from mpidist.variables.step.bundle_step import open_bundle_step, own_blocks
 from mpidist.variables.step.compressed_step import CompressedReduction
@@ -42,7 +42,7 @@ class Plan:
     """The memory of gradients and state of some variables, and the steps over them.
 
     Collective. Args:
-        variables: Of one arena, the same list on every rank.
+        variables: The variables of one arena, the same list on every rank.
         slots: Names of the state that the kernel keeps for each element, with its initial value.
         scratch_count: Number of private blocks for the kernel.
         has_directions: Whether updates take two passes over gradients, see `Bundle`.
@@ -56,7 +56,7 @@ class Plan:
     Attributes:
         number: Among the plans of the arena.
         variables: In the plan's order, which numbers them.
-        bundles: Of the variables with dense gradients.
+        bundles: The bundles of the variables with dense gradients.
         tables: The variables with sparse gradients, by number.
         gradients: Writable views of this rank's, in the shapes of the variables; of a table an array without rows.
         compression_states: What this rank's compressed gradients have left out, by number; see `CompressionErrors`.
@@ -110,11 +110,11 @@ class Plan:
         """Local. The state `name` of variable `number`, as a variable of the same shape."""
         variable, known = self.variables[number], f"{number} ({name})"
         if number in self.tables:
-            address = Address(self.tables[number].slots[name], 0, variable.size, known)
+            address = SlabRange(self.tables[number].slots[name], 0, variable.size, known)
         else:
             bundle = self._bundle_of[number]
             low, high = bundle.spans[number]
-            address = Address(bundle.slots[name], low, high - low, known)
+            address = SlabRange(bundle.slots[name], low, high - low, known)
         return MirroredVariable(
             self.arena, address, variable.shape, name=f"{variable.name}/{name}", trainable=False
         )
@@ -123,7 +123,7 @@ class Plan:
         """Local. The step over some variables, planned at the first call.
 
         Args:
-            numbers: Of the variables, increasing; the same on every rank, and not empty.
+            numbers: The numbers of the variables, increasing; the same on every rank, and not empty.
             is_summed: The gradients are the sums over all ranks already, on every rank; of those in node memory the
                 first rank's count. The same on every rank.
         """

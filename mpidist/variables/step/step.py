@@ -11,12 +11,12 @@ import zlib
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple, NoReturn, Protocol
 
-from mpidist.comm.agreement import same_on_all
-from mpidist.comm.call_order import CallOrder
-from mpidist.comm.call_text import AT_ONCE
+from mpidist.comm.calls.order import CallOrder
+from mpidist.comm.calls.text import AT_ONCE
+from mpidist.comm.group.agreement import same_on_all
 from mpidist.errors import mark_shared
-from mpidist.variables.arena_memory import ArenaMemory
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.update.kernel import Update
 
 # All ranks of all nodes compare what they do in so many first steps by messages.
@@ -45,7 +45,7 @@ class Selection:
         plan: The number of the plan among those of its arena.
 
     Attributes:
-        checksum: Of all this.
+        checksum: The checksum of all this.
         names: Names of the selected variables by number.
         text: The selection for people.
         is_summed, plan: As given.
@@ -69,7 +69,7 @@ class Meeting(NamedTuple):
     """The facts that ranks compare before a step.
 
     Attributes:
-        numbers: Of the step: which one it is, the learning rate, factors.
+        numbers: The numbers of the step: which one it is, the learning rate, factors.
         selection: The variables.
     """
 
@@ -99,7 +99,7 @@ class StepHeader:
     """The ranks' meeting before a step, where they compare what they are about to do.
 
     Collective. Args:
-        arena: Of a plan.
+        arena: The arena of a plan.
         is_shared: Whether the plan has gradients or state in node memory.
     """
 
@@ -159,10 +159,10 @@ class Step:
     """The work of one rank in a step over one selection of variables.
 
     Args:
-        selection: Of the variables.
+        selection: The selection of the variables.
         header: Where the ranks meet first.
         phases: In their order.
-        barrier: Of the node, where they meet again; None where no memory is shared.
+        barrier: The barrier of the node, where they meet again; None where no memory is shared.
     """
 
     def __init__(
@@ -220,7 +220,7 @@ class NoGradients:
 
     Args:
         variables: All variables of the plan.
-        barrier: Of the node; None where no memory is shared.
+        barrier: The barrier of the node; None where no memory is shared.
     """
 
     def __init__(self, variables: Sequence[MirroredVariable], barrier: Callable[[], None] | None) -> None:

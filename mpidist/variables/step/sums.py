@@ -14,10 +14,10 @@ from mpidist.comm.arithmetic.combine import is_half
 from mpidist.comm.arithmetic.compiled_sums import CompiledSum, Pairs, in_order
 from mpidist.comm.arithmetic.tree_order import combine_pairs, pairs_of_leaves
 from mpidist.options import ReduceOp
-from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block
 from mpidist.variables.step.step import Phase
-from mpidist.variables.update.compiled import CompiledUpdate, Runs
+from mpidist.variables.update.compiled import CompiledUpdate, JoinedRuns
 from mpidist.variables.update.kernel import Update
 
 # `all_reduce(piece)` is Collective: it sums a piece of a gradient segment over nodes, or over all ranks, in place.
@@ -50,11 +50,11 @@ class GivenSums:
     """A bundle whose first gradient segment holds the sums already.
 
     Args:
-        blocks: Of this rank's slice.
+        blocks: The blocks of this rank's slice.
     """
 
     def __init__(self, blocks: Sequence[Block]) -> None:
-        self._work = Work(blocks)
+        self._work = BlockList(blocks)
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
@@ -68,7 +68,7 @@ class NodeSums:
     """A bundle in the memory of one node: each rank reads all ranks' gradients of its slice.
 
     Args:
-        blocks: Of this rank's slice.
+        blocks: The blocks of this rank's slice.
         add: Sums the ranks' gradients of a block.
     """
 
@@ -77,8 +77,8 @@ class NodeSums:
         self._add = add
 
     @functools.cached_property
-    def _runs(self) -> Runs:
-        return Runs(self._blocks)
+    def _runs(self) -> JoinedRuns:
+        return JoinedRuns(self._blocks)
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
@@ -97,13 +97,13 @@ class ChunkSums:
     """A bundle that is summed by a collective: a chunk is reduced and updated while it is in the cache.
 
     Args:
-        chunks: Of this rank's slice.
+        chunks: The chunks of this rank's slice.
         add: Sums the gradients of the node's ranks.
         all_reduce: Sums over the nodes, or over all ranks where memory is private.
     """
 
     def __init__(self, chunks: Sequence[Chunk], add: Add, all_reduce: AllReduce) -> None:
-        self._chunks = [(chunk, blocks, Work(blocks)) for chunk, blocks in chunks]
+        self._chunks = [(chunk, blocks, BlockList(blocks)) for chunk, blocks in chunks]
         self._add = add
         self._all_reduce = all_reduce
 
@@ -127,12 +127,12 @@ class PhasedSums:
 
     Args:
         reduction: Puts the sums into the first segment; ends with a barrier of the node.
-        blocks: Of this rank's slice.
+        blocks: The blocks of this rank's slice.
     """
 
     def __init__(self, reduction: Callable[[], None], blocks: Sequence[Block]) -> None:
         self._reduction = reduction
-        self._work = Work(blocks)
+        self._work = BlockList(blocks)
 
     def apply(self, update: Update) -> None:
         """Collective. See `Phase.apply`."""
@@ -152,7 +152,7 @@ class WriteBack:
     node memory has one writer.
 
     Args:
-        arena: Of the bundle.
+        arena: The arena of the bundle.
         blocks: All blocks of the step.
         phase: Sums the gradients and applies an update.
         room: Private memory for a block.
@@ -179,7 +179,7 @@ class WriteBack:
         self._phase.reduce()
 
 
-class Work:
+class BlockList:
     """The blocks that a rank updates by sums, one after another; for a compiled update all of them at once.
 
     Args:
@@ -190,8 +190,8 @@ class Work:
         self._blocks = blocks
 
     @functools.cached_property
-    def _sums(self) -> Runs:
-        return Runs([block._replace(gradients=block.gradients[:1]) for block in self._blocks])
+    def _sums(self) -> JoinedRuns:
+        return JoinedRuns([block._replace(gradients=block.gradients[:1]) for block in self._blocks])
 
     def update(self, update: Update) -> None:
         """Local. Apply `update` to the blocks, whose first gradients are sums."""
@@ -205,7 +205,7 @@ def aside(update: Update, room: AnyArray) -> Update:
     """Local. The same update of a copy of the parameter, which it leaves in the memory of the gradient.
 
     Args:
-        update: Of a bundle's blocks.
+        update: The update of a bundle's blocks.
         room: For the copy of a block.
     """
 
@@ -236,9 +236,9 @@ def adder(dtype: np.dtype[Any], count: int, byte_count: int, *, in_tree: bool) -
     """Local. The function that sums the gradients of a block; half precision is added up in float32.
 
     Args:
-        dtype: Of the gradients.
+        dtype: The dtype of the gradients.
         count: Their number.
-        byte_count: Of the largest block.
+        byte_count: The number of bytes of the largest block.
         in_tree: Add in the order of the tree over the ranks, not rank after rank.
     """
     if count == 1:

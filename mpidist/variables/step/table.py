@@ -14,8 +14,8 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.front.sparse import gather_rows
-from mpidist.variables.arena_memory import ArenaMemory
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.update.halves import state_dtype
 from mpidist.variables.update.kernel import Update
 from mpidist.variables.update.rows import RowArithmetic, Rows
@@ -25,7 +25,7 @@ class Table:
     """State and rows of one variable that was made with `sparse_gradient=True`.
 
     Collective. Args:
-        variable: Of at least one dimension.
+        variable: The variable of at least one dimension.
         slots: Names of the state and its initial value.
         scratch_count: Number of private blocks for the kernel.
 
@@ -111,7 +111,7 @@ class TableStep:
     """The phase of a step for all of its tables, whose rows travel in one message.
 
     Args:
-        arena: Of the tables.
+        arena: The arena of the tables.
         tables: The same on every rank.
         is_summed: Whether every rank has put the rows of all ranks, so that nothing is gathered.
     """

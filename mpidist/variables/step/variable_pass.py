@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.variables.arena_memory import ArenaMemory
+from mpidist.variables.memory.arena_memory import ArenaMemory
 from mpidist.variables.step.bundle import Block, Bundle
 from mpidist.variables.step.sums import aside, write_back
 from mpidist.variables.step.table import Table
@@ -24,13 +24,13 @@ class VariablePass:
     """The work of one rank in a pass over some variables of a plan.
 
     Args:
-        arena: Of the variables.
+        arena: The arena of the variables.
         bundles: Those of the plan, with the numbers of the variables in each.
         numbers: All the numbers, the same on every rank.
-        tables: Of the variables whose gradients are rows: only merged rows are measured and updated.
+        tables: The tables of the variables whose gradients are rows: only merged rows are measured and updated.
 
     Attributes:
-        barrier: Of the node.
+        barrier: The barrier of the node.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class VariablePass:
 
         Args:
             measure: `measure(parameter, gradient)` gives `count` numbers for a block; they are added up.
-            count: Of the numbers.
+            count: The number of the numbers.
 
         Returns:
             Shape (variables, count), float64, the same on every rank; in the order of the numbers.

@@ -29,7 +29,7 @@ class UpdateSettings(NamedTuple):
 
     Attributes:
         step: 1 in the first update.
-        learning_rate: Of this update.
+        learning_rate: The learning rate of this update.
         factor: The sums of the gradients are multiplied with it.
         is_summed: The gradients are the sums over all replicas already.
         must_be_finite: Nothing is updated if an element of a sum is not finite.
@@ -71,8 +71,8 @@ class UpdateArithmetic:
     """A kernel with the element-wise work around it.
 
     Args:
-        kernel: Of the updates.
-        options: Of the optimizer.
+        kernel: The kernel of the updates.
+        options: The options of the optimizer.
         on_gpu: Whether the blocks lie on a GPU, where one kernel does all the work.
         compiles: Whether updates in host memory are compiled; see `compiled.is_wanted`.
         has_halves: Whether some parameters are of half precision.
@@ -83,7 +83,7 @@ class UpdateArithmetic:
         slots: Name and initial value of every slot, in the order in which an update gets them.
         scratch_count: Number of scratch blocks that an update gets.
         decay: The parameters lose this fraction times the learning rate.
-        clipvalue: Of the options.
+        clipvalue: The clipvalue of the options.
         compiles: As given.
         is_needed: Whether there can be any work around the kernel.
     """
@@ -115,7 +115,7 @@ class UpdateArithmetic:
         """Local. The whole update of one step, for a kernel that needs no norms.
 
         Args:
-            settings: Of the step; `factor` includes what clipping by norms leaves of the gradient.
+            settings: The settings of the step; `factor` includes what clipping by norms leaves of the gradient.
 
         Returns:
             `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, all in place; for parameters of
@@ -144,7 +144,7 @@ class UpdateArithmetic:
         """Local. An update with the work around it.
 
         Args:
-            update: Of the kernel, for one step.
+            update: The update of the kernel, for one step.
             keep: The parameter is first multiplied with it.
             factor: The gradient is first multiplied with it.
             clips: Then clip the gradient by value.
@@ -178,7 +178,7 @@ class UpdateArithmetic:
         """Local. The update that moves the average towards the parameter, and leaves the parameter alone.
 
         Args:
-            step: Of the update that has just changed the parameter. In step 1 the average becomes its value.
+            step: The step of the update that has just changed the parameter. In step 1 the average becomes its value.
             moves: So many times.
         """
         momentum, is_first = self._momentum**moves, step == 1

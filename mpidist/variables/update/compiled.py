@@ -35,7 +35,7 @@ _CTYPES: dict[str, Any] = {"f": ctypes.c_float, "d": ctypes.c_double}
 _Function = tuple[Code, tuple[str, ...]]
 
 
-class Block(Protocol):
+class BlockArrays(Protocol):
     """Arrays of one length, of an update: see `mpidist.variables.step.bundle.Block`."""
 
     @property
@@ -54,17 +54,17 @@ class Block(Protocol):
         ...
 
 
-class Runs:
+class JoinedRuns:
     """The places of the blocks of a rank's work, joined where they touch: a compiled loop needs no blocks.
 
     Args:
-        blocks: Of contiguous arrays, all of one dtype. Whoever has the runs keeps them.
+        blocks: The blocks of contiguous arrays, all of one dtype. Whoever has the runs keeps them.
 
     Attributes:
-        dtype: Of the blocks; None if there is none.
+        dtype: The dtype of the blocks; None if there is none.
     """
 
-    def __init__(self, blocks: Sequence[Block]) -> None:
+    def __init__(self, blocks: Sequence[BlockArrays]) -> None:
         self.dtype: np.dtype[Any] | None = blocks[0].parameter.dtype if blocks else None
         self._places: list[tuple[int, dict[str, tuple[int, ...]]]] = []
         self._arguments: dict[tuple[str, ...], list[tuple[int, ...]]] = {}
@@ -100,7 +100,7 @@ class CompiledUpdate:
     """An update that is compiled where that is possible and pays, and is NumPy's elsewhere; with the same bits.
 
     Args:
-        update: Of one step, on blocks.
+        update: The update of one step, on blocks.
         slot_count: Number of its slots.
         scratch_count: Number of its scratch blocks.
         keeps_gradient: Store the values that the update leaves in `gradient`.
@@ -154,7 +154,7 @@ class CompiledUpdate:
         """
         return parameter.nbytes >= LEAST_BLOCK_BYTES and self._run(parameter, new, gradient, slots)
 
-    def sum_and_update(self, runs: Runs, pairs: Pairs) -> bool:
+    def sum_and_update(self, runs: JoinedRuns, pairs: Pairs) -> bool:
         """Local. Add up gradients and update, over all of a rank's work.
 
         Args:
@@ -283,7 +283,7 @@ def is_wanted(byte_count: int, rank_count: int = 1) -> bool:
     """Local. Whether updates are compiled.
 
     Args:
-        byte_count: Of the parameters that this rank updates.
+        byte_count: The number of bytes of the parameters that this rank updates.
         rank_count: Number of ranks that share the cores of this machine.
     """
     return byte_count >= LEAST_BYTES and load(rank_count)

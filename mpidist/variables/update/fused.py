@@ -224,8 +224,8 @@ def record(
     """Local. Record the work of an update.
 
     Args:
-        update: Of one step, see `Kernel.prepare`. It is called once, with stand-ins for its blocks.
-        dtype: Of the blocks: float32, float64 or float16.
+        update: The update of one step, see `Kernel.prepare`. It is called once, with stand-ins for its blocks.
+        dtype: The dtype of the blocks: float32, float64 or float16.
         slot_count: Number of its slots.
         scratch_count: Number of its scratch blocks.
         keeps_gradient: Store the values that the update leaves in `gradient`.

@@ -32,8 +32,8 @@ def scratch_blocks(count: int, length: int, dtype: np.dtype[Any], xp: Any = np) 
 
     Args:
         count: As `UpdateArithmetic.scratch_count`.
-        length: Of each.
-        dtype: Of the parameters.
+        length: The length of each.
+        dtype: The dtype of the parameters.
         xp: NumPy or CuPy.
     """
     more = _WIDE_BLOCKS if is_half(dtype) else 0

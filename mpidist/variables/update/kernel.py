@@ -44,7 +44,7 @@ class Kernel(Protocol):
 
         Args:
             step: 1 in the first step.
-            learning_rate: Of this step.
+            learning_rate: The learning rate of this step.
 
         Returns:
             `update(parameter, gradient, slots, scratch)` on flat blocks of one dtype, all in place; it may overwrite
@@ -85,7 +85,7 @@ class LayerKernel(ABC):
 
         Args:
             step: 1 in the first step.
-            learning_rate: Of this step.
+            learning_rate: The learning rate of this step.
             parameter_norm: Euclidean norm of the variable.
             direction_norm: Euclidean norm of the direction.
 
@@ -100,7 +100,7 @@ def require_rate(kernel: Kernel | LayerKernel, step: int, learning_rate: float) 
     Args:
         kernel: As given to an optimizer.
         step: 1 in the first step.
-        learning_rate: Of this step.
+        learning_rate: The learning rate of this step.
     """
     if isinstance(kernel, LayerKernel):
         kernel.prepare(step, learning_rate, 1.0, 1.0)

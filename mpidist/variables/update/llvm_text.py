@@ -79,7 +79,7 @@ def loop_of(
 
     Args:
         program: The program.
-        dtype: Of the blocks.
+        dtype: The dtype of the blocks.
         pairs: The order in which gradients are added up; there is one more of them.
         is_aside: The new parameter goes to another array.
         is_of_rows: Only some rows are updated.

@@ -88,8 +88,8 @@ def overflow_text(variable: str, slot: str, count: int, dtype: np.dtype[Any]) ->
     Args:
         variable: Whose state it is.
         slot: Its name.
-        count: Of the elements.
-        dtype: Of the state.
+        count: The number of the elements.
+        dtype: The dtype of the state.
     """
     return (
         f"{count} elements of the optimizer's state {slot!r} of variable {variable!r} have become infinite: "
@@ -103,7 +103,7 @@ def loud(update: Update, slot_count: int) -> Update:
     """Local. On a GPU, where there is no such flag: the parameter becomes NaN where the state is infinite.
 
     Args:
-        update: Of one step.
+        update: The update of one step.
         slot_count: So many slots, the first ones, are its kernel's.
     """
 

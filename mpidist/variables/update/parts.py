@@ -29,7 +29,7 @@ def initial(value: complex, dtype: np.dtype[Any]) -> complex:
 
     Args:
         value: As of `Kernel.slots`.
-        dtype: Of the variable. One optimizer may have real and complex ones.
+        dtype: The dtype of the variable. One optimizer may have real and complex ones.
     """
     return value if dtype.kind == "c" else value.real
 

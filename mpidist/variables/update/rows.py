@@ -9,7 +9,7 @@ import numpy as np
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.arithmetic.merging import merge_rows
+from mpidist.comm.arithmetic.rows import merge_rows
 from mpidist.variables.update.compiled import CompiledUpdate
 from mpidist.variables.update.halves import scratch_blocks, state_dtype
 from mpidist.variables.update.kernel import BLOCK_BYTES, GPU_BLOCK_BYTES, Update
@@ -25,7 +25,7 @@ class RowArithmetic:
 
     Args:
         parameter: Shape (rows, width), writable.
-        slots: Of its state, each of the same shape, writable; of half precision in float32.
+        slots: The slots of its state, each of the same shape, writable; of half precision in float32.
         scratch_count: Number of private blocks for the kernel.
         xp: The module of these arrays: NumPy or CuPy.
     """
@@ -54,7 +54,7 @@ class RowArithmetic:
             indices: Shape (n,).
             values: n rows of any shape with as many elements as the parameter's rows have.
             index: Gives this part of the merged rows only.
-            count: Of `count` parts, with nearly as many rows each.
+            count: The number of `count` parts, with nearly as many rows each.
         """
         return merge_rows(indices.astype(np.int64, copy=False), values.reshape(len(indices), self._width), index, count)
 
@@ -88,7 +88,7 @@ class RowArithmetic:
         Args:
             merged: The rows.
             measure: `measure(parameter, gradient)` gives `count` numbers for a block.
-            count: Of the numbers.
+            count: The number of the numbers.
 
         Returns:
             Shape (count,), float64.

@@ -39,5 +39,5 @@ def install() -> None:
     driver.replace_compiler()
     cublas.replace_thrust()
     nccl.replace_nccl()
-    devices: Any = importlib.import_module("mpidist.cluster.devices")
+    devices: Any = importlib.import_module("mpidist.cluster.devices.names")
     devices._installed_gpus = lambda _: streams.COUNT

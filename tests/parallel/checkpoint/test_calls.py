@@ -12,16 +12,16 @@ import pytest
 
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.manager import CheckpointManager
-from mpidist.comm.communicator import Communicator
-from mpidist.optimizers.adam import Adam
+from mpidist.comm.group.communicator import Communicator
+from mpidist.optimizers.families.adam import Adam
 from mpidist.strategy.base import Strategy
-from mpidist.variables.creation import create_variable
-from tests.calls import calls_of
+from mpidist.variables.making.creation import create_variable
+from tests.helpers.calls import calls_of
 
 pytestmark = pytest.mark.mpi
 
-CALLS = "observe/calls.py"
-WALK = ("checkpoint/objects.py", "walk")
+CALLS = "recorder/calls.py"
+WALK = ("checkpoint/walk/objects.py", "walk")
 # Each is one round of messages between the ranks.
 ROUNDS = {"all_gather_object", "all_reduce_max", "barrier", "broadcast_object"}
 

@@ -16,17 +16,18 @@ import numpy as np
 import pytest
 
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.checkpoint.layout import PIECE_BYTES
-from mpidist.checkpoint.lock import this_process
+from mpidist.checkpoint.directory.lock import this_process
+from mpidist.checkpoint.file.layout import PIECE_BYTES
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import CheckpointError, MismatchError, is_shared
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.testing import fake_nodes
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
-from mpidist.variables.variable import Variable
-from tests.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
+from mpidist.variables.making.creation import create_variable
+from mpidist.variables.variable import BaseVariable
+from tests.helpers.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
 
 ROOT = Path(__file__).resolve().parents[3]
 pytestmark = pytest.mark.mpi
@@ -38,7 +39,7 @@ class Model:
     """A large array that many ranks write, small ones, empty ones, and one of each synchronization."""
 
     def __init__(self, arena: Arena, factor: float) -> None:
-        def make(value: Any, **options: Any) -> Variable:
+        def make(value: Any, **options: Any) -> BaseVariable:
             return create_variable(arena, np.asarray(value), **options)
 
         on_read: dict[str, Any] = {
@@ -298,7 +299,7 @@ def test_an_optimizer_is_restored_before_its_first_step(communicator: Communicat
         """The smallest object with state that is built late."""
 
         def __init__(self) -> None:
-            self.slot: Variable | None = None
+            self.slot: BaseVariable | None = None
             self.steps = 0
             self.pending: Any = None
 
@@ -382,9 +383,9 @@ import numpy as np
 from mpidist.checkpoint import transfer
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.manager import CheckpointManager
-from mpidist.comm.communicator import open_communicator
+from mpidist.comm.group.opening import open_communicator
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
+from mpidist.variables.making.creation import create_variable
 
 communicator = open_communicator()
 v = create_variable(Arena(communicator), np.full(1_000_000, 1.0))

@@ -13,12 +13,13 @@ import pytest
 
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.manager import CheckpointManager
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.data.dataset import Dataset
 from mpidist.data.distribution.distributed_dataset import DistributedDataset
 from mpidist.errors import CheckpointError, MismatchError
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
+from mpidist.variables.making.creation import create_variable
 
 pytestmark = pytest.mark.mpi
 

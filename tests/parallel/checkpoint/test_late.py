@@ -16,14 +16,14 @@ import pytest
 import mpidist
 from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.checkpoint.manager import CheckpointManager
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, is_shared
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
+from mpidist.variables.making.creation import create_variable
 from mpidist.variables.module import Module
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 
 pytestmark = pytest.mark.mpi
 
@@ -265,7 +265,7 @@ def test_variables_that_are_made_inside_run(communicator: Communicator, mpi_tmp_
 
 
 def test_components_and_sums_come_late_too(communicator: Communicator, arena: Arena, mpi_tmp_path: Path) -> None:
-    def make(aggregation: VariableAggregation) -> Variable:
+    def make(aggregation: VariableAggregation) -> BaseVariable:
         return create_variable(
             arena, np.zeros(2), synchronization=VariableSynchronization.ON_READ, aggregation=aggregation
         )

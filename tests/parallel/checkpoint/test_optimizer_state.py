@@ -11,32 +11,32 @@ import numpy as np
 import pytest
 
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.checkpoint.saved import SavedArray
-from mpidist.comm.communicator import Communicator
+from mpidist.checkpoint.file.saved import SavedArray
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError
-from mpidist.optimizers.adam import Adam
+from mpidist.optimizers.families.adam import Adam
 from mpidist.optimizers.loss_scale import LossScaleOptimizer
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
-from mpidist.variables.variable import Variable
+from mpidist.variables.making.creation import create_variable
+from mpidist.variables.variable import BaseVariable
 
 pytestmark = pytest.mark.mpi
 
 NAMES = ("a", "b", "c")
 
 
-def make(arena: Arena, value: float) -> dict[str, Variable]:
+def make(arena: Arena, value: float) -> dict[str, BaseVariable]:
     return {name: create_variable(arena, np.full(50, value), name=name) for name in NAMES}
 
 
-def step(strategy: Strategy, optimizer: Any, variables: dict[str, Variable], names: tuple[str, ...]) -> None:
+def step(strategy: Strategy, optimizer: Any, variables: dict[str, BaseVariable], names: tuple[str, ...]) -> None:
     gradients = {name: np.full(50, number + 1.0) for number, name in enumerate(NAMES)}
     strategy.run(lambda: optimizer.apply_gradients([(gradients[name], variables[name]) for name in names]))
 
 
-def values(variables: dict[str, Variable]) -> list[float]:
+def values(variables: dict[str, BaseVariable]) -> list[float]:
     return [float(variables[name].numpy()[7]) for name in NAMES]
 
 

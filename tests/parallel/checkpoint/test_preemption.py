@@ -13,12 +13,12 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.checkpoint import preemption
-from mpidist.comm.communicator import Communicator
+from mpidist.checkpoint.preemption import handler as preemption
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import LauncherError
 from mpidist.experimental import PreemptionCheckpointHandler, TerminationConfig
 from mpidist.strategy.base import Strategy
-from tests.clocks import SetClock
+from tests.helpers.clocks import SetClock
 from tests.parallel.layouts import lay_out
 
 pytestmark = pytest.mark.mpi(min_size=2)

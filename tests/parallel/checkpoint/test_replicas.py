@@ -14,15 +14,16 @@ import numpy.typing as npt
 import pytest
 
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.checkpoint.layout import PAGE_BYTES, PIECE_BYTES
+from mpidist.checkpoint.file.layout import PAGE_BYTES, PIECE_BYTES
 from mpidist.checkpoint.manager import CheckpointManager
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import CheckpointError, MismatchError
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
-from mpidist.variables.sync_on_read import SyncOnReadVariable
-from mpidist.variables.variable import Variable
+from mpidist.variables.kinds.sync_on_read import SyncOnReadVariable
+from mpidist.variables.making.creation import create_variable
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -193,7 +194,7 @@ def test_an_object_with_state_may_have_some(communicator: Communicator, mpi_tmp_
         def __init__(self, arena: Arena) -> None:
             self.seed = per_replica(arena, (2,), "u8")
 
-        def state(self) -> dict[str, Variable]:
+        def state(self) -> dict[str, BaseVariable]:
             return {"seed": self.seed}
 
         def load_state(self, saved: Any) -> None:

@@ -18,16 +18,16 @@ import numpy as np
 import pytest
 
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.checkpoint.directory import STATE_FILE
-from mpidist.checkpoint.lock import this_process
+from mpidist.checkpoint.directory.lock import this_process
+from mpidist.checkpoint.directory.state import STATE_FILE
+from mpidist.checkpoint.file.saved import SavedArray
 from mpidist.checkpoint.manager import CheckpointManager, latest_checkpoint
-from mpidist.checkpoint.saved import SavedArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, DamagedCheckpointError, MismatchError, is_shared
 from mpidist.optimizers import Adam
 from mpidist.options import VariableSynchronization
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
+from mpidist.variables.making.creation import create_variable
 
 pytestmark = pytest.mark.mpi
 

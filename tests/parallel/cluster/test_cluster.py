@@ -8,14 +8,14 @@ import os
 import pytest
 
 import mpidist
-from mpidist import chief
+from mpidist import first_rank
 from mpidist.cluster.detect import detect
-from mpidist.cluster.mpi import MPIClusterResolver
-from mpidist.cluster.placement import EVALUATOR_GROUP, TRAINING_GROUP, place
-from mpidist.cluster.simple import SimpleClusterResolver
-from mpidist.cluster.slurm import SlurmClusterResolver
+from mpidist.cluster.resolvers.mpi import MPIClusterResolver
+from mpidist.cluster.resolvers.simple import SimpleClusterResolver
+from mpidist.cluster.resolvers.slurm import SlurmClusterResolver
+from mpidist.cluster.roles.placement import EVALUATOR_GROUP, TRAINING_GROUP, place
 from mpidist.cluster.spec import ClusterSpec
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import LauncherError, MismatchError
 from mpidist.strategy.multi_worker import MultiWorkerMirroredStrategy
 from mpidist.testing import fake_nodes
@@ -227,7 +227,7 @@ def test_an_evaluator_does_not_train(
     communicator: Communicator, first: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the ranks were started in the order of their tasks, so that those that train need no other order."""
-    monkeypatch.setattr(chief, "_role", chief._Role())
+    monkeypatch.setattr(first_rank, "_role", first_rank._Role())
     size, rank = communicator.size, communicator.rank
     evaluating = 0 if first else size - 1
     cluster = ClusterSpec({**workers(size - 1), "evaluator": ["host:9"]})

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from mpidist.cluster.gpu import Binding, agree
-from mpidist.comm.communicator import Communicator
+from mpidist.cluster.devices.gpu_binding import Binding, agree
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import UnavailableError, is_shared
 
 pytestmark = pytest.mark.mpi(min_size=2)

@@ -9,12 +9,12 @@ from functools import partial
 
 import pytest
 
-from mpidist import chief
-from mpidist.cluster import groups
-from mpidist.cluster.mpi import MPIClusterResolver
-from mpidist.cluster.placement import place
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.deaths import DeathWatch, Process
+from mpidist import first_rank
+from mpidist.cluster.resolvers.mpi import MPIClusterResolver
+from mpidist.cluster.roles import groups
+from mpidist.cluster.roles.placement import place
+from mpidist.comm.group.communicator import Communicator
+from mpidist.failures.deaths import DeathWatch, Process
 
 pytestmark = pytest.mark.mpi(min_size=2)
 
@@ -30,7 +30,7 @@ def test_an_evaluator_hears_of_the_end_and_of_the_dead(
     monkeypatch.setattr(atexit, "register", lambda function, *given: at_end.append(partial(function, *given)))
     placement = place(communicator, MPIClusterResolver(communicator, num_evaluators=1))
     group = groups.enter_group(communicator, placement)
-    assert not chief.training_has_ended()
+    assert not first_rank.training_has_ended()
     communicator.barrier()
     process = Process("elsewhere", 7, "pid:[1]")
     assert len(at_end) == (1 if communicator.rank == 0 else 0)
@@ -38,10 +38,10 @@ def test_an_evaluator_hears_of_the_end_and_of_the_dead(
         watch.note(process, "rank 1 of 9")
         function()
     if placement.task_type == "evaluator":
-        while not chief.training_has_ended():
+        while not first_rank.training_has_ended():
             time.sleep(0.01)
         assert watch.dead == {process: "rank 1 of 9"}
     # Once known, it stays so.
-    assert chief.training_has_ended() == (placement.task_type == "evaluator")
+    assert first_rank.training_has_ended() == (placement.task_type == "evaluator")
     communicator.barrier()
     group.close()

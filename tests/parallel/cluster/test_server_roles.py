@@ -6,14 +6,14 @@ import json
 
 import pytest
 
-from mpidist import chief
-from mpidist.cluster.mpi import MPIClusterResolver
-from mpidist.cluster.server_roles import agree_on_roles
-from mpidist.cluster.simple import SimpleClusterResolver
+from mpidist import first_rank
+from mpidist.cluster.resolvers.mpi import MPIClusterResolver
+from mpidist.cluster.resolvers.simple import SimpleClusterResolver
+from mpidist.cluster.roles.server_roles import agree_on_roles
 from mpidist.cluster.spec import ClusterSpec
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import LauncherError, MismatchError
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 
 pytestmark = pytest.mark.mpi(min_size=3)
 
@@ -78,7 +78,7 @@ def test_roles_of_tf_config_in_any_order(
     if job == "evaluator":
         assert (roles.group.size, roles.chief, roles.workers, roles.servers) == (1, 0, (), ())
         assert roles.name_of(0) == "evaluator 0"
-        assert chief.is_chief()
+        assert first_rank.is_chief()
     else:
         workers = size - 2 - evaluator
         assert (roles.chief, roles.workers) == (0, tuple(range(1, 1 + workers)))
@@ -89,7 +89,7 @@ def test_roles_of_tf_config_in_any_order(
         assert [roles.name_of(rank) for rank in range(roles.group.size)] == [
             f"{name} {number}" for name, number in tasks[: size - evaluator]
         ]
-        assert chief.is_chief() == (job == "chief")
+        assert first_rank.is_chief() == (job == "chief")
     with pytest.raises(ValueError, match=f"expected a rank from 0 to {roles.group.size - 1}, got {size}"):
         roles.name_of(size)
     assert (roles.group is communicator) == (turn == 0 and not evaluator)

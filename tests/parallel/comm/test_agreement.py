@@ -7,8 +7,8 @@ from collections.abc import Callable
 
 import pytest
 
-from mpidist.comm.agreement import exchange, on_first_rank, same_on_all, together
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.agreement import exchange, on_first_rank, same_on_all, together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, MismatchError, RankError, is_shared
 
 pytestmark = pytest.mark.mpi

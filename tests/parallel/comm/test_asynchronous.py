@@ -14,15 +14,15 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm import call_page
-from mpidist.comm.asynchronous import AsyncCollective, open_asynchronous
-from mpidist.comm.call_order import CallOrder
+from mpidist.comm.calls import signature_page
+from mpidist.comm.calls.order import CallOrder
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
-from mpidist.comm.communication_thread import Handle, communication_thread
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.cross_device.asynchronous import AsyncCollective, open_asynchronous
 from mpidist.comm.cross_device.user_backend import CollectiveBackend
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.communication_thread import Handle, communication_thread
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CollectiveTimeoutError, MismatchError, is_shared
 from mpidist.options import CommunicationOptions, ReduceOp
 from mpidist.strategy.base import Strategy
@@ -245,7 +245,7 @@ def test_a_rank_that_waits_outside_of_calls_does_not_take_it_for_another_call(
             nonlocal since
             look(order, has_met)
             since = min(since, time.monotonic())
-            if time.monotonic() > since + 2 * call_page._DIFFERENCE_SECONDS:
+            if time.monotonic() > since + 2 * signature_page._DIFFERENCE_SECONDS:
                 (mpi_tmp_path / str(communicator.rank)).touch()
 
         monkeypatch.setattr(CallOrder, "look", look_long)

@@ -16,11 +16,11 @@ import pytest
 import mpidist
 from mpidist.arrays import AnyArray
 from mpidist.comm.backends.automatic import AutomaticBackend
-from mpidist.comm.call_order import COMPARED_EVERY
-from mpidist.comm.call_text import AT_ONCE
+from mpidist.comm.calls.order import COMPARED_EVERY
+from mpidist.comm.calls.text import AT_ONCE
 from mpidist.comm.choice import selection
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import InterruptedCallError, MismatchError, is_shared
 from mpidist.optimizers import SGD
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp

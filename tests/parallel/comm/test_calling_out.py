@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from mpidist.comm.calling_out import CallingOut
-from mpidist.comm.communicator import Communicator
-from tests.waiting import until
+from mpidist.comm.group.calling_out import CallingOut
+from mpidist.comm.group.communicator import Communicator
+from tests.helpers.waiting import until
 
 pytestmark = pytest.mark.mpi(min_size=2)
 

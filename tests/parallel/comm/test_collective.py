@@ -10,7 +10,6 @@ import pytest
 
 from mpidist import arrays
 from mpidist.arrays import AnyArray
-from mpidist.comm.agreement import require_same, same_on_all
 from mpidist.comm.choice import capabilities, selection
 from mpidist.comm.collective import (
     Collective,
@@ -21,10 +20,11 @@ from mpidist.comm.collective import (
     check_reducible,
     check_root,
 )
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.cross_device.chosen_collective import take_collective
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.cross_device.reductions import HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice
+from mpidist.comm.group.agreement import require_same, same_on_all
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, UnavailableError
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from mpidist.testing.contract import CollectiveContract

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpidist.comm.call_page import PAGE_BYTES, CallPage
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.calls.signature_page import PAGE_BYTES, CallPage
 from mpidist.comm.cores import node_cores, own_cores
+from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.comm.memory.node_memory import NodeMemory
 

@@ -8,7 +8,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from mpidist.comm.communicator import Communicator, open_communicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.opening import open_communicator
 from mpidist.strategy.base import Strategy
 
 pytestmark = pytest.mark.mpi(min_size=2)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm import interrupts
-from mpidist.comm.call_order import COMPARED_EVERY
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.interrupts import INTERRUPTS
+from mpidist.comm.calls.order import COMPARED_EVERY
+from mpidist.comm.group.communicator import Communicator
 from mpidist.experimental import CommunicationOptions
+from mpidist.failures import interrupts
+from mpidist.failures.interrupts import INTERRUPTS
 from mpidist.optimizers import SGD
 from mpidist.strategy.base import Strategy
 from tests.parallel.layouts import lay_out

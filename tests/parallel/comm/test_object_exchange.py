@@ -6,9 +6,9 @@ import pickle
 
 import pytest
 
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.object_exchange import gather_objects
-from mpidist.observe.calls import INNER, NEXT, STATE
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.object_exchange import gather_objects
+from mpidist.recorder.calls import INNER, NEXT, STATE
 
 pytestmark = pytest.mark.mpi(min_size=2)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 
 pytestmark = pytest.mark.mpi(min_size=2)
 

@@ -15,20 +15,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.deaths import WATCH
-from mpidist.comm.window import open_window
-from mpidist.comm.windows.handshake import admit
-from mpidist.comm.windows.sockets import SocketWindow
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.windows.sockets.handshake import admit
+from mpidist.comm.windows.sockets.window import SocketWindow
+from mpidist.comm.windows.window import open_window
 from mpidist.errors import DeadRankError
+from mpidist.failures.deaths import WATCH
 from mpidist.options import WindowOptions
 
 pytestmark = [pytest.mark.mpi(min_size=2), pytest.mark.timeout_seconds(120)]
 
 SOON = 60.0
-# As in `mpidist.comm.windows.connection`.
+# As in `mpidist.comm.windows.sockets.connection`.
 HEADER = struct.Struct("<B7xQQ")
-# As in `mpidist.comm.windows.questions`, for one row.
+# As in `mpidist.comm.windows.row_requests`, for one row.
 ROWS = struct.Struct("<QQq")
 
 
@@ -92,7 +92,7 @@ def test_strangers_are_refused_and_disturb_nobody(
     exchange(window, communicator)
     with pytest.MonkeyPatch.context() as patch:
         # Those that say nothing stay at the door: whoever waited for them would not come to an end in this test.
-        patch.setattr("mpidist.comm.windows.door.admit", functools.partial(admit, seconds=100 * SOON))
+        patch.setattr("mpidist.comm.windows.sockets.listener.admit", functools.partial(admit, seconds=100 * SOON))
         links = strangers(window, 40)
         exchange(window, communicator)
         for link in links:

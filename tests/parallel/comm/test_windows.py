@@ -17,9 +17,9 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.ways import OVERRIDE
-from mpidist.comm.window import Window, open_window
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.windows.ways import OVERRIDE
+from mpidist.comm.windows.window import Window, open_window
 from mpidist.errors import DeadRankError, MismatchError
 from mpidist.options import WindowOptions
 from mpidist.testing.plugin import fake_nodes
@@ -36,13 +36,13 @@ def opened(way: str, communicator: Communicator, heap_bytes: int) -> Window:
     """A window. Between nodes and hosts each rank counts as one."""
     name, _, between = way.partition(" between ")
     if communicator.size > 1 and between == "nodes":
-        module: Any = importlib.import_module("mpidist.comm.windows.rma")
+        module: Any = importlib.import_module("mpidist.comm.windows.rma.window")
         nodes: Window = module.RmaWindow(fake_nodes(communicator, 1), heap_bytes, WindowOptions())
         return nodes
     with pytest.MonkeyPatch.context() as patch:
         if between == "hosts":
-            patch.setattr("mpidist.comm.windows.door.place", lambda: (str(communicator.rank), ""))
-            patch.setattr("mpidist.comm.windows.door.interfaces", lambda: ("127.0.0.1/8",))
+            patch.setattr("mpidist.comm.windows.sockets.listener.place", lambda: (str(communicator.rank), ""))
+            patch.setattr("mpidist.comm.windows.sockets.listener.interfaces", lambda: ("127.0.0.1/8",))
         return open_window(communicator, heap_bytes, WindowOptions(way=name))
 
 
@@ -175,7 +175,7 @@ def test_rows_are_read_by_their_numbers(window: Window, monkeypatch: pytest.Monk
         assert awaited(window) == (window.rank - 1, b"your turn")
     rng = np.random.default_rng(window.rank)
     for offset, dtype, width, piece in ((64, "float32", 3, 1 << 20), (7, "uint8", 5, 40), (128, "uint64", 1, 8)):
-        monkeypatch.setattr("mpidist.comm.windows.questions._PIECE_BYTES", piece)
+        monkeypatch.setattr("mpidist.comm.windows.row_requests._PIECE_BYTES", piece)
         rows = rng.integers(0, 100, (50, width)).astype(dtype)
         window.put(0, offset, rows)
         window.flush(0)
@@ -413,7 +413,7 @@ def test_a_rank_without_a_heap_says_so(window: Window) -> None:
 
 
 def test_a_message_has_a_limit(window: Window, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mpidist.comm.window.MAX_MESSAGE_BYTES", 1000)
+    monkeypatch.setattr("mpidist.comm.windows.window.MAX_MESSAGE_BYTES", 1000)
     window.ring(window.rank, bytes(1000))
     assert awaited(window) == (window.rank, bytes(1000))
     with pytest.raises(ValueError, match="a message has at most 1000 bytes, got 1001"):

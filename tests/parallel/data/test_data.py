@@ -15,7 +15,8 @@ import pytest
 
 from mpidist import context
 from mpidist.comm.arithmetic.slices import even_sizes
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.data import INFINITE, SHARD_HINT, UNKNOWN, ArraySpec, AutoShardPolicy, Dataset, Options, read_npy
 from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
 from mpidist.data.distribution.distributed_iterator import DistributedIterator

@@ -11,7 +11,8 @@ import pytest
 
 import mpidist
 from mpidist import tree
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.data import AutoShardPolicy, Dataset, Options
 from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
 from mpidist.data.items.sharding import even_slice

@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.data import SHARD_HINT, AutoShardPolicy, Dataset, Options, read_npy
 from mpidist.data.distribution.distributed_dataset import DistributedDataset
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.call_order import COMPARED_EVERY
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.calls.order import COMPARED_EVERY
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.options import CommunicationOptions, InputOptions
 from mpidist.strategy.base import Strategy

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.data import SHARD_HINT, UNKNOWN, AutoShardPolicy, Dataset, Options, hdf5_reader, read_npy, read_npz
 from mpidist.data.distribution.distributed_dataset import DistributedDataset, distribute_datasets_from_function
 from mpidist.data.distribution.distributed_iterator import DistributedIterator

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.data import SHARD_HINT, Dataset, Options, read_npy
 from mpidist.data.distribution.distributed_dataset import DistributedDataset
-from tests.amounts import amount
+from tests.helpers.amounts import amount
 
 pytestmark = pytest.mark.mpi
 

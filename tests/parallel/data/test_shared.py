@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.data import Dataset
 from mpidist.data.reading.shared_memory import share_arrays
 from mpidist.errors import MismatchError

@@ -10,7 +10,7 @@ import pytest
 
 import mpidist
 from mpidist.comm.arithmetic.slices import even_sizes
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 
 pytestmark = pytest.mark.mpi
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 
 pytestmark = pytest.mark.mpi
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from tests.parallel.documented_examples.dense import Dense
 from tests.parallel.documented_examples.test_checkpoint import BATCH_SIZE, STEPS_PER_EPOCH, load_checkpoint
 from tests.parallel.serving.test_parameter_server import on_chief

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 
 pytestmark = pytest.mark.mpi

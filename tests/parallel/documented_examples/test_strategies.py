@@ -7,7 +7,7 @@ import pytest
 
 import mpidist
 from mpidist.comm.choice import capabilities
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationImplementation
 

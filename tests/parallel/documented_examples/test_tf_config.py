@@ -8,7 +8,7 @@ import os
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import LauncherError
 
 pytestmark = pytest.mark.mpi

@@ -12,7 +12,7 @@ import pytest
 
 from mpidist import metrics
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.metrics import Metric
 from tests.parallel.layouts import make_strategy
 

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.metrics import BinaryAccuracy, Mean, Metric, Precision, SparseCategoricalAccuracy
 from tests.parallel.layouts import make_strategy

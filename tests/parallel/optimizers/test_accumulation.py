@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.optimizers import LAMB, SGD, Adam, ExponentialDecay, LossScaleOptimizer
 from mpidist.strategy.base import Strategy
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -23,16 +23,16 @@ def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> Stra
     return make_strategy(communicator, request.param)
 
 
-def make(strategy: Strategy) -> list[Variable]:
+def make(strategy: Strategy) -> list[BaseVariable]:
     with strategy.scope():
         return [mpidist.Variable(np.zeros(size), name=name) for name, size in (("a", 2), ("b", 3), ("c", 4))]
 
 
-def step(strategy: Strategy, optimizer: Any, pairs: list[tuple[Any, Variable]]) -> None:
+def step(strategy: Strategy, optimizer: Any, pairs: list[tuple[Any, BaseVariable]]) -> None:
     strategy.run(optimizer.apply_gradients, args=(pairs,))
 
 
-def values(variables: list[Variable]) -> list[float]:
+def values(variables: list[BaseVariable]) -> list[float]:
     for variable in variables:
         assert len(set(variable.numpy().tolist())) == 1
     return [float(variable.numpy()[0]) for variable in variables]
@@ -190,7 +190,7 @@ def test_an_update_that_ranks_have_refused_loses_no_call(strategy: Strategy, kin
     scaled = LossScaleOptimizer(optimizer, 4.0)
     chosen: Any = scaled if kind == "scaled" else optimizer
 
-    def pairs(number: float) -> list[tuple[Any, Variable]]:
+    def pairs(number: float) -> list[tuple[Any, BaseVariable]]:
         scale = 4 if kind == "scaled" else 1
         return [(np.full(v.shape, scale * number, dtype), v) for v in variables]
 

@@ -10,7 +10,7 @@ import pytest
 
 import mpidist
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import SGD
 from mpidist.strategy.base import Strategy

@@ -12,13 +12,13 @@ import pytest
 import mpidist
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic import compiled_sums, compiler
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import LAMB, SGD, Adam, AdamW, Optimizer
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.update import compiled
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = [
@@ -66,7 +66,9 @@ def trained(strategy: Strategy, make: Callable[[], Optimizer], dtype: str, *, ha
     """Parameters after a few steps. Collective."""
     generator = np.random.default_rng(1)
     with strategy.scope():
-        variables: list[Variable] = [mpidist.Variable(generator.normal(size=shape).astype(dtype)) for shape in SHAPES]
+        variables: list[BaseVariable] = [
+            mpidist.Variable(generator.normal(size=shape).astype(dtype)) for shape in SHAPES
+        ]
         if has_table:
             variables.append(mpidist.Variable(generator.normal(size=TABLE).astype(dtype), sparse_gradient=True))
     optimizer, rank = make(), strategy.communicator.rank

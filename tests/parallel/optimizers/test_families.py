@@ -12,10 +12,10 @@ import pytest
 import mpidist
 from mpidist import optimizers
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers import Optimizer
 from mpidist.strategy.base import Strategy
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
@@ -31,7 +31,7 @@ def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> Stra
     return make_strategy(communicator, request.param)
 
 
-def make_model(strategy: Strategy, dtype: str) -> list[Variable]:
+def make_model(strategy: Strategy, dtype: str) -> list[BaseVariable]:
     generator = np.random.default_rng(1)
     with strategy.scope():
         return [mpidist.Variable(generator.normal(size=shape).astype(dtype), name=f"v{i}")
@@ -50,14 +50,14 @@ def all_gradients(step: int, size: int) -> list[list[AnyArray]]:
              for i, sign in enumerate(signs)] for rank in range(size)]
 
 
-def train(strategy: Strategy, optimizer: Any, variables: list[Variable], steps: int = STEPS) -> None:
+def train(strategy: Strategy, optimizer: Any, variables: list[BaseVariable], steps: int = STEPS) -> None:
     for number in range(steps):
         mine = all_gradients(number, strategy.communicator.size)[strategy.communicator.rank]
         pairs = [(gradient.astype(v.dtype), v) for gradient, v in zip(mine, variables, strict=True)]
         strategy.run(optimizer.apply_gradients, args=(pairs,))
 
 
-def require_close(strategy: Strategy, variables: list[Variable], expected: list[AnyArray], dtype: str) -> None:
+def require_close(strategy: Strategy, variables: list[BaseVariable], expected: list[AnyArray], dtype: str) -> None:
     tolerance = 5e-5 if dtype == "float32" else 1e-10
     for variable, array in zip(variables, expected, strict=True):
         np.testing.assert_allclose(variable.numpy(), array, rtol=tolerance, atol=tolerance)

@@ -10,10 +10,10 @@ import pytest
 import mpidist
 from mpidist import optimizers
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.strategy.base import Strategy
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
@@ -41,7 +41,7 @@ def gradient_of(step: int, rank: int, shape: tuple[int, ...]) -> AnyArray:
     return np.asarray(generator.integers(-8, 9, shape) * 2.0 ** generator.integers(-2, 4, shape)).astype("f2")
 
 
-def model() -> list[Variable]:
+def model() -> list[BaseVariable]:
     # One of float32 between them.
     dtypes = ("float16", "float32", "float16")
     return [

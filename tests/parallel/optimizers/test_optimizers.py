@@ -10,11 +10,11 @@ import pytest
 
 import mpidist
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, MismatchError
 from mpidist.optimizers import SGD, Adam, AdamW, ExponentialDecay, Optimizer
 from mpidist.strategy.base import Strategy
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
@@ -29,7 +29,7 @@ def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> Stra
     return make_strategy(communicator, request.param)
 
 
-def make_model(strategy: Strategy, dtype: str = "float32") -> list[Variable]:
+def make_model(strategy: Strategy, dtype: str = "float32") -> list[BaseVariable]:
     generator = np.random.default_rng(1)
     with strategy.scope():
         return [mpidist.Variable(generator.normal(size=shape).astype(dtype), name=f"v{i}")
@@ -43,7 +43,7 @@ def gradients_of(step: int, rank: int, dtype: str) -> list[AnyArray | None]:
             for i, shape in enumerate(SHAPES)]
 
 
-def step(strategy: Strategy, optimizer: Optimizer, pairs: list[tuple[Any, Variable]]) -> None:
+def step(strategy: Strategy, optimizer: Optimizer, pairs: list[tuple[Any, BaseVariable]]) -> None:
     strategy.run(optimizer.apply_gradients, args=(pairs,))
 
 
@@ -233,7 +233,7 @@ class Stored:
         return self.array
 
 
-def whole(variable: Variable) -> AnyArray:
+def whole(variable: BaseVariable) -> AnyArray:
     """What a checkpoint holds of a variable. Collective."""
     return variable.reader()(0, variable.size).reshape(variable.shape)
 
@@ -298,7 +298,7 @@ def test_sums_on_one_rank_alone_are_a_mismatch(communicator: Communicator, layou
     with strategy.scope():
         variable = mpidist.Variable(np.zeros(100))
         optimizer = SGD(1.0)
-    pairs: list[tuple[Any, Variable]] = [(np.ones(100), variable)]
+    pairs: list[tuple[Any, BaseVariable]] = [(np.ones(100), variable)]
     for _ in range(steps):
         step(strategy, optimizer, pairs)
     is_odd = communicator.rank == (0 if odd == "first" else communicator.size - 1)
@@ -336,7 +336,7 @@ def test_two_optimizers_alike_are_told_apart(communicator: Communicator, layout:
     with strategy.scope():
         variable = mpidist.Variable(np.zeros(100))
         optimizers = [SGD(1.0), SGD(1.0)]
-    pairs: list[tuple[Any, Variable]] = [(np.ones(100), variable)]
+    pairs: list[tuple[Any, BaseVariable]] = [(np.ones(100), variable)]
     for _ in range(steps):
         for optimizer in optimizers:
             step(strategy, optimizer, pairs)

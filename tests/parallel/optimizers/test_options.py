@@ -10,12 +10,12 @@ import pytest
 
 import mpidist
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError, MismatchError
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import LAMB, SGD, Adam, ExponentialDecay, Ftrl, LossScaleOptimizer, Optimizer
 from mpidist.strategy.base import Strategy
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.layouts import LAYOUTS, make_strategy
 from tests.parallel.optimizers.test_optimizers import Stored, whole
 
@@ -29,7 +29,7 @@ def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> Stra
     return make_strategy(communicator, request.param)
 
 
-def make_model(strategy: Strategy, dtype: str = "float64") -> list[Variable]:
+def make_model(strategy: Strategy, dtype: str = "float64") -> list[BaseVariable]:
     generator = np.random.default_rng(1)
     with strategy.scope():
         return [mpidist.Variable(generator.normal(size=shape).astype(dtype), name=f"v{i}")
@@ -40,7 +40,7 @@ def gradients_of(step: int, rank: int) -> list[AnyArray]:
     return [np.asarray(np.random.default_rng((step, rank, i)).normal(size=shape)) for i, shape in enumerate(SHAPES)]
 
 
-def step(strategy: Strategy, optimizer: Any, gradients: list[Any], variables: list[Variable]) -> None:
+def step(strategy: Strategy, optimizer: Any, gradients: list[Any], variables: list[BaseVariable]) -> None:
     strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
 
 
@@ -50,10 +50,10 @@ def stored(tree: Any) -> Any:
         return {key: stored(value) for key, value in tree.items()}
     if isinstance(tree, list):
         return {str(i): stored(value) for i, value in enumerate(tree)}
-    return Stored(whole(tree) if isinstance(tree, Variable) else tree)
+    return Stored(whole(tree) if isinstance(tree, BaseVariable) else tree)
 
 
-def require_equal(first: list[Variable], second: list[Variable]) -> None:
+def require_equal(first: list[BaseVariable], second: list[BaseVariable]) -> None:
     for a, b in zip(first, second, strict=True):
         np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=1e-9, atol=1e-12)
 
@@ -301,7 +301,7 @@ def test_all_state_is_saved(strategy: Strategy, when: str) -> None:
         inner = Adam(0.1, use_ema=True, gradient_accumulation_steps=2, clipnorm=2.0, weight_decay=0.1)
         return LossScaleOptimizer(inner, 16.0, 2)
 
-    def train(optimizer: LossScaleOptimizer, variables: list[Variable], start: int, stop: int) -> None:
+    def train(optimizer: LossScaleOptimizer, variables: list[BaseVariable], start: int, stop: int) -> None:
         for number in range(start, stop):
             gradients: list[Any] = [optimizer.scale_loss(g) for g in gradients_of(number, rank)]
             if number == 5:

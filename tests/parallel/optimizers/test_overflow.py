@@ -9,7 +9,7 @@ import pytest
 
 import mpidist
 from mpidist import optimizers
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi

@@ -11,12 +11,12 @@ import pytest
 
 import mpidist
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import SGD, Adagrad, Adam, AdamW, Ftrl, LossScaleOptimizer, Optimizer
 from mpidist.strategy.base import Strategy
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import LAYOUTS, make_strategy
 from tests.parallel.optimizers.test_optimizers import saved
@@ -34,7 +34,7 @@ def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> Stra
     return make_strategy(communicator, request.param)
 
 
-def make_model(dtype: str = "float64", *, declared: bool = True) -> list[Variable]:
+def make_model(dtype: str = "float64", *, declared: bool = True) -> list[BaseVariable]:
     generator = np.random.default_rng(1)
     return [
         mpidist.Variable(
@@ -80,7 +80,7 @@ def of_all(parts: list[Any]) -> Any:
     return np.add.reduce(parts)
 
 
-def step(strategy: Strategy, optimizer: Any, gradients: list[Any], variables: list[Variable]) -> None:
+def step(strategy: Strategy, optimizer: Any, gradients: list[Any], variables: list[BaseVariable]) -> None:
     strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
 
 

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.options import WindowOptions
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.strategy.server_options import ServerOptions
+from mpidist.parameter_server.options import ServerOptions
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)

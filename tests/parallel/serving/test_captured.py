@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from tests.amounts import amount
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
+from tests.helpers.amounts import amount
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)

@@ -12,11 +12,11 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.checkpoint.positional import write_at
-from mpidist.comm.communicator import Communicator
+from mpidist.checkpoint.file.positional import write_at
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.strategy.server_options import ServerOptions
+from mpidist.parameter_server.options import ServerOptions
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from tests.parallel.serving.test_parameter_server import on_chief
 
 OPTIONS = ServerOptions(heap_bytes=1 << 26, slot_bytes=1 << 20)

@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.serving.messages import Do, Send
-from mpidist.serving.wire import encode
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.parameter_server.protocol.messages import Do, Send
+from mpidist.parameter_server.protocol.wire import encode
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)

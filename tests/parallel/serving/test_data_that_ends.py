@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.errors import EndOfDataError
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)

@@ -16,11 +16,11 @@ import pytest
 import mpidist
 from mpidist import optimizers
 from mpidist.comm.arithmetic.combine import named_dtype
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.strategy.server_options import ServerOptions
+from mpidist.parameter_server.options import ServerOptions
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.variables.update import compiled
 from mpidist.variables.update.llvm_text import Loop
 from tests.parallel.serving.test_parameter_server import on_chief

@@ -12,16 +12,16 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.agreement import together
-from mpidist.comm.communicator import Communicator
-from mpidist.coordinator.closures import QUEUE_SIZE
+from mpidist.comm.group.agreement import together
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.errors import CancelledError
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.serving.heap import HeapFullError
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.strategy.server_options import ServerOptions
-from mpidist.variables.partitioners import Partitioner
+from mpidist.parameter_server.heap.layout import HeapFullError
+from mpidist.parameter_server.options import ServerOptions
+from mpidist.parameter_server.queue.closures import QUEUE_SIZE
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
+from mpidist.variables.making.partitioners import Partitioner
 
 pytestmark = pytest.mark.mpi(min_size=3)
 

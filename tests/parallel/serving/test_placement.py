@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from tests.parallel.serving.test_parameter_server import on_chief
 
 

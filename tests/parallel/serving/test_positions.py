@@ -11,10 +11,10 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.errors import CheckpointError
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from tests.parallel.serving.test_cut import folder  # noqa: F401 - a fixture
 from tests.parallel.serving.test_parameter_server import SMALL, on_chief
 

@@ -12,11 +12,11 @@ import pytest
 
 import mpidist
 from mpidist import optimizers
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.observe.recorder import RECORDER
 from mpidist.optimizers.optimizer import Optimizer
-from mpidist.strategy.parameter_server import ParameterServerStrategy
+from mpidist.recorder.recorder import RECORDER
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from tests.parallel.serving.test_parameter_server import FAMILIES, on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)

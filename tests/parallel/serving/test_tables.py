@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.experimental import partitioners
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.strategy.server_options import ServerOptions
-from mpidist.variables.sharded import ShardedVariable
+from mpidist.parameter_server.options import ServerOptions
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
+from mpidist.variables.kinds.sharded import ShardedVariable
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)

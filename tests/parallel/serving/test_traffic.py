@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
-from mpidist.observe.recorder import RECORDER
-from mpidist.observe.traffic import Traffic
-from mpidist.serving.station import Station
-from mpidist.strategy.parameter_server import ParameterServerStrategy
-from mpidist.strategy.server_options import ServerOptions
+from mpidist.parameter_server.options import ServerOptions
+from mpidist.parameter_server.protocol.endpoint import Station
+from mpidist.recorder.recorder import RECORDER
+from mpidist.recorder.traffic import ClosureTraffic
+from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)
@@ -77,7 +77,7 @@ def cost_of_closures(communicator: Communicator, servers: int, steps: int = 1) -
         begun.append((CLOSURES, RECORDER.traffic.total.bytes))
         assert int(count) == 2 * CLOSURES
 
-    RECORDER.traffic = Traffic()
+    RECORDER.traffic = ClosureTraffic()
     on_chief(communicator, program, servers=servers)
     # The numbers of others' closures; only the chief knows where the second use begins.
     first = communicator.all_reduce_max(max((one for one, _ in begun[:1]), default=0))
@@ -119,7 +119,7 @@ def require_bytes_of_the_wire(cost: Cost, servers: int, steps: int) -> None:
 def test_a_closure_takes_few_bytes_on_all_ranks_together(
     communicator: Communicator, servers: int, steps: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(RECORDER, "traffic", Traffic())
+    monkeypatch.setattr(RECORDER, "traffic", ClosureTraffic())
     cost = cost_of_closures(communicator, servers, steps)
     require_bytes_of_the_wire(cost, servers, steps)
     if servers <= 5 and (servers, steps) != (5, 2):

@@ -7,17 +7,16 @@ import pytest
 
 import mpidist
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.strategy.base import Strategy
-from tests.calls import calls_of
+from tests.helpers.calls import calls_of
 
 pytestmark = pytest.mark.mpi
 
 def without_waiting(entered: list[tuple[str, str]]) -> set[tuple[str, str]]:
     """A rank that waits looks around, and so does one that sees another a barrier ahead: that is not on the way."""
-    return {
-        (file, name) for file, name in entered if file != "comm/call_page.py" and name not in ("look", "_look_closely")
-    }
+    looks = ("look", "_look_closely")
+    return {(file, name) for file, name in entered if file != "comm/calls/signature_page.py" and name not in looks}
 
 
 def test_a_step_enters_few_functions(communicator: Communicator) -> None:

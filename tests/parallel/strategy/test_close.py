@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm import resource
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group import resource
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CollectiveTimeoutError
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
-from tests import amounts
-from tests.leftovers import held_node_memory
+from tests.helpers import amounts
+from tests.helpers.leftovers import held_node_memory
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi

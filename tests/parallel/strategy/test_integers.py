@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import is_shared
 from mpidist.strategy.base import Strategy
 from tests.parallel.layouts import make_strategy

@@ -14,7 +14,7 @@ import mpidist
 from mpidist import optimizers
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.tree_order import leaves, pairing
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy

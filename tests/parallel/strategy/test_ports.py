@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.mpi_communicator import MpiCommunicator
+from mpidist.comm.group.mpi_communicator import MpiCommunicator
 
 pytestmark = pytest.mark.skipif(not Path("/proc/self/net/tcp").exists(), reason="reads Linux's tables of sockets")
 

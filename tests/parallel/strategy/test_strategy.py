@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import CommunicationOptions
 from mpidist.strategy import default, mirrored, opened

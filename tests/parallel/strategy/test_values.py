@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist.comm.arithmetic.combine import named_dtype
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.strategy.base import Strategy
-from tests.amounts import amount
+from tests.helpers.amounts import amount
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi

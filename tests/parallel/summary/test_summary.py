@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from mpidist import summary
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.metrics import Mean
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.strategy.base import Strategy
 from mpidist.strategy.default import Variable
 from tests.parallel.layouts import make_strategy
-from tests.unit.test_summary import read_values
+from tests.unit.summary.test_summary import read_values
 
 pytestmark = pytest.mark.mpi
 

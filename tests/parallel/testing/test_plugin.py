@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.testing import fake_nodes
-from tests.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
+from tests.helpers.launching import NoLauncherError, find_mpirun, launch_environment, mpirun_command
 
 ROOT = Path(__file__).resolve().parents[3]
 

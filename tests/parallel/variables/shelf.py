@@ -14,20 +14,20 @@ import numpy.typing as npt
 
 from mpidist import context
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.resource import Resource
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import Resource
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation, VariableSynchronization, parse_enum
-from mpidist.variables.creation import initial_array
-from mpidist.variables.on_read import OnReadVariable
+from mpidist.variables.kinds.on_read import OnReadVariable
+from mpidist.variables.making.creation import initial_array
 from mpidist.variables.scatter import apply_rows, checked_rows
 from mpidist.variables.update.arithmetic import UpdateArithmetic, UpdateSettings, take_average
 from mpidist.variables.update.kernel import Kernel, LayerKernel, Update
 from mpidist.variables.update.options import ACCUMULATED, ACCUMULATES, OptimizerOptions
 from mpidist.variables.update.rows import RowArithmetic
-from mpidist.variables.variable import Gradient, Read, UpdatePlan, Variable
+from mpidist.variables.variable import BaseVariable, Gradient, Read, UpdatePlan
 
-S = TypeVar("S", bound=Variable)
+S = TypeVar("S", bound=BaseVariable)
 
 
 class Shelf(Resource):
@@ -65,7 +65,7 @@ class Shelf(Resource):
 
     def create_variable(
         self,
-        initial_value: npt.ArrayLike | Variable | Callable[[], npt.ArrayLike],
+        initial_value: npt.ArrayLike | BaseVariable | Callable[[], npt.ArrayLike],
         *,
         name: str | None = None,
         dtype: npt.DTypeLike | None = None,
@@ -73,7 +73,7 @@ class Shelf(Resource):
         synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
         aggregation: VariableAggregation | str = VariableAggregation.NONE,
         sparse_gradient: bool = False,
-    ) -> Variable:
+    ) -> BaseVariable:
         """Collective. See `Home.create_variable`."""
         how = parse_enum(VariableAggregation, aggregation, "aggregation")
         array = initial_array(initial_value, dtype, str(name), how, has_rows=sparse_gradient)
@@ -84,18 +84,18 @@ class Shelf(Resource):
         return ShelfVariable(self, key, array, has_rows=sparse_gradient)
 
     def plan(
-        self, variables: Sequence[Variable], kernel: Kernel | LayerKernel, options: OptimizerOptions
+        self, variables: Sequence[BaseVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
     ) -> UpdatePlan:
         """Collective. See `Home.plan`."""
         return ShelfPlan(self, [v for v in variables if isinstance(v, ShelfVariable)], kernel, options)
 
-    def colocated(self, variable: Variable) -> AbstractContextManager[None]:
+    def colocated(self, variable: BaseVariable) -> AbstractContextManager[None]:
         """Local. See `Home.colocated`."""
         del variable
         return nullcontext()
 
 
-class ShelfVariable(Variable):
+class ShelfVariable(BaseVariable):
     """A variable whose rows lie on the ranks."""
 
     def __init__(self, home: Shelf, key: str, array: AnyArray, *, has_rows: bool = False) -> None:
@@ -123,11 +123,11 @@ class ShelfVariable(Variable):
         return np.concatenate(self.group.all_gather_object(self.part)).reshape(self.shape)
 
     def write_array(self, array: AnyArray) -> None:
-        """Collective. See `Variable.write_array`."""
+        """Collective. See `BaseVariable.write_array`."""
         self.part[...] = self.own(self.group.broadcast_object(array))
 
     def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
-        """Collective. See `Variable.add_array`."""
+        """Collective. See `BaseVariable.add_array`."""
         self.part[...] += self.own(self.group.broadcast_object(array))
 
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
@@ -139,7 +139,7 @@ class ShelfVariable(Variable):
         return self
 
     def reader(self) -> Read:
-        """Local. See `Variable.reader`."""
+        """Local. See `BaseVariable.reader`."""
         return self._read
 
     def _read(self, start: int, stop: int) -> AnyArray:
@@ -149,7 +149,7 @@ class ShelfVariable(Variable):
         return self.part[start - self.begin : stop - self.begin]
 
     def load(self, read: Read) -> None:
-        """Local. See `Variable.load`."""
+        """Local. See `BaseVariable.load`."""
         self.part[...] = read(self.begin, self.end)
 
 
@@ -184,11 +184,11 @@ class ShelfSums(OnReadVariable):
         self._component[...] = 0
 
     def write_array(self, array: AnyArray) -> None:
-        """Local. See `Variable.write_array`."""
+        """Local. See `BaseVariable.write_array`."""
         self._component[...] = array if self.group.rank == 0 else 0
 
     def add_array(self, array: AnyArray, method: str = "assign_add") -> None:
-        """Local. See `Variable.add_array`."""
+        """Local. See `BaseVariable.add_array`."""
         self.accumulate(array)
 
     def scatter(self: S, kind: str, sparse_delta: IndexedSlices) -> S:
@@ -196,12 +196,12 @@ class ShelfSums(OnReadVariable):
         raise NotImplementedError(kind, sparse_delta)
 
     def reader(self) -> Read:
-        """Collective. See `Variable.reader`."""
+        """Collective. See `BaseVariable.reader`."""
         flat = self.aggregate().reshape(-1)
         return lambda start, stop: flat[start:stop]
 
     def load(self, read: Read) -> None:
-        """Local. See `Variable.load`."""
+        """Local. See `BaseVariable.load`."""
         self.write_array(read(0, self.size).reshape(self.shape))
 
 
@@ -214,7 +214,7 @@ class ShelfPlan:
         self.variables = tuple(variables)
         self._home = home
         self._arithmetic = arithmetic = UpdateArithmetic(kernel, options)
-        self.slots: dict[str, Sequence[Variable]] = {
+        self.slots: dict[str, Sequence[BaseVariable]] = {
             name: [ShelfVariable(home, f"{v.name} {name}", np.full(v.shape, initial, v.dtype)) for v in variables]
             for name, initial in arithmetic.slots.items()
         }

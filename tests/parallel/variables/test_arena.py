@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.shared_file import DIRECTORY_VARIABLE
 from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.comm.memory.node_memory import NodeMemory
-from mpidist.comm.shared_file import DIRECTORY_VARIABLE
 from mpidist.errors import UnavailableError
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
-from mpidist.variables import sharing
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.making.creation import create_variable
+from mpidist.variables.memory import sharing
 from mpidist.variables.step.plan import Plan
 from tests.parallel.layouts import LAYOUTS, lay_out, make_strategy
 

@@ -13,14 +13,14 @@ import pytest
 
 import mpidist
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers import Optimizer
 from mpidist.strategy.base import Strategy
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
 from mpidist.variables.update import arithmetic
 from mpidist.variables.update.kernel import Update
+from tests.helpers.waiting import until
 from tests.parallel.layouts import make_strategy
-from tests.waiting import until
 
 pytestmark = pytest.mark.mpi
 

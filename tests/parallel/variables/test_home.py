@@ -11,12 +11,12 @@ import pytest
 
 import mpidist
 from mpidist.arrays import AnyArray
-from mpidist.checkpoint.layout import PIECE_BYTES
-from mpidist.comm.communicator import Communicator
+from mpidist.checkpoint.file.layout import PIECE_BYTES
+from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import SGD, Adam, LossScaleOptimizer
 from mpidist.strategy.base import Strategy
-from mpidist.variables.variable import Home, Variable
+from mpidist.variables.variable import BaseVariable, Home
 from tests.parallel.variables.shelf import Shelf, ShelfSums, ShelfVariable
 
 pytestmark = pytest.mark.mpi
@@ -33,7 +33,7 @@ def gradient(step: int, rank: int) -> AnyArray:
     return np.asarray(np.random.default_rng((step, rank)).normal(size=FIRST.shape).astype(np.float32))
 
 
-def on_both(shelf: Shelf, **options: Any) -> tuple[Variable, Variable]:
+def on_both(shelf: Shelf, **options: Any) -> tuple[BaseVariable, BaseVariable]:
     """The same variable on the shelf and in an arena."""
     strategy = Strategy(shelf.communicator, shared=False)
     with shelf.current():

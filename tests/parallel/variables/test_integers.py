@@ -11,12 +11,12 @@ import pytest
 
 import mpidist
 from mpidist.checkpoint.checkpoint import Checkpoint
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import is_shared
 from mpidist.options import VariableSynchronization
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
+from mpidist.variables.making.creation import create_variable
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi

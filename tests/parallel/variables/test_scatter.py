@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import VariableAggregation
 from mpidist.strategy.base import Strategy
-from mpidist.variables.sync_on_read import variable_sync_on_read_context
+from mpidist.variables.kinds.sync_on_read import variable_sync_on_read_context
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -89,7 +89,7 @@ def test_a_replica_may_have_no_rows(strategy: Strategy) -> None:
 def test_on_read_has_none(strategy: Strategy) -> None:
     v = create(strategy, np.zeros(4), synchronization="ON_READ", aggregation="SUM")
     for kind in ("add", "sub", "mul", "div", "min", "max", "update"):
-        with pytest.raises(NotImplementedError, match=f"scatter_{kind} is not there for ON_READ"):
+        with pytest.raises(NotImplementedError, match=f"scatter_{kind} is not supported for ON_READ"):
             getattr(v, f"scatter_{kind}")(rows(0))
 
 

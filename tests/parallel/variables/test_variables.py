@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.options import VariableAggregation, VariableSynchronization
 from mpidist.strategy.base import Strategy
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi
@@ -28,20 +28,20 @@ def strategy(request: pytest.FixtureRequest, communicator: Communicator) -> Stra
     return make_strategy(communicator, request.param)
 
 
-def create(strategy: Strategy, value: Any = 0.0, **options: Any) -> Variable:
+def create(strategy: Strategy, value: Any = 0.0, **options: Any) -> BaseVariable:
     with strategy.scope():
-        variable: Variable = mpidist.Variable(value, **options)
+        variable: BaseVariable = mpidist.Variable(value, **options)
     return variable
 
 
-def everywhere(strategy: Strategy, variable: Variable) -> Any:
+def everywhere(strategy: Strategy, variable: BaseVariable) -> Any:
     """The one value that all ranks see; a test fails if they see different ones."""
     values = strategy.communicator.all_gather_object(strategy.run(variable.numpy).tolist())
     assert all(value == values[0] for value in values), f"desynchronised: {values}"
     return values[0]
 
 
-def components(strategy: Strategy, variable: Variable) -> list[Any]:
+def components(strategy: Strategy, variable: BaseVariable) -> list[Any]:
     return strategy.communicator.all_gather_object(strategy.run(variable.numpy).tolist())
 
 

@@ -12,7 +12,7 @@ from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.choice.tuning import ring_begins
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationOptions
 from mpidist.testing.contract import CollectiveContract
 from tests.parallel.layouts import lay_out, open_node

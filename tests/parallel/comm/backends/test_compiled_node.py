@@ -13,7 +13,7 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic import compiled_sums, compiler
 from mpidist.comm.arithmetic.compiler import Code
 from mpidist.comm.backends.node import NodeBackend
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.parallel.layouts import lay_out, open_node
 

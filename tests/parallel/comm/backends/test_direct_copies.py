@@ -13,8 +13,8 @@ from mpidist.comm.backends.node import NodeBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.choice.tuning import Tuning
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory import peer_memory
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.comm.memory.peer_memory import PeerMemory, open_peer_memory

@@ -7,7 +7,7 @@ import pytest
 
 from mpidist.comm.backends.gather_to_one import GatherToOne
 from mpidist.comm.backends.messages import Messages
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import ReduceOp
 
 pytestmark = pytest.mark.mpi(min_size=3)

@@ -12,17 +12,17 @@ import pytest
 from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.backends.direct_copies import DIRECT_FROM
 from mpidist.comm.backends.node import NodeBackend
-from mpidist.comm.call_page import PAGE_BYTES, CallPage
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.calls.signature_page import PAGE_BYTES, CallPage
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.node_barrier import NodeBarrier
 from mpidist.comm.memory.node_memory import NodeMemory
 from mpidist.comm.memory.show_calls import open_node_barrier
-from mpidist.observe.calls import NEXT
-from mpidist.observe.watchdog import WATCHDOG
+from mpidist.failures.watchdog import WATCHDOG
 from mpidist.options import CommunicationOptions, ReduceOp
-from tests.amounts import amount
-from tests.leftovers import mapped_node_memory
+from mpidist.recorder.calls import NEXT
+from tests.helpers.amounts import amount
+from tests.helpers.leftovers import mapped_node_memory
 from tests.parallel.layouts import lay_out, open_node
 
 pytestmark = pytest.mark.mpi(min_size=2)

@@ -16,7 +16,7 @@ from mpidist.comm.arithmetic.tree_order import leaves, pairing
 from mpidist.comm.backends.tree import GATHERED_BYTES, TreeBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers.optimizer import Optimizer
 from mpidist.options import CommunicationOptions, ReduceOp

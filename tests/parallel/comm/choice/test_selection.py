@@ -13,8 +13,8 @@ from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.backends.mpi import MpiBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError
 from mpidist.experimental import PowerSGD
 from mpidist.options import CommunicationOptions

@@ -16,9 +16,9 @@ from mpidist.comm.backends.automatic import AutomaticBackend
 from mpidist.comm.choice import measuring, selection
 from mpidist.comm.choice.measuring import find_tuning, measure
 from mpidist.comm.choice.tuning import NEVER, MachineProfile, Tuning, processor_name
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.cores import node_cores
-from mpidist.comm.mpi_library import loaded_library
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.mpi_library import loaded_library
 from mpidist.options import CommunicationImplementation, CommunicationOptions
 from tests.parallel.layouts import lay_out
 

@@ -18,16 +18,16 @@ from mpidist.checkpoint.checkpoint import Checkpoint
 from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.compression.compression import Compression, CompressionState
 from mpidist.comm.compression.power_sgd import PowerSGD, matrix_shape
 from mpidist.comm.compression.top_k import TopK
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import CheckpointError
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.optimizers import LAMB, SGD, Adam, LossScaleOptimizer
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
-from mpidist.variables.variable import Variable
+from mpidist.variables.variable import BaseVariable
 from tests.parallel.bits import require_same_bits
 from tests.parallel.layouts import lay_out
 
@@ -225,14 +225,14 @@ def compressed(communicator: Communicator, compression: Compression | None, **op
     return Strategy(communicator, options=CommunicationOptions(compression=compression, **options))
 
 
-def apply(strategy: Strategy, optimizer: Any, gradients: list[Any], variables: list[Variable]) -> None:
+def apply(strategy: Strategy, optimizer: Any, gradients: list[Any], variables: list[BaseVariable]) -> None:
     strategy.run(optimizer.apply_gradients, args=(list(zip(gradients, variables, strict=True)),))
 
 
 SHAPES: tuple[tuple[int, ...], ...] = ((64, 40), (40,), (), (3, 3, 16, 32), (5, 4), (50, 30))
 
 
-def make_model(dtype: str = "float32") -> list[Variable]:
+def make_model(dtype: str = "float32") -> list[BaseVariable]:
     generator = np.random.default_rng(1)
     initial = [generator.normal(size=shape).astype(dtype) for shape in SHAPES]
     return [mpidist.Variable(array, name=f"v{i}") for i, array in enumerate(initial)]

@@ -13,9 +13,10 @@ import mpidist
 from mpidist.arrays import AnyArray
 from mpidist.comm.backends.messages import Traffic
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator, open_communicator
 from mpidist.comm.cross_device.cross_device_ops import CrossDeviceOps
 from mpidist.comm.cross_device.reductions import HierarchicalCopyAllReduce, NcclAllReduce, ReductionToOneDevice
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.opening import open_communicator
 from mpidist.errors import MismatchError, UnavailableError
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationOptions, ReduceOp

@@ -12,15 +12,15 @@ from hypothesis import strategies as st
 import mpidist
 from mpidist.arrays import AnyArray
 from mpidist.comm.choice import selection
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front import packing
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.packing import all_reduce_list, all_reduce_nest
+from mpidist.comm.group.communicator import Communicator
 from mpidist.comm.memory.shared_buffers import address_of
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
-from tests.amounts import amount
+from tests.helpers.amounts import amount
 from tests.parallel.layouts import make_strategy
 
 pytestmark = pytest.mark.mpi

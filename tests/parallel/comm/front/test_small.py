@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mpidist.comm.choice.selection import choose
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.parallel.layouts import lay_out
 

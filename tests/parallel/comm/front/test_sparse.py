@@ -13,8 +13,8 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.choice import selection
 from mpidist.comm.collective import Collective
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.sparse import gather_rows, reduce_slices
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.indexed_slices import IndexedSlices
 from mpidist.options import CommunicationOptions, ReduceOp

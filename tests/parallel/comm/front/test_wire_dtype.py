@@ -12,9 +12,9 @@ from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import named_dtype
 from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.choice import selection
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.halves import HALVED_FROM_BYTES
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationOptions, ReduceOp
 from tests.parallel.bits import require_same_bits
 

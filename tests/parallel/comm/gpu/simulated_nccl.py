@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 
 TYPES = ["int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64"]
 # NCCL drops a NaN if some rank has a number.

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from mpidist.comm import mpi_library
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.gpu import cuda_awareness
 from mpidist.comm.gpu.cuda_awareness import Probe
+from mpidist.comm.group import mpi_library
+from mpidist.comm.group.communicator import Communicator
 
 pytestmark = pytest.mark.mpi(min_size=2)
 

@@ -12,18 +12,18 @@ import numpy as np
 import pytest
 
 from mpidist.arrays import AnyArray
-from mpidist.cluster.devices import visible_gpus
+from mpidist.cluster.devices.names import visible_gpus
 from mpidist.comm.choice import capabilities, device_selection
 from mpidist.comm.choice.selection import choose
-from mpidist.comm.communicator import Communicator
-from mpidist.comm.farewell import LAST
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.gpu import nccl_ranks
 from mpidist.comm.gpu.nccl import NcclBackend
 from mpidist.comm.gpu.nccl_ranks import end_all
 from mpidist.comm.gpu.staged import StagedBackend
 from mpidist.comm.gpu.transport import TRANSPORT
+from mpidist.comm.group.communicator import Communicator
 from mpidist.errors import UnavailableError, is_shared
+from mpidist.failures.farewell import LAST
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 from tests.parallel.comm.gpu.simulated_nccl import SimulatedCuda
 

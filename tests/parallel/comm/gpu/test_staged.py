@@ -12,10 +12,10 @@ import pytest
 from mpidist.arrays import AnyArray
 from mpidist.comm.backend import Backend
 from mpidist.comm.choice.selection import open_backend
-from mpidist.comm.communicator import Communicator
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.gpu.staged import StagedBackend
 from mpidist.comm.gpu.staging_copier import HostCopier, Ticket
+from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationImplementation, CommunicationOptions, ReduceOp
 
 pytestmark = pytest.mark.mpi

@@ -15,19 +15,20 @@ from hypothesis import strategies as st
 
 import mpidist
 from mpidist.arrays import AnyArray
-from mpidist.comm.communicator import Communicator, SoloCommunicator
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
 from mpidist.errors import MismatchError, is_shared
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy
 from mpidist.variables.arena import Arena
-from mpidist.variables.creation import create_variable
-from mpidist.variables.mirrored import MirroredVariable
+from mpidist.variables.kinds.mirrored import MirroredVariable
+from mpidist.variables.making.creation import create_variable
 from mpidist.variables.step.bundle import Bundle
 from mpidist.variables.step.plan import KEPT_SELECTIONS, Plan
 from mpidist.variables.step.step import Step
 from mpidist.variables.step.variable_pass import VariablePass
 from mpidist.variables.update.kernel import Update
-from tests.amounts import amount
+from tests.helpers.amounts import amount
 from tests.parallel.layouts import LAYOUTS, make_strategy
 
 pytestmark = pytest.mark.mpi

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import mpidist
-from mpidist.comm.communicator import Communicator
+from mpidist.comm.group.communicator import Communicator
 from mpidist.optimizers import SGD, LossScaleOptimizer
 from mpidist.options import CommunicationOptions
 from mpidist.strategy.base import Strategy

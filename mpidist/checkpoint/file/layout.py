@@ -1,0 +1,300 @@
+"""The layout of a checkpoint: the names of its datasets, and the bytes that each rank handles; pure.
+
+A dataset's path is the attribute path of its variable, `model/layers/0/kernel`. A part of a path stands as it is,
+except for text that HDF5 cannot hold: `%`, `/`, NUL, a leading `.`, a part called `_mpidist` and invalid Unicode are
+percent-encoded as in URLs (`a/b` becomes `a%2Fb`, `.x` becomes `%2Ex`), and an empty part becomes a lone `%`.
+
+A dataset is cut into pieces of 1 MiB, each with its checksum. Where every replica has a value of its own (ON_READ
+with aggregation NONE), the dataset has the replicas as its first dimension, and its pieces end where a replica's
+component ends.
+
+Where each rank can read only a part of a dataset, it writes this part: a component, or a shard. Where one page holds
+bytes of several parts, the rank of the first one writes it, and the others hand their bytes over. Where one piece does,
+each rank has the checksum of its part of the piece, and these are joined.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import zlib
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, NamedTuple
+from urllib.parse import unquote_to_bytes
+
+import numpy as np
+
+from mpidist.comm.arithmetic.combine import named_dtype
+from mpidist.errors import CheckpointError, DamagedCheckpointError
+
+FORMAT = 1
+PIECE_BYTES = 1 << 20
+# Two hosts must never write into the same page of a file at the same time. Network file systems cache whole pages: the
+# host that writes its page back last overwrites the other's bytes with old ones, and no call reports an error.
+PAGE_BYTES = 4096
+# The group of the library's own datasets.
+OWN_GROUP = "_mpidist"
+SAVE_COUNTER = "save_counter"
+BFLOAT16 = "bfloat16"
+
+# The parts of a dataset that the ranks can read: rank r the bytes [bounds[r], bounds[r + 1]). It begins with 0 and ends
+# with the number of bytes.
+Bounds = tuple[int, ...]
+
+_RESERVED = re.compile("[%/\x00\ud800-\udfff]|^\\.")
+
+
+def escape(part: str) -> str:
+    """Local. Turn one part of an attribute path into the name of an HDF5 link; see the module."""
+    if not part:
+        return "%"
+    if part == OWN_GROUP:
+        return "%5F" + part[1:]
+    return _RESERVED.sub(
+        lambda found: "".join(f"%{byte:02X}" for byte in found[0].encode("utf-8", "surrogatepass")), part
+    )
+
+
+def unescape(name: str) -> str:
+    """Local. Undo `escape`."""
+    return "" if name == "%" else unquote_to_bytes(name).decode("utf-8", "surrogatepass")
+
+
+def join(parts: Iterable[object]) -> str:
+    """Local. Make the path of a dataset from the attribute names, keys and indices that lead to it."""
+    return "/".join(map(escape, map(str, parts)))
+
+
+def split(path: str) -> tuple[str, ...]:
+    """Local. Undo `join`; all parts come back as strings."""
+    return tuple(unescape(name) for name in path.split("/")) if path else ()
+
+
+@dataclass(frozen=True)
+class Record:
+    """One dataset: its place in the file's tree, and its sizes.
+
+    Args:
+        path: Its escaped path.
+        shape: The full, global shape.
+        dtype: The dtype of NumPy; a byte string type stands for one text in UTF-8.
+        replicas: Number of replicas whose components the first dimension holds; 0 where all share one value.
+
+    Attributes:
+        size: Number of elements.
+        nbytes: Number of bytes.
+        component_bytes: Number of bytes of each component; of the whole dataset, where there is one value.
+        component_pieces: Number of pieces of each component; all but the last have `PIECE_BYTES`.
+        piece_count: Number of pieces.
+    """
+
+    path: str
+    shape: tuple[int, ...]
+    dtype: np.dtype[Any]
+    replicas: int = 0
+    size: int = field(init=False, repr=False, compare=False)
+    nbytes: int = field(init=False, repr=False, compare=False)
+    component_bytes: int = field(init=False, repr=False, compare=False)
+    component_pieces: int = field(init=False, repr=False, compare=False)
+    piece_count: int = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        size = math.prod(self.shape)
+        nbytes = size * self.dtype.itemsize
+        components = max(1, self.replicas)
+        component_bytes = nbytes // components
+        component_pieces = -(-component_bytes // PIECE_BYTES)
+        # The class is frozen: its attributes are set once, here.
+        vars(self).update(
+            size=size, nbytes=nbytes, component_bytes=component_bytes, component_pieces=component_pieces,
+            piece_count=components * component_pieces,
+        )
+
+    def piece(self, number: int) -> tuple[int, int]:
+        """Local. Give the first byte of a piece and the one behind its last."""
+        component, place = divmod(number, self.component_pieces)
+        first = component * self.component_bytes
+        start, stop = place * PIECE_BYTES, min((place + 1) * PIECE_BYTES, self.component_bytes)
+        return first + start, first + stop
+
+
+class Piece(NamedTuple):
+    """Bytes of a dataset that have one checksum.
+
+    Attributes:
+        number: Place of the checksum among those of all datasets.
+        start: First byte, counted from the beginning of the dataset.
+        stop: The byte behind the last.
+    """
+
+    number: int
+    start: int
+    stop: int
+
+
+def deal(
+    records: Iterable[Record], rank: int, size: int, bounds: Sequence[Bounds | None] | None = None
+) -> list[list[Piece]]:
+    """Local. Deal the pieces of all datasets out to the ranks, each piece to one rank, or in parts to several.
+
+    Args:
+        records: The datasets, in the order of their checksums.
+        rank: The rank whose pieces are wanted.
+        size: Number of ranks.
+        bounds: For each dataset the parts that the ranks must take, None where any rank can take any piece.
+
+    Returns:
+        For each dataset the pieces that `rank` writes, or checks; with `bounds` its parts of pieces.
+    """
+    dealt: list[list[Piece]] = []
+    first = 0
+    for number, record in enumerate(records):
+        own = None if bounds is None else bounds[number]
+        begin, end = (0, record.nbytes) if own is None else (own[rank], own[rank + 1])
+        if own is None or record.replicas:
+            numbers = share(record, number, rank, size)
+        else:
+            numbers = range(begin // PIECE_BYTES, -(-end // PIECE_BYTES) if begin < end else 0)
+        pieces: list[Piece] = []
+        for piece in numbers:
+            start, stop = record.piece(piece)
+            pieces.append(Piece(first + piece, max(start, begin), min(stop, end)))
+        dealt.append(pieces)
+        first += record.piece_count
+    return dealt
+
+
+def share(record: Record, number: int, rank: int, size: int) -> range:
+    """Local. Choose the pieces of one dataset that `rank` writes, or checks.
+
+    Args:
+        record: The dataset.
+        number: Its place among the datasets. Where there are fewer pieces than ranks, the ranks take turns.
+        rank: The rank whose pieces are wanted.
+        size: Number of ranks.
+
+    Returns:
+        The numbers of consecutive pieces. Where there is one component for each rank, they are its own.
+    """
+    if record.replicas == size:
+        return range(rank * record.component_pieces, (rank + 1) * record.component_pieces)
+    if record.nbytes < PAGE_BYTES:
+        # Rank 0 writes the small datasets, as `hdf5.create` puts several of them into one page.
+        return range(record.piece_count if rank == 0 else 0)
+    turn = (rank - number) % size
+    return range(record.piece_count * turn // size, record.piece_count * (turn + 1) // size)
+
+
+def page_share(bounds: Bounds, rank: int) -> tuple[int, int]:
+    """Local. Choose the bytes of a dataset that `rank` writes, of which it can read a part: each page is one rank's.
+
+    They may end in the part of a later rank, by less than a page.
+
+    Args:
+        bounds: The parts of all ranks.
+        rank: The rank.
+
+    Returns:
+        The first byte and the one behind the last. They are equal where the pages of earlier ranks hold the whole part.
+    """
+    if bounds[-1] < PAGE_BYTES:
+        # Rank 0 writes the small datasets, as `share` says, whoever can read them.
+        return (0 if rank == 0 else bounds[-1]), bounds[-1]
+    start, stop = (
+        min(-(-edge // PAGE_BYTES) * PAGE_BYTES, bounds[-1]) for edge in (bounds[rank], bounds[rank + 1])
+    )
+    return start, stop
+
+
+def joined_checksum(first: int, second: int, count: int) -> int:
+    """Local. Compute the CRC32 of bytes from that of their first part and that of the other one, of `count` bytes."""
+    # A CRC is linear, but for what it begins with: zeros in the place of the second part show what the first gives.
+    zeros = bytes(count)
+    return zlib.crc32(zeros, first) ^ zlib.crc32(zeros) ^ second
+
+
+@cache
+def stored_dtype(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """Local. The dtype of a dataset in the file: of bfloat16, which HDF5 does not have, it holds the bits."""
+    return np.dtype("<u2") if dtype.name == BFLOAT16 else dtype
+
+
+def encode_index(records: Sequence[Record], shared: Mapping[str, str]) -> bytes:
+    """Local. Make the text that a checkpoint keeps about its datasets.
+
+    Args:
+        records: One per dataset, in the order of their checksums.
+        shared: The other paths of objects that several paths lead to, each with the path under which it is stored.
+
+    Returns:
+        JSON in ASCII.
+    """
+    arrays = []
+    for record in records:
+        dtype = BFLOAT16 if record.dtype.name == BFLOAT16 else record.dtype.str
+        array = {"path": record.path, "shape": list(record.shape), "dtype": dtype}
+        arrays.append({**array, "replicas": record.replicas} if record.replicas else array)
+    return json.dumps({"format": FORMAT, "arrays": arrays, "shared": dict(shared)}).encode("ascii")
+
+
+def decode_index(text: bytes) -> tuple[list[Record], dict[str, str]]:
+    """Local. Undo `encode_index`.
+
+    Raises:
+        CheckpointError: A later version of mpidist wrote it.
+        DamagedCheckpointError: It says what no checkpoint can hold.
+    """
+    content = json.loads(text)
+    if content["format"] != FORMAT:
+        raise CheckpointError(
+            f"expected a checkpoint of format {FORMAT}, got format {content['format']!r}; update mpidist to read it"
+        )
+    records, shared = list(map(_record, content["arrays"])), content["shared"]
+    if not isinstance(shared, dict) or not all(map(_is_path, [*shared, *shared.values()])):
+        raise DamagedCheckpointError(f"its index has impossible shared paths {_shown(shared)}")
+    paths = {record.path for record in records}
+    leaves = [record.path for record in records] + [alias for alias, path in shared.items() if path in paths]
+    inner = {path[:at] for path in leaves for at in range(len(path)) if path[at] == "/"}
+    if len(set(leaves)) < len(leaves) or not inner.isdisjoint(leaves):
+        raise DamagedCheckpointError("two of its datasets have the same path, or one is on the way to another")
+    return records, shared
+
+
+def _record(array: Any) -> Record:
+    path, shape, dtype, replicas = array["path"], array["shape"], array["dtype"], array.get("replicas", 0)
+    is_possible = (
+        _is_path(path) and isinstance(shape, list) and all(type(n) is int and n >= 0 for n in shape)
+        and isinstance(dtype, str) and stored_dtype(named_dtype(dtype)).kind in "biufcS"
+        and type(replicas) is int and (replicas == 0 or [replicas] == shape[:1])
+    )
+    if not is_possible:
+        raise DamagedCheckpointError(f"its index has an impossible entry {_shown(array)}")
+    return Record(path, tuple(shape), named_dtype(dtype), replicas)
+
+
+def _is_path(path: object) -> bool:
+    return isinstance(path, str) and path != "" and join(split(path)) == path
+
+
+def _shown(value: object) -> str:
+    return repr(value)[:200]
+
+
+def resolve(path: str, shared: Mapping[str, str]) -> str:
+    """Local. Find the path under which something is stored, from any path that leads to it.
+
+    Args:
+        path: Parts joined by `/`; it may pass through shared objects, also in circles.
+        shared: As `encode_index` takes it.
+
+    Returns:
+        The stored path; `path` itself where nothing on the way is shared.
+    """
+    way = ""
+    for part in path.split("/"):
+        way = f"{way}/{part}" if way else part
+        way = shared.get(way, way)
+    return way

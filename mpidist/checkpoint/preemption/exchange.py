@@ -1,0 +1,72 @@
+"""The exchange of notices: ranks tell each other what they know of the job's end while they compute."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mpidist.comm.calls.messages import BeginMax, LargestNumbers
+
+
+class Exchange:
+    """One search for the largest numbers of all ranks, which is under way during each step.
+
+    Args:
+        begin: Begins one.
+
+    Attributes:
+        count: The number of those that this rank has begun.
+    """
+
+    def __init__(self, begin: BeginMax) -> None:
+        self._begin = begin
+        self._pending: LargestNumbers | None = None
+        self.count = 0
+
+    def hear(self) -> tuple[int, int]:
+        """Collective. The end of the last search: the largest reason, and milliseconds; zeros before the first one."""
+        reason, milliseconds, _, _ = self._wait()
+        self._pending = None
+        return reason, milliseconds
+
+    def tell(self, reason: int, milliseconds: int, *, has_failed: bool = False) -> None:
+        """Collective. Begin the next one.
+
+        Args:
+            reason: What this rank knows.
+            milliseconds: Since when.
+            has_failed: Whether it makes no further step.
+        """
+        self._pending = self._begin([reason, milliseconds, int(has_failed), -reason])
+        self.count += 1
+
+    def shows_failure(self, look: Callable[[], None]) -> bool:
+        """Collective over the ranks that know a reason. Wait for the search that has just begun.
+
+        It shows whether a rank has failed.
+
+        Args:
+            look: Called meanwhile: a rank that has failed in its step begins none. It may raise.
+
+        Returns:
+            Whether one has, and all ranks know a reason, so that all of them wait here.
+        """
+        _, _, has_failed, least = self._wait(look)
+        return has_failed > 0 and -least > 0
+
+    def _wait(self, look: Callable[[], None] | None = None) -> list[int]:
+        pending = self._pending
+        numbers = [0, 0, 0, 0] if pending is None else pending(look)
+        if pending is not None:
+            self._pending = lambda _=None: numbers
+        return numbers
+
+    def end(self, count: int) -> None:
+        """Collective. End all searches, where ranks have begun different numbers of them.
+
+        Args:
+            count: The largest number.
+        """
+        while self.count < count:
+            self.hear()
+            self.tell(0, 0)
+        self.hear()

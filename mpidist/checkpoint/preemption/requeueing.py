@@ -1,0 +1,89 @@
+"""The decision whether a job that has saved its last checkpoint is queued again, and the steps by which it goes."""
+
+from __future__ import annotations
+
+import logging
+import os
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from mpidist.checkpoint.manager import CheckpointManager
+from mpidist.cluster.slurm import job
+
+logger = logging.getLogger("mpidist")
+
+
+class StepCounts:
+    """The number of steps, in this program and in those before it; a checkpoint saves it.
+
+    Attributes:
+        count: The number.
+        restored: The number that the last checkpoint had.
+    """
+
+    def __init__(self) -> None:
+        self.count = self.restored = 0
+
+    def state(self) -> dict[str, Any]:
+        """Local. The number."""
+        return {"count": self.count}
+
+    def load_state(self, saved: Mapping[str, Any]) -> None:
+        """Local. Take the saved number."""
+        self.count = self.restored = int(saved["count"])
+
+
+class Requeueing:
+    """The conditions under which the job is queued again.
+
+    Local. Args:
+        manager: Saves the checkpoints; it has restored the latest one.
+        most: Not more often than this; None: as often as it takes.
+        has_come_further: Returns whether steps were made since then.
+    """
+
+    def __init__(self, manager: CheckpointManager, most: int | None, has_come_further: Callable[[], bool]) -> None:
+        self._manager = manager
+        self._most = most
+        self._has_come_further = has_come_further
+        self._started_from = self._latest()
+
+    def requeue(self, saved: object) -> None:
+        """Local. Have Slurm queue the job again, or warn of the reason why not.
+
+        Args:
+            saved: The path of the checkpoint, or what the user's function returned.
+        """
+        count = job.restart_count()
+        if self._most is not None and count >= self._most:
+            logger.warning(
+                "the job is not queued again: it was %d time(s), and `max_requeues` is %d", count, self._most
+            )
+        elif self._is_new(saved):
+            try:
+                logger.warning("the job %s is queued again", job.requeue())
+            except Exception as error:
+                # Whatever it is: the checkpoint is there, and the program ends with the code that was asked for.
+                logger.warning("the job is not queued again: %s", str(error) or repr(error))
+        else:
+            logger.warning(
+                "the job is not queued again: since its start no newer checkpoint was saved (the last one is %s), so "
+                "that it would never come to its end. Give it more time, or shorten its steps",
+                self._started_from[0] or "none",
+            )
+
+    def _is_new(self, saved: object) -> bool:
+        """Whether there is a checkpoint that is newer than the start of this program, and further."""
+        is_own = isinstance(saved, (str, os.PathLike)) and os.path.exists(saved)
+        latest = self._latest()
+        return self._has_come_further() and (is_own or (bool(latest[0]) and latest != self._started_from))
+
+    def _latest(self) -> tuple[str, int]:
+        """The latest checkpoint, and when it was written."""
+        path = self._manager.latest_checkpoint
+        if path is None:
+            return "", 0
+        try:
+            return path, os.stat(path).st_mtime_ns
+        except OSError:
+            return "", 0

@@ -1,0 +1,379 @@
+"""Rescue: an exception that comes on a rank after a notice of the job's end does not lose the last checkpoint.
+
+The notice itself may be the cause: what reaches a rank reaches its children too, and a loader raises whose workers have
+died. The other ranks are in the next step then, or on their way, and wait in a call that the failed rank never makes.
+It calls them out of it, before they have changed anything; all go back to the end of the last step that was complete
+on all of them, and save that.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import logging
+import os
+import sys
+import threading
+import time
+import weakref
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NamedTuple, Protocol
+
+from mpidist.checkpoint.checkpoint import Checkpoint
+from mpidist.checkpoint.preemption.exchange import Exchange
+from mpidist.checkpoint.walk.states import GeneratorState, State
+from mpidist.cluster.signals import SIGNALS, Notice
+from mpidist.comm.group.calling_out import CallingOut
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.memory.node_barrier import NodeBarrier
+from mpidist.errors import MpidistError
+from mpidist.failures.deaths import WATCH
+from mpidist.failures.watchdog import WATCHDOG
+from mpidist.recorder.calls import CODES, NEXT, may_have_one_name
+
+# The signal that has ended a child may reach this rank so much later.
+NOTICE_SECONDS = 1.0
+# Ranks come out of what they wait in, or to the end of their step, within this time, or so many of the longest steps.
+PATIENCE_SECONDS, PATIENCE_STEPS = 10.0, 5
+_LOOK_SECONDS = 0.01
+_WATCH_SECONDS = 0.25
+# By `Rescue.count`.
+_FIRST_STEP = 2
+
+logger = logging.getLogger("mpidist")
+
+
+class StuckError(RuntimeError):
+    """After a notice of the job's end the program did not come to its next step, and time runs out."""
+
+
+class Facts(NamedTuple):
+    """The facts that ranks tell one another after they have come out.
+
+    Attributes:
+        steps: The complete steps.
+        calls: The number of signed calls on their communicator.
+        noted: The number of all calls there.
+        barriers: The number of barriers of their node.
+        comparisons: The number of comparisons between nodes that they have begun.
+        exchanges: How often the rank has told of notices.
+        reason: Its notice; 0 if it has none.
+        broken: The call that it has left in the middle; empty if there is none.
+    """
+
+    steps: int
+    calls: int
+    noted: int
+    barriers: int
+    comparisons: int
+    exchanges: int
+    reason: int
+    broken: str
+
+
+class LightStates:
+    """The states of iterators and random generators, as they were behind the last complete step: a few microseconds.
+
+    Other objects change in calls of all ranks only, or with the variables that they are made of.
+
+    Args:
+        checkpoint: Holds the objects.
+    """
+
+    def __init__(self, checkpoint: Checkpoint) -> None:
+        self._checkpoint = checkpoint
+        self._attributes: tuple[int, ...] = ()
+        self._objects: list[State] = []
+        self._kept: list[tuple[State, Any]] = []
+        self._steps = -1
+
+    def keep(self, steps: int) -> None:
+        """Local. Keep the states as they are.
+
+        Args:
+            steps: The number of complete steps.
+        """
+        # Another iterator for each pass, say.
+        attributes = tuple(map(id, vars(self._checkpoint).values()))
+        if attributes != self._attributes:
+            self._attributes = attributes
+            # What cannot be saved is an error of the save, and not of a step.
+            self._objects = []
+            with contextlib.suppress(ValueError, MpidistError):
+                self._objects = [one for one in self._checkpoint.find_objects().states.values() if _is_light(one)]
+        self._kept = []
+        for one in self._objects:
+            with contextlib.suppress(Exception):
+                self._kept.append((one, one.raw() if isinstance(one, GeneratorState) else one.state()))
+        self._steps = steps
+
+    def go_back(self, steps: int) -> None:
+        """Local. Put the objects back to the end of so many steps, if that is what was kept."""
+        if steps != self._steps:
+            return
+        for one, state in self._kept:
+            if isinstance(one, GeneratorState):
+                one.put_back(state)
+            else:
+                one.load_state(state)
+
+
+def _is_light(state: State) -> bool:
+    return isinstance(state, GeneratorState) or type(state).__module__.startswith("mpidist.data.")
+
+
+class Handler(Protocol):
+    """What a rescue asks of a handler."""
+
+    def look_again(self, steps: int) -> None:
+        """Collective. As at the beginning of a step, after so many more than this rank has counted."""
+        ...
+
+    def patience_seconds(self) -> float:
+        """Local. How long a step, and what comes behind it, may take after a notice."""
+        ...
+
+    def end_after(self, steps: int, reason: int) -> None:
+        """Collective. Save what so many steps have left, and end the program."""
+        ...
+
+
+class Rescue:
+    """The way from an exception to the last checkpoint, for one handler.
+
+    Local. Args:
+        checkpoint: What is saved.
+        group: The ranks that save together.
+        sibling: The same ranks, on a communicator on which nothing is under way.
+        notice: The notice of this rank.
+        exchange: The exchange of notices.
+        handler: Whose steps these are.
+
+    Attributes:
+        complete: The number of complete steps.
+        has_failed: Whether this rank makes no further step.
+        is_between: Whether the last step has returned, and all its calls were made, and the next has not begun.
+        is_inside: Whether a step has begun, and has not returned.
+        count: The number of steps in this program; the beginning counts as one.
+    """
+
+    def __init__(
+        self, checkpoint: Checkpoint, group: Communicator, sibling: Communicator, notice: Notice, exchange: Exchange,
+        handler: Handler,
+    ) -> None:
+        self._states = LightStates(checkpoint)
+        self._calling = CallingOut(group, sibling)
+        self._group = group
+        self._sibling = sibling
+        self._notice = notice
+        self._exchange = exchange
+        # Nothing may stay because of the hook: a handler that the program drops hears no more.
+        self._handler = weakref.ref(handler)
+        self._process = os.getpid()
+        self.complete = 0
+        self.has_failed = self.is_between = self.is_inside = False
+        self.count = 0
+        self._is_on = self._is_under_way = False
+        self._hook: Callable[..., object] | None = None
+        _rescues.add(self)
+
+    def begin(self, complete: int, *, watches: bool) -> None:
+        """Local. Be ready from now on.
+
+        Args:
+            complete: The number of steps that are complete.
+            watches: Whether a program that comes to no further step after a notice gets an error.
+        """
+        self._is_on = True
+        self.note_step(complete)
+        self._previous_hook = sys.excepthook
+        self._hook = sys.excepthook = functools.partial(_on_exception, weakref.ref(self), sys.excepthook)
+        if watches:
+            self._notice.on_first = self._watch
+
+    def close(self) -> None:
+        """Local. Rescue nothing any more."""
+        self._is_on = False
+        self._group.order.listen(None)
+        if sys.excepthook is self._hook:
+            sys.excepthook = self._previous_hook
+
+    def note_step(self, complete: int) -> None:
+        """Local. Note that a step is complete.
+
+        Args:
+            complete: The number of steps that are.
+        """
+        self.complete = complete
+        self.count += 1
+        if self._is_on:
+            self._states.keep(complete)
+        # Not before a step of its own: a program may make a handler and drop the one that it had before.
+        others = self._others() if self.count == _FIRST_STEP and self._group.rank == 0 else []
+        if any(one.count >= _FIRST_STEP for one in others):
+            logger.warning(
+                "this program has several PreemptionCheckpointHandlers over the same ranks: the first one that hears "
+                "of the job's end saves its checkpoint alone, and ends the program. Let one checkpoint hold all that "
+                "is trained, and `close` a handler that is done"
+            )
+
+    def _others(self) -> list[Rescue]:
+        """Those of the other handlers over the same ranks that the program has."""
+        return [one for one in _rescues if one is not self and one.is_over(self._group)]
+
+    def is_over(self, group: Communicator) -> bool:
+        """Local. Whether there is still a handler, and these are its ranks."""
+        return self._is_on and self._handler() is not None and self._group.order is group.order
+
+    def go_back(self, steps: int) -> None:
+        """Local. Put light objects back to the end of so many steps, as far as they are further on this rank."""
+        self._states.go_back(steps)
+
+    def look(self) -> None:
+        """Local. Come out of what leads to the next step, where a rank makes that no more.
+
+        Raises:
+            RankError: Another rank has failed, and calls; on every rank.
+        """
+        if self._is_on and not self._is_under_way:
+            self._calling.look()
+
+    def after(self, error: BaseException, *, waits: bool) -> None:
+        """Collective, where the ranks can meet. Save the last step that all have made, and end the program.
+
+        It returns where there is nothing to do: no notice has come, or the ranks cannot meet any more.
+
+        Args:
+            error: What has ended the step here.
+            waits: Whether the notice may still be on its way: the error has left the program, which would end.
+        """
+        handler = self._handler()
+        is_own = self._is_on and not self._is_under_way and os.getpid() == self._process
+        if not is_own or not isinstance(error, Exception) or handler is None:
+            return
+        # Ranks would come out in steps of different handlers, and each meet the others in its own.
+        if self._group.size > 1 and self._others():
+            return
+        self._is_under_way = True
+        try:
+            if not self._knows_notice(NOTICE_SECONDS if waits else 0.0) or self._group.order.broken:
+                return
+            # On servers the training goes on without a dead worker.
+            if WATCH.dead and self._group.size > 1:
+                return
+            is_called = self._calling.is_called
+            if not is_called:
+                self._tell(error)
+            if self._group.size == 1:
+                handler.end_after(self.complete, self._notice.reason)
+            elif self.is_between and not is_called:
+                # The others come to the beginning of the next step.
+                self.has_failed = True
+                handler.look_again(0)
+            if self._calling.is_possible:
+                self._meet(handler)
+        finally:
+            self._is_under_way = False
+
+    def _meet(self, handler: Handler) -> None:
+        """Collective over the ranks that come. Call the others out, and save with them."""
+        calling = self._calling
+        calling.call()
+        end = time.monotonic() + handler.patience_seconds()
+        while not (are_out := calling.are_out()) and time.monotonic() < end:
+            if WATCH.dead or self._are_saving():
+                break
+            time.sleep(_LOOK_SECONDS)
+        if are_out:
+            self._end_together(handler)
+        calling.take_back()
+        if self._are_saving():
+            # They have ended the step in which this rank has failed.
+            handler.look_again(int(self.is_inside))
+
+    def _knows_notice(self, seconds: float) -> bool:
+        end = time.monotonic() + seconds
+        while not (is_known := self._notice.reason > 0 or self._calling.is_called):
+            if time.monotonic() > end or self._notice.is_closed:
+                break
+            time.sleep(_LOOK_SECONDS)
+        return is_known
+
+    def _tell(self, error: BaseException) -> None:
+        logger.error(
+            "after a notice that the job is about to end, rank %d has failed: the last step that was complete on all "
+            "ranks is saved", self._group.rank, exc_info=error,
+        )
+
+    def _are_saving(self) -> bool:
+        """Whether a rank has come to its end of the step, and waits in the save for this one."""
+        identity, own = self._group.order.identity, self._group.calls.number
+        states = [peer.state(identity) or 0 for peer in WATCHDOG.peers()]
+        return any(may_have_one_name(state % NEXT, CODES["save"]) and state // NEXT > own for state in states)
+
+    def _end_together(self, handler: Handler) -> None:
+        order, barrier = self._group.order, self._group.order.barrier
+        barriers = barrier.count if isinstance(barrier, NodeBarrier) else 0
+        everyone = self._sibling.all_gather_object(
+            Facts(
+                self.complete, order.number, self._group.calls.number, barriers, order.comparisons,
+                self._exchange.count, self._notice.reason, order.broken,
+            )
+        )
+        if any(one.broken for one in everyone):
+            return
+        order.go_on_at(max(one.calls for one in everyone), max(one.noted for one in everyone))
+        if isinstance(barrier, NodeBarrier):
+            barrier.go_on_at(max(one.barriers for one in everyone))
+        self._calling.take_back()
+        # Nobody uses the page before all have gone on.
+        self._sibling.barrier()
+        order.catch_up(max(one.comparisons for one in everyone))
+        self._exchange.end(max(one.exchanges for one in everyone))
+        handler.end_after(max(one.steps for one in everyone), max(one.reason for one in everyone))
+
+    def meet(self) -> None:
+        """Collective. All ranks are about to save: nobody is called out any more."""
+        self._calling.end()
+
+    def _watch(self) -> None:
+        """Look, from a notice on, whether the program comes to its next step.
+
+        A Pool, for instance, waits for ever for the result of a worker that a signal has ended.
+        """
+        threading.Thread(target=self._look, name="mpidist-patience", daemon=True).start()
+
+    def _look(self) -> None:
+        seen, begin = self.count, time.monotonic()
+        while self._is_on and (handler := self._handler()) is not None:
+            seconds = handler.patience_seconds()
+            del handler
+            time.sleep(_WATCH_SECONDS)
+            # In calls, and where it saves, it waits for others.
+            if seen != self.count or self._group.calls.depth or self._is_under_way:
+                seen, begin = self.count, time.monotonic()
+            elif time.monotonic() > begin + seconds:
+                begin = time.monotonic()
+                SIGNALS.raise_in_main_thread(StuckError(
+                    f"the program has not come to its next step within {seconds:.0f} s after a notice that the job is "
+                    "about to end"
+                ))
+
+
+# Of this process.
+_rescues: weakref.WeakSet[Rescue] = weakref.WeakSet()
+
+
+def _on_exception(
+    reference: weakref.ref[Rescue], previous: Callable[..., object], kind: type[BaseException], error: BaseException,
+    trace: TracebackType | None,
+) -> None:
+    """Rescue after an exception that leaves the program; a SystemExit that comes out of a hook ends the program."""
+    rescue = reference()
+    if rescue is not None:
+        try:
+            rescue.after(error, waits=True)
+        except Exception as failure:
+            logger.error("the last checkpoint could not be saved: %s", str(failure) or repr(failure))
+    previous(kind, error, trace)

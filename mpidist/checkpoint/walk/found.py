@@ -1,0 +1,171 @@
+"""What one walk over a checkpoint's objects has found: its arrays by path, the ranks whose they are, and who writes."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from functools import cache, cached_property
+from typing import Any, NamedTuple
+
+from mpidist import launch
+from mpidist.arrays import AnyArray
+from mpidist.checkpoint.file.layout import Record
+from mpidist.checkpoint.file.saved import SavedArray
+from mpidist.checkpoint.walk.states import State
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.solo import SoloCommunicator
+from mpidist.first_rank import is_chief, role_rank
+from mpidist.recorder.calls import Calls
+from mpidist.variables.kinds.served import ServedHome, ServedVariable
+from mpidist.variables.kinds.sharded import ShardedVariable
+from mpidist.variables.module import Module
+from mpidist.variables.variable import BaseVariable
+
+logger = logging.getLogger("mpidist")
+
+Parts = tuple[object, ...]
+
+
+class NestedCheckpoint:
+    """A checkpoint, whose objects another one may hold."""
+
+    def held_objects(self) -> list[tuple[Parts, object]]:
+        """Local. The objects with their paths, in the order of names."""
+        raise NotImplementedError
+
+
+class Leaf(NamedTuple):
+    """One array that a checkpoint holds.
+
+    Attributes:
+        record: Its dataset.
+        value: The variable, or the array; one of another checkpoint where it still waits there to be taken back.
+        group: The ranks over which the variable spans; None for an array.
+        in_state: Whether an object with `state` gave it, and takes it back.
+        is_named: Whether it belongs to a variable of the object's `built_on`, whose path is part of its own.
+    """
+
+    record: Record
+    value: BaseVariable | AnyArray | SavedArray
+    group: Communicator | None
+    in_state: bool
+    is_named: bool
+
+
+@dataclass
+class Found:
+    """The result of one walk over objects.
+
+    Attributes:
+        leaves: Variables and arrays by path, in the order in which they are saved.
+        states: Objects with `state` by path.
+        shared: Of objects that several paths lead to, the further paths, each with the first one.
+        modules: The modules, and checkpoints, on the way.
+        lost: Values that the program may change and that would not be saved, by path.
+        caches: Paths of arrays that are not saved either, since they are in attributes of modules that begin with `_`.
+        numbers: What objects have as plain numbers, by path; the numbers of a list, dictionary or set together.
+    """
+
+    leaves: dict[str, Leaf] = field(default_factory=dict)
+    states: dict[str, State] = field(default_factory=dict)
+    shared: dict[str, str] = field(default_factory=dict)
+    modules: list[Module | NestedCheckpoint] = field(default_factory=list)
+    lost: dict[str, object] = field(default_factory=dict)
+    caches: list[str] = field(default_factory=list)
+    numbers: dict[str, tuple[object, ...]] = field(default_factory=dict)
+
+    def group(self) -> Communicator:
+        """Local. Find the ranks over which the variables span; variables of one rank may be among them.
+
+        Where no variable spans several ranks, the objects with state decide: a distributed iterator for instance.
+
+        Raises:
+            ValueError: Variables, or such objects, of different groups.
+        """
+        alone: Communicator | None = None
+        variables: dict[str, Communicator] = {}
+        for path, leaf in self.leaves.items():
+            if leaf.group is not None and leaf.group.size > 1:
+                variables[path] = leaf.group
+            alone = leaf.group or alone
+        states: dict[str, Communicator] = {}
+        for path, state in self.states.items():
+            # A user's own object may call anything its group.
+            group: Any = getattr(state, "group", None)
+            if hasattr(group, "all_gather_object") and group.size > 1:
+                states[path] = group
+        members = variables or states
+        for path, group in members.items():
+            first, expected = next(iter(members.items()))
+            if group is not expected:
+                raise ValueError(
+                    f"all that one checkpoint holds must span the same ranks, got {first!r} over {expected!r} and "
+                    f"{path!r} over {group!r}. Make one checkpoint per strategy"
+                )
+        return next(iter(members.values()), None) or alone or SoloCommunicator()
+
+    def servers(self) -> ServedHome | None:
+        """Local. Find the home of the variables that lie on parameter servers; None where there are none.
+
+        Raises:
+            ValueError: Variables of several strategies.
+        """
+        homes = {id(leaf.value.served): leaf.value.served for leaf in self.leaves.values()
+                 if isinstance(leaf.value, (ServedVariable, ShardedVariable))}
+        if len(homes) > 1:
+            raise ValueError(
+                "what one checkpoint holds on parameter servers must be of one strategy, got variables of "
+                f"{len(homes)}. Make one checkpoint per strategy"
+            )
+        return next(iter(homes.values()), None)
+
+    def is_written_here(self, group: Communicator) -> bool:
+        """Local. Whether this rank of `group`, which is the objects' own, takes part in saves of them.
+
+        Else another rank saves what is its own.
+        """
+        return group.mpi is not None or self.servers() is not None or _writes_what_is_its_own(role_rank())
+
+    def calls(self, group: Communicator) -> Calls:
+        """Local. Notes what the ranks of `group`, which is the objects' own, do together."""
+        for leaf in self.leaves.values():
+            if leaf.group is group and isinstance(leaf.value, BaseVariable):
+                return leaf.value.calls
+        return group.calls
+
+    def names_of(self, path: str) -> Iterator[str]:
+        """Local. Give `path` and the other paths that lead to the same object."""
+        yield path
+        ends = [at for at, letter in enumerate(path) if letter == "/"] if self.shared else []
+        for end in [*ends, len(path)]:
+            for alias in self._aliases.get(path[:end], ()):
+                yield alias + path[end:]
+
+    @cached_property
+    def _aliases(self) -> dict[str, list[str]]:
+        """The other way round: the further paths by the first one. To be asked for when the walk is at its end."""
+        aliases: dict[str, list[str]] = {}
+        for alias, first in self.shared.items():
+            aliases.setdefault(first, []).append(alias)
+        return aliases
+
+
+@cache
+def _writes_what_is_its_own(_role: int | None) -> bool:
+    """Whether this process writes objects that every rank of the job has for itself; the first call logs a warning.
+
+    Only one process of a group may write: all of them would write the same files.
+
+    Args:
+        _role: What the answer depends on, besides the launcher's environment.
+    """
+    if not is_chief(SoloCommunicator()):
+        return False
+    size = launch.world_size()
+    if size > 1:
+        logger.warning(
+            "each of the %d ranks has variables of its own, so only rank %d writes checkpoints. To train one model on "
+            "all ranks, create the variables in the scope of a distributed strategy", size, launch.world_rank(),
+        )
+    return True

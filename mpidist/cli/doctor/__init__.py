@@ -1,0 +1,1 @@
+"""`mpidist doctor`: what this machine, this job and this cluster lack."""

@@ -1,0 +1,1 @@
+"""`mpidist sbatch` and `mpidist lint`: job scripts, written and read."""

@@ -1,0 +1,1 @@
+"""Devices of ranks: their names, and the GPU of each rank."""

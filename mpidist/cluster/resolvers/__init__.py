@@ -1,0 +1,1 @@
+"""Resolvers: each describes the cluster from one source."""

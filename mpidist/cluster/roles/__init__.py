@@ -1,0 +1,1 @@
+"""The roles of ranks: who trains, coordinates, serves or evaluates."""

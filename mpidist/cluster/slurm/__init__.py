@@ -1,0 +1,1 @@
+"""Slurm: its host lists, steps and jobs."""

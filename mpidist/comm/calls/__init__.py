@@ -1,0 +1,1 @@
+"""The order of calls: all ranks make the same ones, and differences are errors."""

@@ -1,0 +1,327 @@
+"""The order of calls on a communicator: one at a time, the same on all ranks, each one to its end.
+
+All ranks must make the same calls in the same order, or results are wrong in silence. Each call is signed: a checksum
+goes over its name, operation, dtype and shape, over the strategy whose it is, and over all calls before it, and
+`CallComparison` compares it.
+
+An interrupt travels with the checksums: all ranks raise it at the end of the same call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from types import TracebackType
+from typing import TYPE_CHECKING, Any
+
+from mpidist.comm.calls.comparison import CallComparison
+from mpidist.comm.calls.signature_page import FLAG, HASH
+from mpidist.comm.calls.text import AT_ONCE, HINT, Checksums, is_of_other_size, refuse_inside, told
+from mpidist.errors import MismatchError, MpidistError, is_shared
+from mpidist.failures.deaths import WATCH, Process
+from mpidist.failures.interrupts import INTERRUPTS
+from mpidist.failures.watchdog import WATCHDOG
+from mpidist.recorder.calls import CODES, NEXT, SPREAD, STATE, WHICH, Calls
+
+if TYPE_CHECKING:
+    from mpidist.arrays import AnyArray
+
+# Between nodes the checksums of so many calls are compared by one message; `benchmarks/dispatch.py` measures its cost.
+COMPARED_EVERY = 32
+
+
+class CallOrder(CallComparison):
+    """The calls of this rank on one communicator. `with order.enter(...)` surrounds a call, which may contain others.
+
+    Args:
+        calls: Where the calls are recorded.
+        processes: The processes of the ranks.
+        is_alone: Whether no other rank makes these calls.
+
+    Attributes:
+        is_under_way: A call sets it before it moves or changes the first byte. If it then ends with an exception, it
+            was left in the middle. `AT_ONCE` where it makes no further calls: a signal handler may not, either.
+        is_alone: Whether no other rank makes these calls.
+        is_part: Whether these calls are made inside others, or by our own thread: an interrupt is not theirs to raise.
+        left, identity: The number and the text of a call that an exception has left; of the communicator.
+    """
+
+    __slots__ = (
+        "__weakref__", "_code", "_dealt", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
+        "is_alone", "is_part", "is_under_way", "left",
+    )
+
+    def __init__(self, calls: Calls, processes: Sequence[Process], *, is_alone: bool = False) -> None:
+        super().__init__(calls)
+        self.is_alone = is_alone
+        self.is_under_way: int = False
+        self.is_part = False
+        self.left = (-1, "")
+        self._processes, self.identity = processes, calls.identity
+        self._is_plain = type(calls) is Calls and not is_alone
+        self._note, self._state = calls.note, calls.words
+        self._sign = self._code = 0
+        self._dealt: dict[str, int] = {}
+        self._signs = Checksums()
+        INTERRUPTS.add(self)
+
+    @property
+    def is_inside(self) -> bool:
+        """Local. Whether this rank is in a call."""
+        return self._depth > 0
+
+    def deal(self, kind: str) -> int:
+        """Collective. A number for a strategy or a dataset on these ranks, the same on all of them; they begin at 1.
+
+        Strategies on the same ranks share their calls' order, and their calls may look alike. The number in each call's
+        signature says whose it is.
+
+        Args:
+            kind: What is numbered, "strategy" or "dataset".
+        """
+        self._dealt[kind] = number = self._dealt.get(kind, 0) + 1
+        return number
+
+    def note_batch(self, dataset: int, iteration: int, position: int) -> None:
+        """Local. Sign, with the next call, that the program has taken a batch; all ranks must do so between two calls.
+
+        That is so only where one thread takes the batch and makes the calls before and behind it: of two threads nobody
+        knows which one came first.
+
+        Args:
+            dataset: The number of the dataset; see `deal`.
+            iteration: The number of the pass.
+            position: How many batches it has taken in this pass; -1 at the end.
+        """
+        if self._calls.thread == get_ident():
+            self._batch = batch = dataset, iteration, position
+            self._taken = self._taken * 31 + hash(batch) & HASH
+
+    def enter(
+        self,
+        name: str,
+        detail: object,
+        array: AnyArray | None,
+        owner: int = 0,
+        *,
+        meets: bool = True,
+        only_dtype: bool = False,
+        sign: int | None = None,
+    ) -> CallOrder:
+        """Local, and Collective between nodes. Sign a call that begins.
+
+        Args:
+            name: The name of the call.
+            detail: What must be the same on all ranks: an operation, a root; hashable, with a `str` that is the same on
+                all ranks. Its attribute `subject`, if there is one, names it in errors.
+            array: Its dtype and shape must be the same on all ranks; None where there is none.
+            owner: The number of the strategy whose call it is, see `deal`; 0: no strategy's.
+            meets: No rank leaves this call before all have entered it.
+            only_dtype: The shape may differ between ranks.
+            sign: A checksum of the detail; by default one is made and kept.
+
+        Raises:
+            InterruptedCallError: An earlier call was left in the middle.
+            RuntimeError: Another thread is in a call, or this one is in the middle of one.
+        """
+        calls = self._calls
+        is_wrong = calls.depth and (calls.thread != get_ident() or self.is_under_way == AT_ONCE)
+        if is_wrong or self.broken or WATCH.dead:
+            self._require_ready(name)
+        if array is None:
+            key: tuple[Any, ...] = (name, detail)
+        else:
+            key = (name, detail, array.dtype) if only_dtype else (name, detail, array.dtype, array.shape)
+        if self.is_alone:
+            self.key = key
+        else:
+            if sign is not None:
+                # `_sign_as`, in place: each step has another sign.
+                sign += owner * SPREAD
+                self._step = self.key = key
+                self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
+                sign, self._taken = sign + self._taken * (calls.thread == get_ident()), 0
+            elif key == self.key and owner == self.owner and not self._taken:
+                sign = self._sign
+            else:
+                sign = self._sign_as(name, key, owner)
+            key = self.key
+            self.number = number = self.number + 1
+            self._mark_before = before = self.mark
+            self.mark = before * 31 + sign & HASH
+            self._meets = meets
+            if self.is_across:
+                if number % COMPARED_EVERY == 0:
+                    self._compare_across()
+            elif self.is_asked:
+                self.mark += FLAG
+        if calls.depth or not self._is_plain:
+            calls.enter(name, key, self._code, owner)
+            self._depth += 1
+            return self
+        # `Calls.enter`, in place: a call of a method takes a tenth of the time of all this.
+        self._depth = calls.depth = 1
+        calls.owner = owner
+        calls.thread = get_ident()
+        self._note(key)
+        calls.state = state = calls.state + NEXT
+        self._state[STATE] = state + self._code
+        return self
+
+    def _sign_as(self, name: str, key: tuple[Any, ...], owner: int) -> int:
+        """Note another call than the last one; returns its sign, with whose it is and which batches came before it."""
+        sign = self._signs[key] + owner * SPREAD
+        # `code_of`, in place.
+        self._sign, self.owner, self._code = sign, owner, CODES[name] ^ sign & WHICH or 1
+        if key != self.key:
+            # Else the same object remains, by which the front of each strategy knows the call.
+            self.key = key
+        taken, self._taken = self._taken, 0
+        return sign + taken * (self._calls.thread == get_ident())
+
+    def surround(self) -> CallOrder:
+        """Local. Name this call in errors of the calls inside it, and return it."""
+        self._step = self.key
+        return self
+
+    def sign(self, name: str, detail: object, array: AnyArray, owner: int) -> None:
+        """Local. Sign what another thread does later: ranks that begin something else differ from now on.
+
+        Args:
+            name: The name of what is done. It gets no number: a rank that leaves it out is not one call behind.
+            detail: As of `enter`.
+            array: As of `enter`.
+            owner: As of `enter`.
+        """
+        sign = self._signs[name, detail, array.dtype, array.shape] + owner * SPREAD
+        self.mark = self.mark * 31 + sign & HASH
+
+    def _require_ready(self, name: str) -> None:
+        if self._depth and (self._calls.thread != get_ident() or self.is_under_way == AT_ONCE):
+            refuse_inside(name, self._calls.thread)
+        self.require_whole(name)
+        # A call of MPI in a group that has lost a rank may never return.
+        if WATCH.dead:
+            WATCH.require_alive(self._processes, name)
+
+    def during(self, name: str, owner: int = 0) -> CallOrder:
+        """Local. Begin what all ranks do in several calls, or in none: an interrupt waits for its end.
+
+        Args:
+            name: The name of all this.
+            owner: As of `enter`.
+
+        Raises:
+            InterruptedCallError, RuntimeError: As `enter`.
+        """
+        if self._depth or self.broken:
+            self._require_ready(name)
+        self._calls.enter(name, owner=owner)
+        self._depth += 1
+        return self
+
+    def leave(self) -> None:
+        """Local, and Collective with ranks that make another call. Compare, and end the call.
+
+        Raises:
+            MismatchError: Ranks of this node make another call.
+            KeyboardInterrupt: A rank was interrupted; on all ranks that are in this call, once it is done.
+        """
+        if self._awaits and (words := self._words) is not None:
+            # Where nothing differs, a comparison needs no further call.
+            word = self._word
+            for place in self._others[self.number & 1]:
+                if words[place] != word:
+                    break
+            else:
+                self._awaits = word & FLAG > 0
+        if self._awaits:
+            try:
+                self._compare()
+            except BaseException as error:
+                self.fail(error)
+                raise
+        calls = self._calls
+        if calls.depth == 1 and self._is_plain:
+            # `Calls.leave`, in place.
+            calls.depth = 0
+            self._state[STATE] = calls.state
+        else:
+            calls.leave()
+        self._depth = depth = self._depth - 1
+        if depth:
+            self.is_under_way = self.is_under_way > 0
+            return
+        self.is_under_way = False
+        if self._is_interrupted:
+            self._is_interrupted = False
+            # A barrier outside calls must not show it again.
+            self.mark &= HASH
+            INTERRUPTS.deliver(is_own=self.is_alone)
+
+    def fail(self, error: BaseException) -> None:
+        """Local, and Collective with ranks that make another call. End the call that an exception leaves.
+
+        Raises:
+            MismatchError: Ranks make another call, which explains the error.
+        """
+        try:
+            if is_shared(error):
+                # The ranks have made different calls, and know it. Not where numbers do not fit: each rank finds that
+                # in its own, while others may still compare this call. So it is with wrong arguments.
+                if not isinstance(error, OverflowError):
+                    self.restart(keeps_call=not isinstance(error, MpidistError))
+            elif self.is_under_way and not self.broken:
+                what = f"{type(error).__name__}: {error}".rstrip(": ")
+                # An error of MPI may come from different calls.
+                if isinstance(error, Exception):
+                    self._compare()
+                is_other = is_of_other_size(error)
+                # While this rank still shows its own call.
+                others = WATCHDOG.tell_late() if is_other else ""
+                self.broken = f"{self.key[0]} was left in the middle by {what}"
+                if self.page is not None:
+                    self.page.break_off(self.number, self.mark, self.broken)
+                if is_other:
+                    raise MismatchError(f"ranks are in different calls, got {told(self._text())}. {HINT}{others}")
+            else:
+                self.left = self.number, f"{self.key[0]} was left by {type(error).__name__}: {error}"
+        finally:
+            self._calls.fail()
+            self._depth -= 1
+            self.is_under_way = self._depth > 0 and self.is_under_way > 0
+
+    def __enter__(self) -> CallOrder:
+        """Local. Itself: `enter` has entered."""
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: TracebackType | None) -> None:
+        """Local, and Collective with ranks that make another call. See `leave` and `fail`."""
+        if error is None:
+            self.leave()
+        else:
+            self.fail(error)
+
+    def interrupt(self) -> bool:
+        """Local. Raise KeyboardInterrupt at the end of the outermost call; False if that was asked for already."""
+        was_interrupted, self._is_interrupted = self._is_interrupted, True
+        return not was_interrupted
+
+
+def call_before(function: Callable[[str], bool]) -> None:
+    """Local. Call a function before each call that begins, until it returns True; later calls cost nothing.
+
+    Args:
+        function: Gets the name of the call.
+    """
+    original: Any = CallOrder.enter
+    waiting = [function]
+
+    def enter(order: CallOrder, name: str, *args: Any, **named: Any) -> Any:
+        # Some keep this function.
+        if waiting and function(name):
+            waiting.clear()
+            setattr(CallOrder, "enter", original)  # noqa: B010 - a method, which a type checker refuses
+        return original(order, name, *args, **named)
+
+    setattr(CallOrder, "enter", enter)  # noqa: B010 - likewise

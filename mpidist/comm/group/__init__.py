@@ -1,0 +1,1 @@
+"""Groups of ranks: communicators, what belongs to them, and agreement in them."""

@@ -1,0 +1,168 @@
+"""The communicator: a group of ranks that the library owns, and the nodes on which they run."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from mpidist.comm.calls.messages import BeginMax
+from mpidist.comm.calls.order import CallOrder
+from mpidist.comm.group.resource import Resource
+from mpidist.failures.deaths import WATCH, Process
+from mpidist.recorder.calls import Calls
+
+T = TypeVar("T")
+
+
+class Channel(NamedTuple):
+    """A place for messages between two ranks, which meet neither other channels' nor a collective's.
+
+    Attributes:
+        communicator: The ranks. It keeps the channel open.
+        mpi: The mpi4py communicator for the messages.
+        tag: The tag of the messages.
+    """
+
+    communicator: Communicator
+    mpi: Any
+    tag: int
+
+
+class Communicator(Resource, Protocol):
+    """A group of ranks. Messages on it never meet the user's own messages.
+
+    `close` frees it. A communicator that `open_communicator` returned is shared: it goes with the user's communicator
+    or with the program, and nobody else closes it.
+
+    Attributes:
+        rank: This process's rank, 0 to `size` - 1.
+        size: Number of ranks.
+        host: Name of this process's host.
+        node_index: The number of this rank's node. Nodes are numbered in the order of their lowest ranks.
+        node_sizes: Number of ranks of each node.
+        core_count: Number of cores that the ranks of this node could use together when it was opened. Each may be bound
+            to a core of its own, or all of them to the same one.
+        processes: The process of each rank.
+        mpi: The mpi4py communicator, None where the process runs alone.
+        calls: Notes the communicating calls on it.
+        order: Keeps its calls in one order on all ranks.
+    """
+
+    rank: int
+    size: int
+    host: str
+    node_index: int
+    node_sizes: tuple[int, ...]
+    core_count: int
+    processes: tuple[Process, ...]
+    mpi: Any
+    calls: Calls
+    order: CallOrder
+
+    @property
+    def node(self) -> Communicator:
+        """Local. The communicator of this rank's node, whose ranks share memory."""
+        ...
+
+    def is_whole(self) -> bool:
+        """Local. Whether all ranks of this group are alive, as far as this rank knows, and the group is not closed."""
+        return not self.is_closed and not WATCH.lost(self.processes)
+
+    def _is_whole(self) -> bool:
+        return not WATCH.lost(self.processes)
+
+    def require_whole(self, what: str) -> None:
+        """Local. Raise if ranks of this group may not come, as far as this rank knows.
+
+        Args:
+            what: The thing that cannot be done then: "opening lanes between nodes".
+
+        Raises:
+            DeadRankError: A rank has died.
+            InterruptedCallError: A call was left in the middle, in which other ranks may wait for ever.
+        """
+        WATCH.require_alive(self.processes, what)
+        self.order.require_whole(what)
+
+    def share_directory(self, directory: str) -> None:
+        """Local. Let ranks on different hosts see each other by files there, if they have no job directory.
+
+        Args:
+            directory: On a file system of all ranks, the same on all of them.
+        """
+        ...
+
+    def barrier(self) -> None:
+        """Collective. Return when every rank has called."""
+        ...
+
+    def all_gather_object(self, value: T) -> list[T]:
+        """Collective. The picklable values of all ranks, in the order of the ranks."""
+        ...
+
+    def broadcast_object(self, value: T, root: int = 0) -> T:
+        """Collective. The picklable value of rank `root`."""
+        ...
+
+    def all_reduce_max(self, value: int) -> int:
+        """Collective. The largest of the ranks' integers. This is the cheapest way to agree on a flag."""
+        ...
+
+    def open_max(self) -> BeginMax:
+        """Collective. Open a way to find the ranks' largest numbers that does not keep them waiting.
+
+        Returns:
+            `begin(numbers)`, Collective: it returns a function that waits for the largest numbers of all ranks. Only
+            one search is under way at a time.
+        """
+        ...
+
+    def open_lane(self) -> Communicator | None:
+        """Collective at the first call, then Local. The lane of this rank.
+
+        A lane is a communicator of one rank from each node, those with the same rank within their node. Arrays of a
+        node are cut into as many slices as there are lanes, and each lane combines its slice across the nodes.
+
+        Returns:
+            None if there is one node only, and on a rank beyond the size of the smallest node.
+        """
+        ...
+
+    def open_sibling(self, purpose: str) -> Communicator:
+        """Collective at the first call for a purpose, then Local. A communicator of the same ranks for another thread.
+
+        It is closed with this one.
+        """
+        ...
+
+    def open_channel(self) -> Channel:
+        """Collective. A place for messages between two ranks; it is closed with this communicator."""
+        ...
+
+    def own(self, thing: Any) -> None:
+        """Collective. Free something with this communicator: all ranks then call its `Free()`, in the order of `own`.
+
+        Args:
+            thing: Must not refer to this communicator.
+        """
+        ...
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """Collective. A communicator of the ranks with the same color, ordered by key, then by rank.
+
+        The caller closes it.
+        """
+        ...
+
+
+def require_communicator(given: object) -> None:
+    """Local. Raise TypeError unless this is a communicator of the library."""
+    if not hasattr(given, "all_gather_object"):
+        raise TypeError(
+            f"`communicator` must be one of the library's own, got {given!r} of type {type(given).__name__}. Leave it "
+            "out for all ranks; the strategies with names of their own take mpi4py's"
+        )
+
+
+# Those whose other ranks serve this one, as parameter servers and workers, or have left the program after that.
+SERVED: weakref.WeakSet[Communicator] = weakref.WeakSet()

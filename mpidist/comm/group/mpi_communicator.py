@@ -1,0 +1,360 @@
+"""The communicator over MPI. No other module imports `mpi4py.MPI`, which starts MPI unless `mpi_start` has."""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import pickle
+from array import array
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
+
+from mpi4py import MPI
+
+from mpidist.comm.calls.messages import BeginMax, LargestNumbers
+from mpidist.comm.calls.order import CallOrder
+from mpidist.comm.calls.text import differing_calls, other_call
+from mpidist.comm.cores import Cores, count_cores, own_cores
+from mpidist.comm.group import pages
+from mpidist.comm.group.communicator import Channel, Communicator
+from mpidist.comm.group.deferred_free import Handles
+from mpidist.comm.group.object_exchange import gather_objects
+from mpidist.comm.group.resource import Identity, end_all, give_back_offered, new_identity, offered
+from mpidist.comm.group.shared_file import SharedFile, Shown, can_open, ways
+from mpidist.failures import job_directory
+from mpidist.failures.deaths import WATCH, Process, this_process
+from mpidist.recorder.calls import NEXT, Calls, noted
+
+__all__ = ["MPI", "MpiCommunicator"]
+
+T = TypeVar("T")
+
+# Garbage is collected once in so many creations: strategies refer to themselves, and what garbage holds is not given
+# back. MPICH ends a program with more than 2,000 communicators.
+_COLLECTED_EVERY = 64
+# Tags of a channel. MPI promises no more than 32,767 (MPI 4.1, section 9.1.2); a tag is used again after so many calls.
+_TAGS = 1 << 14
+# Who waits, and looks after something meanwhile, does so once in so many tests of its request.
+_LOOKS = 64
+
+
+class _Introduction(NamedTuple):
+    """A rank's words to the other ranks of a new communicator.
+
+    Attributes:
+        process: Its process.
+        identity: The identity of the communicator, if the first rank says it.
+        offered: What it has dropped; see `mpidist.comm.group.resource`.
+        page: The way to its page.
+        job_directory: For files of the ranks, if the first rank names one.
+        cores: The cores of its process.
+        leader: The first rank of its node.
+        shares_files: Whether it can open a file of that rank.
+    """
+
+    process: Process
+    identity: Identity
+    offered: dict[Identity, int]
+    page: Shown | None
+    job_directory: str
+    cores: Cores
+    leader: int = 0
+    shares_files: bool = True
+
+
+class MpiCommunicator(Communicator):
+    """A group of MPI ranks and their nodes.
+
+    Args:
+        mpi: An intracommunicator that nobody else uses. It is freed by `close`.
+        node_color: Ranks with equal colors count as one node. Default: the ranks that share memory according to MPI, if
+            each of them can really open a file that another has made there. In different containers on one host they
+            cannot.
+        is_part: See `CallOrder`. Its ranks are those of another communicator, and know one another.
+    """
+
+    # Whether other users of the same ranks have it, too: nobody closes it then.
+    is_shared = False
+
+    def __init__(self, mpi: MPI.Intracomm, node_color: int | None = None, *, is_part: bool = False) -> None:
+        self.mpi: Any = mpi
+        self.rank: int = mpi.rank
+        self.size: int = mpi.size
+        self.host = MPI.Get_processor_name()
+        identity = new_identity()
+        if identity[0] % _COLLECTED_EVERY == _COLLECTED_EVERY - 1:
+            gc.collect()
+        node, told = _introduce(mpi, node_color, _Introduction(
+            this_process(self.host), identity, offered(), pages.show(), "" if is_part else job_directory.wanted(),
+            own_cores(),
+        ))
+        give_back_offered([one.offered for one in told])
+        leaders = [one.leader for one in told]
+        order = sorted(set(leaders))
+        self.node_index = order.index(leaders[mpi.rank])
+        self.node_sizes: tuple[int, ...] = tuple(leaders.count(leader) for leader in order)
+        self.processes = tuple(one.process for one in told)
+        self._handles = Handles(told[0].identity, [mpi, node])
+        self._job = job = "-".join(map(str, told[0].identity))
+        pages.look(self.processes, mpi.rank, [one.page for one in told], told[0].job_directory, job)
+        self.calls = pages.open_calls(told[0].identity, 0, self.processes, mpi.rank)
+        self.order = CallOrder(self.calls, self.processes)
+        self.order.is_part = is_part
+        self.core_count = count_cores([one.cores for one in told if one.leader == leaders[mpi.rank]])
+        mine = [one.process for one in told if one.leader == leaders[mpi.rank]]
+        calls = pages.open_calls(told[0].identity, 1 + leaders[mpi.rank], mine, node.rank)
+        self._node: MpiCommunicator | None = _NodeCommunicator(node, self._handles, mine, calls, self.core_count)
+        self._lane: MpiCommunicator | None = None
+        self._siblings: dict[str, MpiCommunicator] = {}
+        self._channel: MPI.Intracomm | None = None
+        self._tag = 0
+        self._flags = array("q", bytes(24))
+
+    @property
+    def node(self) -> Communicator:
+        """Local. See `Communicator.node`."""
+        # None in the node's own communicator: a reference to itself would leave it to the garbage collector.
+        return self if self._node is None else self._node
+
+    def share_directory(self, directory: str) -> None:
+        """Local. See `Communicator.share_directory`."""
+        if self._job and len({process.host for process in self.processes}) > 1:
+            pages.look(self.processes, self.rank, [None] * self.size, directory, self._job)
+        self._job = ""
+
+    @noted("barrier")
+    def barrier(self) -> None:
+        """Collective. Return when every rank has called."""
+        if WATCH.dead:
+            self.require_whole("a barrier")
+        self.mpi.Barrier()
+
+    @noted("exchange between ranks")
+    def all_gather_object(self, value: T) -> list[T]:
+        """Collective. The picklable values of all ranks, in the order of the ranks.
+
+        Raises:
+            MismatchError: The ranks are in different calls, of which this is a part; on every rank.
+        """
+        if WATCH.dead or self.order.broken:
+            self.require_whole("an exchange between ranks")
+        try:
+            codes, numbers, values = gather_objects(self.mpi, value, self.calls.code, self.calls.number)
+        except (pickle.UnpicklingError, EOFError) as error:
+            raise other_call(self.calls) from error
+        if min(numbers) < max(numbers):
+            # Ranks have caught an error that all of them had, after different numbers of calls.
+            self.calls.go_on_at(max(numbers))
+        if len(set(codes)) > 1:
+            raise differing_calls(self.calls, self.mpi.allgather)
+        return values
+
+    @noted("broadcast of an object")
+    def broadcast_object(self, value: T, root: int = 0) -> T:
+        """Collective. The picklable value of rank `root`.
+
+        Raises:
+            MismatchError: As of `all_gather_object`.
+        """
+        if WATCH.dead or self.order.broken:
+            self.require_whole("an exchange between ranks")
+        sent = MPI.pickle.dumps(value) if self.rank == root else b""
+        # The root waits here: if it sent at once, ranks in another call would take the bytes for theirs.
+        data = bytearray(self._meet(len(sent), NEXT * (1 + root)))
+        data[: len(sent)] = sent
+        self.mpi.Bcast([data, MPI.BYTE], root)
+        return value if self.rank == root else cast(T, MPI.pickle.loads(data))
+
+    @noted("agreement between ranks")
+    def all_reduce_max(self, value: int) -> int:
+        """Collective. The largest of the ranks' integers.
+
+        Raises:
+            MismatchError: As of `all_gather_object`.
+        """
+        if WATCH.dead or self.order.broken:
+            self.require_whole("an agreement between ranks")
+        return self._meet(value, 0)
+
+    def _meet(self, value: int, kind: int) -> int:
+        """Collective. The largest of the ranks' integers, where all are in the same call and this kind of exchange."""
+        flags, code = self._flags, self.calls.code + kind
+        flags[0], flags[1], flags[2] = value, code, -code
+        self.mpi.Allreduce(MPI.IN_PLACE, [flags, 3, MPI.INT64_T], MPI.MAX)
+        if flags[1] != -flags[2]:  # the greatest and the least
+            raise differing_calls(self.calls, self.mpi.allgather)
+        return flags[0]
+
+    def close(self) -> None:
+        """Collective. See `Communicator`; nothing where others use it, too."""
+        if not self.is_shared:
+            super().close()
+
+    def drop(self) -> None:
+        """Local. See `Resource.drop`; nothing where others use it, too."""
+        if not self.is_shared:
+            super().drop()
+
+    def open_max(self) -> BeginMax:
+        """Collective. See `Communicator.open_max`."""
+        mpi = self.open_channel().mpi
+        # MPI writes into it until the request is complete, even if this object is gone by then.
+        numbers = array("q")
+        requests = self._handles.requests
+
+        def begin(given: list[int]) -> LargestNumbers:
+            numbers[:] = array("q", given)
+            request = mpi.Iallreduce(MPI.IN_PLACE, [numbers, len(given), MPI.INT64_T], MPI.MAX)
+            # mpi4py's request does not keep its buffer. Others may have a search of their own under way.
+            requests[id(request)] = request, numbers
+
+            def wait(look: Callable[[], None] | None = None) -> list[int]:
+                looks = 0
+                while look is not None and not request.Test():
+                    looks += 1
+                    os.sched_yield()
+                    if looks % _LOOKS == 0:
+                        look()
+                request.Wait()
+                del requests[id(request)]
+                return numbers.tolist()
+
+            return wait
+
+        return begin
+
+    def open_lane(self) -> Communicator | None:
+        """Collective at the first call, then Local. See `Communicator.open_lane`."""
+        if len(self.node_sizes) == 1:
+            return None
+        lanes = min(self.node_sizes)
+        if self._lane is None:
+            # Kept, since all strategies over these ranks use it. Ranks without a lane share one color that no lane has,
+            # since all ranks must take part in Split. In its lane each rank counts as a node of its own.
+            self._lane = self._open_lanes(lanes)
+        return self._lane if self.node.rank < lanes else None
+
+    def _open_lanes(self, lanes: int) -> MpiCommunicator:
+        with self._opens("opening lanes between nodes"):
+            mpi = cast(MPI.Intracomm, self.mpi.Split(min(self.node.rank, lanes), self.node_index))
+            return MpiCommunicator(mpi, node_color=mpi.rank, is_part=True)
+
+    def _opens(self, name: str) -> CallOrder:
+        """Local. Begin to make another communicator. An exception in the middle of that breaks this one."""
+        self.require_whole(name)
+        call = self.order.enter(name, None, None)
+        call.is_under_way = True
+        return call
+
+    def open_sibling(self, purpose: str) -> Communicator:
+        """Collective at the first call for a purpose, then Local. See `Communicator.open_sibling`."""
+        if purpose not in self._siblings:
+            with self._opens("opening a communicator"):
+                self._siblings[purpose] = MpiCommunicator(self._duplicate(), is_part=True)
+        return self._siblings[purpose]
+
+    def open_channel(self) -> Channel:
+        """Collective. See `Communicator.open_channel`."""
+        if self._channel is None:
+            self._channel = self._duplicate()
+            self._handles.append(self._channel)
+        self._tag += 1
+        return Channel(self, self._channel, self._tag % _TAGS)
+
+    def own(self, thing: Any) -> None:
+        """Collective. See `Communicator.own`."""
+        self._handles.own(thing)
+
+    @noted("duplicating a communicator")
+    def _duplicate(self) -> MPI.Intracomm:
+        self.require_whole("duplicating a communicator")
+        return cast(MPI.Intracomm, self.mpi.Dup())
+
+    def split(self, color: int, key: int = 0) -> Communicator:
+        """Collective. A communicator of the ranks with the same color."""
+        with self._opens("splitting a communicator"):
+            return MpiCommunicator(self.mpi.Split(color, key))
+
+    def _end(self, *, is_collective: bool) -> None:
+        lane = [] if self._lane is None else [self._lane]
+        end_all((*self._siblings.values(), *lane), is_collective=is_collective)
+        if is_collective and not MPI.Is_finalized():
+            self._handles.free()
+        else:
+            self._handles.drop()
+
+    def __repr__(self) -> str:
+        return f"MpiCommunicator(rank={self.rank}, size={self.size}, nodes={self.node_sizes})"
+
+
+def _introduce(
+    mpi: MPI.Intracomm, node_color: int | None, words: _Introduction
+) -> tuple[MPI.Intracomm, list[_Introduction]]:
+    """Collective. The communicator of this rank's node, and what all ranks say of themselves.
+
+    Args:
+        mpi: All ranks.
+        node_color: See `MpiCommunicator`.
+        words: This rank's.
+    """
+    if node_color is None:
+        node = cast(MPI.Intracomm, mpi.Split_type(MPI.COMM_TYPE_SHARED, key=mpi.rank))
+        for folder, has_name in ways():
+            file = None
+            # If the file cannot be made, the other ranks cannot open it.
+            with contextlib.suppress(OSError):
+                file = SharedFile(folder, has_name=has_name) if node.rank == 0 else None
+            leader, shown = node.bcast((mpi.rank, None if file is None else file.shown))
+            told = _tell(mpi, words._replace(leader=leader, shares_files=can_open(shown, folder)))
+            if file is not None:
+                file.close()
+            if all(one.shares_files for one in told):
+                return node, told
+        is_node = all(one.shares_files for one in told if one.leader == leader)
+        node.Free()
+        node_color = leader if is_node else mpi.rank
+    node = cast(MPI.Intracomm, mpi.Split(node_color, key=mpi.rank))
+    return node, _tell(mpi, words._replace(leader=node.bcast(mpi.rank)))
+
+
+def _tell(mpi: MPI.Intracomm, words: _Introduction) -> list[_Introduction]:
+    return gather_objects(mpi, words)[-1]
+
+
+class _NodeCommunicator(MpiCommunicator):
+    """The ranks of one node. Their node is this communicator itself.
+
+    Args:
+        mpi: Over the ranks of the node.
+        handles: The handles of the whole communicator, of which this one is a part.
+        processes: The processes of the ranks of the node.
+        calls: Notes the communicating calls among them.
+        core_count: See `Communicator`.
+    """
+
+    def __init__(
+        self, mpi: MPI.Intracomm, handles: Handles, processes: Sequence[Process], calls: Calls, core_count: int
+    ) -> None:
+        self.mpi = mpi
+        self.core_count = core_count
+        self.calls = calls
+        self.order = CallOrder(calls, processes)
+        self.order.is_part = True
+        self.rank = mpi.rank
+        self.size = mpi.size
+        self.host = processes[mpi.rank].host
+        self.node_index = 0
+        self.node_sizes = (mpi.size,)
+        self.processes = tuple(processes)
+        self._node = None
+        self._job = ""
+        self._handles = handles
+        self._siblings = {}
+        self._lane = None
+        self._channel = None
+        self._tag = 0
+        self._flags = array("q", bytes(24))
+
+    def _end(self, *, is_collective: bool) -> None:
+        """Local. Nothing: it is closed with the communicator that it is a part of."""

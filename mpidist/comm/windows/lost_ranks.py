@@ -1,0 +1,118 @@
+"""The ranks of a window that are dead, or thought dead."""
+
+from __future__ import annotations
+
+import errno
+import threading
+from collections.abc import Sequence
+
+from mpidist.errors import DeadRankError
+from mpidist.failures.deaths import IS_SILENT, WATCH, Process
+
+# The kernel has heard nothing for too long, or knows no way any more.
+_SILENCE = (errno.ETIMEDOUT, errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ENETDOWN, errno.EHOSTDOWN)
+# Of a rank that others know, and this one does not yet.
+_UNKNOWN = Process("an unknown host", 0, "")
+
+
+class Losses:
+    """The losses of a group of ranks, as far as this rank knows.
+
+    Deaths on this host are the kernel's news (`WATCH`); others come from MPI, or from a connection, by `note`.
+
+    Args:
+        processes: The processes of the ranks.
+
+    Attributes:
+        processes: The processes of all ranks, with those that have joined.
+        forgotten: The ranks that the window's user has given up, dead or not.
+    """
+
+    def __init__(self, processes: Sequence[Process]) -> None:
+        self.processes = list(processes)
+        # Threads of ours take note, too.
+        self._lock = threading.Lock()
+        self._dead: frozenset[int] = frozenset()
+        self._known = 0
+        self.forgotten: frozenset[int] = frozenset()
+        self._left: frozenset[int] = frozenset()
+
+    def dead(self) -> frozenset[int]:
+        """Local. The ranks that are known to be dead."""
+        known = len(WATCH.dead)
+        if known != self._known:
+            dead = WATCH.dead.copy()
+            with self._lock:
+                self._known = known
+                self._dead |= {rank for rank, process in enumerate(self.processes) if process in dead}
+        return self._dead
+
+    def gone(self) -> frozenset[int]:
+        """Local. The ranks that are dead, forgotten or without a window: nothing is sent to them or awaited."""
+        others = self.forgotten | self._left
+        return self.dead() | others if others else self.dead()
+
+    def note(self, rank: int, error: BaseException | None = None) -> None:
+        """Local. Take note of a death.
+
+        Args:
+            rank: Who is dead.
+            error: The error of its connection; a host that says nothing any more may be alive.
+        """
+        if rank not in self.dead():
+            with self._lock:
+                self._dead |= {rank}
+            process, size = self.processes[rank], len(self.processes)
+            name = f"rank {rank} of {size} (process {process.number} on {process.host})"
+            is_silent = isinstance(error, OSError) and error.errno in _SILENCE
+            WATCH.note(process, name + IS_SILENT * is_silent)
+
+    def cut(self, rank: int, error: BaseException | None = None) -> None:
+        """Local. Take note that a connection has ended: of a death, unless the kernel tells of that rank's.
+
+        A rank on this host may have dropped its window, and live.
+
+        Args:
+            rank: The rank at its other end.
+            error: The error of the connection.
+        """
+        if WATCH.watches(self.processes[rank]):
+            self.leave(rank)
+        else:
+            self.note(rank, error)
+
+    def add(self, rank: int, process: Process) -> None:
+        """Local. Take note of a rank that joins.
+
+        Args:
+            rank: Its rank. Those below it that are not known count as gone, until they are added, too.
+            process: Its process.
+        """
+        with self._lock:
+            first = len(self.processes)
+            self.processes += [_UNKNOWN] * (rank + 1 - first)
+            self.processes[rank] = process
+            self._left = (self._left | {*range(first, rank)}) - {rank}
+            # It may be among the dead already.
+            self._known = -1
+
+    def leave(self, rank: int) -> None:
+        """Local. Take note that a rank has ended its window; what it has sent before is still delivered."""
+        with self._lock:
+            self._left |= {rank}
+
+    def forget(self, rank: int) -> None:
+        """Local. Give a rank up."""
+        self.forgotten |= {rank}
+
+    def require_alive(self, rank: int) -> None:
+        """Local. Raise DeadRankError if a rank is gone."""
+        if rank in self.gone():
+            process = self.processes[rank]
+            is_silent = WATCH.dead.get(process, "").endswith(IS_SILENT)
+            dead = "cannot be reached, whose host says nothing any more" if is_silent else "is dead"
+            why = dead if rank in self.dead() else "is given up" if rank in self.forgotten else "has left"
+            raise DeadRankError(
+                f"rank {rank} of {len(self.processes)} (process {process.number} on {process.host}) {why}: its "
+                "heap is lost to this rank. Restore what it held from the last checkpoint"
+            )

@@ -1,0 +1,1 @@
+"""Windows by MPI's one-sided calls."""

@@ -1,0 +1,1 @@
+"""Windows by sockets."""

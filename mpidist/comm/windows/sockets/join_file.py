@@ -1,0 +1,183 @@
+"""The file by which processes join a job: where its chief waits for them, and the secret of its window.
+
+Who can read it can run code in the job. It is its owner's alone, in a directory that is its owner's alone to change.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import stat
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from mpidist.comm.windows.sockets.addresses import Address, call
+from mpidist.errors import LauncherError
+
+NAME = "mpidist-join.json"
+FORMAT = 1
+# A chief that is asked whether it lives is called so long.
+_CALL_SECONDS = 2.0
+_MAX_BYTES = 1 << 20
+
+
+class JoinFile(NamedTuple):
+    """The content of the file.
+
+    Attributes:
+        version: The version of mpidist.
+        host: The host of the chief, for people.
+        process: The number of its process, likewise.
+        rank: The chief's.
+        address: Where it waits.
+        secret: The secret of the window.
+        silence_seconds: A host of the job that says nothing for so long counts as lost.
+        ports: As of `WindowOptions`.
+    """
+
+    version: str
+    host: str
+    process: int
+    rank: int
+    address: Address
+    secret: bytes
+    silence_seconds: float
+    ports: tuple[int, int] | None
+
+
+class WrittenFile:
+    """The file of a job that goes on.
+
+    Local. Args:
+        directory: For the file; made where it is missing.
+        content: What to write.
+        here: The address of a rank on this host, to call another job's chief from.
+
+    Raises:
+        OSError: It cannot be written; the directory is another user's, or others may write there; or the job of a file
+            that lies there goes on.
+    """
+
+    def __init__(self, directory: Path, content: JoinFile, here: Address) -> None:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        _require_own(directory)
+        self.path = directory / NAME
+        with contextlib.suppress(LauncherError):
+            _require_ended(self.path, read(directory), here)
+        whole = {
+            "format": FORMAT, **content._asdict(), "address": content.address.to_json(), "secret": content.secret.hex(),
+        }
+        # Whoever reads it sees all of it.
+        temporary = self.path.with_name(f".{NAME}.{secrets.token_hex(4)}")
+        descriptor = os.open(temporary, os.O_CREAT | os.O_EXCL | os.O_WRONLY | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+        try:
+            with os.fdopen(descriptor, "w") as file:
+                # Whatever the umask is.
+                os.fchmod(file.fileno(), 0o600)
+                json.dump(whole, file)
+                self._inode = os.fstat(file.fileno()).st_ino
+            temporary.replace(self.path)
+        except BaseException:
+            temporary.unlink(missing_ok=True)
+            raise
+
+    def remove(self) -> None:
+        """Local. Remove the file, unless another job's lies there now."""
+        with contextlib.suppress(OSError):
+            if self.path.stat().st_ino == self._inode:
+                self.path.unlink()
+
+
+def read(directory: Path) -> JoinFile:
+    """Local. Read the file of a job.
+
+    Args:
+        directory: The directory of the file.
+
+    Raises:
+        LauncherError: There is none, it is not this user's alone, or nothing that this version knows.
+    """
+    path = directory / NAME
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK)
+    except FileNotFoundError:
+        raise LauncherError(
+            f"no job waits for workers in {directory}: there is no {NAME}. A job writes it where its program has "
+            f"ParameterServerStrategy(join_directory={str(directory)!r}), and removes it at its end"
+        ) from None
+    except OSError as error:
+        raise LauncherError(f"{path} cannot be read: {error.strerror}") from None
+    with os.fdopen(descriptor, "rb") as file:
+        found = os.fstat(descriptor)
+        if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
+            raise LauncherError(
+                f"{path} must be a file of user {os.geteuid()} that nobody else may read or write, mode 600, got one "
+                f"of user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: whoever wrote it could run code "
+                "here. Let the job write it anew"
+            )
+        data = file.read(_MAX_BYTES)
+    return _parse(path, data)
+
+
+def _parse(path: Path, data: bytes) -> JoinFile:
+    try:
+        given: dict[str, Any] = json.loads(data)
+        number = given.pop("format")
+        if number != FORMAT:
+            raise LauncherError(
+                f"{path} has format {number!r}, and this mpidist reads format {FORMAT}: start the worker with the "
+                "job's version of mpidist"
+            )
+        ports = given["ports"]
+        return JoinFile(**{
+            **given, "address": Address.from_json(given["address"]), "secret": bytes.fromhex(given["secret"]),
+            "ports": None if ports is None else tuple(ports),
+        })
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise LauncherError(f"{path} is no file of a job that waits for workers: {error!r}") from None
+
+
+def connect(directory: Path, found: JoinFile, here: Address) -> socket.socket:
+    """Local. A connection to the chief of a job.
+
+    Args:
+        directory: The directory of the file, for the text.
+        found: What it says.
+        here: The address of this process.
+
+    Raises:
+        LauncherError: It is not there any more, or cannot be reached.
+    """
+    try:
+        return call(found.address, here, _CALL_SECONDS)
+    except OSError as error:
+        has_ended = isinstance(error, ConnectionRefusedError)
+        why = "has ended" if has_ended else f"cannot be reached from {socket.gethostname()} ({error})"
+        raise LauncherError(
+            f"the job of {directory / NAME} {why}; its chief was process {found.process} on {found.host}. Start the "
+            "job again, which writes the file anew, or remove it"
+        ) from None
+
+
+def _require_own(directory: Path) -> None:
+    found = directory.stat()
+    if found.st_uid != os.geteuid() or found.st_mode & 0o022:
+        raise PermissionError(
+            f"`join_directory` must be a directory of user {os.geteuid()} in which nobody else may write, since its "
+            f"file says whom new workers trust; {directory} is user {found.st_uid}'s, with mode "
+            f"{stat.S_IMODE(found.st_mode):o}. Give one of its own, or chmod go-w"
+        )
+
+
+def _require_ended(path: Path, other: JoinFile, here: Address) -> None:
+    try:
+        call(other.address, here, _CALL_SECONDS).close()
+    except OSError:
+        return
+    raise FileExistsError(
+        f"{path} is of a job that goes on, whose chief is process {other.process} on {other.host}: give each job a "
+        "`join_directory` of its own"
+    )

@@ -1,0 +1,96 @@
+"""The window of a process that has joined: it is not in the communicator of the others, and needs no MPI."""
+
+from __future__ import annotations
+
+import pickle
+import time
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from mpidist.comm.group.solo import SoloCommunicator
+from mpidist.comm.windows.sockets.addresses import Address
+from mpidist.comm.windows.sockets.listener import Door, Opened
+from mpidist.comm.windows.sockets.newcomers import Introduction
+from mpidist.comm.windows.sockets.window import SocketWindow
+from mpidist.failures.deaths import Process
+
+# Between two looks at who is there.
+_LOOK_SECONDS = 0.05
+
+
+class Neighbours(NamedTuple):
+    """The ranks of a window with which one that joins has to do.
+
+    Attributes:
+        heap_sizes: The heap sizes of all ranks that have begun the window.
+        processes: Likewise.
+        addresses: By rank, of those that it calls and is called by. All others are gone to it.
+    """
+
+    heap_sizes: tuple[int, ...]
+    processes: Sequence[Process]
+    addresses: Mapping[int, Address]
+
+
+class JoinedWindow(SocketWindow):
+    """A window by sockets without a heap of its own.
+
+    Local. Args:
+        introduction: The introduction of this process.
+        neighbours: The others.
+        door: The listener of this process; closed with the window.
+        lifeline: The connection over which this process was given its rank, and the rank at the other end: the end of
+            the one process is known to the other by it. It is closed with the window.
+        silence_seconds: As of `WindowOptions`.
+
+    Attributes:
+        has_joined: Whether it has told the others that it joins. Until then its end is a death to them.
+    """
+
+    def __init__(
+        self, introduction: Introduction, neighbours: Neighbours, door: Door, lifeline: Opened, silence_seconds: float
+    ) -> None:
+        self.has_joined = False
+        self._silence_seconds = silence_seconds
+        self._admits_later = False
+        self.communicator = SoloCommunicator()
+        first, rank = len(neighbours.heap_sizes), introduction.rank
+        heap_sizes = neighbours.heap_sizes + (0,) * (rank + 1 - first)
+        processes = [*neighbours.processes, *[introduction.process] * (rank + 1 - first)]
+        self._begin(rank, heap_sizes, processes, door)
+        self._hello = memoryview(pickle.dumps(introduction))
+        for other in range(rank):
+            if other not in neighbours.addresses:
+                self._losses.leave(other)
+        self._take_one(lifeline._replace(introduction=introduction))
+        here = introduction.address.place
+        self._hold(other for other, address in neighbours.addresses.items() if address.place != here)
+
+    def meet(self) -> list[int]:
+        """Local. Open the connections to all others. Returns the ranks that cannot be reached from here."""
+        others = sorted(self._door.addresses.keys() - {self.rank})
+        mine = [self._connection(rank) for rank in others]
+        # After this time the other host is there, and its process is stopped: it hears of this one when it is woken.
+        end = time.monotonic() + self._silence_seconds
+        while any(one.link is None and one.rank not in self._losses.gone() for one in mine) and time.monotonic() < end:
+            self._turn(_LOOK_SECONDS)
+        return [rank for rank in others if rank in self._losses.gone()]
+
+    def lost(self) -> frozenset[int]:
+        """Local. See `Window.lost`. Who speaks to this rank no more, having given it up, is lost to it."""
+        return super().lost() | (self._losses.gone() & self._door.addresses.keys())
+
+    def is_given_up_by(self, rank: int) -> bool:
+        """Local. Whether a rank lives, as far as this one knows, and speaks to it no more."""
+        return rank in self.lost() and rank not in super().lost()
+
+    def _is_whole(self) -> bool:
+        return False
+
+    def _end(self, *, is_collective: bool) -> None:
+        del is_collective
+        if not self.has_joined:
+            # A word of farewell would leave its place to it, which others may have.
+            for connection in list(self._open):
+                self._close(connection)
+        super()._end(is_collective=False)

@@ -1,0 +1,88 @@
+"""A worker's knowledge of itself: its index, and its part of the data."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from mpidist import context
+from mpidist.arguments import described
+from mpidist.data.dataset import Dataset
+from mpidist.data.input_context import InputContext
+from mpidist.data.pipeline.iterator import DatasetIterator
+from mpidist.parameter_server.worker.dataset_iterator import OwnIterator, PassPart
+from mpidist.parameter_server.worker.worker import Worker
+
+
+def experimental_get_current_worker_index() -> int:
+    """Local. The index of the worker that runs this: in a function of `schedule`, or one that makes a worker's data.
+
+    Raises:
+        RuntimeError: Elsewhere.
+    """
+    entry = context.innermost()
+    if entry is None or not isinstance(entry.home, Worker):
+        raise RuntimeError(
+            "experimental_get_current_worker_index() is called inside a function that a worker runs: give the function "
+            "to ClusterCoordinator(strategy).schedule. Threads that it starts must be given the index"
+        )
+    return entry.home.index
+
+
+def same(dataset: Dataset) -> Dataset:
+    """Local. A data set that was sent."""
+    return dataset
+
+
+def make_dataset(dataset_fn: Callable[..., Any], place: InputContext) -> Any:
+    """Local. Call the function that makes a data set.
+
+    Args:
+        dataset_fn: The user's.
+        place: Which worker this is; for a function with an argument that has no default.
+
+    Raises:
+        TypeError: It returns no data set.
+    """
+    parameters = inspect.signature(dataset_fn).parameters.values()
+    wants = any(one.default is one.empty and one.kind <= one.POSITIONAL_OR_KEYWORD for one in parameters)
+    made = dataset_fn(place) if wants else dataset_fn()
+    if not hasattr(made, "__iter__"):
+        raise TypeError(
+            f"the function of create_per_worker_dataset must return a data set, for instance "
+            f"mpidist.data.Dataset.range(3); {getattr(dataset_fn, '__name__', 'it')} returned {described(made)}"
+        )
+    return made
+
+
+def resume(
+    dataset: Any, dataset_fn: Callable[..., Any] | Dataset, place: InputContext, parts: Mapping[int, Sequence[PassPart]]
+) -> OwnIterator:
+    """Local. The iterator over what a checkpoint says is left of a pass.
+
+    Args:
+        dataset: This worker's own, which goes on with the next pass.
+        dataset_fn: As of `ClusterCoordinator.create_per_worker_dataset`.
+        place: The place of this worker.
+        parts: What each worker is to read, by its index.
+
+    Raises:
+        ValueError: The data set is another one than when the position was saved.
+    """
+    mine = parts.get(place.input_pipeline_id, ())
+
+    def data_of(part: PassPart) -> Any:
+        if isinstance(dataset_fn, Dataset) or (part.pipelines, part.pipeline) == (
+            place.num_input_pipelines, place.input_pipeline_id
+        ):
+            return dataset
+        return make_dataset(dataset_fn, InputContext(part.pipelines, part.pipeline, place.num_replicas_in_sync))
+
+    begun = iter(dataset)
+    if not isinstance(begun, DatasetIterator):
+        raise ValueError(f"expected a data set of mpidist.data, which can go on at a position, got {dataset!r}")
+    last = max((part.pass_state.get("iteration", 0) for part in mine), default=0)
+    begun.load_state({**begun.state(), "iteration": last})
+    return OwnIterator(dataset, [partial(lambda part: part.open(data_of(part)), part) for part in mine])

@@ -1,0 +1,400 @@
+"""Deaths: ranks that have ended while others still needed them.
+
+A thread watches the processes of all ranks on this host by their process descriptors (`man 2 pidfd_open`), which the
+kernel makes readable when a process ends, however it ends; another one looks at those without (`lives.py`). Neither
+needs MPI: after a death a call of MPI may never return. Ranks take leave of each other before they end (`ending.py`),
+so who ends without that is dead. Deaths on other hosts are known where MPI reports them (Open MPI with fault
+tolerance), the launcher does (Hydra, by SIGUSR1), or the files of a job directory (`failures/job_directory.py`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import select
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from types import FrameType
+from typing import NamedTuple
+
+from mpidist.errors import DeadRankError
+from mpidist.failures.job_directory import deaths_seen
+from mpidist.failures.lives import Lives
+from mpidist.failures.watchdog import WATCHDOG
+from mpidist.launch import is_under_hydra as _is_under_hydra
+
+# An error of MPI may come before the news of the death that is its cause.
+_NEWS_SECONDS = 1.0
+_UNKNOWN = "a rank on another host"
+# What MPI reports may be a death without a rank.
+SOME_RANK = "a rank"
+# In `dead`, where this process itself makes no calls with others any more.
+_APART = "this process"
+_FORKED = (
+    "this process was forked from a rank, and is none itself: it would meet the other ranks in its parent's place. "
+    "Let the parent make all collective calls, or start the child anew (`multiprocessing` with the method \"spawn\")"
+)
+_LEFT = (
+    "the program has come to its end on all ranks. An exit function that makes collective calls must be registered "
+    "after `import mpidist`; a `__del__` at the end of the interpreter can make none"
+)
+# After a death the program's own thread has so long to find out and to raise an error, where it can be caught. Then a
+# thread of ours ends the process: the program's thread may be in a call of MPI that never returns.
+DISCOVERY_SECONDS = 3.0
+# The end of the name of one that may be alive, and is lost.
+IS_SILENT = ", of which nothing is heard"
+
+
+class Process(NamedTuple):
+    """The process of a rank.
+
+    Attributes:
+        host: Name of its host.
+        number: Its process number there.
+        namespace: Where that number is valid: containers on one host have name spaces of their own.
+    """
+
+    host: str
+    number: int
+    namespace: str
+
+
+def this_process(host: str) -> Process:
+    """Local. This process.
+
+    Args:
+        host: The name of this host.
+    """
+    try:
+        namespace = os.readlink("/proc/self/ns/pid")
+    except OSError:
+        # Nobody watches a process without one.
+        namespace = ""
+    return Process(host, os.getpid(), namespace)
+
+
+class DeathWatch:
+    """The deaths that this process knows of. There is one object of a process, `WATCH`.
+
+    Attributes:
+        dead: The names of the dead, such as "rank 2 of 4 (process 77 on n3)"; empty as long as all are alive.
+        needed: The processes whose deaths are told even if they are not the first.
+        spared: Those without whom all go on, such as an evaluator: what is called with a name after their death.
+        gone: The names of the dead among these, who are not in `dead`.
+        was_raised: Whether the program's own thread was told by an error.
+        is_over: Whether the program has come to its end, after which processes end one after another.
+    """
+
+    def __init__(self) -> None:
+        self.dead: dict[Process | str, str] = {}
+        self.needed: frozenset[Process] = frozenset()
+        self.spared: dict[Process, Callable[[str], None]] = {}
+        self.gone: dict[Process, str] = {}
+        self.was_raised = self.is_over = False
+        self._on_death: Callable[[], None] | None = None
+        self._ask_mpi: Callable[[BaseException], Sequence[str]] = lambda _: ()
+        self._watched: dict[int, tuple[Process, str]] = {}
+        self._lives = Lives()
+        self._known: set[Process] = set()
+        self._poll: select.epoll | None = None
+        self._handler: Callable[[int, FrameType | None], None] | None = None
+        self._take_other: Callable[[bool], None] | None = None
+        self._is_taking = self._has_hook = False
+        self._bell = -1
+        self._heard: dict[int, list[Callable[[], None]]] = {}
+
+    def start(self, on_death: Callable[[], None], ask_mpi: Callable[[BaseException], Sequence[str]]) -> None:
+        """Local. Begin to care.
+
+        Args:
+            on_death: Called in a thread of its own after the first death, and after each one of `needed`.
+            ask_mpi: Returns the names of ranks whose death an error of MPI reports; empty for any other error.
+        """
+        self._on_death = on_death
+        self._ask_mpi = ask_mpi
+
+    def stop(self) -> None:
+        """Local. End it: whoever ends from now on has taken leave."""
+        self._on_death = None
+
+    def refuse_calls(self) -> None:
+        """Local. From now on this process makes no calls with others: the program has come to its end on all ranks."""
+        self.dead.setdefault(_APART, _LEFT)
+
+    def refuse_children(self) -> None:
+        """Local. Let no process that is forked from this one make collective calls; later calls change nothing."""
+        if not self._has_hook:
+            self._has_hook = True
+            os.register_at_fork(after_in_child=self._be_child)
+
+    def _be_child(self) -> None:
+        self._on_death = None
+        self.dead = {_APART: _FORKED}
+        self._be_deaf()
+        if self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler:
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+
+    def _be_deaf(self) -> None:
+        # Signals of the child are not its parent's.
+        if self._bell != -1:
+            signal.set_wakeup_fd(-1)
+
+    def watch(self, processes: Sequence[Process], rank: int) -> None:
+        """Local. Watch the processes of a group that are on this host; each is watched once.
+
+        Args:
+            processes: The processes of all ranks.
+            rank: This rank.
+        """
+        if self._on_death is None:
+            return
+        here = processes[rank]
+        for other, process in enumerate(processes):
+            same_space = (process.host, process.namespace) == (here.host, here.namespace)
+            if process in self._known or process == here or not same_space or not here.namespace:
+                continue
+            self._known.add(process)
+            name = f"rank {other} of {len(processes)} (process {process.number} on {process.host})"
+            try:
+                poll = self._open_poll()
+                descriptor = os.pidfd_open(process.number)
+            except ProcessLookupError:
+                # It was alive a moment ago, when it told its number.
+                self._note(process, name)
+                continue
+            except OSError:
+                # An old kernel, or no descriptor left.
+                self._lives.add(process.number, functools.partial(self._note, process, name))
+                continue
+            self._watched[descriptor] = (process, name)
+            poll.register(descriptor, select.EPOLLIN)
+
+    def watches(self, process: Process) -> bool:
+        """Local. Whether the kernel tells of the end of a process."""
+        return self._on_death is not None and process in self._known
+
+    def end(self, process: Process) -> None:
+        """Local. Kill a process that is watched and has not ended; nothing if it is none."""
+        for descriptor, (watched, _) in self._watched.copy().items():
+            if watched == process:
+                # The descriptor is of this process, and of no later one with its number.
+                with contextlib.suppress(OSError):
+                    signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
+    def lost(self, processes: Iterable[Process]) -> list[str]:
+        """Local. The names of the dead among some processes, and of dead ranks whose process is not known.
+
+        This process is one of them; where it is the only one, nobody is lost.
+        """
+        if not self.dead:
+            return []
+        chosen = set(processes)
+        if len(chosen) < 2:
+            return []
+        # Threads of ours take note meanwhile.
+        dead = self.dead.copy()
+        return [name for process, name in dead.items() if process in chosen or isinstance(process, str)]
+
+    def require_alive(self, processes: Iterable[Process], what: str) -> None:
+        """Local. Raise DeadRankError if one of these processes is dead.
+
+        Args:
+            processes: The processes of the ranks that take part.
+            what: The thing that cannot be done then, for the text.
+
+        Raises:
+            RuntimeError: This process itself is a rank no more: it was forked from one, or has come to its end.
+        """
+        lost = self.lost(processes)
+        if lost and _APART in self.dead:
+            raise RuntimeError(f"{what} cannot be done: {self.dead[_APART]}")
+        if lost:
+            self.was_raised = True
+            raise DeadRankError(f"{what} cannot be done: {describe(lost)}")
+
+    def learn(self, error: BaseException) -> bool:
+        """Local. Whether anybody is dead, if need be after a look at an error of MPI, which may report a death."""
+        for name in self._ask_mpi(error):
+            # Without the process each group would count as one of the dead rank's.
+            if not self._wait_for_news("" if name == SOME_RANK else name):
+                self._note(name, name)
+        return bool(self.dead)
+
+    def take_notices(self, *, has_other_hosts: bool) -> None:
+        """Local. Take Hydra's notices: it sends SIGUSR1 to the ranks that are left when one dies.
+
+        A handler of the program's stays. Which process has sent a signal is not known in Python: without a death on
+        this host the signal is taken for one of another host's if there are other hosts, else for the user's.
+
+        Args:
+            has_other_hosts: Whether there are ranks on other hosts.
+        """
+        if signal.getsignal(signal.SIGUSR1) != signal.SIG_DFL or not _is_under_hydra():
+            return
+
+        def take(number: int, _: FrameType | None) -> None:
+            # What comes while one waits for news is answered with it; else many signals would be as many calls deep.
+            if not self._is_taking:
+                self._is_taking = True
+                try:
+                    decide(number)
+                finally:
+                    self._is_taking = False
+
+        def decide(number: int) -> None:
+            if has_other_hosts:
+                self._take_notice()
+            elif not self._wait_for_news():
+                if self._take_other is not None:
+                    self._take_other(False)
+                    return
+                signal.signal(number, signal.SIG_DFL)
+                os.kill(os.getpid(), number)
+
+        # Signals can be handled in the main thread only; elsewhere the notice ends the process, as without us.
+        with contextlib.suppress(ValueError):
+            signal.signal(signal.SIGUSR1, take)
+            self._handler = take
+            if has_other_hosts:
+                # Not in our thread itself: it brings the news that the notice waits for.
+                self.hear(signal.SIGUSR1, self._take_notice)
+
+    def give_notices(self, function: Callable[[bool], None] | None) -> bool:
+        """Local. Call a function where Hydra's signal comes without news of a death; it may be the user's, or Slurm's.
+
+        Args:
+            function: Gets whether it may tell of a death on another host all the same. None: the signal is taken for
+                a death, or ends the process, as before.
+
+        Returns:
+            Whether the signal is taken for a notice: else a handler of the caller's own would be the only one.
+        """
+        self._take_other = function
+        return self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler
+
+    def hear(self, number: int, function: Callable[[], None]) -> None:
+        """Local. Call a function at each signal, also while the main thread is in a call of MPI and runs no handlers.
+
+        Args:
+            number: The number of a signal that has a handler.
+            function: Called in a thread of its own, beside those of earlier calls.
+        """
+        self._heard.setdefault(number, []).append(function)
+        if self._bell == -1:
+            self._open_bell()
+
+    def _open_bell(self) -> None:
+        """Let signals wake our thread; where no descriptor is left, they are heard outside calls of MPI only."""
+        with contextlib.suppress(OSError):
+            poll = self._open_poll()
+            bell, writer = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+            previous = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
+            if previous == -1:
+                self._bell = bell
+                os.register_at_fork(after_in_child=self._be_deaf)
+                poll.register(bell, select.EPOLLIN)
+            else:
+                # Somebody else is woken, asyncio for instance.
+                signal.set_wakeup_fd(previous)
+                os.close(bell)
+                os.close(writer)
+
+    def _take_notice(self) -> None:
+        if signal.getsignal(signal.SIGUSR1) is not self._handler or self._wait_for_news():
+            return
+        if self._take_other is None:
+            self._note(_UNKNOWN, _UNKNOWN)
+        else:
+            self._take_other(True)
+
+    def suspect(self) -> None:
+        """Local. Take a signal that came without news for the death of a rank on another host after all."""
+        self._note(_UNKNOWN, _UNKNOWN)
+
+    def note(self, process: tuple[str, int, str], name: str) -> None:
+        """Local. Take note of a death that somebody else has seen.
+
+        Args:
+            process: As `Process`.
+            name: "rank 2 of 4 (process 77 on n3)".
+        """
+        if Process(*process) not in self.dead:
+            self._note(Process(*process), name)
+
+    def _wait_for_news(self, rank: str = "") -> bool:
+        """Wait until the death of a rank is known, or any if none is given."""
+        end = time.monotonic() + _NEWS_SECONDS
+        while not (is_known := self._knows(rank)) and time.monotonic() < end:
+            for key, name in deaths_seen(WATCHDOG.peers(), WATCHDOG.death_notes):
+                self.note(key, name)
+            time.sleep(0.01)
+        return is_known
+
+    def _knows(self, rank: str) -> bool:
+        names = [*self.dead.copy().values(), *self.gone.copy().values()]
+        return any(not rank or f"{name} ".startswith(f"{rank} ") for name in names)
+
+    def ignore_notices(self, *, at_end: bool = True) -> None:
+        """Local. Ignore Hydra's notices from now on.
+
+        Hydra also sends them while ranks end in good order. Python gives signals back to the system when it ends, and
+        SIGUSR1 would then end the process; an ignored signal stays ignored.
+
+        Args:
+            at_end: The program has come to its end, where its own handler runs no more, either. Else that one stays.
+        """
+        if at_end or signal.getsignal(signal.SIGUSR1) is self._handler:
+            self._ignore_notices()
+
+    def _ignore_notices(self) -> None:
+        if _is_under_hydra():
+            with contextlib.suppress(ValueError):
+                signal.signal(signal.SIGUSR1, signal.SIG_IGN)
+
+    def _open_poll(self) -> select.epoll:
+        if self._poll is None:
+            self._poll = select.epoll()
+            threading.Thread(target=self._work, args=(self._poll,), name="mpidist-deaths", daemon=True).start()
+        return self._poll
+
+    def _work(self, poll: select.epoll) -> None:
+        while True:
+            for descriptor, _ in poll.poll():
+                if descriptor == self._bell:
+                    for number in os.read(descriptor, 4096):
+                        for function in self._heard.get(number, []):
+                            threading.Thread(target=function, name="mpidist-notice", daemon=True).start()
+                    continue
+                process, name = self._watched.pop(descriptor)
+                poll.unregister(descriptor)
+                os.close(descriptor)
+                self._note(process, name)
+
+    def _note(self, process: Process | str, name: str) -> None:
+        is_spared = process in self.spared
+        is_told = not self.dead or process in self.needed or is_spared
+        if self._on_death is None or process in self.gone:
+            return
+        (self.gone if is_spared else self.dead)[process] = name  # type: ignore[index]  # the spared are processes
+        if is_told and isinstance(process, Process) and WATCHDOG.death_notes is not None:
+            WATCHDOG.death_notes.add(process, name)
+        if is_spared:
+            self.spared[process](name)  # type: ignore[index]
+        elif is_told:
+            threading.Thread(target=self._on_death, name="mpidist-survivor", daemon=True).start()
+
+
+WATCH = DeathWatch()
+
+
+def describe(names: Iterable[str]) -> str:
+    """Local. A sentence about the dead, and the way out."""
+    listed = sorted(names)
+    ended = ", ".join(name for name in listed if not name.endswith(IS_SILENT))
+    silent = ", ".join(name.removesuffix(IS_SILENT) for name in listed if name.endswith(IS_SILENT))
+    told = [f"{ended} terminated unexpectedly, for instance by a kill or `os._exit`"] * bool(ended)
+    told += [f"{silent} cannot be reached: the host does not respond, as after a network failure"] * bool(silent)
+    return f"{'; '.join(told)}. Start the job again: a program that saves checkpoints resumes from the last one"

@@ -1,0 +1,397 @@
+"""The end of a job: one rank fails, some rank dies, or all ranks leave together.
+
+- A rank fails: its traceback is printed once and whole, and every rank stops. With MPI alone the others would wait for
+  ever.
+- A rank dies, and the launcher lets the others live: they end with an error that names it. Nothing collective is done
+  any more, MPI is not finalized, and the program's exit functions run before the process ends.
+- All ranks come to their end: they wait for each other, and MPI is finalized.
+
+`MPIDIST_ABORT=0` in the environment of any rank switches all of this off, for all of them.
+"""
+
+from __future__ import annotations
+
+import atexit
+import builtins
+import functools
+import inspect
+import logging
+import os
+import sys
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import TracebackType
+from typing import NamedTuple
+
+from mpidist.errors import is_shared
+from mpidist.failures.deaths import DISCOVERY_SECONDS, WATCH, Process, describe
+from mpidist.failures.exit_code import INTERRUPTED, end_later, forget, number_of, was_left, watch_code
+from mpidist.failures.exit_code import code as code_of_program
+from mpidist.failures.farewell import FAREWELLS, LAST, leave_together
+from mpidist.failures.interrupts import INTERRUPTS
+from mpidist.failures.launcher_socket import LauncherSocket
+from mpidist.failures.watchdog import WATCHDOG
+from mpidist.observe.output import flush, say
+from mpidist.observe.trace import TRACE
+from mpidist.recorder.time_limits import limit_seconds, warn_seconds
+
+# Where all ranks raise the same error, rank 0 prints it. The others wait so long for rank 0 to end the job, and then do
+# it themselves.
+GRACE_SECONDS = 5.0
+# MPICH's launcher Hydra was seen to drop output written just before an abort: a rank waits so long after its last line.
+FORWARD_SECONDS = 0.3
+# A mistake in the program often raises on every rank. Rank 0 prints first and ends the job; the other ranks wait one to
+# two times this long, in the order of ranks, so that most of them print nothing.
+TURN_SECONDS = 1.0
+# Ranks that wait for a rank that has left a call in the middle, and ended, have so long to end themselves.
+LEFT_SECONDS = 5.0
+# A rank that is not the first to speak waits so long for that one to end the job.
+LATER_SECONDS = 4.0
+# An error that was raised for a death may be handled for so long.
+HANDLING_SECONDS = 60.0
+# Exit functions may take so long after a death.
+EXIT_SECONDS = 4.0
+
+
+class _Exit(SystemExit):
+    """The SystemExit that our `sys.exit` raises. Unlike SystemExit itself it can have a weak reference."""
+
+
+class MpiFunctions(NamedTuple):
+    """The functions of MPI that an ending needs.
+
+    Attributes:
+        abort: Ends all ranks: `MPI.COMM_WORLD.Abort`.
+        is_finalized: Returns whether the program has finalized MPI itself.
+        finalize: Finalizes MPI, where that is not left to mpi4py.
+        find_dead: Returns the names of the ranks whose death an error of MPI reports.
+    """
+
+    abort: Callable[[int], None]
+    is_finalized: Callable[[], bool]
+    finalize: Callable[[], None]
+    find_dead: Callable[[BaseException], Sequence[str]]
+
+
+class _Ending:
+    """The hooks of one process; see `install`."""
+
+    def __init__(self, rank: int, size: int, host: str, mpi: MpiFunctions) -> None:
+        self.place = f"rank {rank} of {size} on {host}"
+        self.rank, self.size = rank, size
+        self.abort, self.is_finalized, self.finalize = mpi.abort, mpi.is_finalized, mpi.finalize
+        # A forked child inherits the hooks but must not call MPI.
+        self.process = os.getpid()
+        self.launcher_socket = LauncherSocket()
+        self.previous_hook = sys.excepthook
+        self.code: int | None = None
+        self.watched: weakref.ref[_Exit] | None = None
+        self.tolerates_deaths = self.leads = self.is_agreed = self.launcher_lets_live = False
+        # After a death: the program's own thread ends the process, or a thread of ours does.
+        self.ends_itself = self.survivor_ends = False
+        self.has_explained = self.has_failed = self.stands_apart = False
+
+    def on_exception(
+        self, kind: type[BaseException], error: BaseException, trace: TracebackType | None
+    ) -> None:
+        """Print an uncaught exception and end the job; after a death, end this process alone."""
+        if os.getpid() != self.process:
+            self.code = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1
+            self.previous_hook(kind, error, trace)
+            return
+        if self.stands_apart and not isinstance(error, KeyboardInterrupt) and not WATCH.learn(error):
+            say(f"{self.place} failed, the training goes on\n{self._traceback(kind, error, trace)}")
+            self.code, self.has_failed = 1, True
+            return
+        if WATCH.learn(error) or self.tolerates_deaths:
+            self.ends_itself = True
+            mourned = self.mourned()
+            if mourned:
+                # A rank that has failed and printed why ends before the launcher ends the others: they stay silent.
+                time.sleep(TURN_SECONDS)
+            text = self._traceback(kind, error, trace)
+            end = "the job ends" if self.leads and not WATCH.dead else "and ends alone"
+            why = f"cannot go on: {describe(mourned)}" if mourned else f"failed, {end}"
+            say(f"{self.place} {why}\n{text}")
+            # `at_exit` ends the process, after the program's exit functions.
+            self.code, self.has_failed = INTERRUPTED if isinstance(error, KeyboardInterrupt) else 1, True
+            end_later(HANDLING_SECONDS)
+            return
+        if isinstance(error, KeyboardInterrupt):
+            # On the rank that ends the job: one of them says so.
+            time.sleep(TURN_SECONDS if self.rank else 0)
+            self._end(INTERRUPTED, "interrupted")
+        if self.rank != 0:
+            # In the order of ranks; the first one that waits here ends the job.
+            turn = TURN_SECONDS * (1 + self.rank / self.size)
+            time.sleep(GRACE_SECONDS + turn if is_shared(error) else turn)
+        self._end(1, f"{self.place} failed, the job ends\n{self._traceback(kind, error, trace)}")
+
+    def mourned(self) -> list[str]:
+        """The names of the dead without whom this rank cannot go on."""
+        return [name for one, name in WATCH.dead.copy().items() if not self.tolerates_deaths or one in WATCH.needed]
+
+    def _traceback(self, kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> str:
+        """The text of an exception; empty where a hook of the user's prints it."""
+        if self.previous_hook is sys.__excepthook__:
+            return "".join(traceback.format_exception(kind, error, trace))
+        self.previous_hook(kind, error, trace)
+        return ""
+
+    def exit(self, code: object = None) -> None:
+        """Replace `sys.exit`, and find out whether the exception ends the program or is caught."""
+        # The exception is made in another function. A local variable here would keep it alive: its traceback holds
+        # this frame.
+        raise self._watched_exit(code)
+
+    def _watched_exit(self, code: object) -> _Exit:
+        error = _Exit(code)
+        # 256 is 0 to the parent of this process: such a rank leaves in good order.
+        self.watched = weakref.ref(error, functools.partial(self._on_exit_freed, number_of(code)))
+        return error
+
+    def _on_exit_freed(self, code: int, _: object) -> None:
+        # CPython frees an uncaught SystemExit after the last frame is gone and before atexit runs. A caught one is
+        # freed while the code that caught it still runs: that frame is then the caller of this one.
+        frame = inspect.currentframe()
+        if frame is not None and frame.f_back is None:
+            self.code = code
+
+    def _take_kept_code(self) -> None:
+        # An exit that is not freed, though it has left the program: asyncio keeps it in the task that has raised it.
+        kept = None if self.watched is None else self.watched()
+        if self.code is None and kept is not None and was_left():
+            self.code = number_of(kept.code)
+
+    def at_exit(self) -> None:
+        """Leave together with the other ranks, or end the job if this rank leaves with an exit code."""
+        self._take_kept_code()
+        if self.is_finalized() or self.survivor_ends:
+            # Where the program has finalized MPI itself, no rank can wait for this one any more.
+            return
+        if os.getpid() != self.process:
+            # mpi4py would finalize the MPI of this child's parent.
+            self.end_process(self.code or 0)
+        WATCH.ignore_notices()
+        mourns = not self.ends_itself and not self.tolerates_deaths
+        self.ends_itself = True
+        if not WATCH.dead:
+            ends_alone = self.tolerates_deaths and not self.leads and not self.stands_apart
+            if not self.is_agreed and self.code and ends_alone:
+                self.end_process(self.code)
+            # What all ranks have agreed on ends no rank in the middle of something.
+            if self.code and not self.is_agreed and not self.stands_apart:
+                self._end(self.code, "" if self.has_failed else f"{self.place} exited with {self.code}, the job ends")
+            INTERRUPTS.show_calls()
+            if leave_together(list(FAREWELLS.values()), self.wait_at_end):
+                for difference in INTERRUPTS.differences():
+                    self._end(1, f"{self.place} has come to its end, and results are wrong: {difference}")
+                # Whoever ends from now on has taken leave.
+                WATCH.stop()
+                for last in LAST:
+                    last()
+                # Not by mpi4py after the last exit function: no thread runs there that would see a death.
+                self.end_mpi()
+                return
+        if mourns:
+            time.sleep(TURN_SECONDS)
+            say(f"{self.place} has come to its end without other ranks: {describe(WATCH.dead.values())}")
+            self.code = self.code or 1
+        self.end_process(self.known_code())
+
+    def known_code(self) -> int:
+        """The code with which this process ends."""
+        return code_of_program() if self.code is None else number_of(self.code)
+
+    def end_mpi(self) -> None:
+        """End MPI, and this process alone if a rank dies meanwhile: MPI_Finalize would wait for it for ever."""
+        if WATCH.gone:
+            self.end_process(self.known_code())
+        if any(thread.daemon and not thread.name.startswith("mpidist") for thread in threading.enumerate()):
+            # It may call MPI until the interpreter has stopped it; mpi4py ends MPI after that.
+            return
+        done = threading.Event()
+        threading.Thread(target=self._watch_end_of_mpi, args=(done,), name="mpidist-end", daemon=True).start()
+        self.finalize()
+        done.set()
+        if self.is_finalized():
+            self.launcher_socket.close(lets_live=self.launcher_lets_live)
+
+    def _watch_end_of_mpi(self, done: threading.Event) -> None:
+        while not done.wait(TURN_SECONDS):
+            dead = [peer.name for peer in WATCHDOG.peers() if peer.has_died_at_end()]
+            # MPI may see it, and go on.
+            if dead and not done.wait(DISCOVERY_SECONDS):
+                say(f"{self.place} leaves MPI_Finalize: {', '.join(dead)} died in it, after the end of the program")
+                self.end_process(1)
+
+    def wait_at_end(self, seconds: float) -> None:
+        """Say why this rank waits at its end, once, or end the job.
+
+        Args:
+            seconds: The time since it has begun to wait.
+        """
+        limit, place = limit_seconds(), f"{self.place} has come to its end"
+        if seconds > LEFT_SECONDS and (why := INTERRUPTS.why_awaited()):
+            self._end(1, f"{place}, other ranks still wait for it, the job ends: {why}")
+        if self.stands_apart:
+            return
+        # The first of those that wait speaks. Another one does where that has not ended the job.
+        if limit and seconds > limit + (0 if WATCHDOG.is_first_to_end() else LATER_SECONDS):
+            self._end(1, f"{place} and has waited {limit:g} s for other ranks, the job ends{WATCHDOG.tell_late()}")
+        if not self.has_explained and seconds > warn_seconds() and WATCHDOG.is_first_to_end():
+            self.has_explained = True
+            say(
+                f"{place} and still waits for other ranks. If they wait for this rank in a collective call, the ranks "
+                f"have made different calls{WATCHDOG.tell_late()}"
+            )
+
+    def on_death(self) -> None:
+        """End this process if its own thread does not: it may be in a call of MPI that never returns.
+
+        Called in a thread of our own.
+        """
+        time.sleep(DISCOVERY_SECONDS)
+        if WATCH.was_raised:
+            time.sleep(HANDLING_SECONDS)
+        mourned = self.mourned()
+        if mourned and not self.ends_itself and not self.survivor_ends:
+            self.survivor_ends = True
+            self.code = self.code or 1
+            frames = sys._current_frames()  # noqa: SLF001 - documented; private only to say "for debuggers"
+            stack = "".join(traceback.format_stack(frames.get(threading.main_thread().ident or 0)))
+            say(f"{self.place} cannot go on: {describe(mourned)}\nThis rank was here:\n{stack}")
+            end_later(EXIT_SECONDS)
+            # The program's exit functions: the thread that should run them cannot.
+            atexit._run_exitfuncs()  # noqa: SLF001 - there is no public way
+            self.end_process(1)
+
+    def end_process(self, code: int) -> None:
+        """End this process without MPI_Finalize, which would wait for the dead for ever."""
+        logging.shutdown()
+        flush()
+        if (WATCH.gone or (WATCH.dead and self.tolerates_deaths)) and os.getpid() == self.process:
+            # Several ranks may end now. None of them takes the launcher's signal for a death.
+            self.launcher_socket.close(lets_live=True)
+        time.sleep(FORWARD_SECONDS)
+        os._exit(code)
+
+    def end_interrupted(self, aborts: bool, text: str) -> None:
+        """End the job, since this rank was interrupted and does not come out of a call."""
+        say(f"{self.place} {text}")
+        self.give_up(aborts, INTERRUPTED)
+
+    def give_up(self, aborts: bool, code: int = 1) -> None:
+        """End the job, since this rank waits in vain. Called in a thread of our own, after the report."""
+        # Another thread may hold the lock of a stream for ever.
+        end_later(EXIT_SECONDS)
+        flush()
+        time.sleep(FORWARD_SECONDS)
+        if aborts:
+            self.abort(code)
+        WATCHDOG.end_others()
+        os._exit(code)
+
+    def _end(self, code: int, text: str) -> None:
+        flush()
+        if text:
+            say(text)
+            time.sleep(FORWARD_SECONDS)
+        if not self.is_finalized():
+            self.abort(code)
+
+
+_installed: list[_Ending] = []
+
+
+def is_switched_off() -> bool:
+    """Local. Whether this rank's environment asks for no hooks."""
+    return os.environ.get("MPIDIST_ABORT") == "0"
+
+
+def install(rank: int, size: int, host: str, mpi: MpiFunctions, *, aborts_in_threads: bool) -> None:
+    """Local. Hook into exceptions and exits of this process. Calls after the first one change nothing.
+
+    Args:
+        rank: This process's rank, for the texts.
+        size: Number of ranks.
+        host: Name of the host.
+        mpi: Functions of MPI.
+        aborts_in_threads: Whether a thread of ours may call `abort` while the program's is in MPI.
+    """
+    if _installed:
+        return
+    ending = _Ending(rank, size, host, mpi)
+    _installed.append(ending)
+    WATCH.start(ending.on_death, mpi.find_dead)
+    give_up = functools.partial(ending.give_up, aborts_in_threads)
+    WATCHDOG.end_by(give_up, lambda: bool(WATCH.dead), WATCH.note, INTERRUPTS.differing)
+    INTERRUPTS.share(functools.partial(ending.end_interrupted, aborts_in_threads))
+    sys.excepthook = ending.on_exception
+    # `raise SystemExit(1)` does not pass through these: such a rank waits for the others in `at_exit`, and explains it.
+    # After a death its code is 1.
+    sys.exit = ending.exit  # type: ignore[assignment]  # typeshed: NoReturn; ours always raises
+    for name in ("exit", "quit"):
+        setattr(builtins, name, ending.exit)
+
+
+def tolerate_deaths(needed: Iterable[Process] = (), *, leads: bool = False) -> None:
+    """Local. Let this rank live when another one dies, and end alone when it fails: a rank that serves, or coordinates.
+
+    The rank looks for deaths itself (`deaths.WATCH.lost`), and communicates only in groups whose ranks are alive.
+
+    Args:
+        needed: The processes whose deaths end this rank, whatever it does; they replace those of the last call.
+        leads: Whether an exit code of this rank is that of the job, which it ends, as long as nobody has died.
+    """
+    WATCH.needed, WATCH.is_over = frozenset(needed), False
+    for ending in _installed:
+        ending.tolerates_deaths, ending.leads = True, leads
+    # They do not say who has died, and the answer to that would take a second.
+    WATCH.ignore_notices(at_end=False)
+
+
+def note_survival() -> None:
+    """Local. Let this rank know that the launcher lets it live when another one dies: not every host shows that."""
+    for ending in _installed:
+        ending.launcher_lets_live = True
+
+
+def agree_on_exit() -> None:
+    """Local. From now on an exit code of this rank is one that all ranks end with: they leave together.
+
+    All ranks call this at the same point of the program.
+    """
+    for ending in _installed:
+        ending.is_agreed = True
+
+
+def stand_apart() -> None:
+    """Local. Let no error or exit code of this rank, an evaluator, end the others from now on: it waits for them."""
+    for ending in _installed:
+        ending.stands_apart = True
+
+
+def exit_code() -> int:
+    """Local. The code with which this process ends: 0 until it has failed. Where it is asked for, `tell_code` was."""
+    return _installed[0].known_code() if _installed else code_of_program()
+
+
+def tell_code() -> None:
+    """Local. Let `exit_code` know the code of a SystemExit, too."""
+    watch_code()
+
+
+def leave() -> None:
+    """Collective. The end of the program; called by the exit function that `import mpidist` registers."""
+    WATCHDOG.note_end()
+    TRACE.write()
+    for ending in _installed:
+        ending.at_exit()
+        WATCH.refuse_calls()
+    WATCHDOG.stop()
+    TRACE.finish()
+    forget()

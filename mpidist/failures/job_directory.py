@@ -1,0 +1,274 @@
+"""The job directory: files in which ranks on different hosts see what the others do, and whether they live.
+
+Each rank has one file, and holds a lock on it (`man 2 fcntl`), which the kernel gives back however the process ends.
+The directory goes with the last file; after a kill its files stay.
+
+A rank that waits reads files of other hosts again and again. If each of 2,000 ranks read all, a file system would have
+to open millions of files a second. So a rank of a large job reads those of a few ranks only (`whom_to_see`).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpidist.failures.clock import CLOCK, Clock
+from mpidist.failures.peers import STALE_SECONDS, Key, Peer
+from mpidist.recorder.details import tell
+
+VARIABLE = "MPIDIST_JOB_DIR"
+# A rank that waits writes once in so many seconds, another one once in so many.
+WRITE_SECONDS = 1.0
+IDLE_SECONDS = 10.0
+# A rank reads no more files than these.
+MOST_SEEN = 64
+# So many ranks of other hosts are all seen. Of more, a rank sees about so few.
+_ALL_SEEN, _FEW_SEEN = MOST_SEEN, 4
+# What has not been written for so long is old.
+_OLD_SECONDS = 4.0
+
+
+def wanted() -> str:
+    """Local. The directory that this rank's environment names, of all jobs; empty if it names none."""
+    slurm = os.environ.get("SLURM_SUBMIT_DIR", "") if "SLURM_JOB_ID" in os.environ else ""
+    return os.environ.get(VARIABLE, slurm)
+
+
+def folder_of(directory: str, job: str) -> Path:
+    """Local. The directory of one job.
+
+    Args:
+        directory: The directory of all jobs.
+        job: A name that no other job has, the same on all ranks.
+    """
+    return Path(directory) / f".mpidist-{job}"
+
+
+def whom_to_see(places: Sequence[Hashable], rank: int) -> list[int]:
+    """Local. The ranks of other hosts whose files a rank reads: all, or in large jobs some of the hosts before its own.
+
+    The ranks of a host share the others out. So each rank is seen by one rank of each of the next hosts, and a rank
+    that waits sees whether its counterpart on the host before waits, too, and reports that. `DeathNotes` tell deaths.
+
+    Args:
+        places: The host of each rank.
+        rank: This rank.
+    """
+    ranks_of: dict[Hashable, list[int]] = {}
+    for other, place in enumerate(places):
+        ranks_of.setdefault(place, []).append(other)
+    mine = ranks_of.pop(places[rank])
+    if len(places) - len(mine) <= _ALL_SEEN:
+        return [other for others in ranks_of.values() for other in others]
+    order = list(dict.fromkeys(places))
+    at = order.index(places[rank])
+    seen: list[int] = []
+    # The nearest host first, and from the first host on the last one.
+    for place in order[:at][::-1] + order[:at:-1]:
+        seen += ranks_of[place][mine.index(rank) :: len(mine)]
+        if len(seen) >= _FEW_SEEN:
+            break
+    return seen
+
+
+def _name_of(key: Key) -> str:
+    return f"{key.host}-{key.number}-{key.namespace.strip('pid:[]')}".replace(os.sep, "_")
+
+
+class OwnFile:
+    """The file of this rank.
+
+    Args:
+        folder: The folder of the job; made if it is missing.
+        key: This process.
+        clock: By which it is written.
+
+    Raises:
+        OSError: It cannot be made, or its file system has no locks.
+    """
+
+    def __init__(self, folder: Path, key: Key, clock: Clock = CLOCK) -> None:
+        self.folder = folder
+        self._clock = clock
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / _name_of(key)
+        self._count = 0
+        self._written = 0.0
+        # Not opened a second time: closing any descriptor of it would give the lock back.
+        self._descriptor = os.open(self._path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o644)
+        try:
+            fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(self._descriptor)
+            raise
+
+    def write(self, content: Mapping[str, Any], *, after: float = 0.0) -> None:
+        """Local. Write, unless the last time was less than `after` seconds ago; a full disk is no error."""
+        now = self._clock.now()
+        if now - self._written < after:
+            return
+        self._written = now
+        self._count += 1
+        text = json.dumps({**content, "count": self._count}).encode()
+        with contextlib.suppress(OSError):
+            # Who reads in between gets half a text, and takes it for none.
+            os.pwrite(self._descriptor, text, 0)
+            os.ftruncate(self._descriptor, len(text))
+
+    def close(self) -> None:
+        """Local. Take the file away, and the directory if it was the last one."""
+        os.close(self._descriptor)
+        with contextlib.suppress(OSError):
+            self._path.unlink()
+            self.folder.rmdir()
+
+
+class DeathNotes:
+    """A file of the job directory in which ranks of a large job tell deaths, which few of them see.
+
+    Args:
+        folder: The folder of the job.
+        me: This rank's own process.
+    """
+
+    def __init__(self, folder: Path, me: Key) -> None:
+        self._path = folder / "deaths"
+        self._me = me
+        self._length = 0
+
+    def add(self, key: tuple[str, int, str], name: str) -> None:
+        """Local. Tell the death of a process (see `Key`); a full disk is no error."""
+        with contextlib.suppress(OSError):
+            descriptor = os.open(self._path, os.O_CREAT | os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            try:
+                os.write(descriptor, json.dumps([*key, name]).encode() + b"\n")
+            finally:
+                os.close(descriptor)
+
+    def news(self) -> list[tuple[Key, str]]:
+        """Local. The processes that others have called dead since the last time, and their names."""
+        try:
+            if self._path.stat().st_size == self._length:
+                return []
+            data = self._path.read_bytes()[self._length :]
+        except OSError:
+            return []
+        # A line may be half written.
+        lines = data[: data.rfind(b"\n") + 1]
+        self._length += len(lines)
+        told = []
+        for line in lines.splitlines():
+            with contextlib.suppress(ValueError, TypeError):
+                host, number, namespace, name = json.loads(line)
+                told.append((Key(host, number, namespace), name))
+        return [one for one in told if one[0] != self._me]
+
+
+class FarPeer(Peer):
+    """A rank whose file is all that this rank sees of it.
+
+    Args:
+        key: Its process.
+        name: What to call it.
+        order: Lower ones speak first.
+        folder: The folder of the job.
+        me: This rank's own process.
+        clock: By which this rank looks.
+    """
+
+    is_far = True
+
+    def __init__(self, key: Key, name: str, order: int, folder: Path, me: Key, clock: Clock = CLOCK) -> None:
+        super().__init__(key, name, order, None, "", clock)
+        self._own_file = folder / _name_of(me)
+        self._path_of_file = folder / _name_of(key)
+        self._content: dict[str, Any] = {}
+        self._read = self._changed = 0.0
+
+    def _look(self) -> dict[str, Any]:
+        now = self._clock.now()
+        if now - self._read > WRITE_SECONDS / 2:
+            self._read = now
+            with contextlib.suppress(OSError, ValueError):
+                content = json.loads(self._path_of_file.read_text())
+                if content != self._content:
+                    self._content, self._changed = content, now
+        return self._content
+
+    def _age(self) -> float:
+        """The seconds since it has written last; both times are those of the file system's clock."""
+        try:
+            return self._own_file.stat().st_mtime - self._path_of_file.stat().st_mtime
+        except OSError:
+            return 0.0
+
+    def state(self, identity: int) -> int | None:
+        """Local. See `Peer.state`."""
+        state = self._look().get("states", {}).get(str(identity))
+        return None if state is None else int(state)
+
+    def inner(self, identity: int) -> list[int]:
+        """Local. See `Peer.inner`."""
+        return list(self._look().get("inner", {}).get(str(identity), ()))
+
+    def is_fresh(self) -> bool:
+        """Local. See `Peer.is_fresh`."""
+        self._look()
+        return self._clock.now() - self._changed < _OLD_SECONDS
+
+    def details(self) -> dict[str, Any]:
+        """Local. See `Peer.details`."""
+        content = self._look()
+        return dict(content.get("details", {})) if self.is_fresh() else {}
+
+    def has_ended(self) -> bool:
+        """Local. See `Peer.has_ended`."""
+        return bool(self._look().get("ended"))
+
+    def has_died(self) -> bool:
+        """Local. Whether its process has ended, and the program had not."""
+        try:
+            descriptor = os.open(self._path_of_file, os.O_RDONLY | os.O_CLOEXEC)
+        except OSError:
+            return False
+        try:
+            fcntl.lockf(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        else:
+            return not self.has_ended()
+        finally:
+            os.close(descriptor)
+
+    def why_gone(self) -> str:
+        """Local. See `Peer.why_gone`."""
+        return "has come to its end" if self.has_ended() else "has died" if self.has_died() else ""
+
+    def tell(self, identities: Iterable[int] = ()) -> str:
+        """Local. See `Peer.tell`. A rank writes what it is in while it waits."""
+        del identities
+        why_gone = self.why_gone()
+        if why_gone:
+            return f"{self.name} {why_gone}"
+        if not self._content:
+            return f"{self.name} has no file here yet"
+        seconds = self._age()
+        if seconds > IDLE_SECONDS + STALE_SECONDS:
+            return (
+                f"{self.name} has shown nothing for {seconds:.0f} s: it may be stopped, or hold the interpreter, or "
+                "its host cannot be reached"
+            )
+        if not self.is_fresh():
+            return f"{self.name} has not waited in any call for {self._clock.now() - self._changed:.0f} s"
+        return f"{self.name} {tell(self.details())}"
+
+
+def deaths_seen(peers: Iterable[Peer], notes: DeathNotes | None) -> list[tuple[Key, str]]:
+    """Local. The dead on other hosts: those that this rank sees among some ranks, and those that notes tell of now."""
+    dead = [(peer.key, peer.name) for peer in peers if peer.is_far and peer.has_died()]
+    return [*dead, *notes.news()] if notes is not None else dead

@@ -1,0 +1,89 @@
+"""Waits: the calls in which a rank has been for some time, since when, and when to tell of that."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from mpidist.failures.peers import STALE_SECONDS
+from mpidist.recorder.calls import NEXT, STATE, Calls
+from mpidist.recorder.time_limits import limit_seconds, warn_seconds
+
+
+def limit_of(calls: Calls) -> float:
+    """Local. The time limit of the current call on a communicator: its own limit and the job's both hold."""
+    own = None if calls.is_timed else calls.limit_seconds
+    return min((one for one in (limit_seconds(), own) if one), default=math.inf)
+
+
+class Wait(NamedTuple):
+    """A wait on one communicator.
+
+    Attributes:
+        state: In which this rank was seen to wait.
+        since: When it was seen there first.
+        warn_at: When to tell of it.
+    """
+
+    state: int
+    since: float
+    warn_at: float
+
+
+class Waits:
+    """The calls in which a rank waits, as its watchdog sees them from look to look.
+
+    Attributes:
+        by_identity: The waits by communicator.
+    """
+
+    def __init__(self) -> None:
+        self.by_identity: dict[int, Wait] = {}
+        self._noted = math.inf
+
+    def note_time(self, now: float) -> None:
+        """Local. Note that the watchdog works. While it does not, its process stands still, and a wait gets no longer.
+
+        Args:
+            now: The time.
+        """
+        gap, self._noted = now - self._noted, now
+        if gap > STALE_SECONDS:
+            # The whole job may have been stopped for hours, as by `scontrol suspend`.
+            for identity, (state, since, warn_at) in self.by_identity.items():
+                self.by_identity[identity] = Wait(state, since + gap, warn_at + gap)
+
+    def look(self, opened: Iterable[Calls], now: float) -> list[Calls]:
+        """Local. The communicators on which a rank has been in one call since the last look, the outermost call first.
+
+        Args:
+            opened: The rank's calls on all communicators.
+            now: The time.
+        """
+        before, self.by_identity = self.by_identity, {}
+        waiting = []
+        for calls in opened:
+            state = int(calls.words[STATE])
+            if state % NEXT == 0:
+                continue
+            known = before.get(calls.identity)
+            if known is not None and known.state == state:
+                waiting.append(calls)
+                self.by_identity[calls.identity] = known
+            else:
+                self.by_identity[calls.identity] = Wait(state, now, now + warn_seconds())
+        return sorted(waiting, key=lambda calls: self.of(calls).since)
+
+    def of(self, calls: Calls) -> Wait:
+        """Local. The wait on a communicator that `look` has seen."""
+        return self.by_identity[calls.identity]
+
+    def is_same(self, calls: Calls) -> bool:
+        """Local. Whether the rank is in the same call still."""
+        return int(calls.words[STATE]) == self.of(calls).state
+
+    def tell_later(self, calls: Calls, now: float) -> None:
+        """Local. Tell of a wait again when it has lasted three times as long as now."""
+        state, since, _ = self.of(calls)
+        self.by_identity[calls.identity] = Wait(state, since, now + 2 * (now - since))

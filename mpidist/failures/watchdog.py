@@ -1,0 +1,400 @@
+"""The watchdog: a thread that sees when this rank waits for others that can never come, and says so.
+
+It calls no MPI. While this rank waits it looks at the pages of the other ranks of the communicator:
+
+- One has ended, or is in another call of the same communicator, or waits for a rank that waits for this one: it can
+  never come. The job ends, with a report.
+- All others are alive, and some are in no call: they may compute for an hour. A report after `MPIDIST_WARN_SECONDS`,
+  then ever more rarely. `MPIDIST_TIMEOUT` ends the job.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from mpidist.failures import advice, deadlocks, startup
+from mpidist.failures.clock import CLOCK, Clock
+from mpidist.failures.job_directory import IDLE_SECONDS, WRITE_SECONDS, DeathNotes, OwnFile, deaths_seen
+from mpidist.failures.peers import LISTED, STALE_SECONDS, Key, Peer, claim, missing, rivals, tell_some, where_are
+from mpidist.failures.waits import Waits, limit_of
+from mpidist.observe.output import flush, say
+from mpidist.recorder import stacks
+from mpidist.recorder.calls import INNER, NEXT, PLACE_WORDS, START, STATE, Calls
+from mpidist.recorder.details import details_of, tell
+from mpidist.recorder.rank_page import Page
+from mpidist.recorder.recorder import RECORDER, Recorder
+from mpidist.recorder.time_limits import ANSWER_SECONDS, TICK_SECONDS, limit_seconds, warn_seconds
+
+logger = logging.getLogger("mpidist")
+
+# The ranks that see the same speak in turns: the first one ends the job, and the others stay silent.
+_TURN_SECONDS = 4.0
+
+
+class Watchdog:
+    """Looks after this rank. There is one object of a process, `WATCHDOG`.
+
+    Args:
+        clock: By which it looks.
+        recorder: The rank's calls; default: those of this process.
+        leave: Ends this process.
+
+    Attributes:
+        place: What to call this rank.
+        end: Ends the job; None where it only reports.
+        death_notes: By which the ranks of a large job hear of deaths on other hosts.
+    """
+
+    def __init__(
+        self, clock: Clock = CLOCK, recorder: Recorder | None = None, leave: Callable[[int], object] = os._exit
+    ) -> None:
+        self._clock, self._recorder, self._leave = clock, recorder or RECORDER, leave
+        self._page: Page | None = None
+        self._me = Key("", 0, "")
+        self._order = 0
+        self.end: Callable[[], None] | None = None
+        self._is_over: Callable[[], bool] = bool
+        self._peers: dict[Key, Peer] = {}
+        self._looks_after = False
+        self._thread: threading.Thread | None = None
+        self._stops = threading.Event()
+        self._main = threading.main_thread().ident or 0
+        self._process = 0
+        self._waits = Waits()
+        self._answered = 0
+        # Whether there is a text in the page, and whether it is that of a rank that waits.
+        self._writes = self._waited = False
+        self._seen: deadlocks.Reason | None = None
+        self._seen_times = 0
+        self._said: object = None
+        self._file: OwnFile | None = None
+        self.death_notes: DeathNotes | None = None
+        self._note_death: Callable[[Key, str], None] | None = None
+        self._differing: deadlocks.Differing = deadlocks.unknown
+        self._looks: list[weakref.WeakMethod[Callable[[float], None]]] = []
+        self.place = ""
+
+    def start(self, key: Key, place: str, order: int, page: Page, descriptor: int) -> None:
+        """Local. Begin to look; once it knows other ranks, later calls change nothing.
+
+        Args:
+            key: This process.
+            place: What to call this rank.
+            order: Its rank.
+            page: What the others see of it.
+            descriptor: The descriptor of the file behind the page, to which stacks are appended.
+
+        Raises:
+            ValueError: A variable of the environment is not a number.
+        """
+        if self.look_after(key, place, order, page):
+            return
+        page.signal = stacks.write_at_signal(descriptor)
+        self._stops.clear()
+        self._thread = threading.Thread(target=self._work, name="mpidist-watchdog", daemon=True)
+        self._thread.start()
+
+    def look_after(self, key: Key, place: str, order: int, page: Page) -> bool:
+        """Local. As `start`, without the thread: somebody calls `tick`. Returns whether it did so already."""
+        if not self._peers:
+            # MPI may have another name for this host, and another rank.
+            self._me, self.place, self._order, self._page = key, place, order, page
+        if self._looks_after:
+            return True
+        warn_seconds()
+        limit_seconds()
+        self._looks_after = True
+        self._process = os.getpid()
+        page.beat = self._clock.ns()
+        return False
+
+    def end_by(
+        self,
+        end: Callable[[], None],
+        is_over: Callable[[], bool],
+        note_death: Callable[[Key, str], None],
+        differing: deadlocks.Differing = deadlocks.unknown,
+    ) -> None:
+        """Local. Let it end the job; without this it only reports.
+
+        Args:
+            end: Ends all ranks.
+            is_over: Whether this rank ends already, for another reason.
+            note_death: Called with each rank of another host that is found dead.
+            differing: See `in_vain.View`.
+        """
+        self.end = end
+        self._is_over = is_over
+        self._note_death, self._differing = note_death, differing
+
+    def look_also(self, look: Callable[[float], None]) -> None:
+        """Local. Call a method with the time at each look, in its thread, as long as the method's object is there."""
+        self._looks = [*(one for one in self._looks if one() is not None), weakref.WeakMethod(look)]
+
+    def open_file(self, folder: Path, *, sees_all: bool) -> Path:
+        """Local. Show other hosts what this rank does, and hear of deaths it cannot see; the directory of its file."""
+        if self._file is None and self._looks_after:
+            try:
+                self._file = OwnFile(folder, self._me, self._clock)
+            except OSError as error:
+                logger.warning("other hosts do not see what this rank does: %s", error)
+                return folder
+            self.death_notes = None if sees_all else DeathNotes(folder, self._me)
+            self._tell_hosts({}, after=0.0)
+            # The next look writes again: the communicator whose ranks it is for opens its calls only now.
+            self._writes = self._waited = True
+        return folder if self._file is None else self._file.folder
+
+    def peers(self) -> list[Peer]:
+        """Local. The other ranks that it knows."""
+        return list(self._peers.values())
+
+    def tell_late(self) -> str:
+        """Local. Tell where the ranks are whose program has not come to its end, in indented lines."""
+        late = [peer for peer in self.peers() if not peer.why_gone()][:LISTED]
+        return "".join(f"\n  {line}" for text in where_are(late) for line in text.split("\n"))
+
+    def others_are_inside(self, identity: int) -> bool:
+        """Local. Whether another rank is in a call on a communicator, as far as this rank sees it."""
+        return any((peer.state(identity) or 0) % NEXT for peer in self._peers.values())
+
+    def is_first_to_end(self) -> bool:
+        """Local. Whether no rank before this one has come to its end, as far as this rank sees it."""
+        return not any(peer.order < self._order and peer.has_ended() for peer in self._peers.values())
+
+    def end_others(self) -> None:
+        """Local. Let the watchdogs of the other ranks end their processes."""
+        for peer in self._peers.values():
+            if peer.page is not None:
+                peer.page.ends = True
+        self._clock.sleep(2 * TICK_SECONDS)
+
+    def meet(self, peers: Sequence[Peer]) -> None:
+        """Local. Know other ranks, too."""
+        for peer in peers:
+            self._peers.setdefault(peer.key, peer)
+
+    def knows(self, key: Key) -> bool:
+        """Local. Whether it knows a rank."""
+        return key in self._peers or key == self._me
+
+    def note_end(self) -> None:
+        """Local. The program of this rank has come to its end: it makes no further call."""
+        if self._page is not None and self._process == os.getpid():
+            self._page.ended = True
+            self._tell_hosts({}, after=0.0)
+
+    def stop(self) -> None:
+        """Local. End the thread."""
+        if not self._looks_after or self._process != os.getpid():
+            return
+        self._stops.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        if self._file is not None:
+            self._file.close()
+            self._file = None
+        if self._page is not None:
+            self._page.left = True
+            number, self._page.signal = self._page.signal, 0
+            stacks.end_of_signal(number)
+
+    def _work(self) -> None:
+        while self._page is not None and not self._stops.wait(TICK_SECONDS):
+            self.tick(self._page)
+
+    def tick(self, page: Page) -> None:
+        """Local. Look once; called every `TICK_SECONDS`.
+
+        Args:
+            page: This rank's.
+        """
+        page.beat = now = self._clock.ns()
+        # It has not ended the job after all.
+        page.claim = 0
+        if page.ends:
+            # Who has set it has printed why.
+            self._leave(1)
+        for look in self._looks:
+            if method := look():
+                method(now / 1e9)
+        self._waits.note_time(now / 1e9)
+        waiting = self._waits.look(self._recorder.opened(), now / 1e9)
+        if waiting or page.asked > self._answered:
+            if page.asked > self._answered:
+                self._answered = now
+            self._look(page, waiting, now / 1e9)
+            return
+        closure = self._recorder.closure
+        if closure is not None and now / 1e9 - closure.since > warn_seconds() / 2:
+            # The coordinator may ask soon, and another host has only the file.
+            self._tell_hosts(details_of((), (), self._main), after=WRITE_SECONDS)
+        else:
+            self._tell_hosts({}, after=0.0 if self._waited else IDLE_SECONDS)
+        if self._writes and (self._waited or now - self._answered > STALE_SECONDS * 1e9):
+            # What it waited for may have come: the others must not go by that.
+            self._writes = self._waited = False
+            page.write({})
+
+    def _look(self, page: Page, waiting: Sequence[Calls], now: float) -> None:
+        late: dict[Key, Peer] = {}
+        for calls in waiting:
+            if calls.thread == self._main:
+                late.update((peer.key, peer) for peer in self._missing(calls))
+        details = details_of(waiting, list(late), self._main)
+        page.write(details)
+        self._tell_hosts(details, after=WRITE_SECONDS if waiting else IDLE_SECONDS)
+        self._writes, self._waited = True, bool(waiting)
+        if self._is_over():
+            return
+        if self._note_death is not None:
+            self._hear_of_deaths(waiting, self._note_death)
+        view = deadlocks.View(
+            self._me, self._peers, self._waits.by_identity, self.end is None, self._differing, self._clock.now()
+        )
+        seen = deadlocks.find(view, waiting, late)
+        self._seen_times = self._seen_times + 1 if seen == self._seen else 1
+        self._seen = seen
+        if seen is not None and self._seen_times == 1:
+            flush()
+        if seen and self._seen_times >= seen.looks and seen != self._said:
+            self._said = seen
+            self._give_up(seen, waiting)
+        for calls in waiting:
+            self._keep_time(calls, waiting, now)
+
+    def _hear_of_deaths(self, waiting: Sequence[Calls], note: Callable[[Key, str], None]) -> None:
+        # Who waits writes each second. What another one was in when it died it may not have written.
+        old = {one for calls in waiting for one in self._others(calls) if one.is_far and not one.is_fresh()}
+        for key, name in deaths_seen(old, self.death_notes):
+            note(key, name)
+
+    def _tell_hosts(self, details: dict[str, Any], *, after: float) -> None:
+        if self._file is not None:
+            states = {str(calls.identity): int(calls.words[STATE]) for calls in self._recorder.opened()}
+            # After the states: see `elsewhere_inside`.
+            inner = {str(calls.identity): calls.words[INNER:PLACE_WORDS].tolist() for calls in self._recorder.opened()}
+            ended = self._page is not None and self._page.ended
+            self._file.write({"ended": ended, "states": states, "inner": inner, "details": details}, after=after)
+
+    def _others(self, calls: Calls) -> list[Peer]:
+        return [self._peers[key] for key in calls.members if key in self._peers]
+
+    def _sees_some(self, calls: Calls) -> bool:
+        """Whether the job directory shows some of the ranks only, as in a large job."""
+        return self._file is not None and len(self._others(calls)) + 1 < len(calls.members)
+
+    def _missing(self, calls: Calls) -> list[Peer]:
+        return missing(self._waits.of(calls).state, self._others(calls), calls.identity)
+
+    def _give_up(self, seen: deadlocks.Reason, waiting: Sequence[Calls]) -> None:
+        why, blamed = seen.why, seen.blamed
+        others = [peer for calls in waiting for peer in self._others(calls)]
+        # Those that have gone on cannot see that messages for this one are lost.
+        speakers = others if seen.seen_by_all else [one for one in others if one.key not in blamed]
+        if any(map(self._sees_some, waiting)):
+            speakers = rivals(speakers)
+        identities = [calls.identity for calls in waiting]
+        for _ in range(2):
+            # One that has come a moment ago sees the same at its next look, and is to speak first.
+            if any(peer.order < self._order and peer.call_untold(identities) for peer in speakers):
+                self._clock.sleep(TICK_SECONDS)
+        if not self._take_turn(speakers, ends=True) or not all(map(self._waits.is_same, waiting)):
+            return
+        text = f"{self.place} can never go on, {'the job ends' if self.end else 'and waits'}: {why}"
+        told = dict.fromkeys([*(self._peers[key] for key in blamed), *others])
+        self._report(text, list(told), waiting, advice.RULE)
+        if self.end is not None:
+            self.end()
+
+    def _keep_time(self, calls: Calls, waiting: Sequence[Calls], now: float) -> None:
+        _, since, warn_at = self._waits.of(calls)
+        may_end = startup.may_end() if calls.identity == START else self.end is not None
+        limit = limit_of(calls) if may_end else math.inf
+        ends = now - since > limit
+        # Calls that one look has seen first are in no order: the limit of each of them holds.
+        if not ends and (now < warn_at or calls is not waiting[0]):
+            return
+        if calls.identity == START:
+            self._waits.tell_later(calls, now)
+            self._report_start(calls, now - since, is_over=ends)
+            return
+        late = self._missing(calls)
+        self._waits.tell_later(calls, now)
+        others = self._others(calls)
+        for peer in late or others:
+            peer.ask()
+        self._clock.sleep(ANSWER_SECONDS)
+        if ends:
+            flush()
+        sees_some = self._sees_some(calls)
+        speaks, had_come = self._take_turn(rivals(others) if sees_some and late else others, ends=ends), not late
+        late = self._missing(calls)
+        if not speaks or not self._waits.is_same(calls) or (not late and not had_come):
+            return
+        are_seen = len(others) + 1 >= len(calls.members)
+        come = f"though all ranks {'' if are_seen else 'that it sees '}have come"
+        whom = f"for {'at least ' * sees_some}{len(late)} of {len(calls.members)} ranks" if late else come
+        text = f"{self.place} has waited {now - since:.0f} s {whom}"
+        if ends:
+            text += f", the limit is {limit:g} s, the job ends"
+        way_out = advice.of_wait(are_late=bool(late), are_seen=are_seen, sees_some=sees_some, ends=ends)
+        self._report(text, late or others, waiting, way_out)
+        if ends and self.end is not None:
+            self.end()
+
+    def _report_start(self, calls: Calls, seconds: float, *, is_over: bool) -> None:
+        size, me = len(calls.members), self._me.number
+        lines, ends = startup.judge(size, calls.name, me, self._wait_for_turn, is_over=is_over)
+        if not self._waits.is_same(calls):
+            return
+        if lines:
+            text = f"{self.place} has waited {seconds:.0f} s for all ranks{', the job ends' if ends else ''}"
+            self._report(text, [], [calls], lines)
+        if ends:
+            # There is nothing yet that could end the other ranks: the launcher does.
+            flush()
+            self._leave(1)
+
+    def _take_turn(self, others: Sequence[Peer], *, ends: bool) -> bool:
+        """Whether this rank is to speak: the first one that waits; another one where that has not ended the job."""
+        is_first = all(peer.order > self._order for peer in others if peer.may_speak(ends=self.end is not None))
+        if not ends or self.end is None:
+            return is_first
+        if not is_first:
+            self._wait_for_turn()
+        # Ranks that began to wait at different times may come to their turns at once.
+        while not self._is_over() and self._page is not None and not claim(self._page, others, self._clock):
+            self._wait_for_turn()
+        return not self._is_over()
+
+    def _wait_for_turn(self) -> None:
+        # At the start no peers are known.
+        before = sum(peer.order < self._order for peer in self.peers()) if self._peers else self._order
+        end = self._clock.now() + _TURN_SECONDS + TICK_SECONDS * before
+        while self._page is not None and self._clock.now() < end:
+            self._clock.sleep(TICK_SECONDS)
+            # Others see that it looks after its rank.
+            self._page.beat = self._clock.ns()
+            self._waits.note_time(self._clock.now())
+
+    def _report(self, text: str, others: Sequence[Peer], waiting: Sequence[Calls], way_out: str) -> None:
+        identities = [calls.identity for calls in waiting]
+        for _ in range(2):
+            # A rank that has come a moment ago will write at its next look where it is.
+            if any(peer.call_untold(identities) for peer in others):
+                self._clock.sleep(TICK_SECONDS)
+        told = [f"{self.place} {tell(details_of(waiting, (), self._main))}"]
+        told += tell_some(others, identities)
+        lines = "\n".join(f"  {line}" for one in [*told, way_out] for line in one.split("\n"))
+        say(f"{text}\n{lines}")
+
+
+WATCHDOG = Watchdog()

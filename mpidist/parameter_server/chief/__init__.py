@@ -1,0 +1,1 @@
+"""The coordinator as the home of served variables."""

@@ -1,0 +1,400 @@
+"""The role of the chief as the home of served variables: it makes them, and writes them outside closures."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import pickle
+import time
+import weakref
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist import context
+from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import is_half
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.windows.window import require_open
+from mpidist.indexed_slices import IndexedSlices
+from mpidist.optimizers.optimizer import Optimizer
+from mpidist.options import VariableAggregation, VariableSynchronization
+from mpidist.parameter_server.chief.dropped_objects import Dropped
+from mpidist.parameter_server.chief.exit_code_file import ExitCodeFile
+from mpidist.parameter_server.chief.plan import ServedPlan, require_plannable
+from mpidist.parameter_server.chief.rates import rate_of
+from mpidist.parameter_server.chief.shards import cells_of
+from mpidist.parameter_server.heap.layout import Heaps, Slots
+from mpidist.parameter_server.heap.push_slot import Pushed
+from mpidist.parameter_server.heap.rows import SCATTER, pack, read_rows
+from mpidist.parameter_server.heap.versioned_read import read_whole
+from mpidist.parameter_server.protocol.endpoint import Station
+from mpidist.parameter_server.protocol.messages import OWN_WRITE, Applied, CutDone, Message
+from mpidist.parameter_server.protocol.thread_guard import OwnersLock
+from mpidist.parameter_server.queue.commits import Commits, numbered
+from mpidist.variables.kinds.served import ServedHome, ServedPlace, ServedSum, ServedVariable
+from mpidist.variables.kinds.sharded import ShardedVariable, served_parts
+from mpidist.variables.making.creation import traits_of
+from mpidist.variables.making.partitioners import Partitioner
+from mpidist.variables.update.arithmetic import slots_of
+from mpidist.variables.update.halves import MASTER_COPY, state_dtype
+from mpidist.variables.update.kernel import Kernel, LayerKernel
+from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.variable import BaseVariable, Read, UpdatePlan
+
+# A restored variable is read and sent in pieces of this size.
+_LOAD_BYTES = 16 << 20
+_WAIT_SECONDS = 0.005
+# Servers that are waited for are to do this.
+_WRITE = "apply a write of the program"
+
+
+class Chief(ServedHome):
+    """The coordinator's home of variables.
+
+    Args:
+        station: The station of this process.
+        rank: The rank of this process.
+        servers: The ranks of the servers.
+        slots: The slots of each heap.
+        is_one_process: Whether this process is worker and server, too.
+
+    Attributes:
+        station: As given.
+        commits: The order of all changes.
+        lock: Held by the thread that uses the station.
+        closures: Takes the messages about closures, if there is a coordinator of closures.
+        watch: Looks for workers that are lost, while this process waits for a cut.
+        optimizers: The optimizers by their numbers, as far as closures use them.
+        exit_code_file: Beside the first checkpoint of its variables.
+        variables: The variables by the kind and the number of their handles.
+        partitioner: Says into how many shards a variable is cut.
+        dropped: Gives back what the program has dropped.
+        worker: The home of variables as functions see it, where they run in this process.
+    """
+
+    def __init__(
+        self, station: Station, rank: int, servers: Sequence[int], slots: Slots, *, is_one_process: bool
+    ) -> None:
+        self.exit_code_file = ExitCodeFile()
+        self.communicator: Communicator = self.exit_code_file
+        self.strategy: Any = None
+        self.station = station
+        self.lock = OwnersLock(is_alone=is_one_process)
+        self.closures: Callable[[int, Message], bool] | None = None
+        self.watch: Callable[[], None] = lambda: None
+        self.optimizers: weakref.WeakValueDictionary[int, Optimizer] = weakref.WeakValueDictionary()
+        self.variables: weakref.WeakValueDictionary[tuple[str, int], BaseVariable] = weakref.WeakValueDictionary()
+        self.partitioner: Partitioner | None = None
+        self.worker: ServedHome | None = None
+        self.commits = Commits(rank, servers, self._rate, self._name_of_optimizer)
+        self._rank = rank
+        self._slots = slots
+        self._is_one_process = is_one_process
+        self._heaps = Heaps({server: station.window.heap_sizes[server] for server in servers}, slots, station.name_of)
+        self._beside: int | None = None
+        # What came about closures in a pause.
+        self._held: list[tuple[int, Message]] | None = None
+        self._is_deciding = False
+        self._plans = 0
+        self.dropped = Dropped(station, self.commits, self._heaps.give)
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. See `Role.take`."""
+        if self.closures is not None and self._held is None:
+            return self.closures(sender, message)
+        if isinstance(message, Applied) and message.attempt == OWN_WRITE:
+            self.commits.written(sender, message.closure, message.error)
+        elif isinstance(message, CutDone):
+            self.commits.cut_done(sender, message)
+        elif self._held is not None:
+            self._held.append((sender, message))
+        else:
+            return False
+        return True
+
+    def create_variable(
+        self,
+        initial_value: npt.ArrayLike | BaseVariable | Callable[[], npt.ArrayLike],
+        *,
+        name: str | None = None,
+        dtype: npt.DTypeLike | None = None,
+        trainable: bool | None = None,
+        synchronization: VariableSynchronization | str = VariableSynchronization.AUTO,
+        aggregation: VariableAggregation | str = VariableAggregation.NONE,
+        sparse_gradient: bool = False,
+    ) -> BaseVariable:
+        """Local. See `Home.create_variable`.
+
+        Raises:
+            HeapFullError: No server has room for it.
+        """
+        name = "Variable" if name is None else name
+        traits = traits_of(f"variable {name!r}: ", trainable, synchronization, aggregation, sparse_gradient)
+        chosen, is_sum, sparse_gradient = traits.aggregation, traits.is_on_read, traits.sparse_gradient
+        kind = ServedSum if is_sum else ServedVariable
+        cut = None if is_sum or self._beside is not None else self.partitioner
+        cells = cells_of(initial_value, dtype, name, chosen, cut, has_rows=sparse_gradient, is_on_read=is_sum)
+        made: list[ServedVariable] = []
+        with self.lock:
+            for cell in cells:
+                initial = cell.make()
+                made.append(self._make(
+                    initial.shape, initial.dtype, cell.name, kind=kind, buffers=1 if sparse_gradient else 2,
+                    server=self._beside, is_table=sparse_gradient, trainable=traits.trainable, aggregation=chosen,
+                    beside=Counter(shard.place.server for shard in made),
+                ))
+                place, window = made[-1].place, self.station.window
+                with self.station.awaited((place.server,), "take the value of a new variable"):
+                    # The server has touched its pages, and nobody else knows of it.
+                    window.put(place.server, place.buffers[0], np.ascontiguousarray(initial).reshape(-1))
+                    window.flush(place.server)
+            return made[0] if len(made) == 1 else self._join(made, name)
+
+    def _join(self, shards: Sequence[ServedVariable], name: str) -> ShardedVariable:
+        """One variable of several shards."""
+        whole = ShardedVariable(shards, name)
+        self.variables["sharded", whole.key] = whole
+        self.dropped.note(whole, "sharded", whole.key)
+        return whole
+
+    def variable_of(self, kind: str, number: int) -> BaseVariable | None:
+        """Local. The variable of a handle; None where the program has dropped it."""
+        return self.variables.get((kind, number))
+
+    @contextlib.contextmanager
+    def colocated(self, variable: BaseVariable) -> Iterator[None]:
+        """Local. See `Home.colocated`."""
+        first = variable.parts[0]
+        before, self._beside = self._beside, first.place.server if isinstance(first, ServedVariable) else None
+        try:
+            yield
+        finally:
+            self._beside = before
+
+    def _make(  # noqa: PLR0913  # so much tells one variable from another
+        self, shape: tuple[int, ...], dtype: np.dtype[Any], name: str, *, kind: type[ServedVariable] = ServedVariable,
+        buffers: int = 1, server: int | None = None, fill: complex = 0.0, is_table: bool = False,
+        beside: Mapping[int, int] | None = None, **described: Any,
+    ) -> ServedVariable:
+        """Make a variable whose value is everywhere the same number."""
+        self.dropped.let_go()
+        take = functools.partial(
+            self._heaps.take, shape, dtype, buffers=buffers, server=server, is_table=is_table, beside=beside
+        )
+        place = take()
+        if place is None:
+            self.dropped.collect()
+            self._wait_for_cut()
+            self.dropped.let_go()
+            place = take()
+        if place is None:
+            raise self._heaps.full(shape, dtype, name, buffers=buffers, is_table=is_table)
+        try:
+            # Behind all that was sent before, which may still change what lay there.
+            self.station.call(place.server, "create", place, fill, name)
+        except Exception:
+            self._heaps.give(place)
+            raise
+        variable = kind(self, place, name=name, **described)
+        self.variables["variable", place.number] = variable
+        self.dropped.note(variable, "variable", place.number, place)
+        return variable
+
+    def settle(self) -> None:
+        """Local. Before workers get more to do, forget what was dropped, and wait until all own writes can be read."""
+        self.require_decided()
+        require_open(self.station.window)
+        self.dropped.let_go()
+        self._wait_for_writes(self.commits.servers)
+
+    def _wait_for_writes(self, servers: Iterable[int]) -> None:
+        for server in filter(self.commits.unwritten, servers):
+            with self.station.awaited((server,), _WRITE):
+                while self.commits.unwritten(server):
+                    self.station.step(_WAIT_SECONDS)
+                    if not self._is_deciding:
+                        self.watch()
+
+    def plan(
+        self, variables: Sequence[BaseVariable], kernel: Kernel | LayerKernel, options: OptimizerOptions
+    ) -> UpdatePlan:
+        """Local. See `Home.plan`.
+
+        Raises:
+            NotImplementedError: An option that servers do not have.
+            HeapFullError: A server has no room for the state.
+        """
+        require_plannable(variables, options)
+        names = slots_of(kernel, options)
+        with self.lock:
+            self._plans += 1
+            state: dict[str, dict[int, BaseVariable]] = {name: {} for name in names}
+            numbers: dict[int, dict[int, list[int]]] = {server: {} for server in self.commits.servers}
+            for number, variable in enumerate(variables):
+                shards = served_parts(variable)
+                master = {MASTER_COPY: 0.0} if options.master_copy and is_half(variable.dtype) else {}
+                # Only its server changes a slot, so that it needs no second buffer.
+                made = {
+                    name: [
+                        self._make(one.shape, state_dtype(one.dtype), f"{variable.name}/{name}",
+                                   server=one.place.server, fill=fill, trainable=False)
+                        for one in shards
+                    ] for name, fill in {**names, **master}.items()
+                }
+                for name, slots in made.items():
+                    one_slot = slots[0] if len(slots) == 1 else self._join(slots, f"{variable.name}/{name}")
+                    state.setdefault(name, {})[number] = one_slot
+                for at, one in enumerate(shards):
+                    numbers[one.place.server][one.place.number] = [slots[at].place.number for slots in made.values()]
+            for server, by_number in numbers.items():
+                self.station.call(server, "plan", self._plans, kernel, options, by_number)
+            plan = ServedPlan(self._plans, variables, state, kernel, options)
+            self.dropped.note(plan, "optimizer", plan.number)
+        return plan
+
+    def here(self) -> ServedHome:
+        """Local. See `ServedHome.here`: by a class or a module functions name variables of this one."""
+        entry = context.innermost()
+        return self if self.worker is None or entry is None or entry.home is not self.worker else self.worker
+
+    def pull(self, place: ServedPlace) -> AnyArray:
+        """Local. See `ServedHome.pull`; with all that this process has written."""
+        with self.lock:
+            self._wait_for_writes((place.server,))
+            return read_whole(self.station, place).array
+
+    def push(self, kind: str, place: ServedPlace, array: AnyArray) -> None:
+        """Local. See `ServedHome.push`."""
+        with self.lock:
+            self.require_decided()
+            while self._is_one_process and self.station.step():
+                pass  # its own worker uses the same slots
+            with self.station.awaited([*filter(self.commits.unwritten, self.commits.servers)], _WRITE):
+                while (slot := self.commits.free_slot()) is None:
+                    self.station.step(0.05)
+            offset = self._slots.offset(self._rank, slot)
+            pushed = Pushed(self.station, place.server, offset, self._slots.slot_bytes)
+            pushed.add(kind, place.number, array)
+            pushed.close()
+            with self.station.whole:
+                for send in self.commits.write(slot, [place.server]):
+                    self.station.send(send)
+                write = self.commits.number
+            if kind != "assign" and np.dtype(place.dtype).kind in "iu":
+                # The server may find that the sum does not fit.
+                self._wait_for_writes((place.server,))
+                if write in self.commits.refused:
+                    raise pickle.loads(self.commits.refused.pop(write))
+
+    def pull_rows(self, place: ServedPlace, rows: AnyArray) -> AnyArray:
+        """Local. See `ServedHome.pull_rows`; with all that this process has written."""
+        if not place.block_rows:
+            return np.asarray(self.pull(place).reshape(place.shape[0], place.width)[rows])
+        with self.lock:
+            self._wait_for_writes((place.server,))
+            return read_rows(self.station, place, rows)
+
+    def push_rows(self, kind: str, place: ServedPlace, rows: IndexedSlices) -> None:
+        """Local. See `ServedHome.push_rows`."""
+        self.push(SCATTER + kind, place, pack(rows))
+
+    def load(self, place: ServedPlace, read: Read) -> None:
+        """Local. See `ServedHome.load`. It goes one-sidedly into the buffer that is not shown."""
+        with self.pause():
+            self._wait_for_cut()
+            buffer = self.station.call(place.server, "begin", place.number)
+            dtype = np.dtype(place.dtype)
+            length = max(1, _LOAD_BYTES // dtype.itemsize)
+            for low in range(0, place.size, length):
+                piece = np.ascontiguousarray(read(low, min(low + length, place.size)), dtype)
+                with self.station.awaited((place.server,), "take a restored value"):
+                    self.station.window.put(place.server, place.buffers[buffer] + low * dtype.itemsize, piece)
+                    self.station.window.flush(place.server)
+            self.station.call(place.server, "show", place.number)
+
+    @contextlib.contextmanager
+    def pause(self) -> Iterator[None]:
+        """Local. See `ServedHome.pause`. Messages about closures are kept until its end."""
+        with self.lock:
+            if self._held is not None:
+                yield
+                return
+            self._held = []
+            try:
+                yield
+            finally:
+                held, self._held = self._held, None
+                for sender, message in held:
+                    self.take(sender, message)
+
+    def begin_cut(self, shares: Mapping[int, Any]) -> None:
+        """Local. See `ServedHome.begin_cut`."""
+        with self.lock:
+            self._wait_for_cut()
+            for send in self.commits.cut({server: pickle.dumps(share) for server, share in shares.items()}):
+                self.station.send(send)
+
+    def end_cut(self) -> dict[int, Any]:
+        """Local. See `ServedHome.end_cut`. Closures go on meanwhile."""
+        self._wait_for_cut()
+        saved = self.commits.saved.items()
+        outcomes = {server: self.station.value_of(server, done.outcome, done.traceback) for server, done in saved}
+        # A server without a share has nothing to say.
+        return {server: outcome for server, outcome in outcomes.items() if outcome is not None}
+
+    def _wait_for_cut(self) -> None:
+        if not self.commits.saving:
+            return
+        with self.station.awaited(self.commits.saving, "save a checkpoint"):
+            while self.commits.saving:
+                with self.lock:
+                    self.station.step(_WAIT_SECONDS)
+                    self.watch()
+                if self._is_one_process:
+                    # Its window does not wait.
+                    time.sleep(_WAIT_SECONDS)
+
+    def device_of(self, place: ServedPlace) -> str:
+        """Local. See `ServedHome.device_of`."""
+        return f"/job:ps/replica:0/task:{self.commits.servers.index(place.server)}/device:CPU:0"
+
+    def _rate(self, optimizer: int, iteration: int) -> float:
+        """The learning rate of a step that is about to be committed."""
+        stepping = self.optimizers[optimizer]
+        if isinstance(stepping.learning_rate, float):
+            # Nothing of the program's runs.
+            return rate_of(stepping, iteration)
+        with self._deciding():
+            return rate_of(stepping, iteration)
+
+    @contextlib.contextmanager
+    def _deciding(self) -> Iterator[None]:
+        """Surround a schedule. It may read variables, and wait: what comes meanwhile is for after the decision."""
+        held, self._held, self._is_deciding = self._held, [], True
+        try:
+            yield
+        finally:
+            came, self._held, self._is_deciding = self._held, held, False
+            self.station.put_back(came)
+
+    def require_decided(self) -> None:
+        """Local. Raise RuntimeError inside a schedule: it would wait for what waits for its end."""
+        if self._is_deciding:
+            raise RuntimeError(
+                "a learning rate schedule uses the ClusterCoordinator, or writes a variable, while an update waits for "
+                "the rate: let it compute the rate from its step, and from what it reads of variables"
+            )
+
+    def _name_of_optimizer(self, optimizer: int) -> str:
+        known = self.optimizers.get(optimizer)
+        return numbered(optimizer) if known is None else known.name
+
+    def _is_whole(self) -> bool:
+        return True
+
+    def _end(self, *, is_collective: bool) -> None:
+        """Local. Nothing: the strategy ends the window."""

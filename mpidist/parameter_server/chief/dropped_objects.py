@@ -1,0 +1,70 @@
+"""The objects that the program has dropped: servers and workers forget them, and their memory is used again."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import deque
+from collections.abc import Callable, Sequence
+
+from mpidist.parameter_server.protocol.endpoint import Station
+from mpidist.parameter_server.protocol.messages import Discard, Send
+from mpidist.parameter_server.queue.commits import Commits
+from mpidist.variables.kinds.served import ServedPlace
+
+
+class Dropped:
+    """The objects of the program that servers and workers know, until they are dropped.
+
+    Args:
+        station: The station of the chief.
+        commits: The order of all changes.
+        give: Gives the memory of a variable back.
+
+    Attributes:
+        discard: Gives what is to be sent to workers when something was dropped; arguments as of `Discard`.
+        forget_unused: Lets go of functions that are kept for their next use.
+    """
+
+    def __init__(self, station: Station, commits: Commits, give: Callable[[ServedPlace], None]) -> None:
+        self.discard: Callable[[str, int], Sequence[Send]] = lambda _, __: ()
+        self.forget_unused: Callable[[], None] = lambda: None
+        self._station = station
+        self._commits = commits
+        self._give = give
+        # The kind, the number and the place of each object.
+        self._noted: deque[tuple[str, int, ServedPlace | None]] = deque()
+
+    def note(self, given: object, kind: str, number: int, place: ServedPlace | None = None) -> None:
+        """Local. Let `let_go` know when the program has dropped an object.
+
+        Args:
+            given: The object. It must not be dropped while something in flight uses it.
+            kind: As of `Discard`, for workers.
+            number: The number of this kind.
+            place: The place of a variable.
+        """
+        # Called in any thread, in the middle of anything.
+        weakref.finalize(given, self._noted.append, (kind, number, place)).atexit = False
+
+    def let_go(self) -> None:
+        """Local. Let servers and workers forget what the program has dropped; its memory can be used again."""
+        # A cut may still read the memory, and servers may keep back what changes it.
+        while self._noted and not self._commits.saving:
+            with self._station.whole:
+                self._let_go(*self._noted.popleft())
+
+    def collect(self) -> None:
+        """Local. Drop what stands in circles, or in functions that may be used again."""
+        self.forget_unused()
+        gc.collect()
+
+    def _let_go(self, kind: str, number: int, place: ServedPlace | None) -> None:
+        if place is not None:
+            self._give(place)
+            self._station.send(Send(place.server, Discard("memory", number)))
+        elif kind == "optimizer":
+            for server in self._commits.servers:
+                self._station.send(Send(server, Discard("plan", number)))
+        for send in self.discard(kind, number):
+            self._station.send(send)

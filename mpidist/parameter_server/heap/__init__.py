@@ -1,0 +1,1 @@
+"""The memory of a server: variables, and slots for pushes."""

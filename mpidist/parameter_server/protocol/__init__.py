@@ -1,0 +1,1 @@
+"""What coordinator, servers and workers tell each other."""

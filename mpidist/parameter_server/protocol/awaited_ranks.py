@@ -1,0 +1,120 @@
+"""Waits of a process for others of the group: the watchdog's thread says who does not answer, and where they are."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from typing import NamedTuple
+
+from mpidist.failures.peers import Key, where_are
+from mpidist.failures.watchdog import WATCHDOG
+from mpidist.observe.output import flush, say
+from mpidist.recorder.time_limits import LIMIT_VARIABLE, limit_seconds, warn_seconds
+
+# So many processes are listed in a report.
+_LISTED = 8
+UNSEEN = "its host shows nothing of it here: MPIDIST_JOB_DIR=DIRECTORY, of all hosts, lets ranks see each other"
+ADVICE = (
+    f"Nothing goes on without a server. {LIMIT_VARIABLE}=SECONDS ends a job that waits longer; the next one goes "
+    "on from the last checkpoint"
+)
+
+
+class _Wait(NamedTuple):
+    """A wait.
+
+    Attributes:
+        ranks: For whom. May become fewer meanwhile.
+        what: What they are to do: "apply a write".
+        since: When it began.
+    """
+
+    ranks: Collection[int]
+    what: str
+    since: float
+
+
+class _During:
+    """`with` surrounds a wait. A class of its own: a generator takes several times as long."""
+
+    __slots__ = ("_awaited", "_before", "_wait")
+
+    def __init__(self, awaited: Awaited, wait: _Wait) -> None:
+        self._awaited = awaited
+        self._wait = wait
+
+    def __enter__(self) -> None:
+        self._before, self._awaited.wait = self._awaited.wait, self._wait
+
+    def __exit__(self, *_: object) -> None:
+        self._awaited.wait = self._before
+
+
+class Awaited:
+    """The waits of this process: `with awaited(ranks, what)` surrounds each one.
+
+    Args:
+        name_of: What to call a rank: "ps 1".
+        key_of: The process of a rank.
+
+    Attributes:
+        wait: The one that goes on, if there is one. Read by the watchdog's thread.
+    """
+
+    def __init__(self, name_of: Callable[[int], str], key_of: Callable[[int], Key]) -> None:
+        self._name_of = name_of
+        self._key_of = key_of
+        self.wait: _Wait | None = None
+        # The wait that was told of, and when to tell of it again.
+        self._told: tuple[_Wait | None, float] = (None, 0.0)
+        WATCHDOG.look_also(self.look)
+
+    def __call__(self, ranks: Collection[int], what: str) -> _During:
+        """Local. Surround a wait for some ranks.
+
+        Args:
+            ranks: For whom; a set may become smaller meanwhile.
+            what: What they are to do.
+        """
+        return _During(self, _Wait(ranks, what, time.monotonic()))
+
+    def look(self, now: float) -> None:
+        """Local. Report a long wait, and end the job where a limit is set. Called in the watchdog's thread.
+
+        Args:
+            now: The time.
+        """
+        wait, limit = self.wait, limit_seconds() if WATCHDOG.end is not None else 0.0
+        if wait is None:
+            return
+        seconds = now - wait.since
+        ends = bool(limit) and seconds > limit
+        told, again = self._told
+        if not ends and now < (again if told is wait else wait.since + warn_seconds()):
+            return
+        self._told = wait, now + 2 * seconds
+        ranks = sorted(wait.ranks)
+        lines = self._tell(ranks)
+        if self.wait is not wait or not wait.ranks:
+            return
+        names = ", ".join(map(self._name_of, ranks[:_LISTED])) + (", ..." if len(ranks) > _LISTED else "")
+        end = f", the limit is {limit:g} s, the job ends" if ends else ""
+        text = "".join(f"\n  {line}" for one in [*lines, ADVICE] for line in one.split("\n"))
+        if ends:
+            flush()
+        say(f"{WATCHDOG.place} has waited {seconds:.0f} s for {names} to {wait.what}{end}{text}")
+        if ends and WATCHDOG.end is not None:
+            WATCHDOG.end()
+
+    def _tell(self, ranks: Sequence[int]) -> list[str]:
+        """Tell where some ranks are: two texts for each, its name and what it does."""
+        keys = {rank: self._key_of(rank) for rank in ranks}
+        seen = {peer.key: peer for peer in WATCHDOG.peers()}
+        # Those that are stuck come first: the others may wait for them, too.
+        chosen = sorted(ranks, key=lambda rank: keys[rank] in seen and not seen[keys[rank]].is_stuck())[:_LISTED]
+        asked = [seen[keys[rank]] for rank in chosen if keys[rank] in seen]
+        answers = dict(zip((peer.key for peer in asked), where_are(asked), strict=True))
+        return [text for rank in chosen for text in (
+            f"{self._name_of(rank)} is process {keys[rank].number} on {keys[rank].host}:",
+            answers.get(keys[rank], UNSEEN),
+        )]

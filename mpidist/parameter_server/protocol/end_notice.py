@@ -1,0 +1,50 @@
+"""The end of the chief's program, of which it tells workers and servers."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable
+from typing import NamedTuple
+from weakref import WeakMethod
+
+from mpidist.parameter_server.protocol.messages import Call, Message
+
+_NAME = "end"
+
+
+class EndNotice(NamedTuple):
+    """The end of the chief's program.
+
+    Attributes:
+        code: Its exit code.
+        lost: The ranks that are dead, or given up. Where there are none, all ranks end the window together.
+        is_agreed: Whether all ranks end with the code, and not the chief alone, which ends the job by it.
+    """
+
+    code: int
+    lost: tuple[int, ...]
+    is_agreed: bool = False
+
+    def message(self) -> Message:
+        """Local. The word of it, which nobody answers."""
+        return Call(0, _NAME, pickle.dumps(tuple(self)))
+
+
+class EndTaker:
+    """The role that takes the word of the end.
+
+    Args:
+        note: Called with it, as long as the method's object is there.
+    """
+
+    def __init__(self, note: Callable[[EndNotice], None]) -> None:
+        self._note = WeakMethod(note)
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. See `Role.take`."""
+        del sender
+        note = self._note()
+        if isinstance(message, Call) and message.name == _NAME and note is not None:
+            note(EndNotice(*pickle.loads(message.arguments)))
+            return True
+        return False

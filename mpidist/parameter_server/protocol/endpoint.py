@@ -1,0 +1,238 @@
+"""The station: a process in a group of coordinator, workers and servers, with its window and its roles.
+
+A rank has one role. A process without a launcher has all three, and sends messages to itself.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+import threading
+import traceback
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from mpidist.comm.windows.window import Window
+from mpidist.errors import DeadRankError
+from mpidist.failures.deaths import IS_SILENT, WATCH, Process
+from mpidist.failures.peers import Key
+from mpidist.parameter_server.protocol.awaited_ranks import Awaited
+from mpidist.parameter_server.protocol.messages import Call, CallAnswer, Left, Message, Send, closure_of, given_by_user
+from mpidist.parameter_server.protocol.wire import decode, encode
+from mpidist.recorder.recorder import RECORDER
+
+# Work in the background is looked after as often.
+_BACKGROUND_SECONDS = 0.001
+# Messages of the end get so long to leave this process.
+_LAST_SECONDS = 0.2
+_CLOSED = (
+    "this ParameterServerStrategy is closed: its servers have ended, and its variables with them. Read them before, "
+    "save a checkpoint, or close the strategy at the end of the program"
+)
+
+
+class Role(Protocol):
+    """A process as the others see it."""
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. Do what a message asks for.
+
+        Args:
+            sender: The rank that has sent it.
+            message: The message.
+
+        Returns:
+            False if it is for another role.
+        """
+        ...
+
+
+class Station:
+    """A process of the group.
+
+    Args:
+        window: To the others.
+        name_of: What to call a rank: "worker 1".
+        key_of: The process of a rank.
+        needed: The ranks without which nothing goes on: coordinator and servers.
+
+    Attributes:
+        window: As given.
+        roles: The roles of this process.
+        lost: The ranks that are dead, or count as dead.
+        left: The ranks that live and serve no more, with the reason.
+        awaited: Surrounds waits for others, which the watchdog then looks after.
+        background: Work of a role that goes on beside the messages; None for most of the time.
+        reserved: By server and slot how many bytes have memory, where that is not `heap.FIRST_BYTES`.
+        whole: Surrounds what an interrupt must not tear apart. On the chief a `Whole`.
+    """
+
+    def __init__(
+        self, window: Window, name_of: Callable[[int], str], key_of: Callable[[int], Key], needed: frozenset[int]
+    ) -> None:
+        self.window = window
+        window.closed = _CLOSED
+        self.name_of = name_of
+        self.roles: list[Role] = []
+        self.lost: set[int] = set()
+        self.left: dict[int, str] = {}
+        self.awaited = Awaited(name_of, key_of)
+        self.reserved: dict[tuple[int, int], int] = {}
+        self.background: Callable[[], None] | None = None
+        self.whole: contextlib.AbstractContextManager[None] = contextlib.nullcontext()
+        self._needed = needed
+        self._key_of = key_of
+        self._answers: dict[int, CallAnswer | None] = {}
+        self._again: list[tuple[int, Message]] = []
+        self._number = 0
+
+    def send(self, send: Send) -> None:
+        """Local. Send a message."""
+        message = send.message
+        data = encode(message)
+        runs = RECORDER.closure
+        RECORDER.traffic.note(closure_of(message) or (runs.number if runs else 0), len(data), given_by_user(message))
+        self.window.ring(send.rank, data)
+
+    def step(self, seconds: float = 0.0) -> bool:
+        """Local. Take one message, if one comes within this time; returns whether one came.
+
+        Raises:
+            DeadRankError: The coordinator or a server is dead, or has left.
+        """
+        with self.whole:
+            return self._step(seconds)
+
+    def put_back(self, messages: Sequence[tuple[int, Message]]) -> None:
+        """Local. Take messages once more, before all others.
+
+        Args:
+            messages: With their senders, in their order.
+        """
+        self._again[:0] = messages
+
+    def leave(self, reason: str) -> None:
+        """Local. Tell all others that this process serves no more, and end its window.
+
+        Args:
+            reason: The error that has ended its service.
+        """
+        self.left[self.window.rank] = reason
+        gone = self.lost | self.window.lost() | {self.window.rank}
+        for rank in range(self.window.size):
+            if rank not in gone:
+                self.send(Send(rank, Left(reason)))
+        # What was sent goes on while this process is in the window.
+        self.window.poll(_LAST_SECONDS)
+        self.window.drop()
+
+    def _step(self, seconds: float) -> bool:
+        if self.background is not None:
+            self.background()
+            seconds = min(seconds, _BACKGROUND_SECONDS)
+        if self._again:
+            sender, message = self._again.pop(0)
+        else:
+            got = self.window.poll(seconds)
+            if got is None:
+                self.require_needed()
+                return False
+            sender, message = got[0], decode(got[1])
+        if isinstance(message, Left):
+            self.left[sender] = message.reason
+            self.require_needed()
+            return True
+        if isinstance(message, CallAnswer):
+            if message.call in self._answers:
+                self._answers[message.call] = message
+            return True
+        for role in self.roles:
+            if role.take(sender, message):
+                return True
+        raise RuntimeError(f"{self.name_of(sender)} sends {message!r}, for which this process has no role")
+
+    def require_needed(self) -> None:
+        """Local. Raise DeadRankError if the coordinator or a server is dead, or has left."""
+        lost = self.window.lost()
+        if not lost and not self.left:
+            return
+        for rank in self._needed & self.left.keys():
+            raise DeadRankError(
+                f"{self.name_of(rank)} (rank {rank}) stopped serving after an error: {self.left[rank]}. Training "
+                "cannot continue without it. Start the job again: a program that saves checkpoints resumes from the "
+                "last one"
+            )
+        dead = lost & self._needed
+        if dead:
+            # The program gets time to handle the error.
+            WATCH.was_raised = WATCH.was_raised or threading.current_thread() is threading.main_thread()
+            names = ", ".join(map(self._why_gone, sorted(dead)))
+            raise DeadRankError(
+                f"{names}; training cannot continue without it. Start the job again: a program that saves checkpoints "
+                "resumes from the last one, also with another number of servers"
+            )
+
+    def _why_gone(self, rank: int) -> str:
+        is_silent = WATCH.dead.get(Process(*self._key_of(rank)), "").endswith(IS_SILENT)
+        why = "cannot be reached: its host does not respond" if is_silent else "has died"
+        return f"{self.name_of(rank)} (rank {rank}) {why}"
+
+    def call(self, rank: int, name: str, *arguments: Any) -> Any:
+        """Local. Ask another process, and wait for its answer.
+
+        Args:
+            rank: The process.
+            name: What is wanted.
+            arguments: Picklable.
+
+        Raises:
+            Exception: What it raised there.
+            DeadRankError: The coordinator or a server is dead, or has left.
+        """
+        self._number += 1
+        number = self._number
+        self._answers[number] = None
+        self.send(Send(rank, Call(number, name, pickle.dumps(arguments))))
+        try:
+            with self.awaited((rank,), f"answer {name!r}"):
+                while (answer := self._answers[number]) is None:
+                    self.step(0.05)
+        finally:
+            del self._answers[number]
+        return self.value_of(rank, answer.value, answer.traceback)
+
+    def value_of(self, rank: int, data: bytes, text: str) -> Any:
+        """Local. The object that another process has made.
+
+        Args:
+            rank: The process.
+            data: The pickled value, or exception.
+            text: The traceback of an exception, empty for a value.
+
+        Raises:
+            Exception: What it raised there.
+        """
+        value = pickle.loads(data)
+        if text:
+            if hasattr(value, "add_note"):
+                value.add_note(f"Raised on {self.name_of(rank)}:\n{text}")
+            raise value
+        return value
+
+    def answer(self, sender: int, call: Call, function: Callable[..., Any]) -> None:
+        """Local. Answer a call by what a function returns or raises.
+
+        Args:
+            sender: Who has asked.
+            call: The call.
+            function: Gets the call's arguments.
+        """
+        try:
+            value, text = function(*pickle.loads(call.arguments)), ""
+        except Exception as error:  # it is the other process's to raise
+            value, text = error, traceback.format_exc()
+        try:
+            data = pickle.dumps(value)
+        except Exception as error:
+            data, text = pickle.dumps(TypeError(f"the answer to {call.name!r} cannot be pickled: {error}")), str(error)
+        self.send(Send(sender, CallAnswer(call.call, data, text)))

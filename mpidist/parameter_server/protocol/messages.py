@@ -1,0 +1,370 @@
+"""Messages: what coordinator, servers and workers tell each other. Payload of variables never goes this way.
+
+A closure is handed out as attempt 1, 2, ... until one attempt is decided. These carry it:
+
+    Do         coordinator to worker    run this closure
+    Push       worker to server         a part of my update lies in my slot
+    Prepared   server to coordinator    the whole update lies there
+    Finished   worker to coordinator    the function has returned
+    Commit     coordinator to server    apply the update: all servers get commits in one order
+    Round      coordinator to server    apply the updates of several attempts as one; a commit, too
+    Applied    server to coordinator    applied, and the slot is free
+    Fence      coordinator to all       this worker is lost: drop what it staged, take nothing more from it
+    Left       anybody to all           I serve no more, after an error of my own: a worker is then lost
+
+Nothing here is decided by a worker or a server alone, so that a closure is applied by all its servers or by none.
+(What integers do not hold is not: the server leaves that variable as it is, and says so in `Applied`.)
+A server notes in the slot itself that it has applied it. A worker that begins a closure waits for that note before it
+reads from this server, and hears of a fence meanwhile: so a closure sees what its worker has finished before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+# A worker's places on each server. It may run its next closure before its last one is applied: one ahead, no more.
+SLOTS = 2
+
+# Attempts of closures are counted from 1. The coordinator's own writes are attempt 0 of the commit that they are.
+OWN_WRITE = 0
+
+
+class Define(NamedTuple):
+    """Coordinator to worker: what messages name, such as a function, before the first message that names it.
+
+    Attributes:
+        kind: "function", "dataset", "variable", "sharded" for a variable of several shards, or "optimizer".
+        number: The number of this kind; never used again.
+        code: What it is, pickled.
+    """
+
+    kind: str
+    number: int
+    code: bytes
+
+
+class Do(NamedTuple):
+    """Coordinator to worker: run a closure.
+
+    Attributes:
+        closure: Its number, counted from 1 in the order of `schedule`.
+        attempt: Counted from 1.
+        slot: The worker's place on every server that this attempt pushes to; free, or freed by what was sent before.
+        function: The number of its function.
+        arguments: Its pickled arguments.
+        is_followed: Whether the next closure may come while this one runs.
+    """
+
+    closure: int
+    attempt: int
+    slot: int
+    function: int
+    arguments: bytes
+    is_followed: bool = False
+
+
+class Push(NamedTuple):
+    """Worker to server: a part of an attempt's update lies in the worker's slot, which also says what it is.
+
+    Attributes:
+        closure: The closure.
+        attempt: The attempt.
+        slot: Where it lies.
+        ordinal: The number of this part on this server, counted from 0.
+        last: Whether the attempt pushes nothing more to this server.
+    """
+
+    closure: int
+    attempt: int
+    slot: int
+    ordinal: int
+    last: bool
+
+
+class Drop(NamedTuple):
+    """Worker or coordinator to server: forget what an attempt has pushed.
+
+    A worker sends it before `Failed`, when its function has raised. The coordinator sends it in the place of a commit
+    that has no learning rate, and is answered by `Applied`.
+
+    Attributes:
+        worker: The rank that has pushed it.
+        closure: The closure.
+        attempt: The attempt.
+    """
+
+    worker: int
+    closure: int
+    attempt: int
+
+
+class Finished(NamedTuple):
+    """Worker to coordinator: the function has returned.
+
+    Attributes:
+        closure: The closure.
+        attempt: The attempt.
+        servers: The ranks of the servers that it has pushed to.
+        optimizers: The numbers of the optimizers that need a step, in order; one that steps twice comes twice.
+        result: The pickled result.
+        read: The places of this worker in its own data that are new, as of `OwnIterator.news`.
+    """
+
+    closure: int
+    attempt: int
+    servers: tuple[int, ...]
+    optimizers: tuple[int, ...]
+    result: bytes
+    read: tuple[tuple[Any, ...], ...] = ()
+
+
+class Failed(NamedTuple):
+    """Worker to coordinator: the function has raised.
+
+    Attributes:
+        closure: The closure.
+        attempt: The attempt.
+        error: The pickled exception.
+        traceback: Its text.
+        ended: The resource at whose end the function has asked for more; 0 if that is not why it has raised.
+    """
+
+    closure: int
+    attempt: int
+    error: bytes
+    traceback: str
+    ended: int = 0
+
+
+class Prepared(NamedTuple):
+    """Server to coordinator: the whole update of an attempt is staged here."""
+
+    closure: int
+    attempt: int
+
+
+class CommitStep(NamedTuple):
+    """A step of an optimizer.
+
+    Attributes:
+        optimizer: Its number.
+        iteration: The number of its steps before this one.
+        rate: The learning rate.
+    """
+
+    optimizer: int
+    iteration: int
+    rate: float
+
+
+class Commit(NamedTuple):
+    """Coordinator to server: apply what an attempt has staged.
+
+    Attributes:
+        number: Its place in the one order of all commits, counted from 1. A server sees those that concern it.
+        worker: The rank that has pushed it.
+        closure: The closure.
+        attempt: The attempt.
+        steps: Its steps, in the order of `Finished.optimizers`. Empty for an update that comes too late for its
+            version: its gradients are dropped, and the rest is applied.
+    """
+
+    number: int
+    worker: int
+    closure: int
+    attempt: int
+    steps: tuple[CommitStep, ...]
+
+
+class CommitPart(NamedTuple):
+    """The update of an attempt in a round.
+
+    Attributes:
+        worker: The rank that has pushed it.
+        closure: The closure.
+        attempt: The attempt.
+        steps: For each of its steps, in the order of `Finished.optimizers`, the place of the round's step.
+    """
+
+    worker: int
+    closure: int
+    attempt: int
+    steps: tuple[int, ...]
+
+
+class Round(NamedTuple):
+    """Coordinator to server: apply what several attempts have staged, as one update.
+
+    Their gradients for the same step are added in the order of the parts, and count as the mean of those who make it.
+
+    Attributes:
+        number: As of `Commit`.
+        parts: The updates that have pushed to this server, in the order of their workers.
+        steps: All steps of the round.
+        counts: For each step, the number of updates that make it, on whatever servers.
+    """
+
+    number: int
+    parts: tuple[CommitPart, ...]
+    steps: tuple[CommitStep, ...]
+    counts: tuple[int, ...]
+
+
+class Applied(NamedTuple):
+    """Server to coordinator: a commit is applied, or dropped as was told; the slot is free.
+
+    Attributes:
+        closure: The closure.
+        attempt: The attempt.
+        error: The pickled exception of a variable that could not be changed, and is as before; empty if there was none.
+    """
+
+    closure: int
+    attempt: int
+    error: bytes = b""
+
+
+class Fence(NamedTuple):
+    """Coordinator to all servers and to the worker itself: this worker is lost."""
+
+    worker: int
+
+
+class SnapshotRequest(NamedTuple):
+    """Coordinator to server: save the state that holds exactly the commits up to this number.
+
+    Attributes:
+        number: The number of the last of these commits.
+        share: The pickled `cut.Share`, which says what to save of it, and how; empty for nothing.
+    """
+
+    number: int
+    share: bytes = b""
+
+
+class CutDone(NamedTuple):
+    """Server to coordinator: the state of that cut is saved, or cannot be.
+
+    Attributes:
+        number: The number of the cut.
+        outcome: What the share returned, pickled; of one that failed, the pickled exception.
+        traceback: The text of the exception; empty if there was none.
+    """
+
+    number: int
+    outcome: bytes = b""
+    traceback: str = ""
+
+
+class Build(NamedTuple):
+    """Coordinator to worker: make a resource, a value or a data set that stays on the worker.
+
+    Attributes:
+        resource: Its number.
+        function: The number of the function that makes it.
+        arguments: Its pickled arguments.
+    """
+
+    resource: int
+    function: int
+    arguments: bytes
+
+
+class Built(NamedTuple):
+    """Worker to coordinator: a resource is there, or could not be made.
+
+    Attributes:
+        resource: Its number.
+        error: The pickled exception; empty if it was made.
+        traceback: Its text.
+        begun: Of an iterator over the worker's own data, as `OwnIterator.begun`.
+    """
+
+    resource: int
+    error: bytes = b""
+    traceback: str = ""
+    begun: Mapping[str, int] | str = ""
+
+
+class Discard(NamedTuple):
+    """Coordinator to worker or server: the program has dropped something, and nothing in flight uses it.
+
+    Attributes:
+        kind: For workers one of `Define`, or "resource"; for servers "memory" of a variable, or "plan".
+        number: The number of this kind.
+    """
+
+    kind: str
+    number: int
+
+
+class Call(NamedTuple):
+    """Coordinator to a server or a worker: a question with an answer, such as "make a variable".
+
+    Attributes:
+        call: Its number.
+        name: What is wanted.
+        arguments: Its pickled arguments.
+    """
+
+    call: int
+    name: str
+    arguments: bytes
+
+
+class CallAnswer(NamedTuple):
+    """The answer to a call.
+
+    Attributes:
+        call: The number of the call.
+        value: The pickled value; of a call that failed, the pickled exception.
+        traceback: The text of the exception; empty if there was none.
+    """
+
+    call: int
+    value: bytes
+    traceback: str = ""
+
+
+class Left(NamedTuple):
+    """Anybody to all: this process serves no more, though it lives.
+
+    Attributes:
+        reason: The error that has ended its service.
+    """
+
+    reason: str
+
+
+Message: TypeAlias = (
+    Define | Do | Push | Drop | Finished | Failed | Prepared | Commit | Round | Applied | Fence | SnapshotRequest
+    | CutDone | Build | Built | Discard | Call | CallAnswer | Left
+)
+
+
+class Send(NamedTuple):
+    """A message to be sent. The state machines of the protocol give these out; they never send.
+
+    Attributes:
+        rank: The receiver.
+        message: The message.
+    """
+
+    rank: int
+    message: Message
+
+
+def closure_of(message: Message) -> int:
+    """Local. The number of the closure that a message is about; 0 if it is about none."""
+    # Push, Commit and Applied of an own write have the number of the write.
+    return 0 if getattr(message, "attempt", OWN_WRITE) == OWN_WRITE else int(getattr(message, "closure", 0))
+
+
+def given_by_user(message: Message) -> int:
+    """Local. The bytes of a message that are the user's: the pickled arguments, result or error of a closure."""
+    if isinstance(message, Do):
+        return len(message.arguments)
+    if isinstance(message, Finished):
+        return len(message.result)
+    return len(message.error) + len(message.traceback) if isinstance(message, Failed) else 0

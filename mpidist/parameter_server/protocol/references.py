@@ -1,0 +1,248 @@
+"""Handles: what functions and arguments name is sent by its name, and not by its content."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import pickle
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from types import CodeType, FunctionType
+from typing import Any, cast
+
+import cloudpickle
+import numpy as np
+
+from mpidist.variables.kinds.served import ServedHome, ServedPlace, ServedSum, ServedVariable
+from mpidist.variables.kinds.sharded import ShardedVariable
+
+# A picklable name of an object, None for an object that is sent by its content.
+HandleOf = Callable[[object], tuple[Any, ...] | None]
+
+
+# Nothing in them has a handle.
+_PLAIN = frozenset({
+    type(None), bool, int, float, complex, str, bytes, np.bool_, np.int32, np.int64, np.float32, np.float64,
+})
+# Deeper nests are looked at by the pickler, which knows circles.
+_DEPTH = 8
+
+# Those that were sent, by identity.
+_CLASSES: weakref.WeakValueDictionary[int, type] = weakref.WeakValueDictionary()
+
+
+def _code_of(file: str, make: Callable[..., CodeType], arguments: tuple[Any, ...]) -> CodeType:
+    """The code of a function, with the file that tracebacks and reports name."""
+    return make(*arguments).replace(co_filename=file)
+
+
+def _reduce_code(code: CodeType) -> tuple[Any, ...]:
+    # Since version 3.1.3 cloudpickle calls every file <dynamic-code>.
+    return _code_of, (code.co_filename, *cloudpickle.Pickler.dispatch_table[CodeType](code))
+
+
+class _CodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
+    """Sends functions by their code where they cannot be imported."""
+
+    dispatch_table = cloudpickle.Pickler.dispatch_table.new_child({CodeType: _reduce_code})
+
+    def __init__(self, file: io.BytesIO, handle_of: HandleOf) -> None:
+        super().__init__(file)
+        self._handle_of = handle_of
+
+    def persistent_id(self, given: object) -> tuple[Any, ...] | None:
+        """Local. See `pickle.Pickler.persistent_id`."""
+        return self._handle_of(given)
+
+    def reducer_override(self, given: object) -> Any:
+        """Local. See `pickle.Pickler.reducer_override`."""
+        reduced = super().reducer_override(given)
+        slots = vars(given).get("__slots__") if isinstance(given, type) else None
+        if slots and isinstance(reduced, tuple):
+            # cloudpickle makes a class without slots of it, and the class here does not take the objects of that one.
+            kind, *parts = reduced[1]
+            if kind is type(given):
+                parts[2].setdefault("__slots__", slots)
+        return reduced
+
+
+class _PlainPickler(pickle.Pickler):
+    """Smaller and faster, for what has no functions."""
+
+    def __init__(self, file: io.BytesIO, handle_of: HandleOf) -> None:
+        super().__init__(file, pickle.HIGHEST_PROTOCOL)
+        self._handle_of = handle_of
+
+    def persistent_id(self, given: object) -> tuple[Any, ...] | None:
+        """Local. See `pickle.Pickler.persistent_id`."""
+        return self._handle_of(given)
+
+    def reducer_override(self, given: object) -> Any:
+        """Local. Refuse what the program itself defines; see `pickle.Pickler.reducer_override`.
+
+        Workers serve inside the strategy's constructor: they have not run the lines below it.
+        """
+        if isinstance(given, (type, FunctionType)) and given.__module__ == "__main__":
+            raise pickle.PicklingError(f"{given.__qualname__} is the program's own")
+        return NotImplemented
+
+
+class _Unpickler(pickle.Unpickler):
+    def __init__(self, file: io.BytesIO, find: Callable[[tuple[Any, ...]], Any]) -> None:
+        super().__init__(file)
+        self._find = find
+
+    def persistent_load(self, handle: tuple[Any, ...]) -> Any:
+        return self._find(handle)
+
+
+def handle_of_variable(given: object) -> tuple[Any, ...] | None:
+    """Local. The handle of a variable on servers, None for anything else."""
+    if isinstance(given, ShardedVariable):
+        return "sharded", given.key
+    return ("variable", given.place.number) if isinstance(given, ServedVariable) else None
+
+
+def handle_of_class(given: type) -> tuple[Any, ...]:
+    """Local. The handle of a class in a process that is also its worker.
+
+    By its content it would come back as the same class, but with new methods, whose globals are copies.
+    """
+    _CLASSES[id(given)] = given
+    return "class", id(given)
+
+
+def class_of(number: int) -> type:
+    """Local. The class of a handle."""
+    return _CLASSES[number]
+
+
+def describing_handle_of(given: object) -> tuple[Any, ...] | None:
+    """Local. A handle that says itself what the variable is, for who may not have been told."""
+    handle = handle_of_variable(given)
+    if isinstance(given, (ServedVariable, ShardedVariable)) and handle is not None:
+        return (*handle, *describe_variable(given))
+    return handle
+
+
+def describe_variable(variable: ServedVariable | ShardedVariable) -> tuple[Any, ...]:
+    """Local. The arguments of `variable_of` but the home; or, of a `ShardedVariable`, its own."""
+    if isinstance(variable, ShardedVariable):
+        return variable.variables, variable.name
+    return tuple(variable.place), variable.name, variable.trainable, isinstance(variable, ServedSum)
+
+
+def variable_of(
+    home: ServedHome, place: tuple[Any, ...], name: str, trainable: bool, is_sum: bool
+) -> ServedVariable:
+    """Local. A variable that was described on another process.
+
+    Args:
+        home: The home of this process.
+        place: As of `ServedPlace`.
+        name: The name of the variable.
+        trainable: Of the variable.
+        is_sum: Whether it is the variable of a metric.
+    """
+    return (ServedSum if is_sum else ServedVariable)(home, ServedPlace(*place), name=name, trainable=trainable)
+
+
+def dump_function(function: Callable[..., Any], handle_of: HandleOf) -> bytes:
+    """Local. A function, with what it captures.
+
+    Raises:
+        TypeError: It captures something that cannot be sent.
+    """
+    file = io.BytesIO()
+    _CodePickler(file, handle_of).dump(function)
+    return file.getvalue()
+
+
+def _is_plain(given: object, depth: int = _DEPTH) -> bool:
+    """Whether nothing in an object has a handle, or is the program's own: numbers, texts, arrays and nests of them."""
+    kind = type(given)
+    if kind in _PLAIN:
+        return True
+    if isinstance(given, np.ndarray):
+        return kind is np.ndarray and given.dtype.kind in "biufc" and not given.dtype.metadata
+    if kind is tuple or kind is list or kind is dict:
+        inner: Iterable[object] = given.items() if isinstance(given, dict) else cast(Iterable[object], given)
+        return depth > 0 and all(_is_plain(one, depth - 1) for one in inner)
+    return False
+
+
+def dump_arguments(arguments: object, handle_of: HandleOf) -> bytes:
+    """Local. Arguments, by plain pickle where that is possible.
+
+    Raises:
+        TypeError: Something cannot be sent.
+    """
+    if _is_plain(arguments):
+        # A call of Python for each object would take most of the time.
+        return pickle.dumps(arguments, pickle.HIGHEST_PROTOCOL)
+    file = io.BytesIO()
+    try:
+        _PlainPickler(file, handle_of).dump(arguments)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        # A function without a name, for instance. What cannot be sent at all raises again.
+        file = io.BytesIO()
+        _CodePickler(file, handle_of).dump(arguments)
+    return file.getvalue()
+
+
+def dump_result(result: object) -> bytes:
+    """Local. The result of a function, on its way to the coordinator.
+
+    Raises:
+        TypeError: It cannot be sent.
+    """
+    try:
+        return dump_arguments(result, describing_handle_of)
+    except Exception as error:
+        raise TypeError(
+            f"the function has returned what cannot be sent to the coordinator: {error}. Return arrays, numbers, or "
+            "nests of them; what shall stay on the worker is made by create_per_worker_value"
+        ) from error
+
+
+def portable(error: BaseException) -> bytes:
+    """Local. The pickled exception; a RuntimeError with its text of one that cannot be sent, or that ends programs."""
+    kind = type(error).__name__
+    if isinstance(error, SystemExit):
+        # It would end the coordinator's program, and look like a good end.
+        called = f"the function has called sys.exit({error.code!r})"
+        return pickle.dumps(RuntimeError(f"{called}, which ends no worker: let it return, or raise an error"))
+    text = "it has no text"
+    # All of this may be the program's own code, which may do anything.
+    with contextlib.suppress(BaseException):
+        data = dump_arguments(error, describing_handle_of)
+        if isinstance(pickle.loads(data), BaseException):
+            return data
+    with contextlib.suppress(BaseException):
+        text = str(error)
+    return pickle.dumps(RuntimeError(f"{kind}: {text}"))
+
+
+def with_inputs(arguments: bytes, inputs: Sequence[bytes]) -> bytes:
+    """Local. Arguments with the results that they take, whose handles are `("input", place)`.
+
+    Args:
+        arguments: As of `dump_arguments`.
+        inputs: The results, likewise, in the order of their places.
+    """
+    return pickle.dumps(list(inputs)) + arguments
+
+
+def load(data: bytes, find: Callable[[tuple[Any, ...]], Any]) -> Any:
+    """Local. Load on another process what was dumped.
+
+    Args:
+        data: The data of one of the functions above.
+        find: Gives the object of a handle.
+    """
+    file = io.BytesIO(data)
+    loaded = _Unpickler(file, find).load()
+    if file.tell() == len(data):
+        return loaded
+    inputs = [load(one, find) for one in loaded]
+    return _Unpickler(file, lambda handle: inputs[handle[1]] if handle[0] == "input" else find(handle)).load()

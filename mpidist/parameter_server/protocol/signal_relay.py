@@ -1,0 +1,183 @@
+"""Signals that tell of the job's end: whichever process of the job gets one tells the chief, and lives on."""
+
+from __future__ import annotations
+
+import contextlib
+import pickle
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+from mpidist.cluster.signals import SIGNALLED, SIGNALS, Notice
+from mpidist.errors import DeadRankError
+from mpidist.failures.ending import agree_on_exit
+from mpidist.parameter_server.protocol.endpoint import Station
+from mpidist.parameter_server.protocol.messages import Call, Message, Send
+
+# What the chief says: which signals to take; and what it hears: that this is done, and which one has come.
+_LISTEN, _LISTENS, _CAME = "listen", "listens", "signal"
+
+
+def _word(name: str, value: object = None) -> Message:
+    """A word that nobody answers."""
+    return Call(0, name, pickle.dumps(value))
+
+
+class Listener:
+    """The role of a worker or a server that takes signals for the chief.
+
+    Args:
+        station: The station of this process.
+        chief: Its rank.
+    """
+
+    def __init__(self, station: Station, chief: int) -> None:
+        self._station = station
+        self._chief = chief
+        self._notice = Notice()
+        self._wanted: Sequence[Any] | None = None
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. See `Role.take`."""
+        del sender
+        if not isinstance(message, Call) or message.name != _LISTEN:
+            return False
+        # A thread of a function may have taken it, and signals are the main thread's.
+        self._wanted = pickle.loads(message.arguments)
+        return True
+
+    def look(self) -> None:
+        """Local. Do what the chief has asked for, and tell it of a signal that has come; between two messages."""
+        if self._wanted is not None:
+            wanted, self._wanted = self._wanted, None
+            before, self._notice = self._notice, Notice()
+            # In another thread they keep the effect that they have.
+            with contextlib.suppress(ValueError):
+                SIGNALS.tell(self._notice, wanted)
+            SIGNALS.silence(before)
+            self._station.send(Send(self._chief, _word(_LISTENS)))
+        reason = self._notice.reason
+        if reason:
+            # The next one is told again: the chief may have another handler by then.
+            self._notice.reason = 0
+            self._station.send(Send(self._chief, _word(_CAME, reason - SIGNALLED)))
+
+    def end_together(self) -> None:
+        """Local. The chief ends the job: signals change nothing any more, and all ranks leave with its code."""
+        SIGNALS.ignore()
+        agree_on_exit()
+
+    def silence(self) -> None:
+        """Local. Signals have the effect again that they had before."""
+        SIGNALS.silence(self._notice)
+
+
+class Others:
+    """The role of the chief that hears of signals of the other processes. Its `PreemptionCheckpointHandler` uses it.
+
+    Args:
+        station: The station of the chief.
+        lock: Held by the thread that uses the station.
+
+    Attributes:
+        join: Waits until all functions have ended.
+        is_agreed: Whether all ranks end with the chief's exit code.
+    """
+
+    def __init__(self, station: Station, lock: AbstractContextManager[Any]) -> None:
+        self.join: Callable[[], None] = _nothing
+        self.is_agreed = False
+        self._station = station
+        self._lock = lock
+        self._ranks = frozenset(range(station.window.size)) - {station.window.rank}
+        self._numbers: list[int] = []
+        self._waiting: set[int] = set()
+        # When functions were seen first, and how many had ended then.
+        self._first: tuple[float, int] | None = None
+        self._counts: Callable[[], tuple[int, int]] = _none
+
+    def follow(self, join: Callable[[], None], counts: Callable[[], tuple[int, int]]) -> None:
+        """Local. Know the coordinator of functions.
+
+        Args:
+            join: As the attribute.
+            counts: Returns how many functions there were so far, and how many of them have not ended.
+        """
+        self.join = join
+        self._counts = counts
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. See `Role.take`."""
+        if not isinstance(message, Call) or message.name not in (_LISTENS, _CAME):
+            return False
+        if message.name == _LISTENS:
+            self._waiting.discard(sender)
+        else:
+            SIGNALS.note(pickle.loads(message.arguments))
+        return True
+
+    def listen(self) -> None:
+        """Local. Let all other processes take the signals that this one takes. It returns when they do."""
+        numbers = sorted(SIGNALS.numbers())
+        if numbers == self._numbers:
+            return
+        with self._lock:
+            self._tell(numbers)
+            with self._station.awaited(self._waiting, "take signals"):
+                while self._waiting:
+                    self._station.step(0.05)
+                    self._waiting -= self._gone()
+
+    def silence(self) -> None:
+        """Local. Let the others have their signals if this process takes none any more; nobody waits for that."""
+        numbers = sorted(SIGNALS.numbers())
+        if self.is_agreed or numbers == self._numbers or self._station.window.is_closed:
+            return
+        # Who ends with an error of the dead needs no word.
+        with self._lock, contextlib.suppress(DeadRankError):
+            self._tell(numbers)
+
+    def _tell(self, numbers: list[int]) -> None:
+        self._numbers = numbers
+        self._waiting = set(self._ranks - self._gone())
+        for rank in sorted(self._waiting):
+            self._station.send(Send(rank, _word(_LISTEN, numbers)))
+
+    def _gone(self) -> set[int]:
+        return {*self._station.window.lost(), *self._station.lost, *self._station.left}
+
+    def join_seconds(self, now: float) -> float:
+        """Local. The time that `join` takes by what functions have taken so far.
+
+        Args:
+            now: The time, in seconds; always of the same clock.
+        """
+        scheduled, left = self._counts()
+        if not left:
+            return 0.0
+        if self._first is None:
+            self._first = now, scheduled - left
+        begin, ended = self._first
+        return left * (now - begin) / max(1, scheduled - left - ended)
+
+    def end_together(self) -> None:
+        """Local. From now on the exit code of this process is that of all ranks, as long as nobody has died."""
+        self.is_agreed = True
+        agree_on_exit()
+
+
+def others_of(station: Station) -> Others:
+    """Local. The role of the chief.
+
+    Args:
+        station: The station of the chief.
+    """
+    return next(role for role in station.roles if isinstance(role, Others))
+
+
+def _nothing() -> None:
+    """Nothing is to be waited for."""
+
+
+def _none() -> tuple[int, int]:
+    return 0, 0

@@ -1,0 +1,1 @@
+"""The coordinator's queue of closures; pure."""

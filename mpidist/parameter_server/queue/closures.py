@@ -1,0 +1,371 @@
+"""Closures: the coordinator's queue, and its decision which attempt of a closure counts. A pure state machine.
+
+Messages and losses go in, and what is to be sent and what has ended comes out; time is an argument. An attempt is
+decided, once and for all, when its worker has finished it and every server it has pushed to is prepared. Until then
+the loss of the worker makes it void, and the closure waits again at once; after it nothing can stop the attempt.
+
+A failed function stores the first error (`error`). Whoever schedules or joins next calls `cancel`, waits until nothing
+is in flight, and raises `take_error`; then all is as new.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import InitVar, dataclass, field
+from typing import TypeAlias
+
+from mpidist.parameter_server.protocol.messages import (
+    OWN_WRITE,
+    Applied,
+    Built,
+    CutDone,
+    Do,
+    Failed,
+    Fence,
+    Finished,
+    Message,
+    Prepared,
+    Send,
+)
+from mpidist.parameter_server.protocol.references import with_inputs
+from mpidist.parameter_server.queue.commits import Attempt, Commits
+from mpidist.parameter_server.queue.resources import Resources
+from mpidist.parameter_server.queue.staleness import Versions
+from mpidist.parameter_server.queue.unfinished import Book
+from mpidist.parameter_server.queue.work import Closure, ClosureEnd, End, ResourceEnd, Rules, Work
+from mpidist.parameter_server.queue.worker_table import WorkerRecord, WorkerTable
+
+# Of waiting closures, as in tf.distribute.
+QUEUE_SIZE = 256 * 1024
+
+Action: TypeAlias = Send | ClosureEnd | ResourceEnd
+
+
+@dataclass
+class Closures(Book):
+    """All closures that have not ended, and the workers.
+
+    Methods return what is to be done. It must be done in this order: messages to a rank must not overtake each other.
+
+    Args:
+        commits: The order of commits, which the coordinator's own writes share.
+        limit: `is_full` is true from this number of waiting closures on.
+        timeout: Seconds that a closure may run on a worker before the worker counts as lost; None is any time.
+        prefetch: Give a worker its next closure while it still runs one, if no other worker is free.
+        versions: Says which attempts may begin, and which updates may count.
+
+    Attributes:
+        error: The first error since `take_error`.
+    """
+
+    commits: Commits
+    limit: int = QUEUE_SIZE
+    timeout: float | None = None
+    prefetch: InitVar[bool] = False
+    versions: Versions = field(default_factory=Versions)
+    error: ClosureEnd | None = None
+    _number: int = 0
+    _is_cancelling: bool = False
+
+    def __post_init__(self, prefetch: bool) -> None:
+        self._workers = WorkerTable(prefetch)
+        self.workers = self._workers.by_rank
+        self.resources = Resources(self.workers)
+
+    @property
+    def is_full(self) -> bool:
+        """Local. Whether `schedule` should wait."""
+        return self._not_begun >= self.limit
+
+    def counts(self) -> tuple[int, int]:
+        """Local. The number of closures so far, and of those that have not ended."""
+        return self._number, len(self._closures)
+
+    # ------------------------------------------------------------------ the user
+
+    def schedule(self, work: Work, rules: Rules, now: float, inputs: Sequence[int] = ()) -> tuple[int, list[Action]]:
+        """Local. Add a closure. Returns its number and what is to be done.
+
+        Args:
+            work: What it calls.
+            rules: What the user wants of it.
+            now: The time, in seconds; always of the same clock.
+            inputs: The closures whose results its arguments take; none of them has ended. It ends as the first of them
+                that has no result.
+
+        Raises:
+            RuntimeError: Between `cancel` and `take_error`.
+        """
+        if self._is_cancelling:
+            raise RuntimeError("a closure cannot be scheduled while closures are cancelled; take the error first")
+        self._number += 1
+        self._closures[self._number] = Closure(work, rules)
+        if inputs:
+            self._awaiting.add(self._number, inputs)
+        else:
+            self._workers.put(self._number, rules, work.data)
+        return self._number, self._dispatch(now)
+
+    def cancel(self) -> list[Action]:
+        """Local. End all closures that wait. Those in flight end by themselves, but are not run again."""
+        self._is_cancelling = True
+        numbers = sorted([*self._awaiting.clear(), *self._workers.waiting.clear()])
+        return [end for number in numbers for end in self._end(number, End.CANCELLED)]
+
+    def take_error(self) -> ClosureEnd | None:
+        """Local. Return and clear the first error; closures can be scheduled again.
+
+        Raises:
+            RuntimeError: Something is in flight.
+        """
+        if self.in_flight:
+            raise RuntimeError(f"{self.in_flight} closures are in flight; an error is taken when nothing runs any more")
+        error, self.error, self._is_cancelling = self.error, None, False
+        return error
+
+    def discard(self, kind: str, number: int) -> list[Send]:
+        """Local. Let workers forget what the program has dropped.
+
+        Args:
+            kind: As of `Discard`.
+            number: The number of this kind.
+        """
+        if kind == "resource":
+            self.resources.discard(number)
+        return [send for worker in self.workers.values() for send in worker.discard(kind, number)]
+
+    # ------------------------------------------------------------------ workers
+
+    def joined(self, rank: int, now: float, own: Mapping[int, Work] | None = None) -> list[Action]:
+        """Local. A worker is there.
+
+        Args:
+            rank: Its rank, which no worker had before.
+            now: The time.
+            own: As of `Resources.joined`.
+        """
+        return [*self.resources.joined(self._workers.join(rank), own or {}), *self._dispatch(now)]
+
+    def lost(self, rank: int, now: float) -> list[Action]:
+        """Local. A worker is dead, or counts as dead: it is fenced, and its closures wait again unless decided.
+
+        Args:
+            rank: The worker. Nothing happens if it is lost already.
+            now: The time.
+        """
+        worker = self._workers.lose(rank)
+        if worker is None:
+            return []
+        fences = [Send(to, Fence(rank)) for to in (*self.commits.servers, rank)]
+        actions: list[Action] = [*fences, *self.resources.lost(worker)]
+        for number in sorted({number for number in worker.slots if number is not None}):
+            if not self._closures[number].is_decided:
+                actions += self._again(number)
+        return [*actions, *self._dispatch(now)]
+
+    def overdue(self, now: float) -> list[int]:
+        """Local. The workers whose closure runs longer than `timeout` at this time: to be reported as `lost`."""
+        if self.timeout is None:
+            return []
+        return [rank for rank, worker in self.workers.items() if worker.is_overdue(self.timeout, now)]
+
+    def take(self, sender: int, message: Message, now: float) -> list[Action] | None:
+        """Local. The actions that a message asks for, in the order in which they are to be done.
+
+        What a lost worker has sent, and what concerns its attempts, is passed over.
+
+        Args:
+            sender: The rank that has sent it.
+            message: The message.
+            now: The time.
+
+        Returns:
+            None if the message is not this machine's.
+
+        Raises:
+            RuntimeError: The message breaks the protocol.
+        """
+        if isinstance(message, Finished | Failed):
+            actions = self._returned(sender, message, now)
+        elif isinstance(message, Prepared):
+            actions = self._prepared(sender, message)
+        elif isinstance(message, Applied):
+            actions = self._applied(sender, message)
+        elif isinstance(message, Built):
+            return [*self.resources.built(sender, message, now)]
+        elif isinstance(message, CutDone):
+            self.commits.cut_done(sender, message)
+            return []
+        else:
+            return None
+        return [*actions, *self._dispatch(now)]
+
+    # ------------------------------------------------------------------ inside
+
+    def _again(self, number: int) -> list[Action]:
+        """Queue a closure whose attempt is void; after `cancel`, end it."""
+        closure = self._closures[number]
+        self._finished.pop(number, None)
+        self.versions.end(number)
+        closure.worker = closure.finished = None
+        closure.prepared = frozenset()
+        if self._is_cancelling:
+            return [*self._end(number, End.CANCELLED)]
+        self._workers.put(number, closure.rules, closure.work.data)
+        return []
+
+    def _dispatch(self, now: float) -> list[Action]:
+        """Decide what may count now, and send waiting closures to free workers."""
+        actions = self._decide_held()
+        for worker, number, slot in self._workers.start(now, self.versions):
+            closure = self._closures[number]
+            closure.attempt += 1
+            closure.worker = worker.rank
+            work = closure.work
+            ahead = self._workers.prefetch
+            do = Do(number, closure.attempt, slot, work.function.number, work.arguments, ahead)
+            actions += [*worker.define(work), Send(worker.rank, do)]
+        return actions
+
+    def _returned(self, rank: int, message: Finished | Failed, now: float) -> list[Action]:
+        worker = self.workers.get(rank)
+        if worker is None:
+            return []
+        number = message.closure
+        if worker.running[:1] != [number] or self._closures[number].attempt != message.attempt:
+            raise RuntimeError(
+                f"the worker of rank {rank} has returned attempt {message.attempt} of closure {number}: expected the "
+                f"current attempt of the first of the closures {worker.running}"
+            )
+        self._workers.returned(worker, now)
+        if isinstance(message, Failed):
+            return self._failed(rank, message)
+        self._closures[number].finished = message
+        self._finished[number] = now
+        worker.finished.append(number)
+        return self._decide_in_turn(worker)
+
+    def _failed(self, rank: int, message: Failed) -> list[Action]:
+        number = message.closure
+        closure = self._closures[number]
+        # Its pushes are dropped: the worker has told the servers before it told the coordinator.
+        self._workers.release(rank, number)
+        if message.ended:
+            return self._ended(rank, closure, message)
+        closure.failures += 1
+        if closure.failures <= closure.rules.retries and not self._is_cancelling:
+            return self._again(number)
+        return [*self._end(number, End.ERROR, message.error, message.traceback)]
+
+    def _ended(self, rank: int, closure: Closure, message: Failed) -> list[Action]:
+        """A worker's data has ended. Another worker, whose data has not, runs the closure."""
+        self.workers[rank].ended.add(message.ended)
+        data, is_bound = closure.work.data, closure.rules.worker in self.workers
+        if message.ended in data and not is_bound and self._workers.have_left(data):
+            return self._again(message.closure)
+        return [*self._end(message.closure, End.AT_END, message.error, message.traceback)]
+
+    def _prepared(self, server: int, message: Prepared) -> list[Action]:
+        closure = self._closures.get(message.closure)
+        if closure is None or closure.worker is None or closure.attempt != message.attempt:
+            return []
+        closure.prepared |= {server}
+        worker = self.workers.get(closure.worker)
+        return [] if worker is None else self._decide_in_turn(worker)
+
+    def _decide_in_turn(self, worker: WorkerRecord) -> list[Action]:
+        """Decide what a worker has finished, in this order: the place in its own data is that of its last closure."""
+        actions: list[Action] = []
+        while worker.finished:
+            number = worker.finished[0]
+            actions += self._decide(number)
+            if worker.finished[:1] == [number]:
+                break
+        return actions
+
+    def _decide_held(self) -> list[Action]:
+        """Decide what had to wait for others, which have ended meanwhile or count."""
+        actions: list[Action] = [*self._commit(self.versions.full(len(self.workers)))]
+        # Each one that is decided may be what others wait for.
+        while self.versions.staleness is not None and (
+            more := [one for worker in self.workers.values() for one in self._decide_in_turn(worker)]
+        ):
+            actions += more
+        return actions
+
+    def end_round(self) -> list[Action]:
+        """Local. Let updates count that wait for others, if there will be no others before the program goes on."""
+        return [*self._commit(self.versions.rest(self.in_flight))]
+
+    def _decide(self, number: int) -> list[Action]:
+        """Decide an attempt that is finished, and prepared by all servers that it has pushed to."""
+        closure = self._closures[number]
+        attempt = closure.complete(number)
+        if attempt is None:
+            return []
+        if attempt.servers:
+            return [*self._commit(self.versions.offer(attempt))]
+        self._note_decided(attempt)
+        return self._finish(number, closure)
+
+    def _commit(self, attempts: Sequence[Attempt]) -> list[Send]:
+        """Commit attempts that count together."""
+        if not attempts:
+            return []
+        for one in attempts:
+            self._note_decided(one)
+            self._closures[one.closure].is_decided = True
+            self._closures[one.closure].unapplied = frozenset(one.servers)
+        sends, refusal = self.commits.decide([self.versions.counting(one) for one in attempts])
+        if refusal is None:
+            self.versions.count(attempts)
+            return sends
+        for one in attempts:
+            self._closures[one.closure].refusal = refusal
+            self.versions.end(one.closure)
+        return sends
+
+    def _note_decided(self, attempt: Attempt) -> None:
+        finished = self._closures[attempt.closure].finished
+        self.workers[attempt.worker].finished.remove(attempt.closure)
+        self.resources.positions.note(attempt.worker, finished.read if finished else ())
+
+    def _applied(self, server: int, message: Applied) -> list[Action]:
+        if message.attempt == OWN_WRITE:
+            self.commits.written(server, message.closure, message.error)
+            return []
+        closure = self._closures.get(message.closure)
+        if closure is None or closure.attempt != message.attempt or server not in closure.unapplied:
+            raise RuntimeError(
+                f"the server of rank {server} sends {message!r}: expected one of each server for each commit"
+            )
+        closure.unapplied -= {server}
+        if message.error:
+            closure.refusal = message.error, ""
+        return self._finish(message.closure, closure)
+
+    def _finish(self, number: int, closure: Closure) -> list[Action]:
+        if closure.unapplied or closure.finished is None:
+            return []
+        self._workers.release(closure.worker, number)
+        if closure.refusal is not None:
+            return [*self._end(number, End.ERROR, *closure.refusal)]
+        return [*self._end(number, End.RESULT, closure.finished.result)]
+
+    def _end(self, number: int, end: End, payload: bytes = b"", text: str = "") -> list[ClosureEnd]:
+        """End a closure; those that await its result are queued, or end as it does."""
+        ends = [number]
+        for one in ends:
+            closure = self._closures.pop(one)
+            self._finished.pop(one, None)
+            self.versions.end(one)
+            if end is End.ERROR and closure.rules.on_error == "cancel" and self.error is None:
+                self.error = ClosureEnd(one, end, payload, text)
+            if end is End.RESULT:
+                for waiting, inputs in self._awaiting.note(one, payload):
+                    begun = self._closures[waiting]
+                    begun.work = begun.work._replace(arguments=with_inputs(begun.work.arguments, inputs))
+                    self._workers.put(waiting, begun.rules, begun.work.data)
+            else:
+                ends += self._awaiting.give_up(one)
+        return [ClosureEnd(one, end, payload, text) for one in ends]

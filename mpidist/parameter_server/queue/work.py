@@ -1,0 +1,197 @@
+"""Work: what a worker is to call, under which rules, and how it can end."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from enum import Enum
+from typing import Literal, NamedTuple
+
+from mpidist.arguments import described, number, whole
+from mpidist.parameter_server.protocol.messages import Finished
+from mpidist.parameter_server.queue.commits import Attempt
+from mpidist.recorder.recorder import describe_closure
+
+
+class Name(NamedTuple):
+    """A function, a variable or an optimizer, which each worker is sent once and knows by its number from then on.
+
+    Attributes:
+        kind: As of `Define`.
+        number: Equal numbers of a kind are the same thing.
+        code: What it is, pickled.
+    """
+
+    kind: str
+    number: int
+    code: bytes
+
+
+class Work(NamedTuple):
+    """A call that a worker is to make.
+
+    Attributes:
+        function: The function.
+        arguments: The pickled arguments.
+        captured: What the function names: in order, so that each names only what stands before it.
+        named: What the arguments name, likewise.
+        held: What must not be given back before the work has ended.
+        data: The iterators over workers' own data sets that it takes, as resources.
+        label: The name of the function, for people.
+    """
+
+    function: Name
+    arguments: bytes
+    captured: tuple[Name, ...] = ()
+    named: tuple[Name, ...] = ()
+    held: object = None
+    data: tuple[int, ...] = ()
+    label: str = ""
+
+
+@dataclass(slots=True)
+class Closure:
+    """A closure that has not ended; `worker` is None while it waits. Small: hundreds of thousands may wait."""
+
+    work: Work
+    rules: Rules
+    attempt: int = 0
+    failures: int = 0
+    worker: int | None = None
+    finished: Finished | None = None
+    prepared: frozenset[int] = frozenset()
+    is_decided: bool = False
+    refusal: tuple[bytes, str] | None = None
+    unapplied: frozenset[int] = frozenset()
+
+    def complete(self, number: int) -> Attempt | None:
+        """Local. The attempt, if its worker has finished it, and all servers that it has pushed to are prepared.
+
+        Args:
+            number: The number of this closure.
+        """
+        finished = self.finished
+        if finished is None or self.worker is None or not self.prepared.issuperset(finished.servers):
+            return None
+        return Attempt(self.worker, number, self.attempt, finished.servers, finished.optimizers)
+
+
+class Running(NamedTuple):
+    """The work that a worker does now.
+
+    Attributes:
+        rank: The worker's.
+        closure: The number of the closure that it runs; 0 where it makes a value or a data set of its own.
+        attempt: The attempt of the closure.
+        label: The name of the function.
+        since: When it was begun; 0 where that is not known.
+    """
+
+    rank: int
+    closure: int
+    attempt: int
+    label: str
+    since: float
+
+    def __str__(self) -> str:
+        if self.closure:
+            return describe_closure(self.closure, self.label, self.attempt)
+        return f"{self.label}, which makes a value of the worker's own"
+
+
+class Owing(NamedTuple):
+    """A server that has not answered for updates of functions, which have returned.
+
+    Attributes:
+        rank: The rank of the server.
+        since: When the first of them returned.
+    """
+
+    rank: int
+    since: float
+
+
+class Rules(NamedTuple):
+    """The user's wishes for a closure.
+
+    Attributes:
+        worker: The only worker that may run it, as long as it lives; None is any.
+        priority: Higher ones run first; equal ones in the order of `schedule`.
+        retries: How often the function may raise and is run again.
+        on_error: "cancel" stores the error, so that the next `schedule` or `join` raises it; with "keep" only the
+            closure's own value raises.
+    """
+
+    worker: int | None = None
+    priority: float = 0
+    retries: int = 0
+    on_error: Literal["cancel", "keep"] = "cancel"
+
+
+def rules_of(
+    workers: Sequence[int], worker: int | None, priority: float, retries: int, on_error: Literal["cancel", "keep"]
+) -> Rules:
+    """Local. Check what the user has given.
+
+    Args:
+        workers: The ranks of all workers.
+        worker: The index of one of them.
+        priority: As of `Rules`.
+        retries: As of `Rules`.
+        on_error: As of `Rules`.
+
+    Raises:
+        TypeError: One is of a wrong type.
+        ValueError: One is out of range.
+    """
+    if worker is not None and whole("worker", worker, least=0) >= len(workers):
+        raise ValueError(f"`worker` must be from 0 to {len(workers) - 1}, got {worker}")
+    if not isinstance(on_error, str) or on_error not in ("cancel", "keep"):
+        raise ValueError(f"`on_error` must be 'cancel' or 'keep', got {described(on_error)}")
+    rank = None if worker is None else workers[worker]
+    return Rules(rank, number("priority", priority), whole("retries", retries, least=0), on_error)
+
+
+class End(Enum):
+    """The end of a closure or a resource."""
+
+    RESULT = "result"
+    ERROR = "error"
+    AT_END = "at the end of the data"
+    CANCELLED = "cancelled"
+
+
+class ClosureEnd(NamedTuple):
+    """A closure has ended: its update is applied on all its servers, or on none.
+
+    Where a server could not change one variable, the end is an ERROR, and the rest of the update is applied.
+
+    Attributes:
+        closure: The closure.
+        end: Only a RESULT has changed anything, but for such an ERROR.
+        payload: The pickled result, or exception; empty for a cancelled one.
+        traceback: The text of the exception.
+    """
+
+    closure: int
+    end: End
+    payload: bytes = b""
+    traceback: str = ""
+
+
+class ResourceEnd(NamedTuple):
+    """A worker's copy of a resource is made (RESULT), cannot be made (ERROR), or is gone with its worker (CANCELLED).
+
+    Attributes:
+        resource: The resource.
+        worker: The rank of the worker.
+        end: How.
+        error: The pickled exception.
+        traceback: Its text.
+    """
+
+    resource: int
+    worker: int
+    end: End
+    error: bytes = b""
+    traceback: str = ""

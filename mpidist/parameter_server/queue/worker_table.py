@@ -1,0 +1,174 @@
+"""Workers: what the coordinator knows of each, who is free, and who gets which closure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from functools import partial
+from typing import NamedTuple
+
+from mpidist.parameter_server.protocol.messages import SLOTS, Define, Discard, Send
+from mpidist.parameter_server.queue.ready import Waiting
+from mpidist.parameter_server.queue.staleness import Versions
+from mpidist.parameter_server.queue.work import Rules, Work
+
+
+@dataclass
+class WorkerRecord:
+    """A worker that is not lost.
+
+    Attributes:
+        rank: Its rank. That of a lost one is never used again.
+        known: What it was sent, and was not told to discard: kinds and numbers.
+        slots: The closure in each of its slots, until that is applied or has failed.
+        running: The closures that it was sent and has not returned, in their order.
+        finished: The closures that it has finished and that are not decided, in their order.
+        building: The resources that it was told to make and has not made.
+        ended: The iterators over its own data that have come to their end, as resources.
+        since: When it began what it is doing.
+    """
+
+    rank: int
+    known: set[tuple[str, int]] = field(default_factory=set)
+    slots: list[int | None] = field(default_factory=lambda: [None] * SLOTS)
+    running: list[int] = field(default_factory=list)
+    finished: list[int] = field(default_factory=list)
+    building: list[int] = field(default_factory=list)
+    ended: set[int] = field(default_factory=set)
+    since: float = 0.0
+
+    def define(self, work: Work) -> list[Send]:
+        """Local. Send all that this worker needs for some work and has not got."""
+        names = work.named
+        if work.function[:2] not in self.known:
+            # Whoever has a function has what it names.
+            names = (*names, *work.captured, work.function)
+        missing = dict.fromkeys(name for name in names if name[:2] not in self.known)
+        self.known.update(name[:2] for name in missing)
+        return [Send(self.rank, Define(*name)) for name in missing]
+
+    def discard(self, kind: str, number: int) -> list[Send]:
+        """Local. Let this worker forget something, if it has got it."""
+        if (kind, number) not in self.known:
+            return []
+        self.known.remove((kind, number))
+        if kind == "resource":
+            self.ended.discard(number)
+        return [Send(self.rank, Discard(kind, number))]
+
+    def begin(self, closure: int, now: float) -> int:
+        """Local. Note a closure that is sent to this worker; returns the slot for it."""
+        slot = self.slots.index(None)
+        self.slots[slot] = closure
+        if not self.running:
+            self.since = now
+        self.running.append(closure)
+        return slot
+
+    def is_overdue(self, timeout: float, now: float) -> bool:
+        """Local. Whether a closure runs longer than `timeout` seconds. Resources may take any time."""
+        return bool(self.running) and not self.building and now - self.since > timeout
+
+
+@dataclass
+class FreeWorkers:
+    """The workers that can be given a closure: those that run none, and those that run one. Free longest is first."""
+
+    _by_running: tuple[dict[int, None], dict[int, None]] = field(default_factory=lambda: ({}, {}))
+
+    def note(self, worker: WorkerRecord) -> None:
+        """Local. Put a worker where it belongs, after a change of it."""
+        running = len(worker.running) if None in worker.slots else len(self._by_running)
+        for number, ranks in enumerate(self._by_running):
+            if number == running:
+                ranks[worker.rank] = None
+            else:
+                ranks.pop(worker.rank, None)
+
+    def remove(self, rank: int) -> None:
+        """Local. Forget a worker that is lost."""
+        for ranks in self._by_running:
+            ranks.pop(rank, None)
+
+    def ranks(self, running: int) -> list[int]:
+        """Local. The ranks of free workers that run so many closures, 0 or 1."""
+        return list(self._by_running[running])
+
+
+class Start(NamedTuple):
+    """A closure is to be sent to a worker, which has a slot for it."""
+
+    worker: WorkerRecord
+    closure: int
+    slot: int
+
+
+@dataclass
+class WorkerTable:
+    """The workers that are not lost, and the closures that wait for one.
+
+    Args:
+        prefetch: Give a worker its next closure while it still runs one, if no other worker is free.
+
+    Attributes:
+        by_rank: The workers.
+        waiting: The closures.
+    """
+
+    prefetch: bool
+    by_rank: dict[int, WorkerRecord] = field(default_factory=dict)
+    waiting: Waiting = field(default_factory=Waiting)
+    _free: FreeWorkers = field(default_factory=FreeWorkers)
+
+    def join(self, rank: int) -> WorkerRecord:
+        """Local. Add a worker."""
+        worker = self.by_rank[rank] = WorkerRecord(rank)
+        self._free.note(worker)
+        return worker
+
+    def lose(self, rank: int) -> WorkerRecord | None:
+        """Local. Remove a worker; any other one may take what was bound to it. None if it was not there."""
+        self._free.remove(rank)
+        self.waiting.unbind(rank)
+        return self.by_rank.pop(rank, None)
+
+    def put(self, closure: int, rules: Rules, data: tuple[int, ...]) -> None:
+        """Local. Let a closure wait for a worker, or for its own one while that lives."""
+        self.waiting.put(closure, rules.priority, rules.worker if rules.worker in self.by_rank else None, data)
+
+    def have_left(self, data: tuple[int, ...]) -> bool:
+        """Local. Whether some worker is not known to be at the end of any of this data."""
+        return any(worker.ended.isdisjoint(data) for worker in self.by_rank.values())
+
+    def _may_take(self, worker: WorkerRecord, data: tuple[int, ...]) -> bool:
+        """Whether a worker's own data goes on; it may also try in vain where no other one's does."""
+        return worker.ended.isdisjoint(data) or not self.have_left(data)
+
+    def start(self, now: float, versions: Versions) -> list[Start]:
+        """Local. Give waiting closures to free workers: first to those that run none, who is free longest first."""
+        starts: list[Start] = []
+        if not self.waiting:
+            return starts
+        for running in range(1 + self.prefetch):
+            for rank in self._free.ranks(running):
+                worker = self.by_rank[rank]
+                if not versions.may_begin(is_owing=bool(worker.finished)):
+                    continue
+                closure = self.waiting.take(rank, partial(self._may_take, worker))
+                if closure is not None:
+                    versions.begin(closure)
+                    starts.append(Start(worker, closure, worker.begin(closure, now)))
+                    self._free.note(worker)
+        return starts
+
+    def returned(self, worker: WorkerRecord, now: float) -> None:
+        """Local. A worker has finished, or failed, the closure that it ran; the slot is still in use."""
+        worker.running.pop(0)
+        worker.since = now
+        self._free.note(worker)
+
+    def release(self, rank: int | None, closure: int) -> None:
+        """Local. Free the slot of a closure, unless its worker is lost."""
+        worker = None if rank is None else self.by_rank.get(rank)
+        if worker is not None:
+            worker.slots[worker.slots.index(closure)] = None
+            self._free.note(worker)

@@ -1,0 +1,1 @@
+"""The server: it holds variables, and applies what the coordinator commits."""

@@ -1,0 +1,263 @@
+"""The role of a parameter server: it holds variables, and applies what the coordinator commits."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import is_half, named_dtype
+from mpidist.parameter_server.heap.dense import HeapVariable
+from mpidist.parameter_server.heap.layout import FIRST_BYTES, HeapFullError, Slots
+from mpidist.parameter_server.heap.pages import HeapMemory
+from mpidist.parameter_server.heap.push_slot import Change, free_slot, read_pushed
+from mpidist.parameter_server.heap.rows import SCATTER, block_count
+from mpidist.parameter_server.heap.table import HeapTable, TableUpdates, heap_variable, rows_of, scatter
+from mpidist.parameter_server.protocol.endpoint import Station
+from mpidist.parameter_server.protocol.messages import (
+    SLOTS,
+    Applied,
+    Call,
+    Commit,
+    CommitPart,
+    CommitStep,
+    Discard,
+    Message,
+    Send,
+)
+from mpidist.parameter_server.protocol.references import portable
+from mpidist.parameter_server.server.mean_of_round import mean
+from mpidist.parameter_server.server.snapshot import Cutting, Saver, TableRows
+from mpidist.parameter_server.server.staging import Action, Apply, ApplyRound, Free, Staging
+from mpidist.variables.kinds.served import ServedPlace
+from mpidist.variables.update.compiled import TABLE_SHARE
+from mpidist.variables.update.kernel import Kernel, LayerKernel
+from mpidist.variables.update.options import OptimizerOptions
+from mpidist.variables.update.parts import initial
+from mpidist.variables.whole_numbers import METHODS, changed
+
+
+class VariableServer:
+    """The variables of one server, and their updates.
+
+    Args:
+        station: The station of this process.
+        coordinator: Its rank.
+        slots: The slots of the heap.
+        copy_bytes: The bytes that it copies while a checkpoint is saved.
+
+    Raises:
+        HeapFullError: There is no memory for the slots.
+    """
+
+    def __init__(self, station: Station, coordinator: int, slots: Slots, copy_bytes: int) -> None:
+        self._station = station
+        self._coordinator = coordinator
+        self._slots = slots
+        self._memory = HeapMemory(station.window.memory)
+        first = min(FIRST_BYTES, slots.slot_bytes)
+        for begin in range(0, len(slots.ranks) * SLOTS * slots.slot_bytes, slots.slot_bytes):
+            self._reserve(begin, first, first)
+        self._staging = Staging(coordinator)
+        self._cutting = Cutting(copy_bytes)
+        self._saver: Saver | None = None
+        self._variables: dict[int, HeapVariable] = {}
+        self._updates: dict[int, TableUpdates] = {}
+        # By closure and attempt the pickled errors of updates that are being applied.
+        self._refused: dict[tuple[int, int], bytes] = {}
+        self._calls: dict[str, Callable[..., Any]] = {
+            "create": self._create, "plan": self._plan, "snapshot": self._snapshot, "begin": self._begin,
+            "show": self._show, "rows": self._rows, "reserve": self._reserve,
+        }
+        self._dropped: dict[str, dict[int, Any]] = {"memory": self._variables, "plan": self._updates}
+
+    def take(self, sender: int, message: Message) -> bool:
+        """Local. See `Role.take`."""
+        if isinstance(message, Call):
+            function = self._calls.get(message.name)
+            if function is not None:
+                self._station.answer(sender, message, function)
+            return function is not None
+        if isinstance(message, Discard):
+            if message.kind in self._dropped:
+                del self._dropped[message.kind][message.number]
+            return message.kind in self._dropped
+        actions = self._staging.take(sender, message)
+        if self._saver is None:
+            for action in actions or ():
+                self._do(action)
+        elif actions is not None:
+            self._cutting.waiting += actions
+            self._go_on(self._saver)
+        return actions is not None
+
+    def _do(self, action: Action) -> None:
+        if isinstance(action, Send):
+            message = action.message
+            if self._refused and isinstance(message, Applied):
+                message = message._replace(error=self._refused.pop(message[:2], b""))
+            self._station.send(Send(action.rank, message))
+        elif isinstance(action, Apply):
+            self._apply(action)
+            self._free(action.commit.worker, action.slot)
+        elif isinstance(action, ApplyRound):
+            self._apply_round(action)
+            for part, slot in zip(action.round.parts, action.slots, strict=True):
+                self._free(part.worker, slot)
+        elif isinstance(action, Free):
+            self._free(action.worker, action.slot)
+        else:
+            self._saver = saver = Saver(action, self._variables, self._cutting)
+            self._station.background = lambda: self._go_on(saver)
+
+    def _go_on(self, saver: Saver) -> None:
+        """Do what waits, as far as the copies for the cut allow it; tell the coordinator when the cut is saved."""
+        # Looked at first: nothing waits any more for a cut that is over.
+        done = saver.done
+        while (action := saver.next(self._changed_by)) is not None:
+            self._do(action)
+        if done is not None:
+            self._saver = self._station.background = None
+            self._station.send(Send(self._coordinator, done))
+
+    def _changed_by(self, action: Apply | ApplyRound) -> list[int | TableRows]:
+        """The extent of an update: the numbers of variables, and of the state of optimizers; of tables the rows."""
+        changed: list[int | TableRows] = []
+        for _, change, array, step in self._changes(action):
+            numbers = [change.variable]
+            if step is not None:
+                numbers += self._updates[step.optimizer].state_of(change.variable)
+            rows = rows_of(self._variables[change.variable], change.kind, array)
+            changed += numbers if rows is None else [TableRows(number, *rows) for number in numbers]
+        return changed
+
+    def _changes(
+        self, action: Apply | ApplyRound
+    ) -> Iterator[tuple[Commit | CommitPart, Change, AnyArray, CommitStep | None]]:
+        """The changes that an update makes, with whose they are, their arrays, and their steps if they are some."""
+        parts: list[tuple[Commit | CommitPart, int, tuple[CommitStep, ...]]]
+        if isinstance(action, ApplyRound):
+            parts = [
+                (part, slot, tuple(action.round.steps[at] for at in part.steps))
+                for part, slot in zip(action.round.parts, action.slots, strict=True)
+            ]
+        else:
+            parts = [(action.commit, action.slot, action.commit.steps)]
+        for part, slot, steps in parts:
+            for change, array in read_pushed(self._station.window.memory, self._slots.offset(part.worker, slot)):
+                if change.kind != "step":
+                    yield part, change, array, None
+                elif steps:
+                    # A commit that comes too late has none.
+                    yield part, change, array, steps[change.step]
+
+    # As in compiled loops, whatever the program has told NumPy: an error in the middle of an update would end the job.
+    @np.errstate(all="ignore")
+    def _apply(self, apply: Apply) -> None:
+        for part, change, array, step in self._changes(apply):
+            if step is None:
+                self._change(part, change, array)
+            else:
+                self._updates[step.optimizer].apply(self._variables[change.variable], array, step, change.factor)
+
+    @np.errstate(all="ignore")
+    def _apply_round(self, action: ApplyRound) -> None:
+        """Apply what functions have changed otherwise, in their order, and then the means of their gradients."""
+        gradients: dict[tuple[CommitStep, int], list[tuple[AnyArray, float]]] = {}
+        for part, change, array, step in self._changes(action):
+            if step is None:
+                self._change(part, change, array)
+            else:
+                gradients.setdefault((step, change.variable), []).append((array, change.factor))
+        counts = dict(zip(action.round.steps, action.round.counts, strict=True))
+        for step in action.round.steps:
+            for number in [number for one, number in gradients if one == step]:
+                variable = self._variables[number]
+                gradient = mean(variable.place, gradients[step, number], counts[step])
+                self._updates[step.optimizer].apply(variable, gradient, step, 1.0)
+
+    def _change(self, part: Commit | CommitPart, change: Change, array: AnyArray) -> None:
+        variable = self._variables[change.variable]
+        try:
+            if change.kind.startswith(SCATTER):
+                scatter(variable, change.kind, array)
+            elif change.kind == "assign" or variable.current.dtype.kind not in "iu":
+                variable.change(_CHANGES[change.kind](array))
+            else:
+                variable.change(_assign(changed(variable.name, variable.current, array, METHODS[change.kind])))
+        except OverflowError as error:
+            # The update is decided, and others may have seen a part of it: this variable alone stays as it is.
+            self._refused.setdefault((part.closure, part.attempt), portable(error))
+
+    def _free(self, worker: int, slot: int) -> None:
+        free_slot(self._station.window.memory, self._slots.offset(worker, slot))
+
+    def _create(self, place: ServedPlace, fill: complex, name: str) -> None:
+        """Make a variable whose value is everywhere the same number."""
+        # A program may load what brings a dtype below the line at which this process serves.
+        named_dtype(place.dtype)
+        # All of its pages are touched now, so that a machine without memory says so before training begins. What lay
+        # there before is gone: its versions, too, are 0.
+        end = place.versions + 8 * block_count(place) if place.block_rows else place.buffers[1] + place.bytes
+        what = f"a variable of shape {place.shape} and dtype {place.dtype}"
+        self._memory.reserve(place.header, end - place.header, what)
+        variable = heap_variable(self._station.window.memory, place, name)
+        if fill:
+            for buffer in variable.buffers:
+                buffer[...] = initial(fill, buffer.dtype)
+        self._variables[place.number] = variable
+
+    def _reserve(self, begin: int, least: int, most: int) -> int:
+        """Have memory for a part of a slot, which nobody has used yet; returns for how many bytes."""
+        what = "a larger push of a function, or of the coordinator,"
+        if most > least:
+            with contextlib.suppress(HeapFullError):
+                self._memory.reserve(begin, most, what)
+                return most
+        self._memory.reserve(begin, least, what)
+        return least
+
+    def _plan(
+        self, optimizer: int, kernel: Kernel | LayerKernel, options: OptimizerOptions,
+        slots: Mapping[int, Sequence[int]],
+    ) -> None:
+        """Know an optimizer: for the number of each variable the numbers of its state."""
+        states = {number: [self._variables[slot] for slot in of] for number, of in slots.items()}
+        places = [self._variables[number].place for number in slots]
+        largest = max((place.bytes // (TABLE_SHARE if place.block_rows else 1) for place in places), default=0)
+        has_halves = any(is_half(np.dtype(place.dtype)) for place in places)
+        self._updates[optimizer] = TableUpdates(kernel, options, states, largest, has_halves=has_halves)
+
+    def _begin(self, number: int) -> int:
+        """Begin a version that the coordinator writes one-sidedly; the number of its buffer."""
+        return self._variables[number].begin()
+
+    def _show(self, number: int) -> None:
+        self._variables[number].show()
+
+    def _snapshot(self, number: int) -> AnyArray | None:
+        """A version of a variable that changes too fast for others to read it; None while it is restored in place."""
+        variable = self._variables[number]
+        return None if isinstance(variable, HeapTable) and variable.is_open else np.array(variable.current)
+
+    def _rows(self, number: int, rows: AnyArray) -> AnyArray | None:
+        """Rows of a table that change too fast for others to read them; None while it is restored."""
+        table = self._variables[number]
+        return table.give(rows) if isinstance(table, HeapTable) else None
+
+
+def _assign(array: AnyArray) -> Callable[[AnyArray, AnyArray], None]:
+    return lambda _, new: np.copyto(new, array)
+
+
+def _add(array: AnyArray) -> Callable[[AnyArray, AnyArray], None]:
+    def make(current: AnyArray, new: AnyArray) -> None:
+        np.add(current, array, out=new)
+
+    return make
+
+
+_CHANGES = {"assign": _assign, "add": _add}

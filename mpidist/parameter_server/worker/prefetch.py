@@ -1,0 +1,278 @@
+"""Pulling ahead: while a function computes, a thread pulls what the worker's next function will probably read.
+
+That is what the same function read when it last ran here; a wrong guess costs time only. What is pulled ahead holds all
+that was applied when the next function was sent here: all updates of functions that ran here, but those of the one that
+is running. Of that one it may miss a step of an optimizer. It never misses what that one assigns, adds or scatters: a
+variable that is changed so is read again. Nor does a worker see a version older than one that it has seen.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+
+from mpidist.errors import DeadRankError
+from mpidist.parameter_server.heap.versioned_read import READ, Value, is_sole, read_in_pieces
+from mpidist.parameter_server.protocol.endpoint import Station
+from mpidist.parameter_server.protocol.messages import Do
+from mpidist.parameter_server.protocol.window_turns import Turn
+from mpidist.variables.kinds.served import ServedPlace
+
+logger = logging.getLogger("mpidist")
+
+# After so many bytes a function that wants the window gets it.
+PIECE_BYTES = 4 << 20
+# Between two looks for the next function: a fiftieth of the time that the one before has run, within these bounds.
+_NAP_SHARE = 1 / 50
+_NAP_SECONDS = (2e-4, 1e-2)
+
+_Pieces = Generator[None, None, "Value | None"]
+
+
+class _Pulls:
+    """The variables that are pulled for one closure.
+
+    Args:
+        do: The closure.
+        groups: The variables, in the order of their reading. Of a group all are pulled before the closure ahead has
+            ended, or none: they are shards of one variable.
+        begin: Begins to read one.
+    """
+
+    def __init__(
+        self, do: Do, groups: Sequence[Sequence[ServedPlace]], begin: Callable[[ServedPlace], _Pieces]
+    ) -> None:
+        self.name = do[:2]
+        self._begin = begin
+        self._groups = {place.number: [one.number for one in group] for group in groups for place in group}
+        self._left = {place.number: place for group in groups for place in group}
+        self._begun: dict[int, _Pieces] = {}
+        self._values: dict[int, Value] = {}
+
+    def go_on(self) -> ServedPlace | None:
+        """Local. The variable that is pulled next; None if all are there."""
+        return next(iter(self._left.values()), None)
+
+    def pull(self, place: ServedPlace) -> None:
+        """Local. Pull a piece of a variable that is not there."""
+        number = place.number
+        if number not in self._begun:
+            self._begun[number] = self._begin(place)
+        try:
+            next(self._begun[number])
+        except StopIteration as end:
+            if end.value is None:
+                self.drop(number)
+            else:
+                self._values[number] = end.value
+                del self._left[number], self._begun[number]
+
+    def take(self, number: int) -> tuple[ServedPlace | None, Value | None]:
+        """Local. The variable if it is to be pulled and not there, and its value if it is there."""
+        return self._left.get(number), self._values.get(number)
+
+    def settle(self) -> None:
+        """Local. The closure ahead has ended: drop the groups that are not whole."""
+        for number in [one for one in self._left if len(self._groups[one]) > 1]:
+            self.drop(number)
+
+    def drop(self, number: int) -> None:
+        """Local. Pull neither this variable nor its group."""
+        for one in self._groups.get(number, ()):
+            self._left.pop(one, None)
+            self._begun.pop(one, None)
+            self._values.pop(one, None)
+
+
+class Ahead:
+    """The pulls ahead of one worker.
+
+    Args:
+        station: The station of this process.
+        known: What this worker has read last of each variable, by number.
+        next_do: Gives the closure that waits for the one that runs, if it has come.
+
+    Attributes:
+        turn: To use the window.
+    """
+
+    def __init__(self, station: Station, known: dict[int, Value], next_do: Callable[[], Do | None]) -> None:
+        self.turn = Turn()
+        self._station = station
+        self._known = known
+        self._next_do = next_do
+        self._is_possible: bool | None = None
+        # Of the closure that runs: when it began, what was pulled for it, what it has read, what it will read, and what
+        # it has changed.
+        self._since = 0.0
+        self._pulls: _Pulls | None = None
+        self._read: dict[int, ServedPlace] = {}
+        self._unread: set[int] = set()
+        self._changed: set[int] = set()
+        # What is pulled for the next one.
+        self._next: _Pulls | None = None
+        # What each function read when it last ran.
+        self._last: dict[int, dict[int, ServedPlace]] = {}
+        # The shards of each variable that has several.
+        self._shards: dict[int, Sequence[int]] = {}
+        # Values that were replaced: their memory is used again.
+        self._replaced: dict[int, Value] = {}
+        self._failure: BaseException | None = None
+
+    @contextlib.contextmanager
+    def during(self, do: Do) -> Iterator[None]:
+        """Local. Surround a function: the window is its own only where it says `with turn`.
+
+        Args:
+            do: Its closure.
+        """
+        pulls, self._next = self._next, None
+        self._pulls = pulls if pulls is not None and pulls.name == do[:2] else None
+        if not do.is_followed or not self._can_pull():
+            yield
+            return
+        self._since = time.monotonic()
+        self._read, self._unread, self._changed = {}, set(self._last.get(do.function, ())), set()
+        self.turn.share(self._go_on)
+        self.turn.is_wanted = True
+        self.turn.give()
+        try:
+            yield
+        finally:
+            self.turn.take_back()
+            self._last[do.function] = self._read
+            self._read, self._pulls = {}, None
+            self._settle()
+
+    def take(self, place: ServedPlace) -> Value | None:
+        """Local. The value that was pulled ahead for the closure that runs; None: read it now. With the turn.
+
+        Args:
+            place: The place of a variable that this closure has not read before.
+        """
+        if not self._is_possible:
+            return None
+        number = place.number
+        if not place.block_rows:
+            self._read[number] = place
+        self._unread.discard(number)
+        if self._pulls is not None:
+            left, value = self._pulls.take(number)
+            while left is not None:
+                # Nobody else is faster.
+                self._pull(self._pulls, left)
+                left, value = self._pulls.take(number)
+            if value is not None:
+                old = self._known.get(number)
+                if old is not None and old is not value:
+                    self._replaced[number] = old
+                return value
+        # What is read now may be newer than what is pulled for the next one.
+        self._drop(number)
+        return None
+
+    def note_change(self, number: int) -> None:
+        """Local. The closure that runs assigns to a variable, adds to it or scatters: the next one is to see that."""
+        if self._is_possible:
+            self._changed.add(number)
+            self._drop(number)
+
+    def note_shards(self, numbers: Sequence[int]) -> None:
+        """Local. Take note of a variable of several shards."""
+        self._shards.update(dict.fromkeys(numbers, numbers))
+
+    def forget(self, kind: str, number: int) -> None:
+        """Local. The program has dropped something; see `Discard`."""
+        if kind == "function":
+            self._last.pop(number, None)
+        elif kind == "variable":
+            self._replaced.pop(number, None)
+            self._shards.pop(number, None)
+            for read in self._last.values():
+                read.pop(number, None)
+
+    def stop(self) -> None:
+        """Local. Pull nothing more: the coordinator counts this worker as lost."""
+        self._pulls = self._next = None
+        self._is_possible = False
+
+    def end(self) -> None:
+        """Local. End the thread, outside any closure, and let go of all memory."""
+        self.stop()
+        self.turn.end()
+        self._replaced.clear()
+
+    def _settle(self) -> None:
+        """The function has ended."""
+        if self._next is not None:
+            self._next.settle()
+        if self._failure is not None:
+            raise self._failure
+
+    def _can_pull(self) -> bool:
+        if self._is_possible is None:
+            window = self._station.window
+            self._is_possible = window.size > 1 and window.is_for_threads
+            if not self._is_possible:
+                why = "MPI was started without THREAD_MULTIPLE" if window.size > 1 else "they are in this process"
+                logger.warning("prefetch: values of variables are not pulled ahead, since %s", why)
+        return self._is_possible
+
+    def _drop(self, number: int) -> None:
+        if self._next is not None:
+            self._next.drop(number)
+
+    def _pull(self, pulls: _Pulls, place: ServedPlace) -> None:
+        with self._station.awaited((place.server,), READ):
+            pulls.pull(place)
+
+    def _begin(self, place: ServedPlace) -> _Pieces:
+        spare = self._replaced.pop(place.number, None)
+        memory = spare.array if spare is not None and is_sole(spare) else None
+        return read_in_pieces(
+            self._station.window, place, self._known.get(place.number), memory, piece_bytes=PIECE_BYTES
+        )
+
+    def _go_on(self) -> float | None:
+        """See `turn.Act`."""
+        try:
+            return self._look_and_pull()
+        except DeadRankError:
+            # The program's thread finds out itself.
+            self.stop()
+        except BaseException as error:  # the program's thread raises it
+            self._failure = error
+            self.stop()
+        return None
+
+    def _look_and_pull(self) -> float | None:
+        if not self._is_possible:
+            return None
+        pulls = self._pulls
+        place = None if pulls is None else pulls.go_on()
+        if place is None:
+            if self._next is None and self._station.step():
+                return 0.0
+            pulls = self._next = self._next or self._pulls_for_next()
+            if pulls is None or self._unread:
+                # The function that runs goes first.
+                return min(max(_NAP_SECONDS[0], _NAP_SHARE * (time.monotonic() - self._since)), _NAP_SECONDS[1])
+            place = pulls.go_on()
+        if pulls is None or place is None:
+            return None
+        self._pull(pulls, place)
+        return 0.0
+
+    def _pulls_for_next(self) -> _Pulls | None:
+        do = self._next_do()
+        if do is None:
+            return None
+        last = self._last.get(do.function, {})
+        groups = dict.fromkeys(tuple(self._shards.get(number, (number,))) for number in last)
+        chosen = [
+            [last[number] for number in group] for group in groups
+            if self._changed.isdisjoint(group) and last.keys() >= set(group)
+        ]
+        return _Pulls(do, chosen, self._begin)

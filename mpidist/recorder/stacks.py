@@ -1,0 +1,113 @@
+"""Stacks: where a thread of this process is, and where one is in a process that holds its interpreter."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+
+_PACKAGE = str(Path(__file__).resolve().parent.parent) + os.sep
+# So many innermost lines of a stack are shown.
+_LINES = 8
+# A process may take so long to write its stack.
+_DUMP_SECONDS = 0.3
+
+
+def line_of_call(thread: int) -> str:
+    """Local. The line of the program that has called mpidist, and what it called: "train.py:12 (save)".
+
+    Empty in a thread of mpidist's own.
+
+    Args:
+        thread: Its identifier.
+    """
+    called = ""
+    for frame in _frames(thread):
+        if frame.f_code.co_filename.startswith(_PACKAGE):
+            # What notes the call is not what was called.
+            if not frame.f_globals.get("__name__", "").startswith("mpidist.observe."):
+                called = frame.f_code.co_name
+        elif called and frame.f_globals.get("__name__") != "contextlib":
+            return "" if _is_threading(frame) else f"{_line(frame)} ({called})"
+    return ""
+
+
+def line(thread: int) -> str:
+    """Local. The innermost line of a thread, and its function: "load.py:40 in read"."""
+    frame = next(_frames(thread), None)
+    return "" if frame is None else f"{_line(frame)} in {frame.f_code.co_name}"
+
+
+def stack(thread: int) -> str:
+    """Local. The innermost lines of a thread."""
+    frame = next(_frames(thread), None)
+    return "" if frame is None else "".join(traceback.format_stack(frame)[-_LINES:])
+
+
+def _frames(thread: int) -> Iterator[FrameType]:
+    frame = sys._current_frames().get(thread)  # noqa: SLF001 - documented; private only to say "for debuggers"
+    while frame is not None:
+        yield frame
+        frame = frame.f_back
+
+
+def _line(frame: FrameType) -> str:
+    return f"{frame.f_code.co_filename}:{frame.f_lineno}"
+
+
+def _is_threading(frame: FrameType) -> bool:
+    return frame.f_globals.get("__name__") == "threading"
+
+
+def write_at_signal(descriptor: int) -> int:
+    """Local. Let this process write its stack into a file at a signal, even while it holds the interpreter.
+
+    Not by `faulthandler.dump_traceback_later`: there is one timer in a process, and it may be the program's.
+
+    Args:
+        descriptor: The descriptor of the file; stays open.
+
+    Returns:
+        The signal; 0 if none is free.
+    """
+    # Nobody sends real-time signals by chance. MPI libraries and debuggers take the first ones.
+    for number in range(signal.SIGRTMAX - 2, signal.SIGRTMIN + 4, -1):
+        if signal.getsignal(number) == signal.SIG_DFL:
+            faulthandler.register(number, file=descriptor, all_threads=False, chain=False)
+            return number
+    return 0
+
+
+def end_of_signal(number: int) -> None:
+    """Local. Ignore the signal from now on: by default it would end the process."""
+    if number:
+        faulthandler.unregister(number)
+        # Only the main thread may: after a death another one ends the process, and nobody asks it any more.
+        with contextlib.suppress(ValueError):
+            signal.signal(number, signal.SIG_IGN)
+
+
+def stack_of_process(process: int, number: int, path: str) -> str:
+    """Local. The stack of another process, which holds its interpreter.
+
+    Args:
+        process: Its number.
+        number: The signal that `write_at_signal` returned there.
+        path: The path of the file.
+    """
+    try:
+        with open(path, "rb") as file:
+            file.seek(0, os.SEEK_END)
+            os.kill(process, number)
+            time.sleep(_DUMP_SECONDS)
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return ""
+    return "\n".join(line for line in text.splitlines() if line)

@@ -1,0 +1,1 @@
+"""`ParameterServerStrategy`, and workers that join it."""

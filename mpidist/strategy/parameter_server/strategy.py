@@ -1,0 +1,400 @@
+"""`ParameterServerStrategy`: variables on servers, which workers update asynchronously."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import functools
+import os
+import signal
+import sys
+import time
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeVar, cast
+
+from mpidist import context
+from mpidist.arguments import described, flag
+from mpidist.cluster.launch_line import warn_of_deaths
+from mpidist.cluster.resolvers.resolver import ClusterResolver
+from mpidist.cluster.roles.server_roles import ServerRoles, agree_on_roles
+from mpidist.comm.group import agreement
+from mpidist.comm.group.communicator import SERVED
+from mpidist.comm.group.opening import open_communicator
+from mpidist.comm.group.solo import SoloCommunicator
+from mpidist.comm.windows.window import Window, open_window
+from mpidist.data.input_context import InputContext
+from mpidist.errors import DeadRankError
+from mpidist.failures import ending
+from mpidist.failures.deaths import WATCH
+from mpidist.failures.peers import Key
+from mpidist.observe.output import flush, say
+from mpidist.options import RunOptions
+from mpidist.parameter_server.chief.chief import Chief
+from mpidist.parameter_server.chief.uninterrupted import Whole
+from mpidist.parameter_server.heap.join_notice import JoinTaker, taker_of
+from mpidist.parameter_server.heap.layout import slots_of
+from mpidist.parameter_server.options import ServerOptions, pace_of
+from mpidist.parameter_server.protocol.end_notice import EndNotice, EndTaker
+from mpidist.parameter_server.protocol.endpoint import Station
+from mpidist.parameter_server.protocol.messages import Send
+from mpidist.parameter_server.protocol.signal_relay import Listener, Others, others_of
+from mpidist.parameter_server.server.server import VariableServer
+from mpidist.parameter_server.worker.worker import Worker
+from mpidist.strategy.base import Strategy
+from mpidist.strategy.parameter_server.invitation import Invitation, checked_directory, invite
+from mpidist.strategy.parameter_server.worker_places import WorkerPlaces
+from mpidist.strategy.replica import ReplicaContext
+from mpidist.variables.making.partitioners import Partitioner
+from mpidist.variables.variable import Home
+
+T = TypeVar("T")
+
+_LAST_SECONDS = 0.2  # for messages of the end, after a death
+
+
+class ParameterServerStrategy(Strategy):
+    """Variables live on parameter servers. A coordinator hands functions to workers, which read and update them.
+
+    Collective. On the chief, and on an evaluator, the program goes on: it makes variables in `scope()` and gives
+    functions to a `ClusterCoordinator`. The ranks of workers and servers serve inside this constructor, and exit when
+    the chief's program ends.
+
+    Args:
+        cluster_resolver: Says who is chief, worker and server (the job "ps"); default: TF_CONFIG where it is set. A
+            process without a launcher is all of them.
+        variable_partitioner: Says into how many shards each variable is cut along its first axis, such as one of
+            `mpidist.experimental.partitioners`. A variable of several shards is a `ShardedVariable`. Default: each
+            variable lies on one server. The chief's counts.
+        communicator: An mpi4py communicator of the ranks that take part; default: all ranks of the job.
+        serve: False lets workers and servers come back from the constructor; they then call `serve`.
+        options: Memory of the servers; the chief's count.
+        staleness: So many updates of other functions may count at most between what a function reads and its own
+            update; then these wait for it. At most `staleness` + 1 functions run at a time. Default: any number. The
+            chief's counts.
+        synchronous: All workers read the same version of the variables, and the mean of their gradients makes the next
+            one, in one step of the optimizer. The chief's counts.
+        backup_workers: With `synchronous`, the gradients of so many workers are not waited for: the first ones of
+            the others count, and later ones are dropped. The chief's counts.
+        join_directory: A directory of this user's, by which workers join while the job runs, each in the place of one
+            that is lost: `mpidist worker --join DIRECTORY`. The chief writes a file there with the secret of the job,
+            which is removed at its end. Ranks then communicate by sockets, and wait at TCP ports. Default: nobody
+            joins. The chief's counts.
+
+    Raises:
+        ValueError: The cluster does not fit, or the options; on every rank.
+        LauncherError: Tasks and ranks do not fit together.
+        RuntimeError: The other ranks serve a strategy that was made before.
+        OSError: A host has too little shared memory for the heaps of its servers, or `join_directory` cannot be used;
+            on every rank.
+        HeapFullError: There is no memory for the slots of a heap; on every rank.
+
+    Attributes:
+        roles: Who is what.
+        options: The chief's.
+        pace: `staleness`, `synchronous` and `backup_workers`, the chief's.
+        places: The places of the workers: which rank has each.
+        invitation: On the chief, for workers that join; None without `join_directory`.
+        chief: The home of variables on the chief; None on other ranks.
+    """
+
+    def __init__(  # noqa: PLR0913  # keywords
+        self,
+        cluster_resolver: ClusterResolver | None = None,
+        variable_partitioner: Partitioner | None = None,
+        *,
+        communicator: object | None = None,
+        serve: bool = True,
+        options: ServerOptions | None = None,
+        staleness: int | None = None,
+        synchronous: bool = False,
+        backup_workers: int = 0,
+        join_directory: str | os.PathLike[str] | None = None,
+    ) -> None:
+        if cluster_resolver is not None and not isinstance(cluster_resolver, ClusterResolver):
+            raise ValueError(f"`cluster_resolver` must be a ClusterResolver, got {cluster_resolver!r}")
+        if variable_partitioner is not None and not callable(variable_partitioner):
+            raise ValueError(
+                "`variable_partitioner` must be a function of shape and dtype, as those of "
+                f"mpidist.experimental.partitioners are, got {described(variable_partitioner)}"
+            )
+        if options is not None and not isinstance(options, ServerOptions):
+            raise ValueError(f"`options` must be ServerOptions, got {options!r}")
+        flag("serve", serve)
+        pace = pace_of(staleness, synchronous, backup_workers)
+        directory = checked_directory(join_directory)
+        ranks = open_communicator(communicator)
+        self.roles = roles = agree_on_roles(ranks, cluster_resolver)
+        warn_of_deaths(ranks)
+        # A `Server` knows nothing of them, and where slots lie must be the same on all ranks.
+        given = options or ServerOptions(), pace, directory
+        self.options, self.pace, directory = roles.group.broadcast_object(given, roles.chief)
+        if roles.workers:
+            # An evaluator has none.
+            self.pace.require_workers(len(roles.workers))
+        super().__init__(SoloCommunicator(), cluster_resolver=roles.resolver)
+        self.chief: Chief | None = None
+        self.places = WorkerPlaces(roles)
+        self.invitation: Invitation | None = None
+        self._station: Station | None = None
+        self._worker: Worker | None = None
+        self._has_ended = self._is_whole_group = False
+        self._partitioner, self._code = variable_partitioner, 0
+        is_evaluator = roles.task_type == "evaluator"
+        if not is_evaluator:
+            self._open(roles, directory)
+        if serve and ranks.size > 1:
+            # An evaluator goes on as well: it ends with the chief.
+            needed = () if is_evaluator else (roles.chief, *roles.servers)
+            others = (roles.group.processes[one] for one in needed if one != roles.group.rank)
+            ending.tolerate_deaths(others, leads=self.chief is not None)
+            SERVED.add(ranks)
+        self._settle(ParameterServerStrategy)
+        if serve and self.chief is None and not is_evaluator:
+            self._serve_and_leave()
+            # The lines below are the chief's.
+            sys.exit(self._code)
+
+    def _open(self, roles: ServerRoles, directory: Path | None) -> None:
+        rank, group = roles.group.rank, roles.group
+        pushers = list(dict.fromkeys((roles.chief, *roles.workers)))
+        slots = slots_of(self.options.heap_bytes, pushers, self.options.slot_bytes)
+        heap_bytes = self.options.heap_bytes if rank in roles.servers else 0
+        window = open_window(group, heap_bytes, self.options.window, directory is not None)
+        places = self.places
+        self._station = station = Station(
+            window, places.name_of, lambda one: Key(*places.process_of(one)), frozenset({roles.chief, *roles.servers})
+        )
+        make = functools.partial(VariableServer, station, roles.chief, slots, self.options.copy_bytes)
+        try:
+            holder = agreement.together(
+                group, "having memory for the slots of heaps", make if rank in roles.servers else _nothing
+            )
+        except Exception:
+            # It raises on all ranks, as what is below does.
+            window.close()
+            raise
+        if directory is not None:
+            try:
+                self.invitation = invite(window, slots, self, directory)
+            except Exception:
+                window.close()
+                raise
+            station.roles.append(taker_of(slots) if self.invitation is None else JoinTaker(self.invitation.note))
+        if holder is not None:
+            station.roles.append(holder)
+        home: Home | None = None
+        if rank in roles.workers:
+            place = InputContext(len(roles.workers), roles.workers.index(rank), 1)
+            home = self._worker = Worker(
+                station, roles.chief, slots, roles.servers, place, rank,
+                is_relaxed=self.options.consistency == "relaxed",
+            )
+            station.roles.append(self._worker)
+            self._worker.strategy = self
+        if rank == roles.chief:
+            home = self.chief = Chief(station, rank, roles.servers, slots, is_one_process=group.size == 1)
+            self.chief.strategy, self.chief.worker = self, self._worker
+            self.chief.partitioner = self._partitioner
+            station.whole = Whole(self.communicator.order)
+            station.roles.append(self.chief)
+            atexit.register(_end_all, weakref.ref(self))
+            ending.tell_code()
+            # Before the chief, which keeps messages back during a cut.
+            station.roles.insert(0, Others(station, self.chief.lock))
+        self._listener = Listener(station, roles.chief)
+        station.roles += [self._listener, EndTaker(self.note_end)]
+        self._set_home(home or self.arena)
+
+    def _set_home(self, home: Home) -> None:
+        self._cross_entry = context.Entry(self, None, home)
+        self._replica_entry = context.Entry(self, self._replica_context, home)
+
+    @property
+    def replica(self) -> ReplicaContext:
+        """Local. The replica context inside `run`."""
+        return self._replica_context
+
+    @contextlib.contextmanager
+    def inside(self) -> Iterator[None]:
+        """Local. Surrounds a function that a worker runs."""
+        worker = cast(Worker, self._worker)
+        before = self._cross_entry, self._replica_entry
+        self._set_home(worker)
+        context.push(self._cross_entry)
+        try:
+            yield
+        finally:
+            context.pop()
+            self._cross_entry, self._replica_entry = before
+
+    def _serve_and_leave(self) -> None:
+        try:
+            self.serve()
+        except DeadRankError as error:
+            if self._worker is None or not self._worker.is_fenced or ending.is_switched_off():
+                raise
+            say(str(error))
+            flush()
+            time.sleep(ending.FORWARD_SECONDS)
+            # As others die: Open MPI's launcher was seen to end the job after exit codes.
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def serve(self) -> None:
+        """Local. Serve as a worker or a server until the chief's program has come to its end.
+
+        Raises:
+            RuntimeError: On the chief, and on an evaluator.
+            DeadRankError: The chief or a server is dead.
+        """
+        station = self._station
+        if station is None or self.chief is not None:
+            raise RuntimeError(f"serve() is for workers and servers, this rank is {self.roles.task_type}")
+        try:
+            self._serve(station)
+        except DeadRankError:
+            raise
+        except BaseException as error:
+            # Others may wait for its answers, and the program may handle the error.
+            station.leave(repr(error))
+            raise
+        finally:
+            if self._worker is not None:
+                self._worker.stop()
+
+    def _serve(self, station: Station) -> None:
+        while not self._has_ended:
+            self._listener.look()
+            if self._worker is None:
+                station.step(0.05)
+                continue
+            while station.step():
+                pass
+            if self._worker.is_fenced:
+                raise counted_as_lost(station)
+            if not self._worker.work():
+                station.step(0.05)
+        self._leave(station)
+
+    def _leave(self, station: Station) -> None:
+        """Leave the window at the end of the chief's program."""
+        if self._is_whole_group:
+            with station.awaited(set(range(station.window.size)) - {station.window.rank}, "end the window"):
+                station.window.close()
+            return
+        # Hydra was seen to end all ranks when several end at the same moment after a death, the chief among them.
+        while self.roles.chief not in station.window.lost():
+            station.window.poll(0.05)
+        station.window.drop()
+
+    def run(
+        self, fn: Callable[..., T], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None,
+        options: RunOptions | None = None,
+    ) -> T:
+        """Local. Call `fn` in a function that `ClusterCoordinator.schedule` runs; see `Strategy.run`.
+
+        Raises:
+            RuntimeError: Outside of such a function.
+        """
+        entry = context.innermost()
+        if self.roles.task_type != "evaluator" and (entry is None or entry.home is not self._worker):
+            raise RuntimeError(
+                "strategy.run outside a scheduled function: the chief computes nothing itself. Put the call into a "
+                "function, and give that to ClusterCoordinator(strategy).schedule(function)"
+            )
+        return super().run(fn, args, kwargs, options)
+
+    def work_here(self) -> bool:
+        """Local. Run the next closure, where one process is chief and worker; False if there is none."""
+        return self.chief is not None and self._worker is not None and self._worker.work()
+
+    def give_up(self, rank: int) -> None:
+        """Local. On the chief: count a worker as dead. It may be alive, and takes part in nothing any more."""
+        station = cast(Station, self._station)
+        station.lost.add(rank)
+        station.window.forget(rank)
+        process = self.places.process_of(rank)
+        WATCH.note(process, f"rank {rank} of {station.window.size} (process {process.number} on {process.host})")
+
+    def note_end(self, end: EndNotice) -> None:
+        """Local. The chief's program has come to its end."""
+        self._has_ended, self._is_whole_group = True, not end.lost
+        # In a whole group the chief ends the job, if it has failed.
+        self._code = end.code if end.lost or end.is_agreed else 0
+        if end.is_agreed:
+            self._listener.end_together()
+        self._end_lost(end.lost)
+
+    def _end_lost(self, lost: Iterable[int]) -> None:
+        """End processes of this host that were given up, for which the launcher would wait. Deaths matter no more."""
+        WATCH.needed, WATCH.is_over = frozenset(), True
+        for rank in lost:
+            WATCH.end(self.places.process_of(rank))
+
+    def end_service(self) -> None:
+        """Local. On the chief: let workers and servers leave the program; later calls change nothing."""
+        station = self._station
+        if station is None or self.chief is None or self._has_ended or station.window.is_closed:
+            return
+        # A thread of the coordinator's may be in the window.
+        with self.chief.lock:
+            self._end_service(self.chief, station)
+
+    def _end_service(self, chief: Chief, station: Station) -> None:
+        self._has_ended = True
+        if self.invitation is not None:
+            self.invitation.close()
+        window: Window = station.window
+        lost = window.lost() | station.lost | station.left.keys()
+        end = EndNotice(ending.exit_code(), tuple(lost), others_of(station).is_agreed)
+        chief.exit_code_file.write(end.code)
+        if lost & {*self.roles.servers}:
+            # All others raise the error of that themselves.
+            return
+        self._end_lost(lost)
+        for rank in range(window.size):
+            if rank != window.rank and rank not in lost:
+                station.send(Send(rank, end.message()))
+        if not lost:
+            with station.awaited(set(range(window.size)) - {window.rank}, "end the window"):
+                window.close()
+            return
+        # What was sent goes on while this process is in the window. The window ends with the process: others wait for
+        # that, and would take a word of farewell for a life that goes on.
+        window.poll(_LAST_SECONDS)
+
+    def _end(self, *, is_collective: bool) -> None:
+        self.end_service()
+        super()._end(is_collective=is_collective)
+        group, station = self.roles.group, self._station
+        if station is not None:
+            self._listener.silence()
+        if self.invitation is not None:
+            self.invitation.close()
+        if station is not None and station.left:
+            # Who has left takes part in nothing.
+            station.window.drop()
+            group.drop()
+        elif station is not None and station.window.is_closed and is_collective:
+            group.close()
+        else:
+            group.drop()
+
+
+def counted_as_lost(station: Station) -> DeadRankError:
+    """Local. The error of a worker that lives, and was given up."""
+    return DeadRankError(
+        f"the coordinator counts {station.name_of(station.window.rank)} as lost: it ran too long, or nothing was heard "
+        "of it. Its work was given to others, and it leaves"
+    )
+
+
+def _nothing() -> None:
+    """Nothing."""
+
+
+def _end_all(reference: weakref.ref[ParameterServerStrategy]) -> None:
+    strategy = reference()
+    if strategy is not None and strategy.chief is not None and strategy.chief.lock.is_ours():
+        strategy.end_service()

@@ -1,0 +1,1 @@
+"""Kinds of variables: mirrored, ON_READ, served, sharded."""

@@ -1,0 +1,1 @@
+"""The making of variables: their initial values and shards."""

@@ -1,0 +1,130 @@
+"""Initial values that are made shard by shard, so that no process holds the whole array."""
+
+from __future__ import annotations
+
+import abc
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mpidist.arguments import described, whole
+from mpidist.arrays import AnyArray
+
+# Of a value that is made in pieces: 2 MB in float64.
+_PIECE_ELEMENTS = 1 << 18
+
+
+class ShardInfo(NamedTuple):
+    """The place of a shard in its variable.
+
+    Attributes:
+        shape: The shape of the shard.
+        offset: The offset of its first element, for each dimension.
+    """
+
+    shape: tuple[int, ...]
+    offset: tuple[int, ...]
+
+
+class Placed(abc.ABC):
+    """A function whose elements depend on their place alone, so that a value is made in pieces, with little memory."""
+
+    @abc.abstractmethod
+    def __call__(self, shard_info: ShardInfo) -> AnyArray:
+        """Local. The value of a shard, of its shape.
+
+        Args:
+            shard_info: Its shape, and its offset in the variable.
+        """
+
+
+class ShardedInitial:
+    """A function that gives an initial value of a shape that is known before.
+
+    A function with a parameter `shard_info` gets a `ShardInfo`; one with `partition_shape` and `partition_offset` gets
+    these. Each shard's value is asked for by itself then. Other functions give the whole array.
+
+    Args:
+        function: The function of the program.
+        shape: The shape of the whole array.
+        dtype: The dtype of the whole array; None for that of the values.
+        name: The name of the variable, for errors.
+
+    Raises:
+        TypeError: `function` is no function, or `shape` no shape.
+        ValueError: `shape` has a negative size.
+    """
+
+    def __init__(
+        self, function: Callable[..., npt.ArrayLike], shape: Sequence[int] | int, dtype: npt.DTypeLike | None, name: str
+    ) -> None:
+        sizes = (shape,) if isinstance(shape, (int, np.integer)) else shape
+        if not isinstance(sizes, (tuple, list)):
+            raise TypeError(f"variable {name!r}: `shape` must be a tuple of sizes, got {described(shape)}")
+        self.shape = tuple(whole("shape", size, least=0, owner=f"variable {name!r}: ") for size in sizes)
+        self.dtype = dtype
+        self._name = name
+        self._function = function
+        self._names = _parameters(function)
+
+    @property
+    def is_partitioned(self) -> bool:
+        """Local. Whether shards can be made one by one."""
+        return self.dtype is not None and bool(self._names & {"shard_info", "partition_shape"})
+
+    def __call__(self) -> npt.ArrayLike:
+        """Local. The whole value.
+
+        Raises:
+            ValueError: It has another shape.
+        """
+        return self.shard(self.shape, (0,) * len(self.shape))
+
+    def shard(self, shape: tuple[int, ...], offset: tuple[int, ...]) -> npt.ArrayLike:
+        """Local. The value of one shard; for a function that is not told which one, of the whole array.
+
+        Args:
+            shape: The shape of the shard.
+            offset: The offset of its first element.
+
+        Raises:
+            ValueError: It has another shape.
+        """
+        value: npt.ArrayLike
+        if isinstance(self._function, Placed) and self.dtype is not None:
+            value = self._in_pieces(shape, offset, np.dtype(self.dtype))
+        elif "shard_info" in self._names:
+            value = self._function(shard_info=ShardInfo(shape, offset))
+        elif {"partition_shape", "partition_offset"} <= self._names:
+            value = self._function(partition_shape=shape, partition_offset=offset)
+        else:
+            value, shape = self._function(), self.shape
+        if np.shape(value) != shape:
+            raise ValueError(
+                f"variable {self._name!r}: expected an initial value of shape {shape}, as `shape` says, got "
+                f"{np.shape(value)}"
+            )
+        return value
+
+    def _in_pieces(self, shape: tuple[int, ...], offset: tuple[int, ...], dtype: np.dtype[Any]) -> AnyArray:
+        value = np.empty(shape, dtype)
+        # A scalar is one piece.
+        rows, rest = (shape[0], shape[1:]) if shape else (1, ())
+        step = max(1, _PIECE_ELEMENTS // max(1, math.prod(rest)))
+        for low in range(0, rows, step):
+            count = min(step, rows - low)
+            info = ShardInfo((count, *rest), (offset[0] + low, *offset[1:])) if shape else ShardInfo((), ())
+            value[slice(low, low + count) if shape else ...] = self._function(shard_info=info)
+        return value
+
+
+def _parameters(function: Callable[..., Any]) -> frozenset[str]:
+    try:
+        return frozenset(inspect.signature(function).parameters)
+    except (TypeError, ValueError):
+        # Built-in functions need not have one.
+        return frozenset()

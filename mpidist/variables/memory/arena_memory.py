@@ -1,0 +1,336 @@
+"""The memory of an arena: the slabs in which a node's variables live, once per node, each at a fixed address.
+
+Where memory cannot be shared (no /dev/shm, a full or small one, ranks in different containers, or on request) a slab
+is private to each rank and holds the same values everywhere. All ranks agree on which kind it is, slab by slab.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+import threading
+import weakref
+from abc import ABC
+from collections import deque
+from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
+from typing import Any, Protocol
+
+import numpy as np
+
+from mpidist import arrays
+from mpidist.arrays import AnyArray
+from mpidist.comm.arithmetic.combine import named_dtype
+from mpidist.comm.calls.text import AT_ONCE
+from mpidist.comm.choice import selection
+from mpidist.comm.cross_device.chosen_collective import take_collective
+from mpidist.comm.front.arrival import Arrival
+from mpidist.comm.front.front import CollectiveFront
+from mpidist.comm.group.agreement import require_same
+from mpidist.comm.group.communicator import Communicator
+from mpidist.comm.group.resource import end_all
+from mpidist.comm.memory.node_memory import NodeMemory
+from mpidist.options import CommunicationImplementation, CommunicationOptions
+from mpidist.recorder.calls import Calls
+from mpidist.variables.memory import sharing
+from mpidist.variables.memory.slab import Slab, SlabRange, line_elements, padded
+from mpidist.variables.update.parts import initial
+from mpidist.variables.variable import Home
+
+logger = logging.getLogger("mpidist")
+
+FIRST_SLAB_BYTES = 1 << 20
+LARGEST_SLAB_BYTES = 1 << 26
+
+
+class Resident(Protocol):
+    """A variable of an arena.
+
+    Attributes:
+        name: For people.
+        address: Its place in a slab.
+    """
+
+    name: str
+    address: SlabRange
+
+    def value(self) -> AnyArray:
+        """Local. A live view, read-only."""
+        ...
+
+
+class ArenaMemory(Home, ABC):
+    """The memory of one strategy's variables, and the ranks that share it.
+
+    `Arena` adds what variables and steps are made by.
+
+    Collective. Args:
+        communicator: The strategy's ranks.
+        options: The options of the strategy's communication.
+        shared: True demands node memory (an error where there is none), False refuses it, None takes it where
+            /dev/shm is large enough. One rank alone has private memory. An explicit `implementation`,
+            `cross_device_ops` or `compression` makes memory private, too: then a collective sums the gradients, and
+            not the arena.
+        on_gpu: Variables and state are CuPy's, private, on the current GPU.
+        cross_device_ops: The user's way to combine arrays, see `cross_device_ops.take_collective`; None lets the
+            options choose.
+
+    Raises:
+        ValueError: Shared memory and a collective, or a GPU, are both demanded, or two collectives.
+        TypeError: `cross_device_ops` is neither `CrossDeviceOps` nor a `Collective`.
+        NotImplementedError: Variables on GPUs, and `compression`.
+        MismatchError: The options differ between ranks.
+
+    Attributes:
+        communicator: The strategy's ranks.
+        namespace: The module of the variables' arrays: `numpy`, or `cupy`.
+        collective: Over all ranks.
+        wire_dtype: In which gradients are sent; None for their own.
+        has_user_collective: Whether the collective is the user's.
+        arrival: The ranks' meeting before a step under `timeout_seconds`, else None.
+        lane: Between nodes: over the ranks that own the same lane, one per node; None on ranks without a lane, and
+            where a collective that was asked for sums the gradients.
+        lane_count: Number of lanes, which is the number of ranks of the smallest node.
+        barrier: Collective over the node: waits for its ranks. In a private arena it returns at once.
+        shares_memory: Whether new slabs are in node memory.
+        strategy: The strategy whose variables live here, None for variables without one.
+        strategy_number: Its number among those on the same ranks, which its calls carry; see `CallOrder.deal`.
+        plan_count: The number of plans so far, of optimizers.
+        overflow_counts: The overflow counts of the node's ranks, see `step.alarm`; None before the first plan.
+        is_default: Whether its variables are of no strategy.
+        guard: Held while this rank is in a write, from before the first byte of any rank of the node until behind the
+            last one. Copies that other threads make wait for it.
+    """
+
+    is_default = False
+
+    def __init__(
+        self,
+        communicator: Communicator,
+        options: CommunicationOptions | None = None,
+        *,
+        shared: bool | None = None,
+        cross_device_ops: object | None = None,
+        on_gpu: bool = False,
+    ) -> None:
+        options = CommunicationOptions().merge(options)
+        checks = options.check or os.environ.get("MPIDIST_CHECK", "") not in ("", "0")
+        self.options = selection.agreed(communicator, replace(options, check=checks))
+        self.communicator = communicator
+        self.strategy_number = owner = communicator.order.deal("strategy")
+        self.calls: Calls = communicator.calls.limited(options.timeout_seconds, owner)
+        self.namespace: Any = arrays.gpu_namespace() if on_gpu else np
+        self.strategy: object | None = None
+        self.plan_count = 0
+        self.overflow_counts: AnyArray | None = None
+        # Reentrant: what a step calls may copy variables.
+        self.guard = threading.RLock()
+        given = take_collective(cross_device_ops, communicator, self.options, owner)
+        self.has_user_collective = given is not None
+        self.wire_dtype = None if self.options.wire_dtype is None else named_dtype(self.options.wire_dtype)
+        # Norms, metrics and what users reduce are not rounded.
+        exact = replace(self.options, wire_dtype=None)
+        self.collective: CollectiveFront = given or selection.choose(communicator, exact, owner)
+        self.lane_count = min(communicator.node_sizes)
+        # A step is timed here, where every rank of the job can be named, and not on each lane.
+        self.arrival = Arrival(communicator, options.timeout_seconds) if options.timeout_seconds else None
+        lane = communicator.open_lane()
+        asked_for = selection.asked_for(self.options)
+        summed_by = (
+            "`compression`" if options.compression is not None
+            else "`cross_device_ops`" if given is not None
+            else f"the implementation {asked_for.name}" if asked_for is not CommunicationImplementation.AUTO
+            else None
+        )
+        self.lane: CollectiveFront | None = None
+        if lane is not None and summed_by is None:
+            self.lane = selection.choose(lane, replace(exact, timeout_seconds=None), owner)
+        shared = sharing.wanted(shared, self.options, summed_by, on_gpu=on_gpu)
+        self._demanded = shared is True
+        barrier = sharing.agree(communicator, shared)
+        self.shares_memory = barrier is not None
+        self.barrier = barrier or sharing.return_at_once
+        self._slabs: dict[np.dtype[Any], list[Slab]] = {}
+        self._addresses: dict[int, SlabRange] = {}
+        self._variables: weakref.WeakValueDictionary[int, Resident] = weakref.WeakValueDictionary()
+        self._released: deque[int] = deque()
+        self._releases: dict[int, int] = {}
+        self._serial = 0
+
+    def _is_whole(self) -> bool:
+        is_late = self.arrival is not None and self.arrival.is_broken
+        return self.communicator.is_whole() and not is_late
+
+    def _end(self, *, is_collective: bool) -> None:
+        """The memory of variables goes with the last of them: values can be read after the end."""
+        end_all([self.collective, *([] if self.lane is None else [self.lane])], is_collective=is_collective)
+        self._slabs.clear()
+
+    def require_open(self) -> None:
+        """Local. Raise RuntimeError if the strategy of this arena is closed."""
+        if self.is_closed:
+            raise RuntimeError(
+                "this strategy is closed: it makes and combines nothing any more. Variables on servers have ended with "
+                "it, others can be read. Make a new strategy"
+            )
+
+    def create(self, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> tuple[int, SlabRange]:
+        """Collective. Find an address for a variable; its memory is zero, or what an earlier variable left.
+
+        Args:
+            name: For the error.
+            shape: The shape of the variable, as this rank sees it.
+            dtype: The dtype of the variable, as this rank sees it.
+
+        Returns:
+            A number for `release`, and the address.
+
+        Raises:
+            MismatchError: Shape or dtype differ between ranks.
+        """
+        self.require_open()
+        released = [self._released.popleft() for _ in range(len(self._released))]
+        replies = self.communicator.all_gather_object(((shape, dtype.name), released))
+        for _, numbers in replies:
+            self._reuse(numbers)
+        require_same(
+            [described for described, _ in replies], f"shape and dtype of variable {name!r}",
+            "Build the same model on every rank: from the same options, in the same order.",
+        )
+        size = int(np.prod(shape, dtype=np.int64))
+        number = self.new_number()
+        self._addresses[number] = SlabRange(*self._place(dtype, _room(size, dtype)), size, number)
+        return number, self._addresses[number]
+
+    def new_number(self) -> int:
+        """Local. A number for a new variable, the same on every rank."""
+        self._serial += 1
+        return self._serial
+
+    def register(self, number: int, variable: Resident) -> None:
+        """Local. Note that a variable has the address of this number, for `variables`."""
+        self._variables[number] = variable
+
+    def variables(self) -> list[tuple[int, Resident]]:
+        """Local. The variables that this rank holds now, with their numbers, which are the same on every rank."""
+        return sorted(self._variables.items(), key=lambda item: item[0])
+
+    def holds_copies(self) -> bool:
+        """Local. Whether there is more than one copy of some variable; the same on every rank."""
+        private = any(not slab.is_shared for slabs in self._slabs.values() for slab in slabs)
+        return self.communicator.size > 1 and (private or len(self.communicator.node_sizes) > 1)
+
+    def release(self, number: int) -> None:
+        """Local. Note that this rank has no more use for an address.
+
+        The garbage collector may call this at any time, and at another time on each rank. The memory is used again
+        once a later `create` finds that every rank has released it.
+        """
+        self._released.append(number)
+
+    def reserve(self, count: int, dtype: np.dtype[Any], *, shared: bool) -> Slab:
+        """Collective. Make a slab of zeros for a plan's gradients.
+
+        Raises:
+            OSError: There is no room, on every rank.
+        """
+        memory = NodeMemory(self.communicator, max(1, count) * dtype.itemsize) if shared else None
+        return Slab(dtype, count, memory, self.namespace)
+
+    def reserve_slots(
+        self, slots: Mapping[str, complex], count: int, dtype: np.dtype[Any], *, shared: bool
+    ) -> dict[str, Slab]:
+        """Collective. Make a slab for each slot of an optimizer, filled with the slot's initial value.
+
+        Raises:
+            OSError: There is no room, on every rank.
+        """
+        slabs = {name: self.reserve(count, dtype, shared=shared) for name in slots}
+        for name, value in slots.items():
+            if value:
+                fill = functools.partial(slabs[name].writable.fill, initial(value, dtype))
+                self.write(slabs[name], fill, "filling slot", name)
+        return slabs
+
+    def accept_private(self, what: str, error: OSError) -> None:
+        """Local. Log on the first rank what is private since node memory ran out, or raise where it is demanded."""
+        if self._demanded:
+            raise error
+        if self.communicator.rank == 0:
+            # Not the error itself: a handler that keeps records would keep all that its traceback refers to.
+            logger.warning("%s private to each rank: %s", what, str(error))
+
+    def write(self, slab: Slab, function: Callable[[], object], name: str, detail: Hashable) -> None:
+        """Collective. Call `function`, which writes to the slab, on exactly one rank per copy of it.
+
+        Args:
+            slab: Where.
+            function: Writes.
+            name: The name of the write; with `detail` the same on all ranks, see `CallOrder.enter`.
+            detail: To what.
+        """
+        if self.is_closed:
+            self.require_open()
+        order = self.communicator.order
+        with order.enter(name, detail, None, self.strategy_number, meets=slab.is_shared):
+            if not slab.is_shared:
+                # One call of NumPy, which checks before it writes.
+                with self.guard:
+                    function()
+                return
+            order.is_under_way = AT_ONCE
+            # Before: another rank may still be reading the old values. After: no rank may read before they are written.
+            with self.guard:
+                self.barrier()
+                if self.communicator.node.rank == 0:
+                    function()
+                self.barrier()
+
+    def first_value(self, array: AnyArray, slab: Slab) -> AnyArray:
+        """Collective. The first replica's array, on every rank whose `write` calls its function."""
+        if slab.is_shared and len(self.communicator.node_sizes) == 1:
+            return array
+        return self.collective.broadcast(array)
+
+    def _place(self, dtype: np.dtype[Any], count: int) -> tuple[Slab, int]:
+        slabs = self._slabs.setdefault(dtype, [])
+        for slab in slabs:
+            start = slab.take(count)
+            if start is not None:
+                return slab, start
+        byte_count = min(FIRST_SLAB_BYTES << len(slabs), LARGEST_SLAB_BYTES)
+        slab = self._new_slab(dtype, max(count, byte_count // dtype.itemsize))
+        slabs.append(slab)
+        start = slab.take(count)
+        if start is None:
+            raise MemoryError(f"a new slab of {slab.writable.size} elements has no room for {count}")
+        return slab, start
+
+    def _new_slab(self, dtype: np.dtype[Any], count: int) -> Slab:
+        if self.shares_memory:
+            try:
+                return Slab(dtype, count, NodeMemory(self.communicator, count * dtype.itemsize))
+            except OSError as error:
+                # Every rank is here with the same error: the next slabs are private on all of them.
+                self.accept_private("variables made from now on are", error)
+                self.shares_memory = False
+        return Slab(dtype, count, None, self.namespace)
+
+    def _reuse(self, numbers: list[int]) -> None:
+        for number in numbers:
+            self._releases[number] = self._releases.get(number, 0) + 1
+            if self._releases[number] == self.communicator.size:
+                address = self._addresses.pop(number)
+                address.slab.give_back(address.start, _room(address.size, address.slab.dtype))
+                del self._releases[number]
+
+    def __repr__(self) -> str:
+        slabs = [slab for kind in self._slabs.values() for slab in kind]
+        held = sum(slab.writable.nbytes for slab in slabs)
+        return f"Arena({len(self._addresses)} variables in {len(slabs)} slabs, {held} bytes, {self.communicator!r})"
+
+
+def _room(size: int, dtype: np.dtype[Any]) -> int:
+    """The elements that a variable takes: whole cache lines, and at least one, so that no two share an address."""
+    return max(line_elements(dtype), padded(size, dtype))
