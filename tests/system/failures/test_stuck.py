@@ -84,12 +84,14 @@ def test_a_dead_rank_of_which_nothing_comes_is_none(tmp_path: Path) -> None:
     assert stuck.why_broken(tmp_path, "process 1\nMainThread\nprocess 2\nMainThread\n") is None
 
 
-FLUSH = "process 5 of 4, state R: python\nThread 5 (active): \"MainThread\"\n    ucp_ep_flush_nbx (libucp.so.0)\n"
-POLL = "process 6 of 4, state S: python\nThread 6 (idle): \"MainThread\"\n    RmaWindow.poll (rma.py:202)\n"
+FLUSH = "process 5 of 4, state R, 0 s: python\nThread 5 (active): \"MainThread\"\n    ucp_ep_flush_nbx (libucp.so.0)\n"
+POLL = "process 6 of 4, state S, 0 s: python\nThread 6 (idle): \"MainThread\"\n    RmaWindow.poll (rma.py:202)\n"
+STOPPED = "process 7 of 4, state T, 0 s: python\nThread 7 (idle): \"MainThread\"\n"
 
 
 @pytest.mark.parametrize(("seen", "is_proof"), [
     (POLL + FLUSH, True), (POLL + FLUSH + FLUSH, True), (POLL + POLL + FLUSH, False), (POLL, False),
+    (POLL + STOPPED + FLUSH, True), (POLL + STOPPED + POLL + FLUSH, False),
 ])
 def test_a_flush_that_does_not_end_though_all_others_ask_is_a_proof(
     tmp_path: Path, seen: str, is_proof: bool
