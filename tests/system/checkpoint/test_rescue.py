@@ -132,7 +132,7 @@ import os, signal, sys
 import numpy as np
 import mpidist
 from mpidist.experimental import PreemptionCheckpointHandler
-from tests.waiting import until
+from tests.helpers.waiting import until
 
 def make(name):
     strategy = mpidist.MultiWorkerMirroredStrategy()

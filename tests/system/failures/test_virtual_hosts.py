@@ -343,7 +343,7 @@ def test_a_death_on_another_host_has_a_name(virtual_hosts: Open, tmp_path: Path)
     text = result.stdout + result.stderr
     assert result.returncode != 0
     dead = rf"rank 2 of 3 \(process \d+ on {'n2' if open_mpi else 'n3'}\)"
-    assert re.search(rf"mpidist: rank 0 of 3 on n1 cannot go on: {dead} ended", text), text
+    assert re.search(rf"mpidist: rank 0 of 3 on n1 cannot go on: {dead} terminated unexpectedly", text), text
     assert "a rank on another host" not in text
 
 
