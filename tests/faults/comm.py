@@ -237,8 +237,18 @@ FAULTS = (
     ),
     Fault(
         "no comparison between nodes", "comm/calls/order.py",
-        "if number % COMPARED_EVERY == 0:", "if False:",
+        "if number % COMPARED_EVERY == 0 or self._signs.has_new:", "if self._signs.has_new:",
         "parallel/comm/test_call_order.py::test_ranks_of_different_nodes_compare_now_and_then", 2,
+    ),
+    Fault(
+        "a new call is not compared between nodes before it sends", "comm/calls/order.py",
+        "            if is_new:\n                self._complete()\n", "",
+        "parallel/comm/test_call_order.py::test_a_new_call_is_compared_between_nodes_before_it_sends", 2,
+    ),
+    Fault(
+        "after an error of all ranks they disagree about which calls are new", "comm/calls/order.py",
+        "        self._signs.clear()\n        self.key = _NO_CALL\n", "",
+        "parallel/comm/test_call_order.py::test_a_new_call_is_compared_between_nodes_before_it_sends", 2,
     ),
     Fault(
         "an interrupt comes twice between nodes", "comm/calls/comparison.py",

@@ -176,7 +176,7 @@ class CallComparison:
         if not page.has_written(number):
             page.write_for_others(number, mine)
         texts = {self._calls.rank: mine, **{rank: page.text_about(rank, number) or UNKNOWN for rank in ranks}}
-        return ranks, str(self._mismatch(texts))
+        return ranks, str(self._mismatch(texts, self.key))
 
     def compare_across(self) -> None:
         """Collective where ranks share no memory, else Local. Compare this call, and all before it, between nodes.
@@ -280,8 +280,9 @@ class CallComparison:
         agrees, is_interrupted = self._messages.complete()
         if not agrees:
             texts = dict(enumerate(self._messages.gather(self._text())))
+            error = mismatch(self.key, self.number, texts, "this call, or one shortly before it")
             self.restart()
-            raise mark_shared(mismatch(self.key, self.number, texts, "this call, or one shortly before it"))
+            raise mark_shared(error)
         self._is_interrupted = self._is_interrupted or is_interrupted
 
     def _refuse(self, page: CallPage, place: int) -> NoReturn:
@@ -294,20 +295,21 @@ class CallComparison:
             InterruptedCallError: A rank has left its call in the middle.
         """
         page.write(place, self.number, self._text())
+        key = self.key
         self.restart()
         texts, is_in_step = page.texts(place, self.number)
         for rank in page.broken_ranks():
             self.broken = self.broken or f"on rank {rank}, {told(texts.get(rank, 'a call was left in the middle'))}"
         self.require_whole("going on")
         missing = dict.fromkeys(sorted(set(page.ranks) - set(texts)), UNKNOWN)
-        error = self._mismatch({**texts, **missing})
+        error = self._mismatch({**texts, **missing}, key)
         if is_in_step and not missing and not self.is_across:
             raise mark_shared(error)
         self.broken = f"ranks have made other calls: {error}"
         raise error
 
-    def _mismatch(self, texts: Mapping[int, str]) -> MismatchError:
-        return mismatch(self.key, self.number, texts, "this call, or one before it")
+    def _mismatch(self, texts: Mapping[int, str], key: tuple[Any, ...]) -> MismatchError:
+        return mismatch(key, self.number, texts, "this call, or one before it")
 
     def _text(self, where: str | None = None) -> str:
         """This rank's call, for the other ranks; `where` it was made: by default by this thread."""

@@ -68,11 +68,18 @@ def left_in_the_middle(name: str, broken: str, last_checkpoint: str) -> Interrup
 
 
 class Checksums(dict[tuple[Any, ...], int]):
-    """The checksums of calls, the same on every rank."""
+    """The checksums of calls, the same on every rank.
+
+    Attributes:
+        has_new: Whether one was made since this was set to False; at the same call on every rank.
+    """
+
+    has_new = False
 
     def __missing__(self, key: tuple[Any, ...]) -> int:
         if len(self) >= _KEPT:
             self.clear()
+        self.has_new = True
         value = self[key] = zlib.crc32(describe(key).encode())
         return value
 
