@@ -152,7 +152,8 @@ while not (folder / "stop").exists() and time.monotonic() < begin + limit(170):
         coordinator.join()
     except mpidist.errors.DeadRankError:
         # One worker was not harmed. What keeps it waiting is looked at while it still does (`stuck.examine`).
-        time.sleep(limit(170))
+        while not (folder / "stop").exists() and time.monotonic() < begin + limit(170):
+            time.sleep(0.1)
         raise
     assert coordinator.fetch(values) == list(range(done, done + 10))
     done += 10
