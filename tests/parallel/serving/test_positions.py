@@ -223,7 +223,7 @@ def test_what_cannot_be_saved_or_restored_says_why(
                 pass
 
         coordinator.schedule(wait, (tally.batches,))
-        with pytest.raises(RuntimeError, match=r"functions that read this data have not ended: .*join\(\) before"):
+        with pytest.raises(RuntimeError, match=r"functions that read these datasets are running: .*join\(\) before"):
             tally.checkpoint.restore(path)
         gate.touch()
         coordinator.join()

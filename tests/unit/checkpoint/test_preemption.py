@@ -553,7 +553,7 @@ def test_a_refusal_of_slurms_is_a_warning(
     assert "#SBATCH --requeue" in caplog.text
     assert slurm.read_text() == "requeue 12\n"
     monkeypatch.delenv("SLURM_JOB_ID")
-    with pytest.raises(LauncherError, match=r"SLURM_JOB_ID is not set. Start the program by sbatch"):
+    with pytest.raises(LauncherError, match=r"SLURM_JOB_ID is not set\). Start the program by sbatch"):
         job.requeue()
 
 

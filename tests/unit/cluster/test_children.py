@@ -61,11 +61,12 @@ def square(number):
 
 # Where each worker ends after a task, a thread of the pool forks the next one.
 pool = multiprocessing.get_context("fork").Pool(2, maxtasksperchild=1 if sys.argv[3] == "thread" else None)
-assert pool.map(square, range(4)) == [0, 1, 4, 9]
+# With the size of the chunks: else CPython divides by the number of workers, which is 0 where all have just ended.
+assert pool.map(square, range(4), 1) == [0, 1, 4, 9]
 os.killpg(0, getattr(signal, sys.argv[2]))
 for step in range(9):
     def train():
-        assert sum(pool.map(square, range(4))) == 14
+        assert sum(pool.map(square, range(4), 1)) == 14
     handler.run(train)
 """
 

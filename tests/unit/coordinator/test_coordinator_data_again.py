@@ -154,7 +154,7 @@ def test_data_is_not_set_back_under_functions_that_read_it() -> None:
     read(party.closures, data=(number,))
     take(party.closures, FIRST, Finished(1, 1, (1,), (), b"", ((number, 0, 4),)))
     # It was finished, and may still count.
-    with pytest.raises(RuntimeError, match="while functions that read this data have not ended"):
+    with pytest.raises(RuntimeError, match="while functions that read these datasets are running"):
         party.iterator.load_state(saved)
     assert party.works == []
     take(party.closures, 1, Prepared(1, 1))
