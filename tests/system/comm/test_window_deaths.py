@@ -98,7 +98,7 @@ os._exit(0)
 """
 
 
-@pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
+@pytest.mark.parametrize("way", [pytest.param("RMA", marks=pytest.mark.long_on_mpich), "SOCKETS"])
 @pytest.mark.parametrize("count", [5, 500_000], ids=["40 B", "4 MB"])
 @pytest.mark.parametrize("seed", range(amount(2, 50)))
 def test_the_others_go_on(tmp_path: Path, way: str, count: int, seed: int) -> None:
@@ -122,7 +122,7 @@ def test_the_others_go_on(tmp_path: Path, way: str, count: int, seed: int) -> No
     assert files_left_behind() == []
 
 
-@pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
+@pytest.mark.parametrize("way", [pytest.param("RMA", marks=pytest.mark.long_on_mpich), "SOCKETS"])
 def test_the_others_go_on_on_their_hosts(
     virtual_hosts: Callable[[int], VirtualHosts], tmp_path: Path, way: str
 ) -> None:

@@ -128,7 +128,7 @@ print(repr(coordinator), flush=True)
 """
 
 
-@pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
+@pytest.mark.parametrize("way", [pytest.param("RMA", marks=pytest.mark.long_on_mpich), "SOCKETS"])
 def test_a_killed_worker_had_data_that_ends(tmp_path: Path, way: str) -> None:
     """What it had taken counts once, or not at all; others run its functions with data of their own, to their end."""
     program = tmp_path / "program.py"
@@ -160,13 +160,14 @@ print("sums", [int(value.fetch().sum()) for value in values], repr(coordinator),
 """
 
 
+@pytest.mark.parametrize("way", [pytest.param("RMA", marks=pytest.mark.long_on_mpich), "SOCKETS"])
 @pytest.mark.parametrize("number", range(amount(1, 10)))
-def test_a_worker_is_killed_while_it_sends_a_large_result(tmp_path: Path, number: int) -> None:
+def test_a_worker_is_killed_while_it_sends_a_large_result(tmp_path: Path, number: int, way: str) -> None:
     """The chief may be reading the result out of its memory."""
     program = tmp_path / "program.py"
     program.write_text(LARGE)
     result = run_program(
-        5, program, tmp_path, 0.18 + 0.01 * number, timeout_seconds=90, kills=True, MPIDIST_WINDOW="RMA"
+        5, program, tmp_path, 0.18 + 0.01 * number, timeout_seconds=90, kills=True, MPIDIST_WINDOW=way
     )
     text = result.stdout + result.stderr
     assert f"sums {[10_000_000] * 3} <mpidist.coordinator.ClusterCoordinator of 1 workers" in text, text

@@ -79,7 +79,7 @@ print("all right" if right else "wrong", repr(coordinator), flush=True)
 """
 
 
-@pytest.mark.parametrize("way", ["RMA", pytest.param("SOCKETS", marks=pytest.mark.long)])
+@pytest.mark.parametrize("way", [pytest.param("RMA", marks=pytest.mark.long_on_mpich), "SOCKETS"])
 def test_each_update_counts_once(tmp_path: Path, way: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(PROGRAM)

@@ -113,10 +113,11 @@ def test_a_backup_worker_that_was_stopped_and_woken_is_late(tmp_path: Path) -> N
     assert [update[3:] for update in updates if update[-1]] == [[0, 6, True]]
 
 
-def test_a_worker_that_dies_in_a_round_leaves_it_and_its_function_counts_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize("way", [pytest.param("RMA", marks=pytest.mark.long_on_mpich), "SOCKETS"])
+def test_a_worker_that_dies_in_a_round_leaves_it_and_its_function_counts_once(tmp_path: Path, way: str) -> None:
     program = tmp_path / "program.py"
     program.write_text(KILLED)
-    result = run_program(6, program, "0", timeout_seconds=100, kills=True, MPIDIST_WINDOW="RMA")
+    result = run_program(6, program, "0", timeout_seconds=100, kills=True, MPIDIST_WINDOW=way)
     assert "updates " in result.stdout, result.stdout + result.stderr
     updates = updates_in(result.stdout)
     assert sorted(update[0] for update in updates) == list(range(4, 9))

@@ -92,7 +92,7 @@ sys.exit(3)
 """
 
 
-@pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
+@pytest.mark.parametrize("way", [pytest.param("RMA", marks=pytest.mark.long_on_mpich), "SOCKETS"])
 @pytest.mark.parametrize(("number", "moments"), [
     (signal.SIGKILL, KILLED_AT), (signal.SIGSTOP, STOPPED_AT),
 ], ids=["killed", "stopped"])
@@ -164,7 +164,7 @@ print("right" if right else "wrong", done, flush=True)
 """
 
 
-@pytest.mark.parametrize("way", ["RMA", "SOCKETS"])
+@pytest.mark.parametrize("way", [pytest.param("RMA", marks=pytest.mark.long_on_mpich), "SOCKETS"])
 @pytest.mark.parametrize("count", [5, 500_000], ids=["40 B", "4 MB"])
 @pytest.mark.parametrize("seed", range(amount(1, 10)))
 def test_at_random_moments(tmp_path: Path, way: str, count: int, seed: int) -> None:
