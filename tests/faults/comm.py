@@ -246,6 +246,11 @@ FAULTS = (
         "parallel/comm/test_call_order.py::test_a_new_call_is_compared_between_nodes_before_it_sends", 2,
     ),
     Fault(
+        "who refuses a call waits for a comparison", "comm/calls/order.py",
+        "self._signs.has_new and not self.is_compared, False", "self._signs.has_new, False",
+        "parallel/comm/test_call_order.py::test_who_refuses_a_call_waits_for_no_comparison", 2,
+    ),
+    Fault(
         "after an error of all ranks they disagree about which calls are new", "comm/calls/order.py",
         "        self._signs.clear()\n        self.key = _NO_CALL\n", "",
         "parallel/comm/test_call_order.py::test_a_new_call_is_compared_between_nodes_before_it_sends", 2,

@@ -43,20 +43,21 @@ class CallOrder(CallComparison):
         is_under_way: A call sets it before it moves or changes the first byte. If it then ends with an exception, it
             was left in the middle. `AT_ONCE` where it makes no further calls: a signal handler may not, either.
         is_alone: Whether no other rank makes these calls.
+        is_compared: Whether the calls that are entered now are compared in another way before they begin, or are none.
         is_part: Whether these calls are made inside others, or by our own thread: an interrupt is not theirs to raise.
         left, identity: The number and the text of a call that an exception has left; of the communicator.
     """
 
     __slots__ = (
         "__weakref__", "_code", "_dealt", "_is_plain", "_note", "_processes", "_sign", "_signs", "_state", "identity",
-        "is_alone", "is_part", "is_under_way", "left",
+        "is_alone", "is_compared", "is_part", "is_under_way", "left",
     )
 
     def __init__(self, calls: Calls, processes: Sequence[Process], *, is_alone: bool = False) -> None:
         super().__init__(calls)
         self.is_alone = is_alone
         self.is_under_way: int = False
-        self.is_part = False
+        self.is_part = self.is_compared = False
         self.left = (-1, "")
         self._processes, self.identity = processes, calls.identity
         self._is_plain = type(calls) is Calls and not is_alone
@@ -175,11 +176,12 @@ class CallOrder(CallComparison):
         Where sizes differ MPICH 5.0 ends the job inside most collective calls, whatever the error handler is, and names
         neither call. The calls of a training repeat: soon none is new.
         """
-        is_new, self._signs.has_new = self._signs.has_new, False
+        is_new, self._signs.has_new = self._signs.has_new and not self.is_compared, False
         self._calls.enter(name, self.key, self._code, owner)
         self._depth += 1
         try:
-            self._compare_across()
+            if is_new or self.number % COMPARED_EVERY == 0:
+                self._compare_across()
             if is_new:
                 self._complete()
         except BaseException as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NoReturn, Protocol
 
@@ -85,13 +87,22 @@ class CallLog:
         if self._arrival is not None:
             # A rank that waits here in vain has not entered the call.
             self._arrival.wait(name)
-        order = self._order.enter(name, detail, array, owner, meets=meets, only_dtype=only_dtype)
+        with self._compared():
+            order = self._order.enter(name, detail, array, owner, meets=meets, only_dtype=only_dtype)
         try:
             self._check(name, detail, array, compares_itself=only_dtype)
         except BaseException as error:
             order.fail(error)
             raise
         return order
+
+    @contextlib.contextmanager
+    def _compared(self) -> Iterator[None]:
+        before, self._order.is_compared = self._order.is_compared, True
+        try:
+            yield
+        finally:
+            self._order.is_compared = before
 
     def _check(self, name: str, detail: object, array: AnyArray | None, *, compares_itself: bool) -> None:
         self._count += 1
@@ -113,7 +124,9 @@ class CallLog:
             MismatchError: In its place, where other ranks' arguments are right; between nodes only where calls are
                 compared before they begin.
         """
-        order = self.begin(name, _Refusal(str(error)), None)
+        # Others may be in a call that is not new to them. They hear of this one's error, if not of the comparison.
+        with self._compared():
+            order = self.begin(name, _Refusal(str(error)), None)
         order.show_refusal()
         try:
             # Others come there in their call. A rank that went on would be a barrier behind them.

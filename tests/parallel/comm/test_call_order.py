@@ -164,6 +164,20 @@ def test_a_new_call_is_compared_between_nodes_before_it_sends(communicator: Comm
             assert (collective.all_reduce(np.ones(again)) == communicator.size).all()
 
 
+def test_who_refuses_a_call_waits_for_no_comparison(communicator: Communicator) -> None:
+    """Others may be in a call that they have made before, and compare nothing."""
+    laid_out = lay_out(communicator, "each")
+    collective = selection.choose(laid_out, CommunicationOptions())
+    for _ in range(40):
+        collective.all_reduce(np.ones(3))
+    before = laid_out.order.comparisons
+    with pytest.raises(TypeError, match="no array"):
+        collective.log.refuse("all_reduce", TypeError("no array"))
+    # By chance this was the call for the comparison now and then.
+    assert laid_out.order.comparisons - before == (laid_out.order.number % COMPARED_EVERY == 0)
+    assert collective.all_reduce(np.ones(2)).tolist() == [communicator.size] * 2
+
+
 def test_errors_of_mpi_are_exceptions_on_every_communicator(communicator: Communicator) -> None:
     mpi = importlib.import_module("mpi4py.MPI")
     laid_out = lay_out(communicator, "each")
