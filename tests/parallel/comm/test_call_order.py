@@ -16,6 +16,7 @@ import pytest
 import mpidist
 from mpidist.arrays import AnyArray
 from mpidist.comm.backends.automatic import AutomaticBackend
+from mpidist.comm.calls import text as call_text
 from mpidist.comm.calls.order import COMPARED_EVERY
 from mpidist.comm.calls.text import AT_ONCE
 from mpidist.comm.choice import selection
@@ -162,6 +163,20 @@ def test_a_new_call_is_compared_between_nodes_before_it_sends(communicator: Comm
         # What one rank has tried, and the others have not, is no call that they have made.
         for again in (sizes[0] - communicator.rank, 3):
             assert (collective.all_reduce(np.ones(again)) == communicator.size).all()
+
+
+@pytest.mark.parametrize("layout", ["pairs", "each"])
+def test_more_kinds_of_calls_than_are_kept_are_right(
+    communicator: Communicator, layout: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Calls that are forgotten are new again, on all ranks alike; so they are after errors that all ranks have."""
+    monkeypatch.setattr(call_text, "_KEPT", 8)
+    collective = selection.choose(lay_out(communicator, layout), CommunicationOptions())
+    for size in [*range(1, 30), *range(10, 20)]:
+        assert (collective.all_reduce(np.ones(size)) == communicator.size).all()
+        if size % 5 == 0:
+            with pytest.raises(OverflowError, match="uint8"):
+                collective.all_reduce(np.full(size, 200, np.uint8))
 
 
 def test_who_refuses_a_call_waits_for_no_comparison(communicator: Communicator) -> None:
