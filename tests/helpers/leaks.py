@@ -105,7 +105,7 @@ class LeakCheck:
         lines = []
         if any(_more(now, self._before)[:-1]):
             gc.collect()
-            _wait_for_end(held().threads - self._before.threads)
+            _wait_for_end(self._before.threads)
             more = _more(held(), self._before)[:-1]
             lines += [f"{kind} {sorted(map(str, one))}" for kind, one in zip(Holdings._fields, more) if one]  # noqa: B905
         if self._suspects and self._tests % _COLLECTED_EVERY == 0:
@@ -134,10 +134,11 @@ class LeakCheck:
         return lines
 
 
-def _wait_for_end(threads: frozenset[threading.Thread]) -> None:
+def _wait_for_end(before: frozenset[threading.Thread]) -> None:
     end = time.monotonic() + _ENDING_SECONDS
-    # Not `join`, which refuses a thread that another one is about to start.
-    while threads & set(threading.enumerate()) and time.monotonic() < end:
+    # Not `join`, which refuses a thread that another one is about to start. New ones count: two signals are heard by
+    # two threads, and the second may begin when the first has ended.
+    while held().threads - before and time.monotonic() < end:
         time.sleep(0.01)
 
 

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -120,8 +121,10 @@ def test_depth_must_be_positive() -> None:
         Prefetcher(iter([1]), 0)
 
 
-def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    is_waiting, go_on, is_reading = threading.Event(), threading.Event(), threading.Event()
+def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    is_waiting, go_on, is_reading, is_handled = (threading.Event() for _ in range(4))
     main = threading.get_ident()
     close = prefetch._Channel.close
 
@@ -136,10 +139,21 @@ def test_an_interrupt_while_waiting_loses_nothing_and_leaves_no_thread(monkeypat
             go_on.wait(30)
         return x
 
+    def handle(number: int, frame: FrameType | None) -> None:
+        is_handled.set()
+        signal.default_int_handler(number, frame)
+
     def interrupt() -> None:
         if is_waiting.wait(30) and is_reading.wait(30):
             signal.pthread_kill(main, signal.SIGINT)
+            # Python handles a signal that comes just before a thread waits for a lock when that wait ends. Another
+            # signal, which does nothing, ends it.
+            while not is_handled.wait(0.05):
+                signal.pthread_kill(main, signal.SIGUSR1)
 
+    handlers = {signal.SIGINT: handle, signal.SIGUSR1: lambda *_: None}
+    before_them = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+    request.addfinalizer(lambda: [signal.signal(*one) for one in before_them.items()])
     monkeypatch.setattr(prefetch._Channel, "close", close_first)
     before = threads()
     iterator = iter(Dataset.range(9).map(blocks).prefetch(1))

@@ -20,6 +20,15 @@ def test_a_thread_that_another_one_is_about_to_start_is_waited_for(monkeypatch: 
     assert check.end("a test", keeps_memory=False) == []
 
 
+def test_a_thread_that_begins_while_another_one_ends_is_waited_for() -> None:
+    check = leaks.LeakCheck()
+    check.begin()
+    second = threading.Thread(target=time.sleep, args=(0.1,), name="second")
+    first = threading.Timer(0.1, second.start)
+    first.start()
+    assert check.end("a test", keeps_memory=False) == []
+
+
 def test_a_thread_that_stays_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leaks, "_ENDING_SECONDS", 0.1)
     check = leaks.LeakCheck()
