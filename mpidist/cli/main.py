@@ -163,7 +163,7 @@ def join_job(directory: str) -> None:
 
 @main.command("doctor", short_help="Look at this machine and at the ranks; say what is wrong, and what mends it.")
 @click.option("--json", "as_json", is_flag=True, help="For programs, and for tickets.")
-@click.option("--measure/--no-measure", default=True, show_default=True, help="Measure sums and messages.")
+@click.option("--measure/--no-measure", default=True, show_default=True, help="Measure sums.")
 @click.option("--seconds", default=10.0, show_default=True, type=click.FloatRange(min=0), help="... for so long.")
 @click.option("--clean", is_flag=True, help="Remove what killed jobs of MPICH have left in /dev/shm.")
 def print_diagnosis(as_json: bool, measure: bool, seconds: float, clean: bool) -> None:

@@ -19,7 +19,6 @@ from typing import NamedTuple
 from mpidist.observe.trace import TRACE
 from mpidist.recorder.calls import PLACE_WORDS, Call, Calls, byte_count, new_words
 from mpidist.recorder.stacks import line_of_call
-from mpidist.recorder.traffic import ClosureTraffic
 
 # So many updates are kept.
 _UPDATES = 10_000
@@ -109,14 +108,12 @@ class Recorder:
     Attributes:
         page: The words that other ranks of the node can read, or words of this process alone.
         closure: The one that this process runs; None if it runs none.
-        traffic: What this process has sent for closures.
         updates: On a coordinator the last updates that count, in their order.
     """
 
     def __init__(self) -> None:
         self.page = new_words(0)
         self.closure: ClosureCall | None = None
-        self.traffic = ClosureTraffic()
         self.updates: deque[Update] = deque(maxlen=_UPDATES)
         self._open: list[weakref.ref[Calls] | None] = []
 

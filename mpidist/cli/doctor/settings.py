@@ -26,8 +26,9 @@ _WORDS = ("1", "true", "yes", "on", "0", "false", "no", "off")
 SWITCHES = {
     "MPIDIST_CHECK": ("0", "1"), "MPIDIST_ABORT": ("0", "1"), "MPIDIST_COMPILE": ("0", "1"),
     "MPIDIST_PEER_MEMORY": ("0", "1"), "MPIDIST_PROTECT": ("0", "1"), "MPIDIST_SHARE_GPU": _WORDS,
-    "MPIDIST_TUNE": _WORDS,
 }
+# Variables of earlier versions, and what holds now.
+GONE = {"MPIDIST_TUNE": "the sizes at which AUTO changes its backend are constants"}
 VARIABLES = tuple(sorted((*_TIMES, *_PLACES, *_LISTS, *CHOICES, *SWITCHES)))
 
 
@@ -36,7 +37,9 @@ def look_at_settings() -> Iterator[Finding]:
     yield from look_at_times()
     for name in sorted(name for name in os.environ if name.startswith(_PREFIX)):
         value, words = os.environ[name].strip(), {**CHOICES, **SWITCHES}.get(name)
-        if name not in VARIABLES:
+        if name in GONE:
+            yield Finding("settings", "note", f"{name} is gone: {GONE[name]}", f"unset {name}")
+        elif name not in VARIABLES:
             near = difflib.get_close_matches(name, VARIABLES, 1, 0.85)
             mend = f"export {near[0]}={shlex.quote(value)}, if that is meant" if near else f"unset {name}"
             yield Finding("settings", "note", f"mpidist has no variable {name}: nobody reads it", mend)

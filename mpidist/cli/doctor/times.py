@@ -13,10 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from mpidist.cli.doctor.clock import SharedClock
 from mpidist.cli.doctor.finding import Finding
-from mpidist.cli.doctor.messages import look_at_messages
-from mpidist.comm.choice.measuring import TUNE
 from mpidist.comm.choice.selection import OVERRIDE
 from mpidist.comm.collective import Collective
 from mpidist.comm.cores import node_cores
@@ -26,8 +23,6 @@ from mpidist.comm.group.communicator import Communicator
 # Bytes of one rank's array.
 SIZES = (8, 1 << 10, 1 << 16, 1 << 20, 1 << 24, 1 << 26)
 SECONDS = 10.0
-# Messages between hosts have this part of the time.
-_HOSTS_PART = 0.3
 # A look at a way is at least so long, where the time is measured; it has so many calls at most.
 _LOOK_SECONDS, _MOST_CALLS = 2e-3, 50
 _LEAST_LOOKS, _MOST_LOOKS = 5, 25
@@ -68,26 +63,21 @@ class Sums:
 
 
 def look_at_times(communicator: Communicator, collective: Collective, seconds: float = SECONDS) -> list[Finding]:
-    """Collective. Measure sums over all ranks, and messages between hosts.
+    """Collective. Measure sums over all ranks.
 
     Args:
         communicator: All ranks, more than one.
         collective: The chosen one.
         seconds: After so many all ranks stop together.
     """
-    first_of = {process.host: rank for rank, process in reversed(list(enumerate(communicator.processes)))}
-    clock = SharedClock(communicator, seconds)
-    for_hosts = seconds * _HOSTS_PART if len(first_of) > 1 else 0.0
-    clock.end -= for_hosts
     findings = _crowded(communicator)
-    measured, left_out = _Table(communicator, collective, clock).fill()
+    measured, left_out = _Table(communicator, collective, seconds).fill()
     findings += [_shown(sums, communicator.size) for sums in measured]
     for why in dict.fromkeys(left_out.values()):
         names = ", ".join(name_size(size) for size, other in left_out.items() if other == why)
         mend = f"mpidist doctor --seconds {max(60, 6 * seconds):g}" if why == _NO_TIME else "run it where more is free"
         findings.append(Finding("sums left out", "note", f"{names}: {why}", mend, {"bytes": list(left_out)}))
-    clock.end += for_hosts
-    return findings + (look_at_messages(communicator, clock, first_of) if len(first_of) > 1 else [])
+    return findings
 
 
 def name_size(size: int) -> str:
@@ -112,9 +102,9 @@ def _crowded(communicator: Communicator) -> list[Finding]:
 class _Table:
     """Measures sums of all sizes, the small ones first, as long as there is time and memory."""
 
-    def __init__(self, communicator: Communicator, collective: Collective, clock: SharedClock) -> None:
+    def __init__(self, communicator: Communicator, collective: Collective, seconds: float) -> None:
         self._communicator = communicator
-        self._clock = clock
+        self._end = time.monotonic() + seconds
         mpi: Any = importlib.import_module("mpi4py.MPI")
         self._ways: tuple[Callable[[Any], object], ...] = (
             lambda given: collective.all_reduce(given, in_place=True),
@@ -136,16 +126,22 @@ class _Table:
             expected = once * (size / last if size > _LINEAR_FROM else 2)
             if size > room:
                 left_out[size] = "too little memory is free"
-            elif left_out or not self._clock.allows((1 + _LEAST_LOOKS) * expected):
+            elif left_out or not self._allows((1 + _LEAST_LOOKS) * expected):
                 left_out[size] = _NO_TIME
             else:
                 measured.append(Sums(size))
-                once, last = self._measure(measured[-1], self._clock.share(len(SIZES) - number)), size
+                share = max(0.0, self._end - time.monotonic()) / (len(SIZES) - number)
+                once, last = self._measure(measured[-1], time.monotonic() + share), size
         for sums in measured:
             # One disturbance lasts longer than some looks: those that seem slower are looked at again.
-            if sums.is_slower() and self._clock.allows(_LEAST_LOOKS * (sums.median(_OWN) + sums.median(_RAW))):
-                self._measure(sums, self._clock.end)
+            if sums.is_slower() and self._allows(_LEAST_LOOKS * (sums.median(_OWN) + sums.median(_RAW))):
+                self._measure(sums, self._end)
         return measured, left_out
+
+    def _allows(self, seconds: float, until: float | None = None) -> bool:
+        """Collective. Whether rank 0 has time for so many seconds more, before the end of all, or an earlier one."""
+        end = self._end if until is None else min(until, self._end)
+        return self._communicator.broadcast_object(time.monotonic() + seconds <= end)
 
     def _measure(self, sums: Sums, until: float) -> float:
         """The seconds of a call in both ways."""
@@ -165,7 +161,7 @@ class _Table:
         once = sum(self._look(values, 1))
         calls = max(1, min(_MOST_CALLS, int(_LOOK_SECONDS / max(once, 1e-9))))
         most = len(sums.looks) + _MOST_LOOKS
-        while len(sums.looks) < most and self._clock.allows(once * calls, until):
+        while len(sums.looks) < most and self._allows(once * calls, until):
             own, raw = self._look(values, calls)
             sums.looks.append((own, raw))
         if not sums.looks:
@@ -213,9 +209,6 @@ def _shown(sums: Sums, ranks: int) -> Finding:
             subject, "wrong", f"{text}; a sum is wrong", f"export {OVERRIDE}=MPI, and tell mpidist's authors", data
         )
     if sums.is_slower():
-        mend = (
-            f"unset {OVERRIDE}" if os.environ.get(OVERRIDE)
-            else f"export {TUNE}=1 for one run, which measures and keeps the sizes of this machine; or {OVERRIDE}=MPI"
-        )
+        mend = f"unset {OVERRIDE}" if os.environ.get(OVERRIDE) else f"export {OVERRIDE}=MPI"
         return Finding(subject, "note", f"{text}; {own / raw:.1f} times as long as MPI alone", mend, data)
     return Finding(subject, "ok", text, data=data)

@@ -16,8 +16,7 @@ from mpidist.comm.backends.solo import SoloBackend
 from mpidist.comm.backends.tree import TreeBackend
 from mpidist.comm.calls.text import OWNERS_HINT
 from mpidist.comm.choice import capabilities
-from mpidist.comm.choice.measuring import find_tuning
-from mpidist.comm.choice.tuning import NEVER, Tuning
+from mpidist.comm.choice.sizes import NEVER, Sizes, find_sizes
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.agreement import exchange, name_ranks, require_same, same_on_all
 from mpidist.comm.group.communicator import Communicator
@@ -127,18 +126,14 @@ def _choose_backend(
         return _open_by_size(communicator, options, logs=True)
     _require_available(wanted, communicator)
     _log(communicator, wanted.name, "asked for")
-    tuning = _tuned(communicator) if wanted is CommunicationImplementation.NODE else None
-    return open_backend(wanted, communicator, options, tuning)
-
-
-def _tuned(communicator: Communicator) -> Tuning:
-    return find_tuning(communicator, lambda kind, given, tuning: open_backend(kind, communicator, given, tuning))
+    sizes = find_sizes(communicator) if wanted is CommunicationImplementation.NODE else None
+    return open_backend(wanted, communicator, options, sizes)
 
 
 def _open_node(communicator: Communicator, options: CommunicationOptions) -> Backend | None:
     """Collective. The node backend, or None on every rank if there is no room for it."""
     try:
-        return open_backend(CommunicationImplementation.NODE, communicator, options, _tuned(communicator))
+        return open_backend(CommunicationImplementation.NODE, communicator, options, find_sizes(communicator))
     except UnavailableError as error:
         _log(communicator, "MPI for sums in the tree order", str(error), level=logging.WARNING)
         return None
@@ -148,7 +143,7 @@ def open_backend(
     implementation: CommunicationImplementation,
     communicator: Communicator,
     options: CommunicationOptions,
-    tuning: Tuning | None = None,
+    sizes: Sizes | None = None,
 ) -> Backend:
     """Collective. Open a backend of the table without checking whether it is available.
 
@@ -156,7 +151,7 @@ def open_backend(
         implementation: The name of the backend.
         communicator: The ranks.
         options: The options of the communication.
-        tuning: Sizes, the same on every rank; default: the usual ones.
+        sizes: Those of `find_sizes`, the same on every rank; default: those of any machine.
     """
     if implementation is CommunicationImplementation.STAGED:
         inside = _open_by_size(communicator, CommunicationOptions(bytes_per_pack=options.bytes_per_pack))
@@ -166,9 +161,9 @@ def open_backend(
     module, name = BACKENDS[implementation]
     kind = getattr(importlib.import_module(module), name)
     if implementation is CommunicationImplementation.NODE:
-        tuning = tuning or Tuning()
-        ring_from = None if tuning.ring_from >= NEVER else tuning.ring_from
-        return cast(Backend, kind(communicator, options, tuning.direct_from, ring_from))
+        sizes = sizes or Sizes()
+        ring_from = None if sizes.ring_from >= NEVER else sizes.ring_from
+        return cast(Backend, kind(communicator, options, sizes.direct_from, ring_from))
     return cast(Backend, kind(communicator, options))
 
 
@@ -177,11 +172,11 @@ def _on_devices() -> Any:
     return importlib.import_module("mpidist.comm.choice.device_selection")
 
 
-def _sizes_described(tuning: Tuning, *, shares: bool) -> str:
-    begins, large = (tuning.node_from, "NODE") if shares else (tuning.ring_from, "RING")
-    why = tuning.source + ("" if shares else "; no two ranks share memory")
+def _sizes_described(sizes: Sizes, *, shares: bool) -> str:
+    begins, large = (sizes.node_from, "NODE") if shares else (sizes.ring_from, "RING")
+    why = sizes.reason + ("" if shares else "; no two ranks share memory")
     # Where another way takes all that is larger than a chunk, there are none.
-    mpi = "MPI" if begins <= tuning.chunk_bytes else f"MPI in chunks of {tuning.chunk_bytes} bytes"
+    mpi = "MPI" if begins <= sizes.chunk_bytes else f"MPI in chunks of {sizes.chunk_bytes} bytes"
     if begins >= NEVER:
         return f"{mpi}, {why}"
     if begins == 0:
@@ -193,12 +188,12 @@ def _open_by_size(
     communicator: Communicator, options: CommunicationOptions, *, logs: bool = False
 ) -> Backend:
     shares = capabilities.why_not(CommunicationImplementation.NODE, communicator) is None
-    tuning = _tuned(communicator)
+    sizes = find_sizes(communicator)
     if logs:
-        _log(communicator, "AUTO", _sizes_described(tuning, shares=shares))
-    in_chunks = replace(options, bytes_per_pack=options.bytes_per_pack or tuning.chunk_bytes)
+        _log(communicator, "AUTO", _sizes_described(sizes, shares=shares))
+    in_chunks = replace(options, bytes_per_pack=options.bytes_per_pack or sizes.chunk_bytes)
     mpi = open_backend(CommunicationImplementation.MPI, communicator, in_chunks)
-    begins = tuning.node_from if shares else tuning.ring_from
+    begins = sizes.node_from if shares else sizes.ring_from
     if shares:
         # Not in the middle of the first large call, where nothing else may begin.
         communicator.open_lane()
@@ -209,7 +204,7 @@ def _open_by_size(
         try:
             if not shares:
                 return LargeRing(communicator, options, mpi)
-            return open_backend(CommunicationImplementation.NODE, communicator, options, tuning)
+            return open_backend(CommunicationImplementation.NODE, communicator, options, sizes)
         except UnavailableError as error:
             _log(communicator, "MPI for all sizes", str(error), level=logging.WARNING)
             return mpi

@@ -17,9 +17,8 @@ from mpidist.errors import DeadRankError
 from mpidist.failures.deaths import IS_SILENT, WATCH, Process
 from mpidist.failures.peers import Key
 from mpidist.parameter_server.protocol.awaited_ranks import Awaited
-from mpidist.parameter_server.protocol.messages import Call, CallAnswer, Left, Message, Send, closure_of, given_by_user
+from mpidist.parameter_server.protocol.messages import Call, CallAnswer, Left, Message, Send
 from mpidist.parameter_server.protocol.wire import decode, encode
-from mpidist.recorder.recorder import RECORDER
 
 # Work in the background is looked after as often.
 _BACKGROUND_SECONDS = 0.001
@@ -88,11 +87,7 @@ class Station:
 
     def send(self, send: Send) -> None:
         """Local. Send a message."""
-        message = send.message
-        data = encode(message)
-        runs = RECORDER.closure
-        RECORDER.traffic.note(closure_of(message) or (runs.number if runs else 0), len(data), given_by_user(message))
-        self.window.ring(send.rank, data)
+        self.window.ring(send.rank, encode(send.message))
 
     def step(self, seconds: float = 0.0) -> bool:
         """Local. Take one message, if one comes within this time; returns whether one came.

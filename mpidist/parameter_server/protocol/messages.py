@@ -353,18 +353,3 @@ class Send(NamedTuple):
 
     rank: int
     message: Message
-
-
-def closure_of(message: Message) -> int:
-    """Local. The number of the closure that a message is about; 0 if it is about none."""
-    # Push, Commit and Applied of an own write have the number of the write.
-    return 0 if getattr(message, "attempt", OWN_WRITE) == OWN_WRITE else int(getattr(message, "closure", 0))
-
-
-def given_by_user(message: Message) -> int:
-    """Local. The bytes of a message that are the user's: the pickled arguments, result or error of a closure."""
-    if isinstance(message, Do):
-        return len(message.arguments)
-    if isinstance(message, Finished):
-        return len(message.result)
-    return len(message.error) + len(message.traceback) if isinstance(message, Failed) else 0

@@ -14,7 +14,7 @@ from functools import partial
 import numpy as np
 
 from mpidist.arrays import AnyArray
-from mpidist.comm.choice.tuning import NEVER, ring_begins
+from mpidist.comm.choice.sizes import NEVER, ring_begins
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.front.halves import is_halved
 from mpidist.options import ReduceOp

@@ -13,9 +13,8 @@ from mpidist.comm.group.communicator import Communicator
 from mpidist.coordinator.coordinator import ClusterCoordinator
 from mpidist.parameter_server.options import ServerOptions
 from mpidist.parameter_server.protocol.endpoint import Station
-from mpidist.recorder.recorder import RECORDER
-from mpidist.recorder.traffic import ClosureTraffic
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
+from tests.helpers.traffic import counted
 from tests.parallel.serving.test_parameter_server import on_chief
 
 pytestmark = pytest.mark.mpi(min_size=3)
@@ -44,10 +43,7 @@ class Cost(NamedTuple):
 
 
 def cost_of_closures(communicator: Communicator, servers: int, steps: int = 1) -> Cost:
-    """Collective. Count the messages of a function that reads data of its worker, and steps optimizers.
-
-    They are those that the recorders of all ranks hold.
-    """
+    """Collective. Count the messages of a function that reads data of its worker, and steps optimizers."""
     begun: list[tuple[int, int]] = []
 
     def program(strategy: ParameterServerStrategy, coordinator: ClusterCoordinator) -> None:
@@ -72,20 +68,20 @@ def cost_of_closures(communicator: Communicator, servers: int, steps: int = 1) -
             coordinator.join()
 
         run()
-        begun.append((max(RECORDER.traffic.closures), RECORDER.traffic.total.bytes))
+        begun.append((max(traffic.closures), traffic.total))
         run()
-        begun.append((CLOSURES, RECORDER.traffic.total.bytes))
+        begun.append((CLOSURES, traffic.total))
         assert int(count) == 2 * CLOSURES
 
-    RECORDER.traffic = ClosureTraffic()
-    on_chief(communicator, program, servers=servers)
+    with counted() as traffic:
+        on_chief(communicator, program, servers=servers)
     # The numbers of others' closures; only the chief knows where the second use begins.
     first = communicator.all_reduce_max(max((one for one, _ in begun[:1]), default=0))
-    mine = [sent for closure, sent in RECORDER.traffic.closures.items() if closure > first]
+    mine = [sent for closure, sent in traffic.closures.items() if closure > first]
     about = sum(one.bytes for one in mine)
     total = begun[1][1] - begun[0][1] if begun else about
-    counted = sum(one.messages for one in mine), about, sum(one.given for one in mine), total
-    messages, size, given, total = map(sum, zip(*communicator.all_gather_object(counted), strict=True))
+    own = sum(one.messages for one in mine), about, sum(one.given for one in mine), total
+    messages, size, given, total = map(sum, zip(*communicator.all_gather_object(own), strict=True))
     arguments = sum(len(pickle.dumps(((number / 3,), {}))) for number in range(CLOSURES))
     return Cost(CLOSURES, messages, size, given, total, arguments)
 
@@ -117,9 +113,8 @@ def require_bytes_of_the_wire(cost: Cost, servers: int, steps: int) -> None:
     pytest.param(7, 1, marks=pytest.mark.mpi(min_size=9)),
 ])
 def test_a_closure_takes_few_bytes_on_all_ranks_together(
-    communicator: Communicator, servers: int, steps: int, monkeypatch: pytest.MonkeyPatch
+    communicator: Communicator, servers: int, steps: int
 ) -> None:
-    monkeypatch.setattr(RECORDER, "traffic", ClosureTraffic())
     cost = cost_of_closures(communicator, servers, steps)
     require_bytes_of_the_wire(cost, servers, steps)
     if servers <= 5 and (servers, steps) != (5, 2):

@@ -45,6 +45,7 @@ def test_the_choices_are_those_of_the_library() -> None:
         ("MPIDIST_COMPILE", "no", "note", "MPIDIST_COMPILE must be one of 0, 1, got 'no'"),
         ("MPIDIST_TIMOUT", "60", "note", "mpidist has no variable MPIDIST_TIMOUT: nobody reads it"),
         ("MPIDIST_", "60", "note", "mpidist has no variable MPIDIST_: nobody reads it"),
+        ("MPIDIST_TUNE", "1", "note", "MPIDIST_TUNE is gone: the sizes at which AUTO changes its backend are const"),
     ],
 )
 def test_what_nobody_reads_or_takes(

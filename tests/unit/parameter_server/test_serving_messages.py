@@ -11,7 +11,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mpidist.parameter_server.protocol.messages import (
-    OWN_WRITE,
     SLOTS,
     Applied,
     Build,
@@ -35,8 +34,6 @@ from mpidist.parameter_server.protocol.messages import (
     Push,
     Round,
     SnapshotRequest,
-    closure_of,
-    given_by_user,
 )
 from mpidist.parameter_server.protocol.wire import decode, encode
 from tests.helpers.amounts import amount
@@ -171,16 +168,6 @@ def test_bytes_from_elsewhere_are_refused_or_are_a_message() -> None:
     finally:
         tracemalloc.stop()
     assert refused
-
-
-def test_messages_are_about_a_closure_or_about_none() -> None:
-    own: list[Message] = [Push(5, OWN_WRITE, 1, 0, True), Commit(5, 0, 5, OWN_WRITE, ()), Applied(5, OWN_WRITE)]
-    assert {closure_of(message) for message in own} == {0}
-    assert {type(message) for message in MESSAGES if closure_of(message) == LATE} == {
-        Do, Push, Drop, Finished, Failed, Prepared, Commit, Applied,
-    }
-    given = {type(message): given_by_user(message) for message in MESSAGES[:6]}
-    assert given == {Define: 0, Do: 9, Push: 0, Drop: 0, Finished: 6, Failed: 16}
 
 
 @pytest.mark.parametrize("data", [

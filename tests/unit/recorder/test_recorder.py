@@ -22,8 +22,6 @@ from mpidist.recorder.calls import (
     noted,
 )
 from mpidist.recorder.recorder import Recorder
-from mpidist.recorder.traffic import KEPT as TRAFFIC_KEPT
-from mpidist.recorder.traffic import Sent
 
 
 def open_recorder(places: int) -> Recorder:
@@ -138,16 +136,3 @@ def test_who_is_alone_notes_nothing() -> None:
     calls.enter("all_reduce")
     assert calls.words[STATE] == 0
     calls.leave()
-
-
-def test_bytes_are_of_the_closure_that_they_are_about() -> None:
-    traffic = Recorder().traffic
-    for closure in range(1, TRAFFIC_KEPT + 4):
-        traffic.note(closure, 50, 20)
-    traffic.note(0, 7, 0)
-    traffic.note(TRAFFIC_KEPT + 3, 30, 0)
-    # The memory of this does not grow.
-    assert list(traffic.closures) == list(range(4, TRAFFIC_KEPT + 4))
-    assert traffic.closures[4] == Sent(1, 50, 20)
-    assert traffic.closures[TRAFFIC_KEPT + 3] == Sent(2, 80, 20)
-    assert traffic.total == Sent(TRAFFIC_KEPT + 5, 50 * (TRAFFIC_KEPT + 3) + 37, 20 * (TRAFFIC_KEPT + 3))

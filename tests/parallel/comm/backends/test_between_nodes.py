@@ -10,7 +10,7 @@ from mpidist.comm.backends.large_ring import LargeRing
 from mpidist.comm.backends.node import NodeBackend
 from mpidist.comm.backends.ring import RingBackend
 from mpidist.comm.choice import selection
-from mpidist.comm.choice.tuning import ring_begins
+from mpidist.comm.choice.sizes import ring_begins
 from mpidist.comm.collective import Collective
 from mpidist.comm.group.communicator import Communicator
 from mpidist.options import CommunicationOptions

@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 from mpidist.arrays import AnyArray
+from mpidist.comm.backends.direct_copies import DIRECT_FROM
 from mpidist.comm.backends.node import NodeBackend
 from mpidist.comm.choice import selection
-from mpidist.comm.choice.tuning import Tuning
+from mpidist.comm.choice.sizes import NEVER, Sizes
 from mpidist.comm.collective import Collective
 from mpidist.comm.front.front import CollectiveFront
 from mpidist.comm.group.communicator import Communicator
@@ -27,7 +28,6 @@ pytestmark = pytest.mark.mpi(min_size=2)
 
 # Pieces so small that the arrays here need several.
 IN_PIECES = CommunicationOptions(bytes_per_pack=256)
-NEVER = 1 << 62
 
 
 def direct_from(collective: CollectiveFront) -> int | None:
@@ -103,17 +103,15 @@ def test_what_a_tree_combines_leaves_the_arrays_alone(communicator: Communicator
     np.testing.assert_allclose(total, np.sum(communicator.all_gather_object(mine), axis=0), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("tuned", [None, 1 << 16, NEVER])
-def test_the_size_is_a_constant_or_the_measured_one_and_told(
-    communicator: Communicator, tuned: int | None, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("begins", [1 << 16, DIRECT_FROM, NEVER])
+def test_the_size_from_which_arrays_are_copied_directly_is_told(
+    communicator: Communicator, begins: int, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tuning = Tuning() if tuned is None else Tuning(direct_from=tuned)
-    monkeypatch.setattr(selection, "find_tuning", lambda *_: tuning)
-    expected = 1 << 20 if tuned is None else tuned
+    monkeypatch.setattr(selection, "find_sizes", lambda *_: Sizes(direct_from=begins))
     with caplog.at_level(logging.INFO, "mpidist"):
         collective = selection.choose(communicator, CommunicationOptions(implementation="NODE"))
-    assert direct_from(collective) == expected
-    told = f"arrays of {expected} bytes and above are copied directly between processes"
+    assert direct_from(collective) == begins
+    told = f"arrays of {begins} bytes and above are copied directly between processes"
     assert (told in caplog.text) == (communicator.rank == 0)
     shown: list[int] = []
     show = PeerMemory.show
@@ -127,7 +125,7 @@ def test_the_size_is_a_constant_or_the_measured_one_and_told(
     for size in sizes:
         array = np.full(size // 4, communicator.rank + 1, np.float32)
         assert (collective.all_reduce(array, ReduceOp.MAX) == communicator.size).all()
-    assert shown == [size for size in sizes if size >= expected]
+    assert shown == [size for size in sizes if size >= begins]
 
 
 def test_addresses_are_looked_up_only_where_a_driver_may_have_mapped_them(
