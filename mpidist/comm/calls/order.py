@@ -28,7 +28,19 @@ if TYPE_CHECKING:
 
 # Between nodes the checksums of so many calls are compared by one message; `benchmarks/dispatch.py` measures its cost.
 COMPARED_EVERY = 32
-_NO_CALL = ("a call",)
+
+
+class _PastCall(tuple[Any, ...]):
+    """A call that the next one is not the same as, so that it counts as new. Others may still ask what it was."""
+
+    __slots__ = ()
+    __hash__ = tuple.__hash__
+
+    def __eq__(self, other: object) -> bool:
+        return False
+
+    def __ne__(self, other: object) -> bool:
+        return True
 
 
 class CallOrder(CallComparison):
@@ -209,7 +221,7 @@ class CallOrder(CallComparison):
         """Local. As of `CallComparison`; which calls are new is the same on all ranks again, too."""
         super().restart(keeps_call=keeps_call)
         self._signs.clear()
-        self.key = _NO_CALL
+        self.key = _PastCall(self.key)
 
     def sign(self, name: str, detail: object, array: AnyArray, owner: int) -> None:
         """Local. Sign what another thread does later: ranks that begin something else differ from now on.
