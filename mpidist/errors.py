@@ -46,6 +46,10 @@ class CancelledError(MpidistError, RuntimeError):
     """A scheduled function was not run, since another one had failed."""
 
 
+class FatalFunctionError(MpidistError, RuntimeError):
+    """A scheduled function was given up, since its workers terminated again and again while they ran it."""
+
+
 class EndOfDataError(MpidistError, LookupError):
     """A scheduled function has no value, since the data of the workers that may run it has ended."""
 

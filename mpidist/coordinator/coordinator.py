@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal, NoReturn, cast
 
 from mpidist import tree
-from mpidist.arguments import flag, number, whole
 from mpidist.attributes import FixedAttributes
 from mpidist.coordinator.background import keep_going
 from mpidist.coordinator.functions import Naming, SentFunctions, arguments_of, require_function
 from mpidist.coordinator.membership import Membership
+from mpidist.coordinator.options import CoordinatorOptions
 from mpidist.coordinator.references import Names
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue, error_of
 from mpidist.coordinator.waits import ChiefWaits
@@ -26,7 +27,7 @@ from mpidist.parameter_server.protocol.signal_relay import others_of
 from mpidist.parameter_server.queue.closures import QUEUE_SIZE, Action, Closures
 from mpidist.parameter_server.queue.iterations import Iterations
 from mpidist.parameter_server.queue.synchronous import versions_of
-from mpidist.parameter_server.queue.work import ClosureEnd, End, rules_of
+from mpidist.parameter_server.queue.work import MAX_DEATHS, ClosureEnd, End, rules_of
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 from mpidist.variables.variable import BaseVariable
 
@@ -46,14 +47,17 @@ class ClusterCoordinator(FixedAttributes):
             that an optimizer has made on this worker; they never miss what functions before it on this worker have
             assigned, added or scattered, never are of two versions, and never get older.
         queue_size: So many functions may wait for a worker, or for the values that they take; then `schedule` waits.
+        max_deaths: A function fails with `FatalFunctionError` when so many workers were lost while they ran it: it may
+            have ended them. Other functions go on.
 
     Raises:
         TypeError: An option of a wrong type.
-        ValueError: Another strategy, or an option out of range.
+        ValueError: Another strategy, an option out of range, or another value than that of the first call.
         RuntimeError: This rank is not the chief.
     """
 
     _fixed = frozenset({"strategy"})
+    _options: CoordinatorOptions
 
     def __new__(cls, strategy: ParameterServerStrategy, *_: object, **__: object) -> ClusterCoordinator:
         """Local. See the class."""
@@ -72,18 +76,15 @@ class ClusterCoordinator(FixedAttributes):
 
     def __init__(
         self, strategy: ParameterServerStrategy, closure_timeout: float | None = None, *, prefetch: bool = False,
-        queue_size: int = QUEUE_SIZE,
+        queue_size: int = QUEUE_SIZE, max_deaths: int = MAX_DEATHS,
     ) -> None:
-        if closure_timeout is not None and not number("closure_timeout", closure_timeout, least=0):
-            raise ValueError("`closure_timeout` must be more than 0 seconds, got 0: every worker would count as lost")
-        if flag("prefetch", prefetch) and strategy.pace.synchronous:
-            raise ValueError(
-                "`prefetch` must be False with synchronous=True: a function begins when the update before it is there"
-            )
-        whole("queue_size", queue_size, least=1)
+        options = CoordinatorOptions(closure_timeout, prefetch, queue_size, max_deaths)
+        options.checked(is_synchronous=strategy.pace.synchronous)
         if hasattr(self, "strategy"):
+            options.require_same(self._options)
             return
         self.strategy = strategy
+        self._options = options
         # `__new__` has looked.
         self._chief = cast(Chief, strategy.chief)
         self._station = self._chief.station
@@ -98,7 +99,9 @@ class ClusterCoordinator(FixedAttributes):
             self._resource, self._make_again, self._wait_for_made, self._closures, self._is_at_end,
             strategy.places.ranks, lambda fn, args: self._functions.work(fn, args, {})[0],
         )
-        self._membership = Membership(strategy, self._closures, self._data_sets, self._station, self._do)
+        self._membership = Membership(
+            strategy, self._closures, self._data_sets, self._station, self._do, closure_timeout
+        )
         self._waits = ChiefWaits(self._closures, self._membership.place_of, strategy.invitation)
         self._chief.closures = self._take
         self._chief.watch = self._watch
@@ -114,10 +117,10 @@ class ClusterCoordinator(FixedAttributes):
 
     # ------------------------------------------------------------------ the program
 
-    def schedule(
+    def schedule(  # noqa: PLR0913  # a function and its rules
         self, fn: Callable[..., Any], args: Sequence[Any] | None = None, kwargs: Mapping[str, Any] | None = None, *,
         worker: int | None = None, priority: float = 0, retries: int = 0,
-        on_error: Literal["cancel", "keep"] = "cancel",
+        on_error: Literal["cancel", "keep"] = "cancel", max_deaths: int | None = None,
     ) -> RemoteValue:
         """Local. Give a function to some worker. It returns at once, unless the queue is full.
 
@@ -135,6 +138,7 @@ class ClusterCoordinator(FixedAttributes):
             retries: How often it is run again when it raises.
             on_error: "cancel": its error cancels what waits, and the next `schedule`, `join` or `done` raises it.
                 "keep": only its own value raises.
+            max_deaths: As of the coordinator, for this function; default: the coordinator's.
 
         Returns:
             Its result, which may be not there yet.
@@ -147,7 +151,8 @@ class ClusterCoordinator(FixedAttributes):
         """
         require_function(fn)
         arguments = arguments_of(args, kwargs)
-        rules = rules_of(self.strategy.places.ranks, worker, priority, retries, on_error)
+        most = self._options.max_deaths if max_deaths is None else max_deaths
+        rules = rules_of(self.strategy.places.ranks, worker, priority, retries, on_error, most)
         with self._chief.lock:
             self._raise_error()
             self._chief.settle()
@@ -187,7 +192,7 @@ class ClusterCoordinator(FixedAttributes):
             # After an error nothing more begins.
             while self._closures.error is None and (self._act() or self._end_round()):
                 pass
-            self._membership.look()
+            self._look_for_losses()
             self._raise_error()
             return self._closures.is_done
 
@@ -307,9 +312,10 @@ class ClusterCoordinator(FixedAttributes):
         self._raise_failure()
         self._chief.require_decided()
         self._waits.show()
-        if not self._act() and not self._end_round():
-            self._station.step(0.0 if self.strategy.roles.is_one_process else _WAIT_SECONDS)
-        self._membership.look()
+        has_read_all = not self._act() and not self._end_round()
+        if has_read_all:
+            has_read_all = not self._station.step(0.0 if self.strategy.roles.is_one_process else _WAIT_SECONDS)
+        self._look_for_losses(has_read_all=has_read_all)
 
     def _act(self) -> bool:
         """Take a message that is there, or run a function where this process is the worker; whether there was one."""
@@ -327,22 +333,29 @@ class ClusterCoordinator(FixedAttributes):
         """Take what has come, without waiting."""
         while self._act():
             pass
-        self._membership.look()
+        self._look_for_losses()
 
     def go_on(self) -> None:
         """Local. Take what has come, in a thread of ours, while the program does something else."""
         try:
             while self._station.step():
                 pass
-            self._membership.look()
+            self._look_for_losses()
         except BaseException as error:  # the program's own thread raises it
             self._failure = error
 
-    def _watch(self) -> None:
+    def _look_for_losses(self, *, has_read_all: bool = True) -> None:
+        """See `Membership.look`; when all workers are lost, every later call raises that."""
         try:
-            self._membership.look()
-        except DeadRankError as error:  # `join` raises it: all workers are dead, and a checkpoint is saved
+            self._membership.look(has_read_all=has_read_all)
+        except DeadRankError as error:
             self._failure = error
+            raise
+
+    def _watch(self) -> None:
+        # `join` raises it: all workers are dead, and a checkpoint is saved.
+        with contextlib.suppress(DeadRankError):
+            self._look_for_losses(has_read_all=False)
 
     def _look(self) -> None:
         """Go on where no thread does while the program does something else, and no function runs."""

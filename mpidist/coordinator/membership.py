@@ -7,10 +7,12 @@ import time
 from collections.abc import Callable, Sequence
 
 from mpidist.coordinator.worker_datasets import DataSets
+from mpidist.errors import DeadRankError
+from mpidist.failures.deaths import WATCH, Process
 from mpidist.failures.peers import Key
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.queue.closures import Action, Closures
-from mpidist.strategy.parameter_server.invitation import Invitation, require_more
+from mpidist.strategy.parameter_server.invitation import Invitation
 from mpidist.strategy.parameter_server.strategy import ParameterServerStrategy
 
 logger = logging.getLogger("mpidist")
@@ -25,47 +27,70 @@ class Membership:
         data_sets: Likewise.
         station: The station of the chief.
         do: Does what the closures ask for.
+        closure_timeout: As of the coordinator, for texts.
     """
 
     def __init__(
         self, strategy: ParameterServerStrategy, closures: Closures, data_sets: DataSets, station: Station,
-        do: Callable[[Sequence[Action]], None],
+        do: Callable[[Sequence[Action]], None], closure_timeout: float | None,
     ) -> None:
         self._strategy = strategy
         self._closures = closures
         self._data_sets = data_sets
         self._station = station
         self._do = do
+        self._timeout = closure_timeout or 0.0
 
     def place_of(self, rank: int) -> tuple[str, Key]:
         """Local. The name of a rank, and its process."""
         return self._station.name_of(rank), Key(*self._strategy.places.process_of(rank))
 
-    def look(self) -> None:
+    def look(self, *, has_read_all: bool = True) -> None:
         """Local. Take note of workers that are lost, and of workers that join.
+
+        Args:
+            has_read_all: Whether no message is left that may say that a worker has ended what it did.
 
         Raises:
             DeadRankError: There is no worker any more, and none can join.
         """
         now, workers = time.monotonic(), self._closures.workers
-        lost = {rank for gone in (self._station.window.lost(), self._station.left) for rank in gone if rank in workers}
-        lost.update(self._closures.overdue(now))
+        if actions := self._closures.look(now):
+            with self._station.whole:
+                self._do(actions)
+        lost = {rank: "" for rank in self._station.window.lost() if rank in workers}
+        lost |= {rank: reason for rank, reason in self._station.left.items() if rank in workers}
+        if has_read_all:
+            late = f"given up, since it ran for longer than `closure_timeout`, {self._timeout:g} s"
+            lost |= {rank: late for rank in self._closures.overdue() if rank not in lost}
         for rank in sorted(lost):
-            self._lose(rank, now)
-        if lost and not self._closures.workers:
-            require_more(self._strategy.invitation)
+            self._lose(rank, now, lost[rank])
+        if not workers:
+            self._require_more(is_new=bool(lost))
         if self._strategy.invitation is not None:
             self._let_join(self._strategy.invitation, now)
 
-    def _lose(self, rank: int, now: float) -> None:
-        (name, (host, process, _)), left = self.place_of(rank), len(self._closures.workers) - 1
-        logger.warning(
-            "%s (rank %d, process %d on %s) is lost; its work goes to the other %d worker%s",
-            name, rank, process, host, left, "s" * (left != 1),
-        )
+    def _lose(self, rank: int, now: float, why: str) -> None:
+        (name, key), left = self.place_of(rank), len(self._closures.workers) - 1
+        place = f"{name} (rank {rank}, process {key.number} on {key.host})"
+        logger.warning("%s is lost; its work goes to the other %d worker%s", place, left, "s" * (left != 1))
+        how = why or WATCH.how_ended(Process(*key))
         with self._station.whole:
-            self._do(self._closures.lost(rank, now))
+            self._do(self._closures.lost(rank, now, f"{place}{': ' * bool(how)}{how}"))
             self._strategy.give_up(rank)
+
+    def _require_more(self, *, is_new: bool) -> None:
+        """All workers are lost: raise DeadRankError unless others may join."""
+        invitation = self._strategy.invitation
+        if invitation is None:
+            suspects = "".join(f". Workers were lost while they ran {one}" for one in self._closures.suspects())
+            raise DeadRankError(
+                "all workers are lost: start the job again, and let it restore the last checkpoint" + suspects
+            )
+        if is_new:
+            logger.warning(
+                "all workers are lost: the job waits until others join, by `%s`", invitation.command
+            )
 
     def _let_join(self, invitation: Invitation, now: float) -> None:
         """Let those work that have joined, and answer those that ask for a place."""

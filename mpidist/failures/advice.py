@@ -1,4 +1,4 @@
-"""Advice: the last lines of a report about ranks that wait."""
+"""Advice: the last lines of a report about ranks that wait, and of errors of processes that are ranks no more."""
 
 from __future__ import annotations
 
@@ -16,6 +16,15 @@ UNSEEN = (
     "MPIDIST_JOB_DIR=DIRECTORY, on a file system of all hosts, shows them"
 )
 SOME_SEEN = "In a large job a rank sees its own host and the hosts before it: other reports may say who is late"
+
+FORKED = (
+    "this process was forked from a rank, and is none itself: it would meet the other ranks in its parent's place. "
+    "Let the parent make all collective calls, or start the child anew (`multiprocessing` with the method \"spawn\")"
+)
+LEFT = (
+    "the program has come to its end on all ranks. An exit function that makes collective calls must be registered "
+    "after `import mpidist`; a `__del__` at the end of the interpreter can make none"
+)
 
 
 def of_wait(*, are_late: bool, are_seen: bool, sees_some: bool, ends: bool) -> str:

@@ -21,8 +21,9 @@ from types import FrameType
 from typing import NamedTuple
 
 from mpidist.errors import DeadRankError
+from mpidist.failures.advice import FORKED, LEFT
 from mpidist.failures.job_directory import deaths_seen
-from mpidist.failures.lives import Lives
+from mpidist.failures.lives import Lives, how_ended
 from mpidist.failures.watchdog import WATCHDOG
 from mpidist.launch import is_under_hydra as _is_under_hydra
 
@@ -33,14 +34,6 @@ _UNKNOWN = "a rank on another host"
 SOME_RANK = "a rank"
 # In `dead`, where this process itself makes no calls with others any more.
 _APART = "this process"
-_FORKED = (
-    "this process was forked from a rank, and is none itself: it would meet the other ranks in its parent's place. "
-    "Let the parent make all collective calls, or start the child anew (`multiprocessing` with the method \"spawn\")"
-)
-_LEFT = (
-    "the program has come to its end on all ranks. An exit function that makes collective calls must be registered "
-    "after `import mpidist`; a `__del__` at the end of the interpreter can make none"
-)
 # After a death the program's own thread has so long to find out and to raise an error, where it can be caught. Then a
 # thread of ours ends the process: the program's thread may be in a call of MPI that never returns.
 DISCOVERY_SECONDS = 3.0
@@ -97,6 +90,8 @@ class DeathWatch:
         self._on_death: Callable[[], None] | None = None
         self._ask_mpi: Callable[[BaseException], Sequence[str]] = lambda _: ()
         self._watched: dict[int, tuple[Process, str]] = {}
+        # Descriptors of the dead, which know how they have ended.
+        self._ended: dict[Process, int] = {}
         self._lives = Lives()
         self._known: set[Process] = set()
         self._poll: select.epoll | None = None
@@ -122,7 +117,7 @@ class DeathWatch:
 
     def refuse_calls(self) -> None:
         """Local. From now on this process makes no calls with others: the program has come to its end on all ranks."""
-        self.dead.setdefault(_APART, _LEFT)
+        self.dead.setdefault(_APART, LEFT)
 
     def refuse_children(self) -> None:
         """Local. Let no process that is forked from this one make collective calls; later calls change nothing."""
@@ -132,7 +127,7 @@ class DeathWatch:
 
     def _be_child(self) -> None:
         self._on_death = None
-        self.dead = {_APART: _FORKED}
+        self.dead = {_APART: FORKED}
         self._be_deaf()
         if self._handler is not None and signal.getsignal(signal.SIGUSR1) is self._handler:
             signal.signal(signal.SIGUSR1, signal.SIG_DFL)
@@ -183,6 +178,11 @@ class DeathWatch:
                 # The descriptor is of this process, and of no later one with its number.
                 with contextlib.suppress(OSError):
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
+
+    def how_ended(self, process: Process) -> str:
+        """Local. How a process of this host has ended, as of `lives.how_ended`; empty where that is not known."""
+        descriptor = self._ended.get(process)
+        return "" if descriptor is None else how_ended(descriptor)
 
     def lost(self, processes: Iterable[Process]) -> list[str]:
         """Local. The names of the dead among some processes, and of dead ranks whose process is not known.
@@ -370,7 +370,7 @@ class DeathWatch:
                     continue
                 process, name = self._watched.pop(descriptor)
                 poll.unregister(descriptor)
-                os.close(descriptor)
+                self._ended[process] = descriptor
                 self._note(process, name)
 
     def _note(self, process: Process | str, name: str) -> None:

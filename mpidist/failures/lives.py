@@ -1,10 +1,16 @@
-"""Processes that have no descriptor: a thread looks into `/proc` twice a second.
+"""Processes that are no children of this one: whether they live, and how they have ended.
 
-Linux before 5.3 has no descriptors of processes, and elsewhere none may be left.
+Linux before 5.3 has no descriptors of processes, and elsewhere none may be left: then a thread looks into `/proc` twice
+a second. How one with a descriptor has ended Linux tells since 6.15.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
+import signal
+import struct
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +19,13 @@ from threading import Lock
 
 # Between two looks.
 LOOK_SECONDS = 0.5
+# `PIDFD_GET_INFO` of <linux/pidfd.h>: it has the status of a process that its parent has waited for.
+_GET_INFO = 0xC040FF0B
+_HAS_STATUS = 1 << 3
+# The mask of what is there, eleven identities that are not read here, and the status as of `man 2 wait`.
+_INFO = struct.Struct("<Q52xi")
+# The launcher waits for its children at once, unless the machine is busy.
+_WAITED_SECONDS = 0.2
 
 
 class Lives:
@@ -67,3 +80,34 @@ def life_of(number: int) -> str:
         return ""
     # Zombies and dead processes wait for their parent (`man 5 proc`).
     return "" if state in "ZX" else fields[18]
+
+
+def how_ended(descriptor: int) -> str:
+    """Local. How a process has ended: "signal 11 (SIGSEGV)" or "exit code 0"; empty where the kernel does not tell.
+
+    Args:
+        descriptor: A process descriptor of it (`man 2 pidfd_open`).
+    """
+    end = time.monotonic() + _WAITED_SECONDS
+    while (status := _status(descriptor)) is None and time.monotonic() < end:
+        time.sleep(0.01)
+    if status is None or status < 0:
+        return ""
+    if not os.WIFSIGNALED(status):
+        return f"exit code {os.waitstatus_to_exitcode(status)}"
+    number = os.WTERMSIG(status)
+    with contextlib.suppress(ValueError):
+        return f"signal {number} ({signal.Signals(number).name})"
+    return f"signal {number}"
+
+
+def _status(descriptor: int) -> int | None:
+    """The status; None as long as it is not there, and -1 if this kernel does not have it."""
+    info = bytearray(_INFO.size)
+    _INFO.pack_into(info, 0, _HAS_STATUS, 0)
+    try:
+        fcntl.ioctl(descriptor, _GET_INFO, info)
+    except OSError:
+        return -1
+    mask, status = _INFO.unpack_from(info)
+    return int(status) if mask & _HAS_STATUS else None

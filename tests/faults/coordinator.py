@@ -7,6 +7,8 @@ from tests.faults.fault import Fault
 AGAIN = "unit/coordinator/test_coordinator_again.py::test_"
 DATA = "unit/coordinator/test_coordinator_data_again.py::test_"
 WAITS = "unit/parameter_server/test_waits.py::test_"
+SUSPECTS = "unit/coordinator/test_suspects.py::test_"
+DEADLINES = "unit/parameter_server/test_deadlines.py::test_"
 
 FAULTS = (
     Fault(
@@ -159,5 +161,57 @@ FAULTS = (
         "a part of the data keeps the pass of the one before", "parameter_server/queue/data_positions.py",
         "                if new:\n", "                if False:\n",
         DATA + "each_part_has_the_pass_to_which_it_belongs",
+    ),
+    Fault(
+        "a function has one death more than it may", "parameter_server/queue/closures.py",
+        "if len(closure.deaths) >= closure.rules.max_deaths:", "if len(closure.deaths) > closure.rules.max_deaths:",
+        SUSPECTS + "a_closure_fails_when_so_many_workers_were_lost_with_it",
+    ),
+    Fault(
+        "a function that was sent ahead is blamed for a death", "parameter_server/queue/closures.py",
+        "is_suspect = number == worker.runs()", "is_suspect = True",
+        SUSPECTS + "only_what_a_worker_runs_is_blamed_for_its_loss",
+    ),
+    Fault(
+        "a function is tried again before the death is settled", "parameter_server/queue/closures.py",
+        "lost_at=now if is_suspect else None", "lost_at=None",
+        SUSPECTS + "a_closure_waits_until_the_loss_is_settled_and_others_do_not",
+    ),
+    Fault(
+        "a suspect outlives the error that cancels all", "parameter_server/queue/closures.py",
+        ", *self._suspects.clear()])", "])", SUSPECTS + "a_suspect_is_cancelled_as_others_are",
+    ),
+    Fault(
+        "the time in which a server was stopped counts", "parameter_server/queue/deadlines.py",
+        "min(now - before, _COUNTED * self._pause)", "now - before", DEADLINES + "a_stop_of_others_does_not_count",
+    ),
+    Fault(
+        "an answer to an earlier question counts", "parameter_server/queue/deadlines.py",
+        "if number != self._number:", "if number == 0:",
+        DEADLINES + "an_answer_to_an_earlier_question_counts_for_nothing",
+    ),
+    Fault(
+        "one server's answer stands for all", "parameter_server/queue/deadlines.py",
+        "        self._missing.discard(server)\n", "        self._missing.clear()\n", DEADLINES + "random_stops",
+    ),
+    Fault(
+        "large arguments arrive at once", "parameter_server/queue/deadlines.py",
+        "_BYTES_PER_SECOND = 10e6", "_BYTES_PER_SECOND = 1e15",
+        DEADLINES + "what_is_large_takes_its_time_to_arrive",
+    ),
+    Fault(
+        "who makes a value of its own is late", "parameter_server/queue/worker_table.py",
+        "if self.running and not self.building else None", "if self.running else None",
+        DEADLINES + "who_makes_a_value_of_its_own_is_never_late",
+    ),
+    Fault(
+        "the time of a function begins when it is sent", "parameter_server/queue/closures.py",
+        "                self._time(sender, is_loading=not message.is_loaded)\n", "                pass\n",
+        "unit/coordinator/test_coordinator_closures.py::test_a_function_has_its_time_from_when_it_has_begun",
+    ),
+    Fault(
+        "options of a second coordinator are dropped", "coordinator/coordinator.py",
+        "            options.require_same(self._options)\n", "",
+        "unit/coordinator/test_one_process_coordinator.py::test_later_coordinators_have_the_options_of_the_first",
     ),
 )

@@ -45,7 +45,7 @@ class TakesOldAttempts(Closures):
 class RepeatsDecided(Closures):
     """Hands a decided attempt out again when its worker is lost."""
 
-    def lost(self, rank: int, now: float) -> list[Any]:
+    def lost(self, rank: int, now: float, how: str = "") -> list[Any]:
         for closure in self._closures.values():
             if closure.worker == rank:
                 closure.is_decided = False
@@ -121,14 +121,40 @@ class LeavesNothing(Closures):
 class ForgetsLost(Closures):
     """Does not hand out again what a lost worker had."""
 
-    def _again(self, number: int) -> list[Any]:
-        return [] if self._closures[number].failures == 0 else super()._again(number)
+    def _again(self, number: int, lost_at: float | None = None) -> list[Any]:
+        return [] if self._closures[number].failures == 0 else super()._again(number, lost_at)
+
+
+class ForgivesAll(Closures):
+    """Hands a closure out again however many workers were lost with it."""
+
+    def _again(self, number: int, lost_at: float | None = None) -> list[Any]:
+        closure = self._closures[number]
+        closure.rules = closure.rules._replace(max_deaths=100)
+        return super()._again(number, lost_at)
+
+
+class BlamesTheNext(Closures):
+    """Blames a closure that was sent ahead for the loss of its worker, too."""
+
+    def lost(self, rank: int, now: float, how: str = "") -> list[Any]:
+        for number in (self.workers[rank].running[1:] if rank in self.workers else ()):
+            self._closures[number].deaths += (how,)
+        return super().lost(rank, now, how)
+
+
+class ForgetsSuspects(Closures):
+    """Does not hand out again a closure whose worker was lost while it ran."""
+
+    def look(self, now: float) -> list[Any]:
+        self._suspects.settled(now)
+        return []
 
 
 class FencesWorkersOnly(Closures):
     """Tells the lost worker, but no server."""
 
-    def lost(self, rank: int, now: float) -> list[Any]:
+    def lost(self, rank: int, now: float, how: str = "") -> list[Any]:
         return [
             action for action in super().lost(rank, now)
             if not (isinstance(action, Send) and isinstance(action.message, Fence) and action.rank != rank)
@@ -339,6 +365,7 @@ class AppliesFirst(Staging):
 BOTH = Schedule((1, 2))
 BOUND, OTHER = (Schedule((1, 2), Rules(worker=worker)) for worker in (3, 4))
 PARTS = Schedule((1,), parts=2)
+POISON = Schedule((1,), Rules(max_deaths=1, on_error="keep"))
 
 
 class Mutant(NamedTuple):
@@ -381,6 +408,11 @@ MUTANTS = {
     "raises-at-once": Mutant("errors", Job((BOTH, BOTH, "join"), upfront=2, fails=1, closures=RaisesAtOnce)),
     "leaves-nothing": Mutant("cut", Job((BOTH, "cut", "join"), workers=1, closures=LeavesNothing)),
     "forgets-lost": Mutant("progress", one(workers=2, kills=1, closures=ForgetsLost)),
+    "forgives-all": Mutant("guilt", Job((POISON, "join"), upfront=1, workers=2, kills=2, closures=ForgivesAll)),
+    "blames-the-next": Mutant(
+        "guilt", Job((POISON, POISON, "join"), upfront=2, workers=1, kills=1, prefetch=True, closures=BlamesTheNext)
+    ),
+    "forgets-suspects": Mutant("progress", one(workers=2, kills=1, closures=ForgetsSuspects)),
     "ignores-departures": Mutant("progress", one(workers=2, leaves=1, closures=IgnoresDepartures)),
     "repeats-decided-of-the-left": Mutant("protocol", one(workers=2, leaves=1, closures=RepeatsDecidedOfTheLeft)),
     "drops-of-the-left": Mutant("protocol", one(leaves=1, staging=DropsOfTheLeft)),

@@ -26,6 +26,7 @@ from mpidist.parameter_server.protocol.messages import (
     Send,
 )
 from mpidist.parameter_server.queue.closures import Closures
+from mpidist.parameter_server.queue.suspects import SETTLED_SECONDS
 from mpidist.parameter_server.queue.work import ClosureEnd, Name, ResourceEnd, Rules, Work
 from mpidist.parameter_server.server.snapshot import Cutting, ElementRange
 from mpidist.parameter_server.server.staging import Apply, ApplyRound, Free, Save, Staging
@@ -119,6 +120,8 @@ class Coordinator:
         cuts: What each cut is.
         left: The workers that have left by themselves, as far as that is known: they are soon called lost.
         steps: The numbers of the commits with steps of optimizers, in order.
+        at_work: The closures that each worker has to run, or runs, in their order.
+        guilt: How often a worker was lost while it had a closure before all others.
     """
 
     closures: Closures
@@ -132,6 +135,8 @@ class Coordinator:
     cuts: list[CutMade] = field(default_factory=list)
     left: set[int] = field(default_factory=set)
     steps: list[int] = field(default_factory=list)
+    at_work: dict[int, list[int]] = field(default_factory=dict)
+    guilt: dict[int, int] = field(default_factory=dict)
 
     def _note(self, actions: list[Any] | None) -> list[Any]:
         if actions is None:
@@ -139,6 +144,8 @@ class Coordinator:
         for action in actions:
             if isinstance(action, ClosureEnd):
                 self.ends.append(action)
+            elif isinstance(action, Send) and isinstance(action.message, Do):
+                self.at_work.setdefault(action.rank, []).append(action.message.closure)
             elif isinstance(action, Send) and isinstance(action.message, Commit | Round):
                 self.sent += [(action.rank, commit) for commit in commits_of(action.message)]
                 if action.message.steps and action.message.number not in self.steps:
@@ -147,6 +154,8 @@ class Coordinator:
 
     def deliver(self, sender: int, message: Message) -> list[Any]:
         """A message comes."""
+        if isinstance(message, Finished | Failed) and self.at_work.get(sender):
+            self.at_work[sender].pop(0)
         actions = self.closures.take(sender, message, 0.0)
         if actions is None and isinstance(message, Left):
             # The station takes note of it, and tells no role.
@@ -157,7 +166,13 @@ class Coordinator:
     def lose(self, worker: int) -> list[Any]:
         """A worker is called lost."""
         self.lost.add(worker)
+        for closure in self.at_work.pop(worker, [])[:1]:
+            self.guilt[closure] = self.guilt.get(closure, 0) + 1
         return self._note(self.closures.lost(worker, 0.0))
+
+    def settle(self) -> list[Any] | None:
+        """The last losses are settled; None if nothing waits for that."""
+        return self._note(self.closures.look(SETTLED_SECONDS)) if self.closures.has_suspects else None
 
     def join(self, worker: int) -> list[Any]:
         """A worker joins."""

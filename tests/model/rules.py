@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mpidist.parameter_server.protocol.messages import OWN_WRITE
-from mpidist.parameter_server.queue.work import End
+from mpidist.parameter_server.queue.work import ClosureEnd, End
 from tests.model.parties import BrokenError, Coordinator, Server, Worker, changed_by
 
 
@@ -15,6 +15,11 @@ def attempts_of(closure: int, servers: Sequence[Server]) -> list[list[int]]:
         [commit.attempt for commit in server.applied if commit.closure == closure and commit.attempt != OWN_WRITE]
         for server in servers
     ]
+
+
+def is_fatal(end: ClosureEnd) -> bool:
+    """Whether a closure has failed since workers were lost."""
+    return end.end is End.ERROR and b"FatalFunctionError" in end.payload
 
 
 def check_always(coordinator: Coordinator, servers: Sequence[Server]) -> None:
@@ -31,6 +36,11 @@ def check_always(coordinator: Coordinator, servers: Sequence[Server]) -> None:
                     raise BrokenError(f"done: {end} is applied by {got}")
         elif any(got):
             raise BrokenError(f"void: {end} is applied by {got}")
+    for number, schedule in wanted.items():
+        most, times = schedule.rules.max_deaths, coordinator.guilt.get(number, 0)
+        fatal = [end for end in coordinator.ends if end.closure == number and is_fatal(end)]
+        if times > most or (fatal and times != most):
+            raise BrokenError(f"guilt: workers were lost {times} times with closure {number}, {most} may be: {fatal}")
     if coordinator.position and coordinator.program[coordinator.position - 1] == "read":
         for rank, commit in coordinator.sent:
             if commit.attempt == OWN_WRITE and commit not in servers[rank - 1].applied:

@@ -19,6 +19,7 @@ Rules, of every state or where nothing moves any more:
     version    what a synchronous round adds up has read the version before it, and no other one, on all servers
     cut        each block that a server saves holds the commits up to the cut's number, all and only these
     errors     the user gets an error when no closure is there any more
+    guilt      a closure fails when as many workers as its rules allow were lost while they had it first, and only then
     protocol   no machine gets a message that breaks the protocol
 """
 
@@ -361,6 +362,9 @@ class World:
         copy = list(state)
         if self._do(copy, COORDINATOR, "user"):
             yield ("the user goes on",), True, tuple(copy)
+        copy = list(state)
+        if self._do(copy, COORDINATOR, "settle"):
+            yield ("losses are settled",), True, tuple(copy)
         rank = self.worker_ranks[-max(1, state[self.joins])]
         if state[self.joins] and lost and self._may_join(state, rank):
             copy = list(state)

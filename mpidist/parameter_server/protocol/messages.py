@@ -12,6 +12,13 @@ A closure is handed out as attempt 1, 2, ... until one attempt is decided. These
     Fence      coordinator to all       this worker is lost: drop what it staged, take nothing more from it
     Left       anybody to all           I serve no more, after an error of my own: a worker is then lost
 
+Where workers have a time limit, these say how long a function has run (`queue/deadlines.py`):
+
+    Timed      coordinator to worker    say from now on when you begin a closure
+    Began      worker to coordinator    I have begun to load this closure, or to run it
+    Ping       coordinator to server    are you there?
+    Pong       server to coordinator    I am
+
 Nothing here is decided by a worker or a server alone, so that a closure is applied by all its servers or by none.
 (What integers do not hold is not: the server leaves that variable as it is, and says so in `Applied`.)
 A server notes in the slot itself that it has applied it. A worker that begins a closure waits for that note before it
@@ -327,6 +334,36 @@ class CallAnswer(NamedTuple):
     traceback: str = ""
 
 
+class Timed(NamedTuple):
+    """Coordinator to worker: send `Began` from now on."""
+
+
+class Began(NamedTuple):
+    """Worker to coordinator: it has begun to load a closure and its arguments, or has loaded them and calls it.
+
+    Attributes:
+        closure: The closure.
+        attempt: The attempt.
+        is_loaded: Whether they are loaded.
+    """
+
+    closure: int
+    attempt: int
+    is_loaded: bool
+
+
+class Ping(NamedTuple):
+    """Coordinator to server: answer with the same number."""
+
+    number: int
+
+
+class Pong(NamedTuple):
+    """Server to coordinator: the answer."""
+
+    number: int
+
+
 class Left(NamedTuple):
     """Anybody to all: this process serves no more, though it lives.
 
@@ -339,7 +376,7 @@ class Left(NamedTuple):
 
 Message: TypeAlias = (
     Define | Do | Push | Drop | Finished | Failed | Prepared | Commit | Round | Applied | Fence | SnapshotRequest
-    | CutDone | Build | Built | Discard | Call | CallAnswer | Left
+    | CutDone | Build | Built | Discard | Call | CallAnswer | Left | Timed | Began | Ping | Pong
 )
 
 

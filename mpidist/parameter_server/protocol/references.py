@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import io
 import pickle
+import reprlib
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from types import CodeType, FunctionType
@@ -26,6 +27,9 @@ _PLAIN = frozenset({
 })
 # Deeper nests are looked at by the pickler, which knows circles.
 _DEPTH = 8
+
+# Larger arguments are not loaded for a text.
+_LABELLED_BYTES = 1 << 16
 
 # Those that were sent, by identity.
 _CLASSES: weakref.WeakValueDictionary[int, type] = weakref.WeakValueDictionary()
@@ -231,6 +235,38 @@ def with_inputs(arguments: bytes, inputs: Sequence[bytes]) -> bytes:
         inputs: The results, likewise, in the order of their places.
     """
     return pickle.dumps(list(inputs)) + arguments
+
+
+def arguments_label(arguments: bytes) -> str:
+    """Local. What `dump_arguments` has dumped, as in a call: "(3, rate=0.5)"; never all of an array or a list.
+
+    Args:
+        arguments: As of `dump_arguments`, of a tuple and a dictionary.
+    """
+    if len(arguments) > _LABELLED_BYTES:
+        return f"(... {len(arguments)} bytes of arguments)"
+    # Objects of the program may raise whatever they like.
+    with contextlib.suppress(Exception):
+        given, named = load(arguments, _Named)
+        texts = [_shown(one) for one in given] + [f"{name}={_shown(one)}" for name, one in named.items()]
+        return f"({', '.join(texts)})"
+    return "(...)"
+
+
+class _Named:
+    """Stands for what arguments name."""
+
+    def __init__(self, handle: tuple[Any, ...]) -> None:
+        self._kind = handle[0]
+
+    def __repr__(self) -> str:
+        return f"<{self._kind}>"
+
+
+def _shown(given: object) -> str:
+    if isinstance(given, np.ndarray) and given.ndim:
+        return f"<array of shape {given.shape} and dtype {given.dtype}>"
+    return reprlib.repr(given)
 
 
 def load(data: bytes, find: Callable[[tuple[Any, ...]], Any]) -> Any:

@@ -18,6 +18,7 @@ from typing import Any
 
 from mpidist.parameter_server.protocol.messages import (
     Applied,
+    Began,
     Build,
     Built,
     Call,
@@ -35,16 +36,19 @@ from mpidist.parameter_server.protocol.messages import (
     Finished,
     Left,
     Message,
+    Ping,
+    Pong,
     Prepared,
     Push,
     Round,
     SnapshotRequest,
+    Timed,
 )
 
 # The position is the first byte of what is JSON.
 _KINDS: tuple[type[Message], ...] = (
     Define, Do, Push, Drop, Finished, Failed, Prepared, Commit, Applied, Fence, SnapshotRequest, CutDone, Build, Built,
-    Discard, Call, CallAnswer, Left, Round,
+    Discard, Call, CallAnswer, Left, Round, Timed, Began, Ping, Pong,
 )
 _NUMBERS = {kind: number for number, kind in enumerate(_KINDS)}
 # The field of a message that is bytes, which JSON has not.

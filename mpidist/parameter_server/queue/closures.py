@@ -17,6 +17,7 @@ from typing import TypeAlias
 from mpidist.parameter_server.protocol.messages import (
     OWN_WRITE,
     Applied,
+    Began,
     Built,
     CutDone,
     Do,
@@ -24,13 +25,17 @@ from mpidist.parameter_server.protocol.messages import (
     Fence,
     Finished,
     Message,
+    Pong,
     Prepared,
     Send,
+    Timed,
 )
 from mpidist.parameter_server.protocol.references import with_inputs
 from mpidist.parameter_server.queue.commits import Attempt, Commits
+from mpidist.parameter_server.queue.deadlines import Deadlines
 from mpidist.parameter_server.queue.resources import Resources
 from mpidist.parameter_server.queue.staleness import Versions
+from mpidist.parameter_server.queue.suspects import give_up
 from mpidist.parameter_server.queue.unfinished import Book
 from mpidist.parameter_server.queue.work import Closure, ClosureEnd, End, ResourceEnd, Rules, Work
 from mpidist.parameter_server.queue.worker_table import WorkerRecord, WorkerTable
@@ -50,7 +55,8 @@ class Closures(Book):
     Args:
         commits: The order of commits, which the coordinator's own writes share.
         limit: `is_full` is true from this number of waiting closures on.
-        timeout: Seconds that a closure may run on a worker before the worker counts as lost; None is any time.
+        timeout: Seconds that a closure may run on a worker before the worker counts as lost (see `deadlines.py`); None
+            is any time.
         prefetch: Give a worker its next closure while it still runs one, if no other worker is free.
         versions: Says which attempts may begin, and which updates may count.
 
@@ -60,14 +66,14 @@ class Closures(Book):
 
     commits: Commits
     limit: int = QUEUE_SIZE
-    timeout: float | None = None
+    timeout: InitVar[float | None] = None
     prefetch: InitVar[bool] = False
     versions: Versions = field(default_factory=Versions)
     error: ClosureEnd | None = None
-    _number: int = 0
     _is_cancelling: bool = False
 
-    def __post_init__(self, prefetch: bool) -> None:
+    def __post_init__(self, timeout: float | None, prefetch: bool) -> None:
+        self._deadlines = None if timeout is None else Deadlines(timeout)
         self._workers = WorkerTable(prefetch)
         self.workers = self._workers.by_rank
         self.resources = Resources(self.workers)
@@ -76,10 +82,6 @@ class Closures(Book):
     def is_full(self) -> bool:
         """Local. Whether `schedule` should wait."""
         return self._not_begun >= self.limit
-
-    def counts(self) -> tuple[int, int]:
-        """Local. The number of closures so far, and of those that have not ended."""
-        return self._number, len(self._closures)
 
     # ------------------------------------------------------------------ the user
 
@@ -109,7 +111,7 @@ class Closures(Book):
     def cancel(self) -> list[Action]:
         """Local. End all closures that wait. Those in flight end by themselves, but are not run again."""
         self._is_cancelling = True
-        numbers = sorted([*self._awaiting.clear(), *self._workers.waiting.clear()])
+        numbers = sorted([*self._awaiting.clear(), *self._workers.waiting.clear(), *self._suspects.clear()])
         return [end for number in numbers for end in self._end(number, End.CANCELLED)]
 
     def take_error(self) -> ClosureEnd | None:
@@ -123,17 +125,6 @@ class Closures(Book):
         error, self.error, self._is_cancelling = self.error, None, False
         return error
 
-    def discard(self, kind: str, number: int) -> list[Send]:
-        """Local. Let workers forget what the program has dropped.
-
-        Args:
-            kind: As of `Discard`.
-            number: The number of this kind.
-        """
-        if kind == "resource":
-            self.resources.discard(number)
-        return [send for worker in self.workers.values() for send in worker.discard(kind, number)]
-
     # ------------------------------------------------------------------ workers
 
     def joined(self, rank: int, now: float, own: Mapping[int, Work] | None = None) -> list[Action]:
@@ -144,30 +135,49 @@ class Closures(Book):
             now: The time.
             own: As of `Resources.joined`.
         """
-        return [*self.resources.joined(self._workers.join(rank), own or {}), *self._dispatch(now)]
+        timed = [] if self._deadlines is None else [Send(rank, Timed())]
+        return [*timed, *self.resources.joined(self._workers.join(rank), own or {}), *self._dispatch(now)]
 
-    def lost(self, rank: int, now: float) -> list[Action]:
+    def lost(self, rank: int, now: float, how: str = "") -> list[Action]:
         """Local. A worker is dead, or counts as dead: it is fenced, and its closures wait again unless decided.
+
+        The one that it ran may be the reason. It is handed out again when this loss is settled (`look`), and fails
+        after the last loss that its rules allow.
 
         Args:
             rank: The worker. Nothing happens if it is lost already.
             now: The time.
+            how: What is known of it, for the error of that closure.
         """
         worker = self._workers.lose(rank)
         if worker is None:
             return []
         fences = [Send(to, Fence(rank)) for to in (*self.commits.servers, rank)]
         actions: list[Action] = [*fences, *self.resources.lost(worker)]
+        if self._deadlines is not None:
+            self._deadlines.forget(rank)
         for number in sorted({number for number in worker.slots if number is not None}):
-            if not self._closures[number].is_decided:
-                actions += self._again(number)
+            closure = self._closures[number]
+            if closure.is_decided:
+                continue
+            is_suspect = number == worker.runs()
+            closure.deaths += (how,) * is_suspect
+            actions += self._again(number, lost_at=now if is_suspect else None)
         return [*actions, *self._dispatch(now)]
 
-    def overdue(self, now: float) -> list[int]:
-        """Local. The workers whose closure runs longer than `timeout` at this time: to be reported as `lost`."""
-        if self.timeout is None:
-            return []
-        return [rank for rank, worker in self.workers.items() if worker.is_overdue(self.timeout, now)]
+    def look(self, now: float) -> list[Action]:
+        """Local. What is to be done because time has passed; to be called again and again.
+
+        Args:
+            now: The time.
+        """
+        actions: list[Action] = []
+        if self._deadlines is not None and any(worker.running for worker in self.workers.values()):
+            actions += self._deadlines.look(now, self.commits.servers)
+        settled = self._suspects.settled(now)
+        for number in settled:
+            self._workers.put(number, self._closures[number].rules, self._closures[number].work.data)
+        return [*actions, *self._dispatch(now)] if settled else actions
 
     def take(self, sender: int, message: Message, now: float) -> list[Action] | None:
         """Local. The actions that a message asks for, in the order in which they are to be done.
@@ -192,7 +202,17 @@ class Closures(Book):
         elif isinstance(message, Applied):
             actions = self._applied(sender, message)
         elif isinstance(message, Built):
-            return [*self.resources.built(sender, message, now)]
+            actions = [*self.resources.built(sender, message, now)]
+            self._time(sender)
+            return actions
+        elif isinstance(message, Began):
+            if self._is_current(sender, message.closure, message.attempt):
+                self._time(sender, is_loading=not message.is_loaded)
+            return []
+        elif isinstance(message, Pong):
+            if self._deadlines is not None:
+                self._deadlines.answered(sender, message.number, now)
+            return []
         elif isinstance(message, CutDone):
             self.commits.cut_done(sender, message)
             return []
@@ -202,8 +222,8 @@ class Closures(Book):
 
     # ------------------------------------------------------------------ inside
 
-    def _again(self, number: int) -> list[Action]:
-        """Queue a closure whose attempt is void; after `cancel`, end it."""
+    def _again(self, number: int, lost_at: float | None = None) -> list[Action]:
+        """Queue a closure whose attempt is void, or let it wait where its worker was lost; after `cancel`, end it."""
         closure = self._closures[number]
         self._finished.pop(number, None)
         self.versions.end(number)
@@ -211,7 +231,12 @@ class Closures(Book):
         closure.prepared = frozenset()
         if self._is_cancelling:
             return [*self._end(number, End.CANCELLED)]
-        self._workers.put(number, closure.rules, closure.work.data)
+        if len(closure.deaths) >= closure.rules.max_deaths:
+            return [*self._end(number, End.ERROR, give_up(number, closure))]
+        if lost_at is None:
+            self._workers.put(number, closure.rules, closure.work.data)
+        else:
+            self._suspects.hold(number, lost_at)
         return []
 
     def _dispatch(self, now: float) -> list[Action]:
@@ -222,9 +247,11 @@ class Closures(Book):
             closure.attempt += 1
             closure.worker = worker.rank
             work = closure.work
-            ahead = self._workers.prefetch
-            do = Do(number, closure.attempt, slot, work.function.number, work.arguments, ahead)
-            actions += [*worker.define(work), Send(worker.rank, do)]
+            do = Do(number, closure.attempt, slot, work.function.number, work.arguments, self._workers.prefetch)
+            sends = [*worker.define(work), Send(worker.rank, do)]
+            if worker.running[0] == number:
+                self._time(worker.rank, sends)
+            actions += sends
         return actions
 
     def _returned(self, rank: int, message: Finished | Failed, now: float) -> list[Action]:
@@ -232,12 +259,13 @@ class Closures(Book):
         if worker is None:
             return []
         number = message.closure
-        if worker.running[:1] != [number] or self._closures[number].attempt != message.attempt:
+        if not self._is_current(rank, number, message.attempt):
             raise RuntimeError(
                 f"the worker of rank {rank} has returned attempt {message.attempt} of closure {number}: expected the "
                 f"current attempt of the first of the closures {worker.running}"
             )
         self._workers.returned(worker, now)
+        self._time(rank)
         if isinstance(message, Failed):
             return self._failed(rank, message)
         self._closures[number].finished = message

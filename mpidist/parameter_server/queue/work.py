@@ -12,6 +12,9 @@ from mpidist.parameter_server.protocol.messages import Finished
 from mpidist.parameter_server.queue.commits import Attempt
 from mpidist.recorder.recorder import describe_closure
 
+# As dask's `allowed-failures`: a worker may also die for another reason.
+MAX_DEATHS = 3
+
 
 class Name(NamedTuple):
     """A function, a variable or an optimizer, which each worker is sent once and knows by its number from then on.
@@ -51,7 +54,10 @@ class Work(NamedTuple):
 
 @dataclass(slots=True)
 class Closure:
-    """A closure that has not ended; `worker` is None while it waits. Small: hundreds of thousands may wait."""
+    """A closure that has not ended; `worker` is None while it waits. Small: hundreds of thousands may wait.
+
+    `deaths` are the workers that were lost while they ran it, with what is known of that.
+    """
 
     work: Work
     rules: Rules
@@ -63,6 +69,7 @@ class Closure:
     is_decided: bool = False
     refusal: tuple[bytes, str] | None = None
     unapplied: frozenset[int] = frozenset()
+    deaths: tuple[str, ...] = ()
 
     def complete(self, number: int) -> Attempt | None:
         """Local. The attempt, if its worker has finished it, and all servers that it has pushed to are prepared.
@@ -120,16 +127,19 @@ class Rules(NamedTuple):
         retries: How often the function may raise and is run again.
         on_error: "cancel" stores the error, so that the next `schedule` or `join` raises it; with "keep" only the
             closure's own value raises.
+        max_deaths: The closure fails when so many workers were lost while they ran it.
     """
 
     worker: int | None = None
     priority: float = 0
     retries: int = 0
     on_error: Literal["cancel", "keep"] = "cancel"
+    max_deaths: int = MAX_DEATHS
 
 
 def rules_of(
-    workers: Sequence[int], worker: int | None, priority: float, retries: int, on_error: Literal["cancel", "keep"]
+    workers: Sequence[int], worker: int | None, priority: float, retries: int, on_error: Literal["cancel", "keep"],
+    max_deaths: int,
 ) -> Rules:
     """Local. Check what the user has given.
 
@@ -139,6 +149,7 @@ def rules_of(
         priority: As of `Rules`.
         retries: As of `Rules`.
         on_error: As of `Rules`.
+        max_deaths: As of `Rules`.
 
     Raises:
         TypeError: One is of a wrong type.
@@ -149,7 +160,10 @@ def rules_of(
     if not isinstance(on_error, str) or on_error not in ("cancel", "keep"):
         raise ValueError(f"`on_error` must be 'cancel' or 'keep', got {described(on_error)}")
     rank = None if worker is None else workers[worker]
-    return Rules(rank, number("priority", priority), whole("retries", retries, least=0), on_error)
+    return Rules(
+        rank, number("priority", priority), whole("retries", retries, least=0), on_error,
+        whole("max_deaths", max_deaths, least=1),
+    )
 
 
 class End(Enum):

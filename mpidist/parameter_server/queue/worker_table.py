@@ -64,9 +64,9 @@ class WorkerRecord:
         self.running.append(closure)
         return slot
 
-    def is_overdue(self, timeout: float, now: float) -> bool:
-        """Local. Whether a closure runs longer than `timeout` seconds. Resources may take any time."""
-        return bool(self.running) and not self.building and now - self.since > timeout
+    def runs(self) -> int | None:
+        """Local. The closure that it runs, or is about to; None if it runs none, or makes a resource before that."""
+        return self.running[0] if self.running and not self.building else None
 
 
 @dataclass

@@ -26,6 +26,8 @@ from mpidist.parameter_server.protocol.messages import (
     CommitStep,
     Discard,
     Message,
+    Ping,
+    Pong,
     Send,
 )
 from mpidist.parameter_server.protocol.references import portable
@@ -81,6 +83,9 @@ class VariableServer:
             if function is not None:
                 self._station.answer(sender, message, function)
             return function is not None
+        if isinstance(message, Ping):
+            self._station.send(Send(sender, Pong(message.number)))
+            return True
         if isinstance(message, Discard):
             if message.kind in self._dropped:
                 del self._dropped[message.kind][message.number]

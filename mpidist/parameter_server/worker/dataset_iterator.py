@@ -28,6 +28,12 @@ class OwnDataEnd(StopIteration):
         )
 
 
+class NotMade(NamedTuple):
+    """Stands for a value or a data set of a worker that could not be made."""
+
+    error: BaseException
+
+
 class PassPart(NamedTuple):
     """A part of a pass over the data of workers: elements that one worker was to read, from some number on.
 

@@ -7,7 +7,7 @@ import traceback
 from collections import deque
 from collections.abc import Mapping, Sequence
 from threading import get_ident
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -24,6 +24,7 @@ from mpidist.parameter_server.heap.versioned_read import READ, Value, read_whole
 from mpidist.parameter_server.protocol import references
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import (
+    Began,
     Build,
     Built,
     Define,
@@ -35,9 +36,10 @@ from mpidist.parameter_server.protocol.messages import (
     Message,
     Push,
     Send,
+    Timed,
 )
 from mpidist.parameter_server.protocol.thread_guard import OwnThreads, one_at_a_time
-from mpidist.parameter_server.worker.dataset_iterator import OwnIterator, ended
+from mpidist.parameter_server.worker.dataset_iterator import NotMade, OwnIterator, ended
 from mpidist.parameter_server.worker.optimizer import WorkerOptimizer
 from mpidist.parameter_server.worker.plan import WorkerPlan
 from mpidist.parameter_server.worker.prefetch import Ahead
@@ -50,12 +52,6 @@ from mpidist.variables.update.kernel import Kernel, LayerKernel
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import BaseVariable, Read, UpdatePlan
 from mpidist.variables.whole_numbers import METHODS, changed
-
-
-class _NotMade(NamedTuple):
-    """Stands for a resource that could not be made."""
-
-    error: BaseException
 
 
 class Worker(ServedHome, OwnThreads):
@@ -85,7 +81,7 @@ class Worker(ServedHome, OwnThreads):
         self.strategy: Any = None
         self.index = context.input_pipeline_id
         self.context = context
-        self.is_fenced = False
+        self.is_fenced = self._is_timed = False
         self._station = station
         self._coordinator = coordinator
         self._slots = slots
@@ -109,8 +105,6 @@ class Worker(ServedHome, OwnThreads):
         )
         self.turn = self._ahead.turn
 
-    # ------------------------------------------------------------------ messages
-
     def take(self, sender: int, message: Message) -> bool:
         """Local. See `Role.take`. Closures wait for `work`."""
         del sender
@@ -118,6 +112,8 @@ class Worker(ServedHome, OwnThreads):
             self._waiting.append(message)
         elif isinstance(message, Define):
             self._codes[message.kind, message.number] = message.code
+        elif isinstance(message, Timed):
+            self._is_timed = True
         elif isinstance(message, Fence) and message.worker == self._rank:
             self.is_fenced = True
             self._ahead.stop()
@@ -157,9 +153,10 @@ class Worker(ServedHome, OwnThreads):
         slot = self._slots.offset(self._rank, do.slot)
         self._own_updates.begin(slot)
         try:
+            self._tell(do, is_loaded=False)
             with RECORDER.during_closure(do.closure, do.attempt, lambda: self._named.get(("function", do.function))):
                 with self._ahead.during(do), self.during_function():
-                    data = references.dump_result(self._call(do.function, do.arguments))
+                    data = references.dump_result(self._call(do.function, do.arguments, do))
                 for pushed in closure.pushed.values():
                     pushed.close()
         except BaseException as error:  # whatever it is, it is the program's on the coordinator
@@ -176,7 +173,7 @@ class Worker(ServedHome, OwnThreads):
         try:
             made = self._call(build.function, build.arguments)
         except BaseException as error:  # as above
-            self._named["resource", build.resource] = _NotMade(error)
+            self._named["resource", build.resource] = NotMade(error)
             if build.resource in self._own:
                 # Functions have captured it.
                 self._own[build.resource].fail(error)
@@ -191,10 +188,18 @@ class Worker(ServedHome, OwnThreads):
         self._named["resource", build.resource] = own
         return Built(build.resource, begun=own.begun)
 
-    def _call(self, function: int, pickled: bytes) -> Any:
+    def _tell(self, do: Do, *, is_loaded: bool) -> None:
+        if self._is_timed:
+            with self.turn:
+                self._send(Began(do.closure, do.attempt, is_loaded))
+
+    def _call(self, function: int, pickled: bytes, do: Do | None = None) -> Any:
         with self.strategy.inside(), self.in_this_process():
             arguments, named = references.load(pickled, self._find)
-            return self._find(("function", function))(*arguments, **named)
+            called = self._find(("function", function))
+            if do is not None:
+                self._tell(do, is_loaded=True)
+            return called(*arguments, **named)
 
     def _find(self, handle: tuple[Any, ...]) -> Any:
         kind, *rest = handle
@@ -212,7 +217,7 @@ class Worker(ServedHome, OwnThreads):
             described = rest[1:] if rest[1:] else references.load(self._codes.pop(name), self._find)
             self._named[name] = self._make(*name, described)
         found = self._named[name]
-        if isinstance(found, _NotMade):
+        if isinstance(found, NotMade):
             # Whoever uses what could not be made fails as the making did.
             raise found.error
         if kind == "dataset":

@@ -22,7 +22,6 @@ from mpidist.comm.windows.sockets.joined_window import Neighbours
 from mpidist.comm.windows.sockets.newcomers import Desk, Introduction, Newcomer
 from mpidist.comm.windows.sockets.window import SocketWindow
 from mpidist.comm.windows.window import Window
-from mpidist.errors import DeadRankError
 from mpidist.parameter_server.heap.layout import Slots
 from mpidist.parameter_server.options import Pace, ServerOptions
 from mpidist.version import __version__
@@ -194,15 +193,6 @@ class Invitation:
         """Local. Invite nobody any more, and send away who asks."""
         self.file.remove()
         self._desk.close()
-
-
-def require_more(invitation: Invitation | None) -> None:
-    """Local. Raise DeadRankError where all workers are lost, and none may join."""
-    if invitation is None:
-        raise DeadRankError("all workers are lost: start the job again, and let it restore the last checkpoint")
-    logger.warning(
-        "all workers are lost: the job waits until others join, by `%s`", invitation.command
-    )
 
 
 def invite(

@@ -33,7 +33,7 @@ from mpidist.parameter_server.heap.join_notice import joined
 from mpidist.parameter_server.heap.layout import Slots
 from mpidist.parameter_server.protocol.end_notice import EndNotice, EndTaker
 from mpidist.parameter_server.protocol.endpoint import Station
-from mpidist.parameter_server.protocol.messages import Message, Send
+from mpidist.parameter_server.protocol.messages import Do, Message, Send
 from mpidist.parameter_server.protocol.signal_relay import Listener
 from mpidist.parameter_server.worker.worker import Worker
 from mpidist.strategy.base import Strategy
@@ -63,9 +63,9 @@ class _JoinedWorker(Worker):
 
     _lack: ImportError | None = None
 
-    def _call(self, function: int, pickled: bytes) -> Any:
+    def _call(self, function: int, pickled: bytes, do: Do | None = None) -> Any:
         try:
-            return super()._call(function, pickled)
+            return super()._call(function, pickled, do)
         except ImportError as error:
             self._lack = error
             raise

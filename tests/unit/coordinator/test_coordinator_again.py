@@ -19,7 +19,9 @@ from tests.unit.coordinator.test_coordinator_closures import (
     done,
     fail,
     finish,
+    lose,
     make,
+    overdue,
     read,
     schedule,
     take,
@@ -56,7 +58,7 @@ def test_servers_prepare_each_attempt_anew() -> None:
     # Both servers have what the first attempt pushed, and its worker is lost before it tells so.
     for server in SERVERS:
         assert prepare(closures, server, 1) == []
-    closures.lost(FIRST, 0.0)
+    lose(closures, FIRST)
     assert push(closures, SECOND, 1, attempt=2) == []
     assert prepare(closures, 1, 1, attempt=2) == []
     assert len(prepare(closures, 2, 1, attempt=2)) == 2
@@ -80,7 +82,7 @@ def test_what_a_lost_worker_had_finished_and_what_it_ran_are_run_again() -> None
     push(closures, FIRST, 1)
     prepare(closures, 1, 1)
     assert closures.workers[FIRST].running == [3]
-    closures.lost(FIRST, 0.0)
+    lose(closures, FIRST)
     order = finish(closures, SECOND, 2) + finish(closures, SECOND, 1, attempt=2)
     assert done(order) == [(SECOND, 1), (SECOND, 3)]
     finish(closures, SECOND, 3, attempt=2)
@@ -90,10 +92,10 @@ def test_what_a_lost_worker_had_finished_and_what_it_ran_are_run_again() -> None
 def test_a_second_loss_makes_a_third_attempt() -> None:
     closures = make((FIRST, SECOND, THIRD))
     schedule(closures)
-    assert done(closures.lost(FIRST, 0.0)) == [(SECOND, 1)]
+    assert done(lose(closures, FIRST)) == [(SECOND, 1)]
     # Of the first worker nothing counts, also not when the second is lost, too.
     assert prepare(closures, 1, 1) == []
-    assert done(closures.lost(SECOND, 0.0)) == [(THIRD, 1)]
+    assert done(lose(closures, SECOND)) == [(THIRD, 1)]
     assert finish(closures, SECOND, 1, attempt=2) == []
     assert fail(closures, SECOND, 1, attempt=2) == []
     assert finish(closures, THIRD, 1, attempt=3) == [ClosureEnd(1, End.RESULT, b"result")]
@@ -102,7 +104,7 @@ def test_a_second_loss_makes_a_third_attempt() -> None:
 def test_losses_are_no_failures_of_a_function_that_is_tried_again() -> None:
     closures = make((FIRST, SECOND))
     schedule(closures, rules=Rules(retries=1))
-    closures.lost(FIRST, 0.0)
+    lose(closures, FIRST)
     assert done(fail(closures, SECOND, 1, attempt=2)) == [(SECOND, 1)]
     assert fail(closures, SECOND, 1, attempt=3) == [ClosureEnd(1, End.ERROR, b"error", "text")]
 
@@ -124,7 +126,7 @@ def test_the_slots_of_a_lost_worker_are_in_use_until_its_update_is_applied() -> 
     push(closures, FIRST, 1)
     for server in SERVERS:
         prepare(closures, server, 1)
-    closures.lost(FIRST, 0.0)
+    lose(closures, FIRST)
     take(closures, 1, Applied(1, 1))
     assert closures.has_work_of(FIRST)
     take(closures, 2, Applied(1, 1))
@@ -138,7 +140,7 @@ def test_what_was_bound_to_the_last_worker_goes_to_who_joins() -> None:
     closures = make((FIRST,))
     schedule(closures)
     schedule(closures, rules=Rules(worker=FIRST))
-    closures.lost(FIRST, 0.0)
+    lose(closures, FIRST)
     assert done(closures.joined(SECOND, 0.0)) == [(SECOND, 1)]
     assert done(finish(closures, SECOND, 1, attempt=2)) == [(SECOND, 2)]
 
@@ -147,11 +149,11 @@ def test_what_was_bound_to_a_lost_worker_goes_on_where_data_is_left() -> None:
     closures = make((FIRST, SECOND, THIRD))
     read(closures, rules=Rules(worker=FIRST))
     schedule(closures)
-    assert done(closures.lost(FIRST, 0.0)) == [(THIRD, 1)]
+    assert done(lose(closures, FIRST)) == [(THIRD, 1)]
     finish(closures, SECOND, 2)
     # It is no longer bound: the end of the data of one worker is not its end.
     assert done(at_end(closures, THIRD, 1, attempt=2)) == [(SECOND, 1)]
-    assert done(closures.lost(SECOND, 0.0)) == [(THIRD, 1)]
+    assert done(lose(closures, SECOND)) == [(THIRD, 1)]
     assert at_end(closures, THIRD, 1, attempt=4) == [ClosureEnd(1, End.AT_END, b"error", "text")]
 
 
@@ -171,14 +173,15 @@ def test_the_time_of_a_function_that_was_sent_ahead_begins_with_it() -> None:
     closures = make((FIRST,), timeout=10.0)
     closures._workers.prefetch = True
     schedule(closures, now=100.0)
+    assert overdue(closures, 100.0, 109.0) == []
     schedule(closures, now=109.0)
     # What comes behind it does not make a function younger.
-    assert closures.overdue(110.5) == [FIRST]
+    assert overdue(closures, 109.0, 112.0) == [FIRST]
     assert [one.since for one in closures.running()] == [100.0]
-    finish(closures, FIRST, 1, now=110.5)
-    assert closures.overdue(120.0) == []
-    assert [one.since for one in closures.running()] == [110.5]
-    assert closures.overdue(121.0) == [FIRST]
+    finish(closures, FIRST, 1, now=112.0)
+    assert overdue(closures, 112.0, 121.0) == []
+    assert [one.since for one in closures.running()] == [112.0]
+    assert overdue(closures, 121.0, 124.0) == [FIRST]
 
 
 # ------------------------------------------------------------------ reports

@@ -11,6 +11,7 @@ import pytest
 from mpidist.parameter_server.protocol.messages import (
     OWN_WRITE,
     Applied,
+    Began,
     Build,
     Built,
     Call,
@@ -25,14 +26,18 @@ from mpidist.parameter_server.protocol.messages import (
     Fence,
     Finished,
     Message,
+    Ping,
+    Pong,
     Prepared,
     Push,
     Send,
     SnapshotRequest,
+    Timed,
 )
 from mpidist.parameter_server.protocol.references import with_inputs
 from mpidist.parameter_server.queue.closures import Action, Closures
 from mpidist.parameter_server.queue.commits import Commits, RateError
+from mpidist.parameter_server.queue.suspects import SETTLED_SECONDS
 from mpidist.parameter_server.queue.work import ClosureEnd, End, Name, ResourceEnd, Rules, Work
 from mpidist.parameter_server.worker.dataset_iterator import PassPart
 
@@ -47,7 +52,7 @@ def make(
 ) -> Closures:
     closures = Closures(Commits(0, SERVERS, rate), prefetch=prefetch, limit=limit, timeout=timeout)
     for worker in workers:
-        assert closures.joined(worker, 0.0) == []
+        assert closures.joined(worker, 0.0) == [Send(worker, Timed())] * (timeout is not None)
     return closures
 
 
@@ -70,6 +75,21 @@ def done(actions: list[Action]) -> list[tuple[int, int]]:
 def finish(closures: Closures, worker: int, closure: int, *, attempt: int = 1, now: float = 0.0) -> list[Action]:
     """A closure that pushes nothing returns."""
     return take(closures, worker, Finished(closure, attempt, (), (), b"result"), now)
+
+
+def overdue(closures: Closures, begin: float, end: float) -> list[int]:
+    """Who is overdue after a while in which the coordinator looks, and servers answer."""
+    for tick in range(round((end - begin) * 10)):
+        now = begin + tick / 10
+        for action in closures.look(now):
+            if isinstance(action, Send) and isinstance(action.message, Ping):
+                take(closures, action.rank, Pong(action.message.number), now)
+    return closures.overdue()
+
+
+def lose(closures: Closures, worker: int, now: float = 0.0) -> list[Action]:
+    """A worker is lost, and then that is settled."""
+    return [*closures.lost(worker, now), *closures.look(now + SETTLED_SECONDS)]
 
 
 def fail(closures: Closures, worker: int, closure: int, *, attempt: int = 1) -> list[Action]:
@@ -133,10 +153,11 @@ def test_bound_closure_waits_for_its_worker_while_that_lives() -> None:
     schedule(closures, rules=bound)
     assert finish(closures, SECOND, 3) == [ClosureEnd(3, End.RESULT, b"result")]
     # Then any other one takes it, and what is bound to the dead later.
-    assert done(closures.lost(FIRST, 0.0)) == [(SECOND, 2)]
-    assert done(finish(closures, SECOND, 2, attempt=2)) == [(SECOND, 4)]
+    assert done(lose(closures, FIRST)) == [(SECOND, 4)]
+    # This one the dead had run.
+    assert done(finish(closures, SECOND, 4)) == [(SECOND, 2)]
     schedule(closures, rules=bound)
-    assert done(finish(closures, SECOND, 4)) == [(SECOND, 5)]
+    assert done(finish(closures, SECOND, 2, attempt=2)) == [(SECOND, 5)]
 
 
 def test_update_is_decided_when_all_of_its_servers_are_prepared() -> None:
@@ -181,8 +202,8 @@ def test_lost_worker_is_fenced_and_its_closures_go_first() -> None:
     for _ in range(3):
         schedule(closures)
     fence = Fence(FIRST)
-    assert closures.lost(FIRST, 0.0) == [Send(1, fence), Send(2, fence), Send(FIRST, fence)]
-    assert closures.lost(FIRST, 0.0) == []
+    assert lose(closures, FIRST) == [Send(1, fence), Send(2, fence), Send(FIRST, fence)]
+    assert lose(closures, FIRST) == []
     assert done(finish(closures, SECOND, 2)) == [(SECOND, 1)]
     # What the lost one says does not count, nor what servers say about it.
     assert finish(closures, FIRST, 1) == []
@@ -197,7 +218,7 @@ def test_decided_attempt_of_a_lost_worker_goes_on() -> None:
     schedule(closures)
     take(closures, 1, Prepared(1, 1))
     take(closures, FIRST, Finished(1, 1, (1,), (), b"result"))
-    assert done(closures.lost(FIRST, 0.0)) == []
+    assert done(lose(closures, FIRST)) == []
     assert take(closures, 1, Applied(1, 1)) == [ClosureEnd(1, End.RESULT, b"result")]
 
 
@@ -216,7 +237,7 @@ def test_first_error_is_raised_once_after_all_that_runs_has_ended() -> None:
         schedule(closures)
     # A second failure is seen by its own value only; what runs and succeeds, succeeds; what is lost is not run again.
     assert fail(closures, SECOND, 2) == [ClosureEnd(2, End.ERROR, b"error", "text")]
-    assert closures.lost(FIRST, 0.0)[-1] == ClosureEnd(3, End.CANCELLED)
+    assert lose(closures, FIRST)[-1] == ClosureEnd(3, End.CANCELLED)
     assert closures.take_error() == ClosureEnd(1, End.ERROR, b"error", "text")
     assert closures.take_error() is None
     assert done(schedule(closures)) == [(SECOND, 5)]
@@ -241,7 +262,7 @@ def test_a_closure_begins_when_all_its_inputs_are_there() -> None:
     do = Do(3, 1, 0, 1, with_inputs(b"arguments", [b"two", b"one"]))
     assert actions == [ClosureEnd(2, End.RESULT, b"two"), Send(FIRST, do)]
     # Lost, and run again with the same arguments.
-    again = closures.lost(FIRST, 0.0)
+    again = lose(closures, FIRST)
     assert again[-1] == Send(SECOND, do._replace(attempt=2))
     assert done(finish(closures, SECOND, 3, attempt=2)) == [(SECOND, 4)]
     finish(closures, SECOND, 4)
@@ -337,7 +358,7 @@ def test_end_of_data_is_of_one_iterator_and_of_workers_that_live() -> None:
     read(closures, data=(DATA, DATA + 1))
     # Who has data left is lost: the other one may try, and that is the end.
     assert done(finish(closures, FIRST, 3)) == []
-    assert done(closures.lost(SECOND, 0.0)) == [(FIRST, 1)]
+    assert done(lose(closures, SECOND)) == [(FIRST, 1)]
     assert closures.is_at_end(DATA)
     assert done(at_end(closures, FIRST, 1, attempt=2)) == [(FIRST, 2)]
     # A resource that has the iterator inside: where the closure may run is not known.
@@ -375,34 +396,59 @@ def test_dropped_iterator_has_no_end() -> None:
 def test_loss_does_not_count_as_failure() -> None:
     closures = make((FIRST, SECOND))
     schedule(closures, rules=Rules(retries=0))
-    assert done(closures.lost(FIRST, 0.0)) == [(SECOND, 1)]
+    assert done(lose(closures, FIRST)) == [(SECOND, 1)]
     assert closures.error is None
 
 
 def test_closure_that_takes_too_long() -> None:
     closures = make((FIRST, SECOND), timeout=10.0)
     schedule(closures, now=100.0)
+    assert overdue(closures, 100.0, 105.0) == []
     schedule(closures, now=105.0)
     schedule(closures, now=105.0)
-    assert closures.overdue(110.0) == []
-    assert closures.overdue(110.1) == [FIRST]
+    assert overdue(closures, 105.0, 110.0) == []
+    assert overdue(closures, 110.0, 112.0) == [FIRST]
     finish(closures, FIRST, 1, now=112.0)
     # The third has begun now; and who runs nothing is never overdue.
-    assert closures.overdue(116.0) == [SECOND]
-    finish(closures, SECOND, 2, now=116.0)
-    assert closures.overdue(122.0) == []
-    assert closures.overdue(1000.0) == [FIRST]
-    assert make((FIRST,)).overdue(math.inf) == []
+    assert overdue(closures, 112.0, 117.0) == [SECOND]
+    finish(closures, SECOND, 2, now=117.0)
+    assert overdue(closures, 117.0, 122.0) == []
+    assert overdue(closures, 122.0, 130.0) == [FIRST]
+    without = make((FIRST,))
+    schedule(without)
+    assert overdue(without, 0.0, 100.0) == []
+
+
+def test_a_function_has_its_time_from_when_it_has_begun() -> None:
+    closures = make(timeout=10.0)
+    assert closures.joined(FIRST, 0.0) == [Send(FIRST, Timed())]
+    schedule(closures)
+    assert overdue(closures, 0.0, 9.0) == []
+    take(closures, FIRST, Began(1, 1, is_loaded=False))
+    assert overdue(closures, 9.0, 100.0) == []
+    take(closures, FIRST, Began(1, 1, is_loaded=True))
+    # What an earlier attempt has sent, or one that is lost, changes nothing.
+    assert overdue(closures, 100.0, 109.0) == []
+    take(closures, FIRST, Began(1, 0, is_loaded=True))
+    take(closures, SECOND, Began(1, 1, is_loaded=True))
+    assert overdue(closures, 109.0, 112.0) == [FIRST]
+
+
+def test_nobody_is_asked_while_nothing_runs() -> None:
+    closures = make((FIRST,), timeout=10.0)
+    assert closures.look(5.0) == []
+    schedule(closures, now=6.0)
+    assert closures.look(6.0) == [Send(1, Ping(1)), Send(2, Ping(1))]
 
 
 def test_making_a_resource_takes_any_time() -> None:
     closures = make((FIRST,), timeout=10.0)
     closures.resources.build(Work(Name("function", 1, b"code"), b""))
     schedule(closures, now=0.0)
-    assert closures.overdue(100.0) == []
+    assert overdue(closures, 0.0, 100.0) == []
     take(closures, FIRST, Built(1), now=100.0)
-    assert closures.overdue(110.0) == []
-    assert closures.overdue(111.0) == [FIRST]
+    assert overdue(closures, 100.0, 110.0) == []
+    assert overdue(closures, 110.0, 112.0) == [FIRST]
 
 
 def test_queue_is_bounded() -> None:
@@ -428,7 +474,7 @@ def test_resources_are_made_on_all_workers_and_on_who_joins() -> None:
     ]
     # A resource that cannot be made is nobody's error but of the closures that use it.
     assert closures.error is None
-    assert closures.lost(SECOND, 0.0)[-1] == ResourceEnd(number, SECOND, End.CANCELLED)
+    assert lose(closures, SECOND)[-1] == ResourceEnd(number, SECOND, End.CANCELLED)
     assert take(closures, SECOND, Built(number)) == []
     schedule(closures)
     schedule(closures)
@@ -437,7 +483,7 @@ def test_resources_are_made_on_all_workers_and_on_who_joins() -> None:
     discard = Discard("resource", number)
     assert closures.discard("resource", number) == [Send(FIRST, discard), Send(THIRD, discard)]
     assert take(closures, THIRD, Built(number)) == []
-    assert closures.lost(THIRD, 0.0)[-1] != ResourceEnd(number, THIRD, End.CANCELLED)
+    assert lose(closures, THIRD)[-1] != ResourceEnd(number, THIRD, End.CANCELLED)
 
 
 def test_what_a_function_names_is_sent_before_it_and_once_to_each_worker() -> None:
@@ -593,7 +639,7 @@ def test_place_in_the_data_of_a_lost_worker_stays() -> None:
         read(closures)
     finish_reading(closures, 1, 1)
     take(closures, FIRST, Finished(3, 1, SERVERS, (), b"result", ((DATA, 0, 2),)))
-    closures.lost(FIRST, 0.0)
+    lose(closures, FIRST)
     assert closures.resources.positions.left(DATA) == [PassPart(2, 0, 1), PassPart(2, 1)]
 
 

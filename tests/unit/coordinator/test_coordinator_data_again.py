@@ -15,7 +15,7 @@ from mpidist.parameter_server.protocol.messages import Applied, Build, Built, Fi
 from mpidist.parameter_server.queue.work import Work
 from mpidist.parameter_server.worker.dataset_iterator import PassPart
 from tests.unit.coordinator.test_coordinator_again import making
-from tests.unit.coordinator.test_coordinator_closures import FIRST, SECOND, THIRD, at_end, done, make, read, take
+from tests.unit.coordinator.test_coordinator_closures import FIRST, SECOND, THIRD, at_end, done, lose, make, read, take
 
 
 def test_after_a_restore_who_was_at_the_end_reads_again() -> None:
@@ -138,7 +138,7 @@ def test_a_restore_after_a_loss_deals_all_that_is_left_over_those_that_live() ->
     for rank, place in ((FIRST, 4), (SECOND, 5), (THIRD, 6)):
         party.note(rank, place)
     later = party.state()
-    party.closures.lost(SECOND, 0.0)
+    lose(party.closures, SECOND)
     for state, starts in ((saved, (0, 0, 0)), (later, (4, 5, 6))):
         party.iterator.load_state(state)
         parts = [part(pipeline, start) for pipeline, start in enumerate(starts)]
@@ -167,23 +167,23 @@ def test_the_second_one_that_joins_in_a_place_goes_on_behind_the_first_one() -> 
     party = Party()
     number = party.iterator.number
     party.note(SECOND, 5)
-    party.closures.lost(SECOND, 0.0)
+    lose(party.closures, SECOND)
     party.join(7, 1, [SECOND])
     assert party.works[-1][-1] == {1: [part(1, 5)]}
     party.note(7, 8)
-    party.closures.lost(7, 0.0)
+    lose(party.closures, 7)
     party.join(8, 1, [SECOND, 7])
     assert party.works[-1][-1] == {1: [part(1, 8)]}
     assert party.positions.left(number) == [part(0, 0), part(2, 0), part(1, 8)]
     # One that was lost before it had read anything leaves what the one before it has left.
-    party.closures.lost(8, 0.0)
+    lose(party.closures, 8)
     party.join(9, 1, [SECOND, 7, 8])
     assert party.works[-1][-1] == {1: [part(1, 8)]}
 
 
 def test_each_part_has_the_pass_to_which_it_belongs() -> None:
     party = Party()
-    party.closures.lost(SECOND, 0.0)
+    lose(party.closures, SECOND)
     party.iterator.load_state(party.state())
     # The first worker has come to its second part, which begins a pass of its own.
     party.positions.note(FIRST, [(party.iterator.number, 1, 2, {"iteration": 6})])

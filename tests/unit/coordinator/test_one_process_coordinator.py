@@ -166,12 +166,29 @@ def test_a_function_knows_the_index_of_its_worker(strategy: ParameterServerStrat
         ({"queue_size": 0}, "`queue_size` must be an integer of at least 1, got 0"),
         ({"closure_timeout": 0}, "`closure_timeout` must be more than 0 seconds"),
         ({"prefetch": 1}, "`prefetch` must be True or False, got 1"),
+        ({"max_deaths": 0}, "`max_deaths` must be an integer of at least 1, got 0"),
+        ({"max_deaths": 1.5}, "`max_deaths` must be an integer of at least 1, got 1.5"),
     ],
 )
 def test_a_wrong_rule_is_named(strategy: ParameterServerStrategy, given: dict[str, Any], text: str) -> None:
-    is_option = given.keys() <= {"queue_size", "closure_timeout", "prefetch"}
-    with pytest.raises((TypeError, ValueError), match=text):
-        ClusterCoordinator(strategy, **given) if is_option else ClusterCoordinator(strategy).schedule(abs, **given)
+    is_option = given.keys() <= {"queue_size", "closure_timeout", "prefetch", "max_deaths"}
+    if is_option:
+        with pytest.raises((TypeError, ValueError), match=text):
+            ClusterCoordinator(strategy, **given)
+    if not is_option or "max_deaths" in given:
+        with pytest.raises((TypeError, ValueError), match=text):
+            ClusterCoordinator(strategy).schedule(abs, **given)
+
+
+def test_later_coordinators_have_the_options_of_the_first(strategy: ParameterServerStrategy) -> None:
+    first = ClusterCoordinator(strategy, 5, queue_size=7)
+    assert ClusterCoordinator(strategy) is ClusterCoordinator(strategy, 5.0, queue_size=7) is first
+    others: list[tuple[str, Any, Any]] = [
+        ("queue_size", 8, 7), ("closure_timeout", 6.5, 5), ("prefetch", True, False), ("max_deaths", 1, 3),
+    ]
+    for name, given, used in others:
+        with pytest.raises(ValueError, match=rf"`{name}` must be {used}, as when .* was made, got {given}: a strategy"):
+            ClusterCoordinator(strategy, **{name: given})
 
 
 @pytest.mark.parametrize(

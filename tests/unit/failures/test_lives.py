@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import types
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 from mpidist.failures import lives
-from mpidist.failures.lives import Lives, life_of
+from mpidist.failures.lives import Lives, how_ended, life_of
 
 
 class Table:
@@ -114,3 +115,31 @@ def test_the_sign_of_life_is_the_start_of_a_process_whatever_its_name(named: sub
         other.wait()
         assert life_of(other.pid) == ""
     assert life_of(named.pid) == sign
+
+
+@pytest.mark.parametrize(("end", "told"), [
+    ("os._exit(0)", "exit code 0"), ("os._exit(7)", "exit code 7"),
+    ("os.kill(os.getpid(), signal.SIGSEGV)", "signal 11 (SIGSEGV)"), ("os.kill(os.getpid(), 40)", "signal 40"),
+])
+def test_how_a_process_has_ended(end: str, told: str) -> None:
+    """Where the kernel tells it; elsewhere nothing is said."""
+    with subprocess.Popen([sys.executable, "-c", f"import os, signal; input(); {end}"], stdin=subprocess.PIPE) as one:
+        descriptor = os.pidfd_open(one.pid)
+        assert one.stdin is not None
+        one.stdin.write(b"\n")
+    try:
+        assert how_ended(descriptor) == (told if _kernel() >= (6, 15) else "")
+    finally:
+        os.close(descriptor)
+
+
+def test_who_lives_has_not_ended() -> None:
+    descriptor = os.pidfd_open(os.getpid())
+    try:
+        assert how_ended(descriptor) == ""
+    finally:
+        os.close(descriptor)
+
+
+def _kernel() -> tuple[int, ...]:
+    return tuple(int(one) for one in os.uname().release.split(".")[:2])

@@ -17,6 +17,8 @@ BOTH, FIRST, SECOND, NONE = Schedule((1, 2)), Schedule((1,)), Schedule((2,)), Sc
 BOUND = Schedule((1, 2), Rules(worker=3))
 AGAIN, KEPT = Schedule((1, 2), Rules(retries=1)), Schedule((1, 2), Rules(on_error="keep"))
 PARTS = Schedule((1, 2), parts=2)
+POISON = Schedule((1,), Rules(max_deaths=1, on_error="keep"))
+POISON_THAT_CANCELS = Schedule((1,), Rules(max_deaths=2))
 
 JOBS = {
     "two-closures": Job((BOTH, BOTH, "join"), upfront=2),
@@ -30,6 +32,10 @@ JOBS = {
     "a-worker-joins": Job((BOTH, "join"), upfront=1, workers=1, kills=1, joins=1, splits=True),
     "who-joins-gets-the-slots-of-the-lost": Job(
         (BOTH, "join"), upfront=1, workers=1, suspicions=1, joins=1, splits=True, inherits=True
+    ),
+    "a-function-that-kills": Job((POISON, FIRST, "join"), upfront=2, kills=1, prefetch=True),
+    "a-function-that-kills-and-others": Job(
+        (POISON_THAT_CANCELS, NONE, "join", NONE, "join"), upfront=2, workers=3, kills=2
     ),
     "servers-for-some": Job((FIRST, SECOND, NONE, "join"), upfront=3, kills=1),
     "functions-fail": Job((BOTH, BOTH, "join", BOTH, "join"), upfront=2, fails=1),
@@ -113,7 +119,8 @@ def test_rules_hold_in_every_state_of_larger_jobs(name: str) -> None:
     Job((FIRST, SECOND, "join"), upfront=2, workers=1, kills=1, joins=1),
     Job((BOTH, FIRST, "join"), upfront=2, workers=1, fails=1),
     Job((FIRST, "join"), upfront=1, workers=1, suspicions=1, joins=1, splits=True, inherits=True),
-], ids=["suspicion", "death", "departure", "join", "failure", "slots"])
+    Job((POISON, FIRST, "join"), upfront=2, kills=1),
+], ids=["suspicion", "death", "departure", "join", "failure", "slots", "guilt"])
 def test_nothing_is_missed_by_not_trying_what_commutes(job: Job) -> None:
     all_orders = explore(replace(job, reduces=False))
     assert not all_orders.broken

@@ -24,6 +24,7 @@ from mpidist.parameter_server.protocol.messages import (
 )
 from mpidist.parameter_server.queue.closures import Closures
 from mpidist.parameter_server.queue.commits import Commits
+from mpidist.parameter_server.queue.suspects import SETTLED_SECONDS
 from mpidist.parameter_server.queue.synchronous import Rounds
 from mpidist.parameter_server.queue.work import Name, Rules, Work
 from mpidist.recorder.recorder import Update
@@ -86,6 +87,7 @@ class Party:
     def lose(self, worker: int) -> None:
         self.channels[worker].clear()
         self.do(self.closures.lost(worker, 0.0))
+        self.do(self.closures.look(SETTLED_SECONDS))
 
     def go_on(self, *but: int) -> None:
         """Let all go on but these."""

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from mpidist.parameter_server.protocol.messages import (
     SLOTS,
     Applied,
+    Began,
     Build,
     Built,
     Call,
@@ -30,10 +31,13 @@ from mpidist.parameter_server.protocol.messages import (
     Finished,
     Left,
     Message,
+    Ping,
+    Pong,
     Prepared,
     Push,
     Round,
     SnapshotRequest,
+    Timed,
 )
 from mpidist.parameter_server.protocol.wire import decode, encode
 from tests.helpers.amounts import amount
@@ -53,7 +57,8 @@ MESSAGES: list[Message] = [
     ),
     Build(3, 7, b""), Built(3), Built(3, b"error", "a traceback"),
     Finished(LATE, 1, (), (), b"", ((3, 0, LATE),)), Built(3, begun={"iteration": 1}),
-    Discard("resource", 3), Call(1, "make", b"x"), CallAnswer(1, b"value"), Left("why"),
+    Discard("resource", 3), Call(1, "make", b"x"), CallAnswer(1, b"value"), Left("why"), Timed(),
+    Began(LATE, 1, is_loaded=True), Ping(LATE), Pong(LATE),
 ]
 
 
@@ -123,6 +128,8 @@ ANY_MESSAGE = st.one_of(
         Round, _NUMBER, st.lists(st.builds(CommitPart, _NUMBER, _NUMBER, _ATTEMPT, _NUMBERS), max_size=3).map(tuple),
         _STEPS, _NUMBERS,
     ),
+    st.builds(Timed), st.builds(Began, _NUMBER, _ATTEMPT, st.booleans()), st.builds(Ping, _NUMBER),
+    st.builds(Pong, _NUMBER),
 )
 
 

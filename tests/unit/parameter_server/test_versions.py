@@ -12,6 +12,7 @@ from mpidist.parameter_server.protocol.messages import Applied, Commit, Do, Fenc
 from mpidist.parameter_server.queue.closures import Closures
 from mpidist.parameter_server.queue.commits import Commits
 from mpidist.parameter_server.queue.staleness import Versions
+from mpidist.parameter_server.queue.suspects import SETTLED_SECONDS
 from mpidist.parameter_server.queue.work import Name, Rules, Work
 from mpidist.recorder.recorder import Update
 from tests.model.turns import take_turns
@@ -74,6 +75,7 @@ class Party:
         for number in [n for n, one in self.closures._closures.items() if one.worker == worker and not one.is_decided]:
             self.read.pop(number, None)
         self.do(self.closures.lost(worker, 0.0))
+        self.do(self.closures.look(SETTLED_SECONDS))
 
 
 @pytest.mark.parametrize("prefetch", [False, True])
