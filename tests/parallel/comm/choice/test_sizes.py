@@ -26,7 +26,7 @@ def test_the_same_on_every_rank_and_in_the_log(
 ) -> None:
     laid_out = lay_out(communicator, layout)
     # Nodes with other numbers of cores: the first rank's counts.
-    monkeypatch.setattr(type(laid_out), "core_count", 1 if communicator.rank == 0 else 64)
+    monkeypatch.setattr(laid_out, "core_count", 1 if communicator.rank == 0 else 64)
     sizes = find_sizes(laid_out)
     assert communicator.all_gather_object(sizes) == [sizes] * communicator.size
     with caplog.at_level(logging.INFO, "mpidist"):
