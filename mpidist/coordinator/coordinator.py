@@ -22,7 +22,7 @@ from mpidist.data.dataset import Dataset
 from mpidist.errors import DeadRankError, EndOfDataError
 from mpidist.parameter_server.chief.chief import Chief
 from mpidist.parameter_server.protocol.messages import Message, Send
-from mpidist.parameter_server.protocol.references import portable
+from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.protocol.signal_relay import others_of
 from mpidist.parameter_server.queue.closures import QUEUE_SIZE, Action, Closures
 from mpidist.parameter_server.queue.iterations import Iterations
@@ -94,7 +94,8 @@ class ClusterCoordinator(FixedAttributes):
         self._values: dict[int, RemoteValue] = {}
         self._names = Names(strategy, self._chief, self._values)
         self._functions = SentFunctions(Naming(self._names.handle_of, self._names.name_of, self._chief.dropped.note))
-        self._failure: BaseException | None = None
+        # An error that the program has got from a value.
+        self._told: ClosureEnd | None = None
         self._data_sets = DataSets(
             self._resource, self._make_again, self._wait_for_made, self._closures, self._is_at_end,
             strategy.places.ranks, lambda fn, args: self._functions.work(fn, args, {})[0],
@@ -144,7 +145,7 @@ class ClusterCoordinator(FixedAttributes):
             Its result, which may be not there yet.
 
         Raises:
-            Exception: Of an earlier function; see `on_error`.
+            Exception: Of an earlier function; see `on_error`. Not if a value has raised it already.
             KeyboardInterrupt: While it waits for room in the queue; the function is not in it.
             TypeError: `fn` cannot be called, or something cannot be sent.
             ValueError: An option out of range.
@@ -164,12 +165,12 @@ class ClusterCoordinator(FixedAttributes):
                 work, inputs = self._functions.work(fn, *arguments)
             except EndOfDataError as error:
                 # Of a value that it takes: as if that had not been there yet.
-                value = RemoteValue(0, self._wait_for, self._find, self._look)
+                value = self._value(0)
                 value.set(ClosureEnd(0, End.AT_END, portable(error)))
                 return value
             with self._station.whole:
                 number, actions = self._closures.schedule(work, rules, time.monotonic(), inputs)
-                value = self._values[number] = RemoteValue(number, self._wait_for, self._find, self._look)
+                value = self._values[number] = self._value(number)
                 self._do(actions)
             return value
 
@@ -192,7 +193,7 @@ class ClusterCoordinator(FixedAttributes):
             # After an error nothing more begins.
             while self._closures.error is None and (self._act() or self._end_round()):
                 pass
-            self._look_for_losses()
+            self._membership.look()
             self._raise_error()
             return self._closures.is_done
 
@@ -284,6 +285,16 @@ class ClusterCoordinator(FixedAttributes):
         self._names.discard(kind, number)
         return self._closures.discard(kind, number)
 
+    def _value(self, number: int) -> RemoteValue:
+        return RemoteValue(number, self._wait_for, self._find, self._look, self._note_told)
+
+    def _note_told(self, end: ClosureEnd) -> None:
+        """The program has got the error of a value: the next call does not raise it again."""
+        first = self._closures.error
+        # Also as that of a function which takes the value of the failed one.
+        if first is not None and first.payload is end.payload:
+            self._told = first
+
     def _find(self, handle: tuple[Any, ...]) -> BaseVariable:
         """A variable that a function has returned."""
         variable = self._chief.variable_of(*handle[:2])
@@ -315,7 +326,7 @@ class ClusterCoordinator(FixedAttributes):
         has_read_all = not self._act() and not self._end_round()
         if has_read_all:
             has_read_all = not self._station.step(0.0 if self.strategy.roles.is_one_process else _WAIT_SECONDS)
-        self._look_for_losses(has_read_all=has_read_all)
+        self._membership.look(has_read_all=has_read_all)
 
     def _act(self) -> bool:
         """Take a message that is there, or run a function where this process is the worker; whether there was one."""
@@ -333,29 +344,21 @@ class ClusterCoordinator(FixedAttributes):
         """Take what has come, without waiting."""
         while self._act():
             pass
-        self._look_for_losses()
+        self._membership.look()
 
     def go_on(self) -> None:
         """Local. Take what has come, in a thread of ours, while the program does something else."""
         try:
             while self._station.step():
                 pass
-            self._look_for_losses()
+            self._membership.look()
         except BaseException as error:  # the program's own thread raises it
-            self._failure = error
-
-    def _look_for_losses(self, *, has_read_all: bool = True) -> None:
-        """See `Membership.look`; when all workers are lost, every later call raises that."""
-        try:
-            self._membership.look(has_read_all=has_read_all)
-        except DeadRankError as error:
-            self._failure = error
-            raise
+            self._membership.failure = error
 
     def _watch(self) -> None:
         # `join` raises it: all workers are dead, and a checkpoint is saved.
         with contextlib.suppress(DeadRankError):
-            self._look_for_losses(has_read_all=False)
+            self._membership.look(has_read_all=False)
 
     def _look(self) -> None:
         """Go on where no thread does while the program does something else, and no function runs."""
@@ -368,9 +371,9 @@ class ClusterCoordinator(FixedAttributes):
                 self._step()
 
     def _raise_failure(self) -> None:
-        if self._failure is not None:
+        if self._membership.failure is not None:
             self._station.require_needed()
-            raise self._failure
+            raise self._membership.failure
 
     def _raise_error(self) -> None:
         self._raise_failure()
@@ -383,7 +386,9 @@ class ClusterCoordinator(FixedAttributes):
             self._step()
         with self._station.whole:
             self._closures.take_error()
-            raise error_of(end)
+            told, self._told = self._told, None
+            if told is not end:
+                raise error_of(end)
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("it is of this process alone")

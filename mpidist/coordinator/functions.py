@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import io
 import sys
 import warnings
@@ -265,6 +266,9 @@ def is_of_this_process(given: object) -> bool:
     """Local. Whether an object means nothing in another process, though it may be possible to pickle it."""
     if isinstance(given, (io.FileIO, io.BufferedReader, io.BufferedWriter, io.BufferedRandom, io.TextIOWrapper)):
         return given not in (sys.stdin, sys.stdout, sys.stderr)
+    if isinstance(given, ctypes.CDLL):
+        # By its name another process may find another library, or none.
+        return True
     kinds = type(given).__mro__
     # Strategies and communicators; and those of MPI itself.
     return Resource in kinds or any(

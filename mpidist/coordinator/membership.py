@@ -28,6 +28,10 @@ class Membership:
         station: The station of the chief.
         do: Does what the closures ask for.
         closure_timeout: As of the coordinator, for texts.
+
+    Attributes:
+        failure: Why the coordinator can go on no more: that all workers are lost, for instance. Every later call raises
+            it.
     """
 
     def __init__(
@@ -40,6 +44,7 @@ class Membership:
         self._station = station
         self._do = do
         self._timeout = closure_timeout or 0.0
+        self.failure: BaseException | None = None
 
     def place_of(self, rank: int) -> tuple[str, Key]:
         """Local. The name of a rank, and its process."""
@@ -84,9 +89,10 @@ class Membership:
         invitation = self._strategy.invitation
         if invitation is None:
             suspects = "".join(f". Workers were lost while they ran {one}" for one in self._closures.suspects())
-            raise DeadRankError(
+            self.failure = DeadRankError(
                 "all workers are lost: start the job again, and let it restore the last checkpoint" + suspects
             )
+            raise self.failure
         if is_new:
             logger.warning(
                 "all workers are lost: the job waits until others join, by `%s`", invitation.command

@@ -23,13 +23,15 @@ class RemoteValue:
         wait: Returns when the function has ended.
         find: Gives the object of a handle in the result.
         look: Lets functions go on, where nothing else does.
+        note_told: Is told of an end that is an error, and that the program has got.
     """
 
     def __init__(
         self, number: int, wait: Callable[[RemoteValue], None], find: Callable[[tuple[Any, ...]], Any],
-        look: Callable[[], None],
+        look: Callable[[], None], note_told: Callable[[ClosureEnd], None],
     ) -> None:
         self.number = number
+        self._note_told = note_told
         self._wait = wait
         self._find = find
         self._look = look
@@ -67,6 +69,8 @@ class RemoteValue:
         """
         if self._end is None:
             self._wait(self)
+        if self._end is not None and self._end.end is End.ERROR:
+            self._note_told(self._end)
         return value_of(self._end, self._find)
 
     def fetch(self) -> Any:

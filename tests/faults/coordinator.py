@@ -8,6 +8,7 @@ AGAIN = "unit/coordinator/test_coordinator_again.py::test_"
 DATA = "unit/coordinator/test_coordinator_data_again.py::test_"
 WAITS = "unit/parameter_server/test_waits.py::test_"
 SUSPECTS = "unit/coordinator/test_suspects.py::test_"
+SENT = "unit/parameter_server/test_sent_function.py::test_"
 DEADLINES = "unit/parameter_server/test_deadlines.py::test_"
 
 FAULTS = (
@@ -213,5 +214,43 @@ FAULTS = (
         "options of a second coordinator are dropped", "coordinator/coordinator.py",
         "            options.require_same(self._options)\n", "",
         "unit/coordinator/test_one_process_coordinator.py::test_later_coordinators_have_the_options_of_the_first",
+    ),
+    Fault(
+        "a function keeps what it has changed of a captured list", "parameter_server/worker/sent_function.py",
+        "                _refill(container, content)\n", "                pass\n",
+        SENT + "every_kind_is_compared",
+    ),
+    Fault(
+        "a captured array can be written", "parameter_server/worker/sent_function.py",
+        "value.setflags(write=False)", "value.setflags()", SENT + "arrays_cannot_be_written",
+    ),
+    Fault(
+        "a global that a function binds anew stays so", "parameter_server/worker/sent_function.py",
+        "if value is not one.value and not _is_own(value):", "if False:",
+        SENT + "a_change_is_an_error_each_time_and_undone",
+    ),
+    Fault(
+        "a model that a function loads is thrown away", "parameter_server/worker/sent_function.py",
+        "if value is not one.value and not _is_own(value):", "if value is not one.value:",
+        SENT + "an_object_of_a_class_is_the_workers_own",
+    ),
+    Fault(
+        "a worker's own value may not change", "parameter_server/worker/sent_function.py",
+        "{id(one): one for one in own}", "{}", SENT + "a_value_of_the_workers_own_may_change",
+    ),
+    Fault(
+        "an error's constructor is called with its text", "parameter_server/protocol/sent_errors.py",
+        "return [_Parts(error), error] if has_constructor else [error, _Parts(error)]",
+        "return [error, _Parts(error)]", "unit/parameter_server/test_sent_errors.py::test_errors_arrive_as_they_are",
+    ),
+    Fault(
+        "an error that was fetched is raised again", "coordinator/coordinator.py",
+        "            if told is not end:\n", "            if True:\n",
+        "unit/coordinator/test_one_process_coordinator.py::test_an_error_that_a_value_has_raised_is_not_raised_again",
+    ),
+    Fault(
+        "ranks that do different things read each other's values", "comm/group/agreement.py",
+        "    if steps.count(steps[0]) < len(steps):\n", "    if not steps:\n",
+        "parallel/comm/test_agreement.py::test_different_steps_are_an_error_of_all_ranks", 2,
     ),
 )

@@ -106,7 +106,11 @@ def exchange(communicator: Communicator, step: str, value: T, error: Exception |
             raise error
         return [value]
     mine = None if error is None else _report(error, communicator.host)
-    reports, values = zip(*communicator.all_gather_object((mine, value)), strict=True)
+    # A name in it may differ, and has an error of its own.
+    begun = step.partition("'")[0].partition('"')[0].strip()
+    reports, values, steps = zip(*communicator.all_gather_object((mine, value, begun)), strict=True)
+    if steps.count(steps[0]) < len(steps):
+        require_same(list(steps), "what ranks do together", "Make the same calls in the same order on every rank.")
     if reports.count(None) < len(reports):
         try:
             raise mark_shared(_shared_error(step, list(reports))) from error

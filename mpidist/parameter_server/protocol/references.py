@@ -209,24 +209,6 @@ def dump_result(result: object) -> bytes:
         ) from error
 
 
-def portable(error: BaseException) -> bytes:
-    """Local. The pickled exception; a RuntimeError with its text of one that cannot be sent, or that ends programs."""
-    kind = type(error).__name__
-    if isinstance(error, SystemExit):
-        # It would end the coordinator's program, and look like a good end.
-        called = f"the function has called sys.exit({error.code!r})"
-        return pickle.dumps(RuntimeError(f"{called}, which ends no worker: let it return, or raise an error"))
-    text = "it has no text"
-    # All of this may be the program's own code, which may do anything.
-    with contextlib.suppress(BaseException):
-        data = dump_arguments(error, describing_handle_of)
-        if isinstance(pickle.loads(data), BaseException):
-            return data
-    with contextlib.suppress(BaseException):
-        text = str(error)
-    return pickle.dumps(RuntimeError(f"{kind}: {text}"))
-
-
 def with_inputs(arguments: bytes, inputs: Sequence[bytes]) -> bytes:
     """Local. Arguments with the results that they take, whose handles are `("input", place)`.
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mpidist.errors import FatalFunctionError
-from mpidist.parameter_server.protocol.references import arguments_label, portable
+from mpidist.parameter_server.protocol.references import arguments_label
+from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.queue.work import Closure
 
 # Another worker gets the closure so much later. Hydra, MPICH's launcher, ends the job if the next worker terminates

@@ -30,7 +30,7 @@ from mpidist.parameter_server.protocol.messages import (
     Pong,
     Send,
 )
-from mpidist.parameter_server.protocol.references import portable
+from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.server.mean_of_round import mean
 from mpidist.parameter_server.server.snapshot import Cutting, Saver, TableRows
 from mpidist.parameter_server.server.staging import Action, Apply, ApplyRound, Free, Staging

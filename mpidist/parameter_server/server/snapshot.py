@@ -19,7 +19,7 @@ import numpy as np
 from mpidist.arrays import AnyArray
 from mpidist.parameter_server.heap.dense import HeapVariable
 from mpidist.parameter_server.protocol.messages import CutDone
-from mpidist.parameter_server.protocol.references import portable
+from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.server.staging import Action, Apply, ApplyRound, Save
 from mpidist.variables.variable import Read
 

@@ -38,12 +38,14 @@ from mpidist.parameter_server.protocol.messages import (
     Send,
     Timed,
 )
+from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.protocol.thread_guard import OwnThreads, one_at_a_time
 from mpidist.parameter_server.worker.dataset_iterator import NotMade, OwnIterator, ended
 from mpidist.parameter_server.worker.optimizer import WorkerOptimizer
 from mpidist.parameter_server.worker.plan import WorkerPlan
 from mpidist.parameter_server.worker.prefetch import Ahead
 from mpidist.parameter_server.worker.running_closure import Added, RunningClosure
+from mpidist.parameter_server.worker.sent_function import SentFunction
 from mpidist.parameter_server.worker.unapplied_updates import OwnUpdates
 from mpidist.recorder.recorder import RECORDER
 from mpidist.variables.kinds.served import ServedHome, ServedPlace, ServedVariable
@@ -160,7 +162,7 @@ class Worker(ServedHome, OwnThreads):
                 for pushed in closure.pushed.values():
                     pushed.close()
         except BaseException as error:  # whatever it is, it is the program's on the coordinator
-            return Failed(do.closure, do.attempt, references.portable(error), traceback.format_exc(), ended(error))
+            return Failed(do.closure, do.attempt, portable(error), traceback.format_exc(), ended(error))
         finally:
             self._closure = None
         for server in closure.pushed:
@@ -177,7 +179,7 @@ class Worker(ServedHome, OwnThreads):
             if build.resource in self._own:
                 # Functions have captured it.
                 self._own[build.resource].fail(error)
-            return Built(build.resource, references.portable(error), traceback.format_exc())
+            return Built(build.resource, portable(error), traceback.format_exc())
         if not isinstance(made, OwnIterator):
             self._named["resource", build.resource] = made
             return Built(build.resource)
@@ -203,10 +205,8 @@ class Worker(ServedHome, OwnThreads):
 
     def _find(self, handle: tuple[Any, ...]) -> Any:
         kind, *rest = handle
-        if kind == "strategy":
-            return self.strategy
-        if kind == "context":
-            return self.context
+        if kind in ("strategy", "context"):
+            return getattr(self, kind)
         if kind == "value":
             return rest[0]
         if kind == "class":
@@ -229,6 +229,8 @@ class Worker(ServedHome, OwnThreads):
         """Make a function, a variable or an optimizer of what the coordinator has sent."""
         if kind == "variable":
             return references.variable_of(self, *described)
+        if kind == "function":
+            return SentFunction(described, [one for (kind, _), one in self._named.items() if kind == "resource"])
         if kind == "sharded":
             whole = ShardedVariable(*described)
             self._ahead.note_shards([one.place.number for one in whole.variables])
@@ -240,8 +242,6 @@ class Worker(ServedHome, OwnThreads):
             optimizer.build(variables)
             return optimizer
         return described
-
-    # ------------------------------------------------------------------ the home of variables
 
     def create_variable(self, *_: Any, **__: Any) -> BaseVariable:
         """Local. Refuse.

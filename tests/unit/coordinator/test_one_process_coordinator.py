@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import signal
 import sys
@@ -235,8 +236,8 @@ def test_the_first_error_comes_once_from_whoever_is_next(strategy: ParameterServ
     # The worker has two functions at the same time.
     first, second = (coordinator.schedule(fail, (text,)) for text in ("first", "second"))
     behind = [coordinator.schedule(lambda: count.assign_add(1)) for _ in range(3)]
-    with pytest.raises(LookupError, match="first"):
-        first.fetch()
+    while not first.is_done:
+        pass
     with pytest.raises(LookupError, match="first"):
         coordinator.schedule(lambda: count.assign_add(10)) if raiser == "schedule" else getattr(coordinator, raiser)()
     coordinator.join()
@@ -250,15 +251,40 @@ def test_the_first_error_comes_once_from_whoever_is_next(strategy: ParameterServ
     assert coordinator.schedule(lambda value: value + 1, (here,)).fetch() == 6
 
 
+@pytest.mark.parametrize("fetches", ["the failed", "one that takes its value"])
+@pytest.mark.parametrize("then", ["schedule", "join", "done"])
+def test_an_error_that_a_value_has_raised_is_not_raised_again(
+    strategy: ParameterServerStrategy, then: str, fetches: str
+) -> None:
+    coordinator = ClusterCoordinator(strategy)
+    failed = coordinator.schedule(fail, ("first",))
+    taking = coordinator.schedule(repr, (failed,))
+    # The first of them may run meanwhile.
+    behind = [coordinator.schedule(abs, (1,)) for _ in range(3)]
+    with pytest.raises(LookupError, match="first"):
+        (failed if fetches == "the failed" else taking).fetch()
+    # What waited is cancelled all the same.
+    next_one = coordinator.schedule(abs, (-2,)) if then == "schedule" else None
+    coordinator.join() if then != "done" else coordinator.done()
+    with pytest.raises(CancelledError):
+        behind[-1].fetch()
+    assert next_one is None or next_one.fetch() == 2
+    # The next error is another one.
+    coordinator.schedule(fail, ("second",))
+    with pytest.raises(LookupError, match="second"):
+        coordinator.join()
+
+
 def test_a_function_that_cannot_be_sent_is_not_scheduled(strategy: ParameterServerStrategy, tmp_path: Path) -> None:
     coordinator, lock, communicator = ClusterCoordinator(strategy), threading.Lock(), SoloCommunicator()
+    library = ctypes.PyDLL(None)
     mirrored, other = mpidist.Variable(1.0, name="mine"), mpidist.OneDeviceStrategy("cpu:0")
     with open(tmp_path / "file", "w") as file:
         captures: dict[str, Callable[[], object]] = {
             "lock": lambda: lock, "file": lambda: file, "communicator": lambda: communicator, "other": lambda: other,
-            "mirrored": lambda: mirrored,
+            "mirrored": lambda: mirrored, "library": lambda: library,
         }
-        for name in ("lock", "file", "communicator", "other", "mirrored"):
+        for name in captures:
             with pytest.raises(TypeError, match=rf"captures '{name}', .* cannot be sent to a worker: .*Make it inside"):
                 coordinator.schedule(captures[name])
             with pytest.raises(TypeError, match=r"is given argument 'value', .* cannot be sent to a worker"):
