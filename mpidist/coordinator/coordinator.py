@@ -12,6 +12,7 @@ from mpidist import tree
 from mpidist.attributes import FixedAttributes
 from mpidist.coordinator.background import keep_going
 from mpidist.coordinator.functions import Naming, SentFunctions, arguments_of, require_function
+from mpidist.coordinator.late_builds import LateBuilds
 from mpidist.coordinator.membership import Membership
 from mpidist.coordinator.options import CoordinatorOptions
 from mpidist.coordinator.references import Names
@@ -92,7 +93,8 @@ class ClusterCoordinator(FixedAttributes):
         self._versions = versions_of(strategy.pace, len(strategy.roles.workers))
         self._closures = Closures(self._chief.commits, queue_size, closure_timeout, prefetch, self._versions)
         self._values: dict[int, RemoteValue] = {}
-        self._names = Names(strategy, self._chief, self._values)
+        self._builds = LateBuilds(strategy, self._chief, self._station, self._find)
+        self._names = Names(strategy, self._chief, self._values, self._builds)
         self._functions = SentFunctions(Naming(self._names.handle_of, self._names.name_of, self._chief.dropped.note))
         # An error that the program has got from a value.
         self._told: ClosureEnd | None = None
@@ -101,7 +103,7 @@ class ClusterCoordinator(FixedAttributes):
             strategy.places.ranks, lambda fn, args: self._functions.work(fn, args, {})[0],
         )
         self._membership = Membership(
-            strategy, self._closures, self._data_sets, self._station, self._do, closure_timeout
+            strategy, self._closures, self._data_sets, self._station, self._do, self._builds, closure_timeout
         )
         self._waits = ChiefWaits(self._closures, self._membership.place_of, strategy.invitation)
         self._chief.closures = self._take
@@ -306,7 +308,7 @@ class ClusterCoordinator(FixedAttributes):
         """See `Role.take`."""
         actions = self._closures.take(sender, message, time.monotonic())
         if actions is None:
-            return False
+            return self._builds.take(sender, message)
         self._do(actions)
         return True
 

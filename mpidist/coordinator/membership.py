@@ -6,6 +6,7 @@ import logging
 import time
 from collections.abc import Callable, Sequence
 
+from mpidist.coordinator.late_builds import LateBuilds
 from mpidist.coordinator.worker_datasets import DataSets
 from mpidist.errors import DeadRankError
 from mpidist.failures.deaths import WATCH, Process
@@ -27,6 +28,7 @@ class Membership:
         data_sets: Likewise.
         station: The station of the chief.
         do: Does what the closures ask for.
+        builds: Answers what workers ask.
         closure_timeout: As of the coordinator, for texts.
 
     Attributes:
@@ -36,13 +38,14 @@ class Membership:
 
     def __init__(
         self, strategy: ParameterServerStrategy, closures: Closures, data_sets: DataSets, station: Station,
-        do: Callable[[Sequence[Action]], None], closure_timeout: float | None,
+        do: Callable[[Sequence[Action]], None], builds: LateBuilds, closure_timeout: float | None,
     ) -> None:
         self._strategy = strategy
         self._closures = closures
         self._data_sets = data_sets
         self._station = station
         self._do = do
+        self._builds = builds
         self._timeout = closure_timeout or 0.0
         self.failure: BaseException | None = None
 
@@ -51,7 +54,7 @@ class Membership:
         return self._station.name_of(rank), Key(*self._strategy.places.process_of(rank))
 
     def look(self, *, has_read_all: bool = True) -> None:
-        """Local. Take note of workers that are lost, and of workers that join.
+        """Local. Answer workers that ask, and take note of workers that are lost, and of workers that join.
 
         Args:
             has_read_all: Whether no message is left that may say that a worker has ended what it did.
@@ -59,6 +62,8 @@ class Membership:
         Raises:
             DeadRankError: There is no worker any more, and none can join.
         """
+        if has_read_all:
+            self._builds.look()
         now, workers = time.monotonic(), self._closures.workers
         if actions := self._closures.look(now):
             with self._station.whole:

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from mpidist.coordinator.functions import is_of_this_process
+from mpidist.coordinator.late_builds import LateBuilds
 from mpidist.coordinator.remote_value import PerWorkerValues, RemoteValue
 from mpidist.optimizers.loss_scale import LossScaleOptimizer
 from mpidist.optimizers.optimizer import Optimizer
@@ -41,11 +42,13 @@ class Names:
         strategy: The strategy of the coordinator.
         chief: The chief of the strategy.
         values: The values of closures that have not ended, by their numbers.
+        builds: The optimizers that are built when workers ask.
     """
 
     def __init__(
-        self, strategy: ParameterServerStrategy, chief: Chief, values: Mapping[int, RemoteValue]
+        self, strategy: ParameterServerStrategy, chief: Chief, values: Mapping[int, RemoteValue], builds: LateBuilds
     ) -> None:
+        self._builds = builds
         self._strategy = strategy
         self._chief = chief
         self._values = values
@@ -63,6 +66,8 @@ class Names:
         if isinstance(given, (ServedVariable, ShardedVariable)):
             return handle_of_variable(given)
         if isinstance(given, Optimizer):
+            if _is_unbuilt(given):
+                return "unbuilt", self._builds.key_of(given)
             return "optimizer", _plan_of(given).number
         if isinstance(given, PerWorkerValues):
             return "resource", given.number
@@ -84,6 +89,9 @@ class Names:
         if isinstance(given, ShardedVariable):
             shards = [name for one in given.variables for name in self.name_of(one)]
             return (*shards, self._named("sharded", given.key, lambda: describe_variable(given)))
+        if isinstance(given, Optimizer) and _is_unbuilt(given):
+            unbuilt = given.kernel, dataclasses.asdict(given.options), given.name
+            return (self._named("unbuilt", self._builds.key_of(given), lambda: unbuilt),)
         if isinstance(given, Optimizer):
             plan = _plan_of(given)
             self._chief.optimizers[plan.number] = given
@@ -117,10 +125,17 @@ def _require_sendable(given: object) -> None:
         raise TypeError("it is of this process alone")
 
 
+def _is_unbuilt(optimizer: Optimizer) -> bool:
+    """Whether an optimizer is built at its first use. One that keeps a state of its own is not sent at all."""
+    if isinstance(optimizer, LossScaleOptimizer):
+        _require_sendable(optimizer)
+    return optimizer.plan is None
+
+
 def _plan_of(optimizer: Optimizer) -> ServedPlan:
     if not isinstance(optimizer.plan, ServedPlan):
         raise TypeError(
-            f"the state of optimizer {optimizer.name!r} is not on parameter servers: call "
-            "optimizer.build(variables) on the chief first, with variables of this strategy"
+            f"the state of optimizer {optimizer.name!r} is not on parameter servers: use one for variables of this "
+            "strategy only"
         )
     return optimizer.plan

@@ -9,6 +9,7 @@ DATA = "unit/coordinator/test_coordinator_data_again.py::test_"
 WAITS = "unit/parameter_server/test_waits.py::test_"
 SUSPECTS = "unit/coordinator/test_suspects.py::test_"
 SENT = "unit/parameter_server/test_sent_function.py::test_"
+LATE = "parallel/serving/test_late_builds.py::test_"
 DEADLINES = "unit/parameter_server/test_deadlines.py::test_"
 
 FAULTS = (
@@ -252,5 +253,20 @@ FAULTS = (
         "ranks that do different things read each other's values", "comm/group/agreement.py",
         "    if steps.count(steps[0]) < len(steps):\n", "    if not steps:\n",
         "parallel/comm/test_agreement.py::test_different_steps_are_an_error_of_all_ranks", 2,
+    ),
+    Fault(
+        "each worker has an optimizer of its own built", "coordinator/late_builds.py",
+        "        if optimizer.plan is None:\n", "        optimizer._plan = None\n        if optimizer.plan is None:\n",
+        LATE + "it_has_the_bits_of_one_that_was_built_before", 4,
+    ),
+    Fault(
+        "an optimizer that a function makes has the plan of another one", "parameter_server/worker/optimizer.py",
+        "            self._planned = None\n", "            pass\n",
+        LATE + "errors_are_those_of_build_and_the_next_use_is_right", 3,
+    ),
+    Fault(
+        "a worker takes its own variables for those of the plan", "parameter_server/worker/optimizer.py",
+        "return number, [self._find(handle) for handle in of_plan]", "return number, list(variables)",
+        LATE + "errors_are_those_of_build_and_the_next_use_is_right", 4,
     ),
 )

@@ -19,7 +19,7 @@ from mpidist.variables.update.arithmetic import UpdateSettings, widened
 from mpidist.variables.update.options import OptimizerOptions
 from mpidist.variables.variable import BaseVariable, Gradient, Slot
 
-_Apply: TypeAlias = Callable[[int, str, Sequence[tuple[ServedVariable, AnyArray, float]]], None]
+Apply: TypeAlias = Callable[[int, str, Sequence[tuple[ServedVariable, AnyArray, float]]], None]
 
 
 class ByShard(tuple[Gradient | None, ...]):
@@ -66,7 +66,7 @@ class WorkerPlan:
     """
 
     def __init__(
-        self, apply: _Apply, number: int, name: str, variables: Sequence[BaseVariable], options: OptimizerOptions
+        self, apply: Apply, number: int, name: str, variables: Sequence[BaseVariable], options: OptimizerOptions
     ) -> None:
         self.number = number
         self._name = name

@@ -41,8 +41,7 @@ from mpidist.parameter_server.protocol.messages import (
 from mpidist.parameter_server.protocol.sent_errors import portable
 from mpidist.parameter_server.protocol.thread_guard import OwnThreads, one_at_a_time
 from mpidist.parameter_server.worker.dataset_iterator import NotMade, OwnIterator, ended
-from mpidist.parameter_server.worker.optimizer import WorkerOptimizer
-from mpidist.parameter_server.worker.plan import WorkerPlan
+from mpidist.parameter_server.worker.optimizer import Builder
 from mpidist.parameter_server.worker.prefetch import Ahead
 from mpidist.parameter_server.worker.running_closure import Added, RunningClosure
 from mpidist.parameter_server.worker.sent_function import SentFunction
@@ -96,8 +95,7 @@ class Worker(ServedHome, OwnThreads):
         self._named: dict[tuple[str, int], Any] = {}
         # Of these the iterators over own data, by number.
         self._own: dict[int, OwnIterator] = {}
-        # The number and the name of the optimizer that is built.
-        self._planned = (0, "")
+        self._builder = Builder(self, station, coordinator, self._find)
         self._closure: RunningClosure | None = None
         # What was read last of each variable.
         self._known: dict[int, Value] = {}
@@ -235,12 +233,8 @@ class Worker(ServedHome, OwnThreads):
             whole = ShardedVariable(*described)
             self._ahead.note_shards([one.place.number for one in whole.variables])
             return whole
-        if kind == "optimizer":
-            kernel, options, name, variables = described
-            optimizer = WorkerOptimizer(kernel, name=name, **options)
-            self._planned = number, name
-            optimizer.build(variables)
-            return optimizer
+        if kind in ("optimizer", "unbuilt"):
+            return self._builder.make(number, described, is_built=kind == "optimizer")
         return described
 
     def create_variable(self, *_: Any, **__: Any) -> BaseVariable:
@@ -259,7 +253,7 @@ class Worker(ServedHome, OwnThreads):
     ) -> UpdatePlan:
         """Local. See `Home.plan`."""
         del kernel
-        return WorkerPlan(self.apply, *self._planned, variables, options)
+        return self._builder.plan(variables, options)
 
     @one_at_a_time
     def pull(self, place: ServedPlace) -> AnyArray:

@@ -444,8 +444,10 @@ def test_what_cannot_be_done_is_told(communicator: Communicator) -> None:
                 mpidist.Variable(np.ones(1_000_000), name="large")
         with pytest.raises(TypeError, match=r"captures 'mirrored', .*variable 'mine' is not on a parameter server"):
             coordinator.schedule(lambda: float(mirrored))
-        with pytest.raises(TypeError, match=r"call optimizer.build\(variables\) on the chief"):
-            coordinator.schedule(lambda: optimizer.apply_gradients([(np.ones(5), weight)]))
+        other = mpidist.optimizers.SGD(0.1)
+        other.build([mirrored])
+        with pytest.raises(TypeError, match="optimizer 'SGD' is not on parameter servers: use one for"):
+            coordinator.schedule(lambda: other.apply_gradients([(np.ones(5), weight)]))
         optimizer.build([weight])
         with pytest.raises(RuntimeError, match="call the optimizer inside a function"):
             optimizer.apply_gradients([(np.ones(5), weight)])

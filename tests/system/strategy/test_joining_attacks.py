@@ -28,8 +28,13 @@ def test_a_joiner_that_is_given_up_leaves_when_it_wakes_and_another_has_its_plac
         job.ask(f"value = coordinator.schedule(add, ({stopped.pid}, signal.SIGSTOP), worker=1)")
         job.ask(f"wait_for(lambda: living() and is_stopped({stopped.pid}))")
         # As long as it is the only one that runs a function: on a busy machine others would run too long, too.
-        job.ask("coordinator._closures.timeout = 0.5")
-        job.ask("wait_for(lambda: living() == 1)\ncoordinator._closures.timeout = None")
+        job.ask(
+            "from mpidist.parameter_server.queue.deadlines import Deadlines\n"
+            "closures = coordinator._closures\n"
+            "closures._deadlines = Deadlines(0.5)\n"
+            "for rank in closures.workers: closures._time(rank)"
+        )
+        job.ask("wait_for(lambda: living() == 1)\nclosures._deadlines = None")
         assert job.ask("value.fetch()[0]") != stopped.pid
         another = job.join()
         job.ask("wait_for(lambda: living() == 2)")
