@@ -210,7 +210,7 @@ def dense(
         weight = mpidist.Variable(np.zeros(size // 4, "float32"))
     optimizer = mpidist.optimizers.SGD(0.5)
     optimizer.build([weight])
-    gradients: dict[int, Any] = {}
+    gradients: Any = coordinator.create_per_worker_value(lambda: np.ones(size // 4, "float32"))
 
     def pull() -> None:
         weight.value()
@@ -220,9 +220,7 @@ def dense(
 
     def step() -> None:
         weight.value()
-        if size not in gradients:
-            gradients[size] = np.ones(size // 4, "float32")
-        optimizer.apply_gradients([(gradients[size], weight)])
+        optimizer.apply_gradients([(gradients, weight)])
 
     def steps() -> None:
         for _ in range(workers):
@@ -260,14 +258,12 @@ def overlap(way: str, size: int, rounds: int, *, prefetch: bool) -> float:
             weight = mpidist.Variable(np.zeros(size // 4, "float32"))
         optimizer = mpidist.optimizers.SGD(0.5)
         optimizer.build([weight])
-        gradients: list[Any] = []
+        gradients: Any = coordinator.create_per_worker_value(lambda: np.ones(size // 4, "float32"))
 
         def work() -> None:
             weight.value()
             time.sleep(_COMPUTE_SECONDS)
-            if not gradients:
-                gradients.append(np.ones(size // 4, "float32"))
-            optimizer.apply_gradients([(gradients[0], weight)])
+            optimizer.apply_gradients([(gradients, weight)])
 
         def several() -> None:
             for _ in range(rounds):

@@ -323,7 +323,7 @@ class Closures(Book):
 
     def end_round(self) -> list[Action]:
         """Local. Let updates count that wait for others, if there will be no others before the program goes on."""
-        return [*self._commit(self.versions.rest(self.in_flight))]
+        return [*self._commit(self.versions.rest(self.in_flight + len(self._suspects)))]
 
     def _decide(self, number: int) -> list[Action]:
         """Decide an attempt that is finished, and prepared by all servers that it has pushed to."""

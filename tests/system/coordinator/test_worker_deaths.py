@@ -51,7 +51,10 @@ parameter_server.open_window = open_carrier
 strategy = mpidist.ParameterServerStrategy(resolver, options=mpidist.ServerOptions(heap_bytes=1 << 22))
 with strategy.scope():
     sums = [mpidist.Variable(np.zeros(5, "int64")) for _ in range(2)]
-coordinator = ClusterCoordinator(strategy, closure_timeout=limit(1.4) if number == signal.SIGSTOP else None)
+# One closure may be there at each death.
+coordinator = ClusterCoordinator(
+    strategy, closure_timeout=limit(1.4) if number == signal.SIGSTOP else None, max_deaths=len(moments) + 1
+)
 
 def update(closure):
     seen = [one.numpy() for one in sums]
