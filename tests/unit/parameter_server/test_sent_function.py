@@ -160,7 +160,7 @@ def test_equal_numbers_and_texts_are_no_change() -> None:
     value = [10**20, "text", 2.5, {"a": 10**20}]
 
     def rewrite(value: Any) -> None:
-        value[0], value[1], value[2] = int("1" + "0" * 20), "".join(["te", "xt"]), float("2.5")
+        value[0], value[1], value[2] = int("1" + "0" * 20), "".join(["tex", "t"]), float("2.5")
         value[3]["a"] = int("1" + "0" * 20)
 
     function = SentFunction(closure(value, rewrite))
