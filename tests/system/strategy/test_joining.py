@@ -276,7 +276,8 @@ print("all right", flush=True)
     assert result.stdout.count("all right") == 3, result.stdout
 
 
-# Worker 1 is killed in the middle of its data. Each function counts the element that it has read.
+# Worker 1 is killed in the middle of its data, when a function has read an element: that function is run again on
+# another worker, with an element of that one, and its own is read again by who joins. Each counts what it has read.
 READING = begin(1) + """with strategy.scope():
     counts = mpidist.Variable(np.zeros(40, "int64"))
 
@@ -289,12 +290,19 @@ def count(batches):
     counts.assign_add(np.eye(40, dtype="int64")[element])
     return element
 
+def dies_once(batches):
+    element = count(batches)
+    if not (folder / "killed").exists():
+        (folder / "killed").touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return element
+
 batches = iter(coordinator.create_per_worker_dataset(data))
 read = coordinator.fetch([coordinator.schedule(count, (batches,), worker=1) for _ in range(5)])
-os.kill(coordinator.schedule(os.getpid, worker=1).fetch(), signal.SIGKILL)
-(folder / "killed").touch()
+again = coordinator.schedule(dies_once, (batches,), worker=1)
 for many in (1, 2):
     until(lambda: [coordinator.done()] and repr(coordinator).endswith(f"of {many} workers>"))
+assert again.fetch() == 0
 read += coordinator.fetch([coordinator.schedule(count, (batches,), worker=1) for _ in range(5)])
 left = sorted(map(tuple, batches.state()["parts"].tolist()))
 while not batches.is_at_end:
