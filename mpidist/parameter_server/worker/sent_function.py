@@ -140,7 +140,7 @@ class SentFunction:
             self._seen[id(value)] = value
             value.setflags(write=False)
             return True
-        if kind is tuple:
+        if isinstance(value, tuple):
             for one in value:
                 self._take(f"{name}, or what is in it", one)
             return True

@@ -6,7 +6,7 @@ import functools
 import types
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import cloudpickle
 import numpy as np
@@ -63,6 +63,13 @@ def keyword(*, given={}):
 def reads():
     return HISTORY, TABLE, COUNT, float(ARRAYS["one"].sum())
 """, SPACE)
+
+
+class Pair(NamedTuple):
+    """A tuple with names."""
+
+    first: list[int]
+    second: int
 
 
 def loaded(name: str) -> SentFunction:
@@ -137,6 +144,7 @@ def test_a_value_of_the_workers_own_may_change() -> None:
 @pytest.mark.parametrize(("value", "change"), [
     ([1, [2, {3: 4}]], lambda value: value[1][1].update({3: 5})),
     ((1, [2]), lambda value: value[1].append(3)),
+    (Pair([1], 2), lambda value: value.first.append(3)),
     ({"a": 1.5}, lambda value: value.update(a=float("nan"))),
     ({1, 2}, lambda value: value.add(3)),
     (bytearray(b"ab"), lambda value: value.extend(b"c")),
