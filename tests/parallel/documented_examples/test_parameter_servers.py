@@ -35,7 +35,6 @@ def train(strategy: ParameterServerStrategy, checkpoint_dir: Path, num_epoch: in
     with strategy.scope():
         model = Dense(1)
         optimizer, metrics = mpidist.optimizers.SGD(0.1, momentum=0.5), mpidist.metrics.Mean()
-        optimizer.build(model.trainable_variables)
         checkpoint = mpidist.Checkpoint(model=model, optimizer=optimizer)
         checkpoint_manager = mpidist.CheckpointManager(
             checkpoint, checkpoint_dir, max_to_keep=2)
