@@ -22,7 +22,7 @@ _CUDA_DEVICES = frozenset((2, 13))
 
 
 def is_cupy(array: object) -> bool:
-    """Local. Whether this is a CuPy array, which lies in GPU memory."""
+    """Local. Whether this is a CuPy array, which is in GPU memory."""
     return type(array).__module__.partition(".")[0] == "cupy"
 
 
@@ -33,11 +33,11 @@ def device_index(array: object) -> int | None:
 
 def require_current_device(array: AnyArray) -> None:
     """Local. Raise ValueError if an array of CuPy lies on another GPU than the current one."""
-    lies_on, current = device_index(array), int(namespace(array).cuda.Device().id)
-    if lies_on != current:
+    found_on, current = device_index(array), int(namespace(array).cuda.Device().id)
+    if found_on != current:
         raise ValueError(
             f"expected an array on the current GPU, since a rank computes on one GPU: an array of shape {array.shape} "
-            f"lies on GPU {lies_on} and GPU {current} is current. Call inside `with cupy.cuda.Device({lies_on}):`, or "
+            f"is on GPU {found_on} and GPU {current} is current. Call inside `with cupy.cuda.Device({found_on}):`, or "
             f"make the array on GPU {current}"
         )
 
@@ -98,7 +98,7 @@ def lend(array: object) -> AnyArray:
         cupy = sys.modules.get("cupy")
         if cupy is None:
             raise TypeError(
-                f"{type(array).__module__}.{type(array).__name__} lies in GPU memory, and only CuPy can view it there. "
+                f"{type(array).__module__}.{type(array).__name__} is in GPU memory, and only CuPy can view it there. "
                 "Import cupy first, or move the array to the host"
             )
         return cast(AnyArray, cupy.from_dlpack(array))
@@ -194,7 +194,7 @@ def move(array: AnyArray, xp: Any) -> AnyArray:
         return array
     if xp is np:
         raise TypeError(
-            f"an array of shape {array.shape} lies in GPU memory, but is used with arrays in host memory. Move it with "
+            f"an array of shape {array.shape} is in GPU memory, but is used with arrays in host memory. Move it with "
             ".get(), or make the variables under a strategy on GPUs"
         )
     return cast(AnyArray, xp.asarray(array))

@@ -65,8 +65,8 @@ def _warn_of_own_options(words: Sequence[str]) -> None:
     found = [word for word in words if word.partition("=")[0] in own]
     if found:
         click.echo(
-            f"Warning: {', '.join(found)} stands behind the program's name and goes to the program. Options of "
-            f"`{context.command_path}` stand in front of it", err=True,
+            f"Warning: {', '.join(found)} is after the program's name and goes to the program. Options of "
+            f"`{context.command_path}` go before it", err=True,
         )
 
 

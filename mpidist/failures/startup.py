@@ -21,7 +21,7 @@ _ADVICE = (
 )
 _STARTING_ADVICE = "MPI starts when every rank of the job has come to it"
 _CONTAINER_ADVICE = (
-    "This rank runs in a container: where the ranks of a host do not share /dev/shm, MPICH waits here for ever. Give "
+    "This rank runs in a container: where the ranks of a host do not share /dev/shm, MPICH hangs here. Give "
     "the containers one /dev/shm and one PID namespace (Apptainer without --contain and --pid, docker run --ipc=host "
     "--pid=host), or set MPIR_CVAR_NOLOCAL=1 UCX_TLS=^shm"
 )

@@ -250,7 +250,7 @@ class Strategy(Resource, FixedAttributes):
             MismatchError: Ranks pass other numbers, dtypes or row shapes, or `fn` returns other ones.
             TypeError: Results that cannot be added (booleans, objects, IndexedSlices), or a number that is no integer.
             RuntimeError: Inside `run`.
-            NotImplementedError: The strategy's variables lie on GPUs.
+            NotImplementedError: The strategy's variables are on GPUs.
         """
         self._require_cross_replica()
         require_call(fn, (), None)

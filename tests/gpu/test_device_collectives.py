@@ -202,7 +202,7 @@ def test_an_array_on_another_gpu_is_refused(cupy: Any, open_collective: Opener) 
     collective = open_collective("staged")
     with cupy.cuda.Device((cupy.cuda.Device().id + 1) % count):
         elsewhere = cupy.zeros(10, np.float32)
-    with pytest.raises(ValueError, match=r"lies on GPU \d+ and GPU \d+ is current"):
+    with pytest.raises(ValueError, match=r"is on GPU \d+ and GPU \d+ is current"):
         collective.all_reduce(elsewhere)
     # No rank has begun the call.
     total = collective.all_reduce(cupy.ones(3, np.float32))

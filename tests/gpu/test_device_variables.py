@@ -69,7 +69,7 @@ def test_a_variable_is_an_array_of_the_device(arena: Arena, cupy: Any) -> None:
 
 def test_what_lies_elsewhere_is_refused_by_name(arena: Arena, cupy: Any, communicator: Communicator) -> None:
     on_host = make(Arena(communicator), np.zeros(3, np.float32))
-    with pytest.raises(TypeError, match=r"lies in GPU memory.*\.get\(\)"):
+    with pytest.raises(TypeError, match=r"is in GPU memory.*\.get\(\)"):
         on_host.assign(cupy.zeros(3, np.float32))
     with pytest.raises(NotImplementedError, match=r"compressed in host memory.*leave out compression=TopK"):
         Arena(communicator, CommunicationOptions(compression=TopK(0.1)), on_gpu=True)

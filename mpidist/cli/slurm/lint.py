@@ -88,7 +88,7 @@ def _bad_exit(script: JobScript) -> Iterator[LintFinding]:
         if not is_said and not command.has_unknown_options:
             yield LintFinding(
                 command.line,
-                "srun lets the other ranks wait for one that has died, with MPICH for ever. Write srun "
+                "srun lets the other ranks wait for one that has died, and with MPICH they hang. Write srun "
                 "--kill-on-bad-exit=1; for parameter servers, which go on, export SLURM_KILL_BAD_EXIT=0",
             )
 
@@ -250,8 +250,8 @@ def _containers(script: JobScript) -> Iterator[LintFinding]:
         if separate and not (script.sets("MPIR_CVAR_NOLOCAL") or script.sets("OMPI_MCA_btl")):
             yield LintFinding(
                 command.line,
-                f"{separate[0]} keeps the ranks of a node apart: MPICH then fails in its start, or waits there for "
-                "ever, and Open MPI may end with a segmentation fault. Leave it out, or write above the line: export "
+                f"{separate[0]} keeps the ranks of a node apart: MPICH then fails at its start, or hangs there, "
+                "and Open MPI may end with a segmentation fault. Leave it out, or write above the line: export "
                 "MPIR_CVAR_NOLOCAL=1 UCX_TLS=^shm OMPI_MCA_btl=self,tcp",
             )
         if clean:

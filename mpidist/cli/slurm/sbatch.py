@@ -91,7 +91,7 @@ def read_program(words: Sequence[str]) -> tuple[str, ...]:
         raise ValueError(f"expected a program, as train.py --epochs 5, got {shlex.join(words) or 'nothing'}")
     if words[0].startswith("-"):
         raise ValueError(
-            f"expected a program, as train.py --epochs 5, got the option {words[0]!r}. Options of Python stand behind "
+            f"expected a program, as train.py --epochs 5, got the option {words[0]!r}. Options of Python come after "
             f"its name: {shlex.join(['python', *words])}"
         )
     return tuple(words)

@@ -100,7 +100,7 @@ def _check(leaves: list[Any]) -> None:
     for leaf in leaves:
         if np.dtype(leaf.dtype).hasobject:
             raise ValueError(
-                "Dataset.shared: arrays of Python objects cannot lie in shared memory: expected dtypes of a fixed "
+                "Dataset.shared: arrays of Python objects cannot be in shared memory: expected dtypes of a fixed "
                 f"size, got {leaf.dtype}. Convert strings with array.astype('U') or array.astype('S')"
             )
 

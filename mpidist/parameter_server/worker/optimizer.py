@@ -179,7 +179,7 @@ class WorkerOptimizer(Optimizer):
         for whole, known in by_shard.values():
             number = self._number(whole)
             if number in gradients:
-                raise ValueError(f"{self.name}: variable {whole.name!r} stands in the list, and shards of it")
+                raise ValueError(f"{self.name}: variable {whole.name!r} is in the list, and so are shards of it")
             if any(gradient is not None for gradient in known.values()):
                 gradients[number] = ByShard(known.get(id(part)) for part in whole.parts)
         return gradients

@@ -64,7 +64,7 @@ class LogicalReplicas:
         if self._owner.arena.namespace is not np:
             raise mark_shared(NotImplementedError(
                 "gradients of logical replicas are computed and added up in host memory, but this strategy's variables "
-                "lie on GPUs: compute them in `run`, or use a strategy on CPUs"
+                "are on GPUs: compute them in `run`, or use a strategy on CPUs"
             ))
         leaves, spec = tree.flatten(batch)
         with self._owner.arena.calls.during("gradients"):

@@ -30,7 +30,7 @@ def wanted(shared: bool | None, options: CommunicationOptions, summed_by: str | 
         shared: The user's choice.
         options: The options of the strategy's communication.
         summed_by: What the user asked for that makes a collective sum the gradients, None if nothing.
-        on_gpu: Whether the variables lie on GPUs.
+        on_gpu: Whether the variables are on GPUs.
 
     Raises:
         TypeError: `shared` is something else.
@@ -46,12 +46,12 @@ def wanted(shared: bool | None, options: CommunicationOptions, summed_by: str | 
         )
     if on_gpu and options.compression is not None:
         raise mark_shared(NotImplementedError(
-            f"gradients are compressed in host memory, and this strategy's variables lie on GPUs: leave out "
+            f"gradients are compressed in host memory, and this strategy's variables are on GPUs: leave out "
             f"compression={options.compression!r} (`wire_dtype` halves what is sent), or use CPUs"
         ))
     if on_gpu and shared:
         raise ValueError(
-            "shared=True puts variables into node memory, and this strategy's variables lie on GPUs: leave it out"
+            "shared=True puts variables into node memory, and this strategy's variables are on GPUs: leave it out"
         )
     return False if on_gpu or summed_by is not None else shared
 

@@ -194,7 +194,7 @@ def test_a_file_whose_name_has_blanks_is_one_word(tmp_path: Path, monkeypatch: p
         ([""], "expected a program, as train.py --epochs 5, got ''"),
         (["", "5"], "expected a program, as train.py --epochs 5, got '' 5"),
         (["  "], "expected a program"),
-        (["--", "-m", "pkg.train"], "got the option '-m'. Options of Python stand behind its name: python -m pk"),
+        (["--", "-m", "pkg.train"], "got the option '-m'. Options of Python come after its name: python -m pk"),
         (["--", "-m pkg.train"], "got the option '-m'"),
         (["train.py 'a"], "expected a program and its options, got \"train.py 'a\": No closing quotation"),
         (["--job-name", "x\nrm -rf y", "train.py"], "`job_name` must be one line without control characters, got 'x"),

@@ -211,7 +211,7 @@ def test_an_option_behind_the_program_is_the_programs_with_a_warning(
     result = CliRunner().invoke(main, [*command, *(["--site", str(site)] if command == ["sbatch"] else []), *words])
     assert result.exit_code == 0, result.output
     assert "train.py --" in result.stdout.splitlines()[-1], "the program gets it"
-    expected = f"Warning: {named} stands behind the program's name and goes to the program" if named else ""
+    expected = f"Warning: {named} is after the program's name and goes to the program" if named else ""
     assert result.stderr.startswith(expected)
     assert bool(result.stderr) == bool(named)
 

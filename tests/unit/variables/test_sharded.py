@@ -343,7 +343,7 @@ def test_some_shards_have_a_gradient(servers: Partitioned) -> None:
     assert whole.numpy().sum(axis=1).tolist() == [0, 0, 0, -3, -3, 0, 0]
     for pairs, text in (
         ([(np.ones((2, 3)), second)] * 2, "'.*/part_1' appears twice in the list"),
-        ([(np.ones((2, 3)), second), (np.ones((7, 3)), whole)], "stands in the list, and shards of it"),
+        ([(np.ones((2, 3)), second), (np.ones((7, 3)), whole)], "is in the list, and so are shards of it"),
         ([(np.ones((3, 3)), second)], r"expected a value of shape \(2, 3\), got \(3, 3\)"),
     ):
         with pytest.raises(ValueError, match=text):

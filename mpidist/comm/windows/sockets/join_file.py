@@ -115,7 +115,7 @@ def read(directory: Path) -> JoinFile:
         if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o077:
             raise LauncherError(
                 f"{path} must be a file of user {os.geteuid()} that nobody else may read or write, mode 600, got one "
-                f"of user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: whoever wrote it could run code "
+                f"of user {found.st_uid} with mode {stat.S_IMODE(found.st_mode):o}: its author could run code "
                 "here. Let the job write it anew"
             )
         data = file.read(_MAX_BYTES)
@@ -167,7 +167,7 @@ def _require_own(directory: Path) -> None:
     if found.st_uid != os.geteuid() or found.st_mode & 0o022:
         raise PermissionError(
             f"`join_directory` must be a directory of user {os.geteuid()} in which nobody else may write, since its "
-            f"file says whom new workers trust; {directory} is user {found.st_uid}'s, with mode "
+            f"file tells new workers which job to trust; {directory} is user {found.st_uid}'s, with mode "
             f"{stat.S_IMODE(found.st_mode):o}. Give one of its own, or chmod go-w"
         )
 
