@@ -94,8 +94,8 @@ FAULTS = (
     ),
     Fault(
         "a lost worker's decided closure runs again", "parameter_server/queue/closures.py",
-        "            if not self._closures[number].is_decided:\n                actions",
-        "            if self._closures[number].worker is not None:\n                actions", HOLDS,
+        "            if closure.is_decided:\n                continue\n",
+        "            if closure.worker is None:\n                continue\n", HOLDS,
     ),
     Fault(
         "a closure lost after a cancellation runs again", "parameter_server/queue/closures.py",
@@ -238,7 +238,7 @@ FAULTS = (
         "unit/parameter_server/test_serving_handles.py::test_what_is_named_comes_back_as_itself",
     ),
     Fault(
-        "an exit of a function ends the program well", "parameter_server/protocol/references.py",
+        "an exit of a function ends the program well", "parameter_server/protocol/sent_errors.py",
         "    if isinstance(error, SystemExit):\n", "    if False:\n",
         "parallel/serving/test_what_users_write.py::"
         "test_whatever_a_function_raises_is_an_error_of_the_coordinator", 3,

@@ -83,16 +83,16 @@ with strategy.scope():
     count = mpidist.Variable(0, dtype="int64")
 
 def add():
-    time.sleep(0.1)
+    time.sleep(0.1)  # simulates work: before and after a read
     before = int(count.numpy())
-    time.sleep(0.1)
+    time.sleep(0.1)  # simulates work: a stop comes at any of these
     count.assign_add(1)
 
 class SlowToLoad:
     def __getstate__(self):
         return {"seconds": 1.5 * timeout}
     def __setstate__(self, state):
-        time.sleep(state["seconds"])
+        time.sleep(state["seconds"])  # simulates work: a model that is read from a slow disk
 
 slow = SlowToLoad()
 def use():
