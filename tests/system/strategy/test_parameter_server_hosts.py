@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.amounts import amount
-from tests.helpers.launching import find_mpirun, finish, is_open_mpi, run_program
+from tests.helpers.launching import end, find_mpirun, finish, is_open_mpi, run_program
 from tests.helpers.waiting import until_exists
 from tests.hosts.virtual_hosts import VirtualHosts
 from tests.hosts.waits import until_no_rank_is_left
@@ -27,6 +27,7 @@ import mpidist
 from mpidist.comm.group.opening import open_communicator
 from mpidist.coordinator import experimental_get_current_worker_index
 from tests.helpers import marks
+from tests.helpers.limits import limit
 
 folder, rank = sys.argv[1], open_communicator().rank
 marks.put(f"{folder}/{rank}.pid", os.getpid())
@@ -90,6 +91,90 @@ def test_training_goes_on_after_the_death_of_a_worker_on_another_host(virtual_ho
     result = run_program(3, program, tmp_path)
     assert "restored [41.0] 41 " in result.stdout, result.stdout + result.stderr
     assert result.returncode == 0, result.stderr
+
+
+# Workers 0 and 1 are on one host, each in a function that ends when their host is gone, and worker 2 on another one.
+WHOLE_HOST = HEAD + """
+import time
+
+def wait(at_work, until):
+    optimizer.apply_gradients([(np.full(weight.shape, -1.0), weight)])
+    marks.put(at_work)
+    while not os.path.exists(until):
+        time.sleep(0.01)
+
+at_work = [f"{folder}/work{worker}" for worker in range(2)]
+for worker in range(2):
+    coordinator.schedule(wait, (at_work[worker], folder + "/gone"), worker=worker)
+for _ in range(20):
+    coordinator.schedule(step)
+while not all(map(os.path.exists, at_work)):
+    coordinator.done()
+print("at work", flush=True)
+while not repr(coordinator).endswith("of 1 workers>"):
+    coordinator.done()
+marks.put(folder + "/gone")
+coordinator.join()
+show("trained")
+sys.exit(3)
+"""
+
+
+def test_training_goes_on_after_the_death_of_a_host_with_two_workers(virtual_hosts: Open, tmp_path: Path) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(WHOLE_HOST)
+    ranks = [1, 2, 2] if is_open_mpi(find_mpirun()) else [1, 2, 1, 1]
+    hosts = virtual_hosts(len(ranks))
+    hosts.survivors_live = True
+    job = hosts.start(ranks, program, tmp_path)
+    until_exists(*(tmp_path / f"work{worker}" for worker in range(2)), job=job)
+    processes = " ".join((tmp_path / f"{rank}.pid").read_text() for rank in (1, 2))
+    killed = finish(hosts.execute(hosts.names[1], f"kill -9 {processes}"), "kill", 60)
+    assert killed.returncode == 0, killed.stderr
+    result = finish(job, program.name, 90)
+    text = result.stdout + result.stderr
+    assert "trained [22.0] 22 <mpidist.coordinator.ClusterCoordinator of 1 workers>" in text, text
+    until_no_rank_is_left(hosts)
+
+
+# Worker 1 is behind a cable that is cut while it runs a function: nothing is heard of it, and its time is over.
+CUT = HEAD.replace("ClusterCoordinator(strategy)", "ClusterCoordinator(strategy, closure_timeout=limit(3.0))") + """
+import time
+
+def wait(at_work, until):
+    optimizer.apply_gradients([(np.full(weight.shape, -1.0), weight)])
+    marks.put(at_work)
+    while experimental_get_current_worker_index() == 1 and not os.path.exists(until):
+        time.sleep(0.01)
+
+coordinator.schedule(wait, (folder + "/work", folder + "/end"), worker=1)
+for _ in range(20):
+    coordinator.schedule(step)
+coordinator.join()
+show("trained")
+marks.put(folder + "/trained", f"{weight.numpy()[0]} {optimizer.iterations} {coordinator!r}")
+"""
+
+
+def test_a_worker_behind_a_cut_cable_is_given_up_when_its_time_is_over(
+    virtual_hosts: Open, tmp_path: Path
+) -> None:
+    program = tmp_path / "program.py"
+    program.write_text(CUT)
+    # The chief and the server are on the first side of the cut.
+    hosts = virtual_hosts(4)
+    hosts.survivors_live = True
+    job = hosts.start([1, 1, 1, 1], program, tmp_path)
+    try:
+        until_exists(tmp_path / "work", job=job)
+        hosts.cut(hosts.names[2])
+        until_exists(tmp_path / "trained", job=job, seconds=60)
+    finally:
+        # The launcher may wait for the host that is gone.
+        hosts.close()
+        end(job)
+    told = (tmp_path / "trained").read_text()
+    assert told == "21.0 21 <mpidist.coordinator.ClusterCoordinator of 1 workers>", told
 
 
 ENDS = """
