@@ -180,7 +180,7 @@ class DeathWatch:
                     signal.pidfd_send_signal(descriptor, signal.SIGKILL)
 
     def how_ended(self, process: Process) -> str:
-        """Local. How a process of this host has ended, as of `lives.how_ended`; empty where that is not known."""
+        """Local. The end of a process of this host, as of `lives.how_ended`; empty where that is not known."""
         descriptor = self._ended.get(process)
         return "" if descriptor is None else how_ended(descriptor)
 

@@ -83,7 +83,7 @@ def life_of(number: int) -> str:
 
 
 def how_ended(descriptor: int) -> str:
-    """Local. How a process has ended: "signal 11 (SIGSEGV)" or "exit code 0"; empty where the kernel does not tell.
+    """Local. The end of a process: "signal 11 (SIGSEGV)" or "exit code 0"; empty where the kernel does not tell.
 
     Args:
         descriptor: A process descriptor of it (`man 2 pidfd_open`).

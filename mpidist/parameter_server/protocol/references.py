@@ -220,7 +220,7 @@ def with_inputs(arguments: bytes, inputs: Sequence[bytes]) -> bytes:
 
 
 def arguments_label(arguments: bytes) -> str:
-    """Local. What `dump_arguments` has dumped, as in a call: "(3, rate=0.5)"; never all of an array or a list.
+    """Local. Dumped arguments in words, as in a call: "(3, rate=0.5)"; never all of an array or a list.
 
     Args:
         arguments: As of `dump_arguments`, of a tuple and a dictionary.
@@ -236,7 +236,7 @@ def arguments_label(arguments: bytes) -> str:
 
 
 class _Named:
-    """Stands for what arguments name."""
+    """A named object in a text about arguments."""
 
     def __init__(self, handle: tuple[Any, ...]) -> None:
         self._kind = handle[0]

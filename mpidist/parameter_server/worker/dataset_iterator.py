@@ -29,7 +29,7 @@ class OwnDataEnd(StopIteration):
 
 
 class NotMade(NamedTuple):
-    """Stands for a value or a data set of a worker that could not be made."""
+    """The place of a value or a data set of a worker that could not be made."""
 
     error: BaseException
 

@@ -103,6 +103,7 @@ class Builder:
             Exception: As `Optimizer.build`.
         """
         handles = [handle_of_variable(one) for one in variables]
+        # As for a read: a thread of the function may use the window, and so may the one that pulls ahead.
         with self._worker.lock, self._worker.turn:
             number, of_plan = self._station.call(self._coordinator, BUILD, key, handles)
             return number, [self._find(handle) for handle in of_plan]
