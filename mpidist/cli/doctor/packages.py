@@ -14,7 +14,9 @@ from mpidist.cli.doctor.finding import Finding
 
 # Asks CuPy in a process of its own: a library that does not fit the driver may end it, and contexts take memory.
 _ASK_GPUS = """
+import importlib
 import json
+import warnings
 import cupy
 
 def ask(what):
@@ -37,6 +39,15 @@ def multiplied():
     assert float((cupy.ones((2, 2), "float32") @ cupy.ones((2, 2), "float32")).sum()) == 8
     return "a product is right"
 
+def nccl_version():
+    # CuPy imports it on request only, and warns where the library is missing.
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        nccl = importlib.import_module("cupy.cuda.nccl")
+    if not nccl.available:
+        raise ImportError("CuPy finds no library of NCCL")
+    return nccl.get_version()
+
 count = ask(cupy.cuda.runtime.getDeviceCount)
 told = {"CUDA": count}
 if count[0]:
@@ -44,7 +55,7 @@ if count[0]:
     count[1] += " GPU(s)"
     told["NVRTC"] = ask(compiled)
     told["cuBLAS"] = ask(multiplied)
-    told["NCCL"] = ask(lambda: cupy.cuda.nccl.get_version())
+    told["NCCL"] = ask(nccl_version)
 print(json.dumps(told), flush=True)
 """
 _MEND = {

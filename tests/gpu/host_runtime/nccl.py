@@ -168,6 +168,8 @@ def replace_nccl() -> None:
 
     module: Any = ModuleType("cupy.cuda.nccl")
     module.__dict__.update({name: one for name, one in vars(real).items() if name.startswith("NCCL_")})
+    if real.available:
+        module.get_version = real.get_version
     module.real, module.group, module.available = real, _Group(), real.available
     module.get_unique_id = lambda: tuple(range(128))
     module.NcclCommunicator = lambda size, identity, rank: _Ranks(module, size, identity, rank)

@@ -36,7 +36,8 @@ def test_a_page_for_people_and_one_for_programs() -> None:
 # CuPy as the doctor's child finds it: a GPU, libraries of CUDA, and what is broken.
 BROKEN_CUPY = """
 import os
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 import numpy
 
 def properties(index):
@@ -46,9 +47,12 @@ def broken(*arguments):
     raise RuntimeError("libnvrtc.so.12: cannot open shared object file\\nmore")
 
 runtime = SimpleNamespace(getDeviceCount=lambda: 1, getDeviceProperties=properties)
-nccl = SimpleNamespace(get_version=lambda: 22703)
-cuda = SimpleNamespace(runtime=runtime, nccl=nccl, nvrtc=SimpleNamespace(getVersion=lambda: (12, 4)))
+cuda = SimpleNamespace(runtime=runtime, nvrtc=SimpleNamespace(getVersion=lambda: (12, 4)))
 ElementwiseKernel, ones, zeros = broken, numpy.ones, numpy.zeros
+# As CuPy has it: a module that `import cupy` does not import.
+sys.modules["cupy.cuda"] = ModuleType("cupy.cuda")
+nccl = sys.modules["cupy.cuda.nccl"] = ModuleType("cupy.cuda.nccl")
+nccl.available, nccl.get_version = True, lambda: 22703
 """
 
 
