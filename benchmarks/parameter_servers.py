@@ -45,6 +45,8 @@ PEER = Path(__file__).with_name("parameter_servers_peer.py")
 _TICKS = os.sysconf("SC_CLK_TCK")
 # A function computes so long, without the interpreter's lock.
 _COMPUTE_SECONDS = 5e-3
+# Numbers of a small variable, and variables that a function reads.
+_SMALL, _SEVERAL = 1000, 20
 
 
 def timed(
@@ -192,6 +194,7 @@ def training(way: str, sizes: Sequence[int], closures: int, rounds: int, idle_se
     found["closures per second"] = 4 * closures / (time.perf_counter() - begin)
     for size in sizes:
         found[f"{size >> 20} MB"] = dense(strategy, coordinator, size, rounds, workers)
+    found |= small(strategy, coordinator, closures)
     server = pids[strategy.roles.servers[0]]
     used = core_seconds(server)
     time.sleep(idle_seconds)
@@ -238,6 +241,39 @@ def dense(
         "pull and SGD": timed(ran(step), rounds),
     }
     return {**found, "a step of each worker": timed(steps, rounds)}
+
+
+def small(
+    strategy: ParameterServerStrategy, coordinator: mpidist.coordinator.ClusterCoordinator, rounds: int
+) -> dict[str, float]:
+    """Microseconds in which a function reads one small variable, and several, all of which have changed."""
+    with strategy.scope():
+        variables = [mpidist.Variable(np.zeros(_SMALL, "float32")) for _ in range(_SEVERAL)]
+
+    def change() -> None:
+        for variable in variables:
+            variable.assign_add(np.ones(_SMALL, "float32"))
+
+    def one() -> float:
+        begin = time.perf_counter()
+        variables[0].value()
+        return time.perf_counter() - begin
+
+    def several() -> float:
+        begin = time.perf_counter()
+        for variable in variables:
+            variable.value()
+        return time.perf_counter() - begin
+
+    found = {}
+    for count, function in ((1, one), (_SEVERAL, several)):
+        times = []
+        for _ in range(rounds):
+            coordinator.schedule(change)
+            coordinator.join()
+            times.append(coordinator.schedule(function).fetch())
+        found[f"read of {count} changed, us"] = statistics.median(times[3:]) * 1e6
+    return found
 
 
 def overlap(way: str, size: int, rounds: int, *, prefetch: bool) -> float:

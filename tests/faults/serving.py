@@ -284,4 +284,24 @@ FAULTS = (
         "        self.waiting.unbind(rank)\n", "",
         "unit/coordinator/test_coordinator_closures.py::test_bound_closure_waits_for_its_worker_while_that_lives",
     ),
+    Fault(
+        "what a function has assigned is read again with others", "parameter_server/worker/reads.py",
+        "and number not in had and", "and",
+        "parallel/serving/test_reads.py::test_what_the_function_has_changed_stays", 3,
+    ),
+    Fault(
+        "a function reads small variables one after another", "parameter_server/worker/reads.py",
+        "if others else {}", "if False else {}",
+        "parallel/serving/test_reads.py::test_what_it_read_last_time_comes_in_one_answer", 3,
+    ),
+    Fault(
+        "a copy of memory waits for the server", "parameter_server/worker/reads.py",
+        " or self._station.window.is_near(place.server)", "",
+        "parallel/serving/test_reads.py::test_of_memory_of_the_node_nothing_is_asked", 3,
+    ),
+    Fault(
+        "what has not changed is taken from the answer", "parameter_server/worker/reads.py",
+        "if value is not None and version == before:", "if False:",
+        "parallel/serving/test_reads.py::test_they_are_of_one_moment", 3,
+    ),
 )

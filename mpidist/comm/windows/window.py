@@ -142,6 +142,11 @@ class Window(Resource, Protocol):
         """
         ...
 
+    def is_near(self, rank: int) -> bool:
+        """Local. Whether a rank's heap is memory of this node, which is read without that rank's help."""
+        del rank
+        return False
+
     def lost(self) -> frozenset[int]:
         """Local. The ranks that are known to be dead, as the kernel, a connection or MPI has said."""
         ...

@@ -10,7 +10,7 @@ import numpy as np
 
 from mpidist.arrays import AnyArray
 from mpidist.comm.arithmetic.combine import is_half, named_dtype
-from mpidist.parameter_server.heap.dense import HeapVariable
+from mpidist.parameter_server.heap.dense import VERSION, HeapVariable
 from mpidist.parameter_server.heap.layout import FIRST_BYTES, HeapFullError, Slots
 from mpidist.parameter_server.heap.pages import HeapMemory
 from mpidist.parameter_server.heap.push_slot import Change, free_slot, read_pushed
@@ -72,7 +72,7 @@ class VariableServer:
         self._refused: dict[tuple[int, int], bytes] = {}
         self._calls: dict[str, Callable[..., Any]] = {
             "create": self._create, "plan": self._plan, "snapshot": self._snapshot, "begin": self._begin,
-            "show": self._show, "rows": self._rows, "reserve": self._reserve,
+            "show": self._show, "rows": self._rows, "reserve": self._reserve, "several": self._several,
         }
         self._dropped: dict[str, dict[int, Any]] = {"memory": self._variables, "plan": self._updates}
 
@@ -247,6 +247,19 @@ class VariableServer:
         """A version of a variable that changes too fast for others to read it; None while it is restored in place."""
         variable = self._variables[number]
         return None if isinstance(variable, HeapTable) and variable.is_open else np.array(variable.current)
+
+    def _several(self, asked: Sequence[tuple[int, int]]) -> tuple[list[int], bytes]:
+        """The versions of several variables between two updates, and the bytes of those whose known version is another.
+
+        What is not here any more has version -1.
+        """
+        found = [(self._variables.get(number), known) for number, known in asked]
+        versions = [-1 if variable is None else int(variable.words[VERSION]) for variable, _ in found]
+        changed = [
+            variable.current.tobytes() for (variable, known), version in zip(found, versions, strict=True)
+            if variable is not None and version != known
+        ]
+        return versions, b"".join(changed)
 
     def _rows(self, number: int, rows: AnyArray) -> AnyArray | None:
         """Rows of a table that change too fast for others to read them; None while it is restored."""

@@ -121,6 +121,11 @@ class Ahead:
         self._replaced: dict[int, Value] = {}
         self._failure: BaseException | None = None
 
+    @property
+    def is_pulling(self) -> bool:
+        """Local. Whether it has begun to pull for functions."""
+        return bool(self._is_possible)
+
     @contextlib.contextmanager
     def during(self, do: Do) -> Iterator[None]:
         """Local. Surround a function: the window is its own only where it says `with turn`.

@@ -20,7 +20,7 @@ from mpidist.indexed_slices import IndexedSlices
 from mpidist.parameter_server.heap.layout import Slots
 from mpidist.parameter_server.heap.push_slot import Pushed
 from mpidist.parameter_server.heap.rows import SCATTER, RowChanges, pack, read_rows
-from mpidist.parameter_server.heap.versioned_read import READ, Value, read_whole
+from mpidist.parameter_server.heap.versioned_read import READ, read_whole
 from mpidist.parameter_server.protocol import references
 from mpidist.parameter_server.protocol.endpoint import Station
 from mpidist.parameter_server.protocol.messages import (
@@ -43,6 +43,7 @@ from mpidist.parameter_server.protocol.thread_guard import OwnThreads, one_at_a_
 from mpidist.parameter_server.worker.dataset_iterator import NotMade, OwnIterator, ended
 from mpidist.parameter_server.worker.optimizer import Builder
 from mpidist.parameter_server.worker.prefetch import Ahead
+from mpidist.parameter_server.worker.reads import Reads
 from mpidist.parameter_server.worker.running_closure import Added, RunningClosure
 from mpidist.parameter_server.worker.sent_function import SentFunction
 from mpidist.parameter_server.worker.unapplied_updates import OwnUpdates
@@ -88,7 +89,6 @@ class Worker(ServedHome, OwnThreads):
         self._slots = slots
         self._servers = list(servers)
         self._rank = rank
-        self._is_relaxed = is_relaxed
         self._waiting: deque[Do | Build | Discard] = deque()
         # What the coordinator names by kind and number: as it was sent, and as it is used.
         self._codes: dict[tuple[str, int], bytes] = {}
@@ -97,11 +97,10 @@ class Worker(ServedHome, OwnThreads):
         self._own: dict[int, OwnIterator] = {}
         self._builder = Builder(self, station, coordinator, self._find)
         self._closure: RunningClosure | None = None
-        # What was read last of each variable.
-        self._known: dict[int, Value] = {}
+        self._reads = Reads(station, is_relaxed=is_relaxed)
         self._own_updates = OwnUpdates(station, servers, lambda: self.is_fenced)
         self._ahead = Ahead(
-            station, self._known, lambda: next((one for one in self._waiting if isinstance(one, Do)), None)
+            station, self._reads.known, lambda: next((one for one in self._waiting if isinstance(one, Do)), None)
         )
         self.turn = self._ahead.turn
 
@@ -136,8 +135,7 @@ class Worker(ServedHome, OwnThreads):
             self._named.pop((message.kind, message.number), None)
             if message.kind == "resource":
                 self._own.pop(message.number, None)
-            if message.kind == "variable":
-                self._known.pop(message.number, None)
+            self._reads.forget(message.kind, message.number)
             self._ahead.forget(message.kind, message.number)
         return True
 
@@ -152,6 +150,7 @@ class Worker(ServedHome, OwnThreads):
         closure = self._closure = RunningClosure(do)
         slot = self._slots.offset(self._rank, do.slot)
         self._own_updates.begin(slot)
+        self._reads.begin(do.function)
         try:
             self._tell(do, is_loaded=False)
             with RECORDER.during_closure(do.closure, do.attempt, lambda: self._named.get(("function", do.function))):
@@ -163,6 +162,7 @@ class Worker(ServedHome, OwnThreads):
             return Failed(do.closure, do.attempt, portable(error), traceback.format_exc(), ended(error))
         finally:
             self._closure = None
+            self._reads.end()
         for server in closure.pushed:
             self._own_updates.note(server, slot)
             self._station.send(Send(server, Push(do.closure, do.attempt, do.slot, 0, True)))
@@ -271,10 +271,13 @@ class Worker(ServedHome, OwnThreads):
             value = self._ahead.take(place)
             if value is None:
                 self._own_updates.wait(place.server)
-                known = self._known.pop(place.number, None)
-                value = read_whole(self._station, place, known, is_relaxed=self._is_relaxed)
-            self._known[place.number] = value
-            closure.values[place.number] = value.array
+                had = closure.values.keys() | closure.stepped
+                found = self._reads.read(place, had, is_alone=self._ahead.is_pulling)
+            else:
+                self._reads.known[place.number] = value
+                found = {place.number: value}
+            closure.values.update((number, one.array) for number, one in found.items())
+        self._reads.note(place)
         for change in closure.added.pop(place.number, ()):
             before = closure.values[place.number]
             if isinstance(change, RowChanges):

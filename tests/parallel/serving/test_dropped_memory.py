@@ -105,7 +105,7 @@ def count_alive() -> int:
 def count_of_worker() -> tuple[int, int]:
     """How many objects it has under names, and of what the test makes."""
     home = mpidist.get_strategy().home
-    return len(home._named) + len(home._known) + len(home._codes), count_alive()  # type: ignore[attr-defined]
+    return len(home._named) + len(home._reads.known) + len(home._codes), count_alive()  # type: ignore[attr-defined]
 
 
 def test_values_of_workers_that_are_dropped_leave_the_workers(communicator: Communicator) -> None:

@@ -201,6 +201,10 @@ class RmaWindow(Window):
                 self._go_on()
                 time.sleep(min(_NAP_SHARE * idle, LONGEST_NAP_SECONDS, end - now))
 
+    def is_near(self, rank: int) -> bool:
+        """Local. See `Window.is_near`."""
+        return rank not in self._far
+
     def lost(self) -> frozenset[int]:
         """Local. See `Window.lost`."""
         return self._losses.dead()
